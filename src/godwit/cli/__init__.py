@@ -1,0 +1,5 @@
+"""The command line, one file a group of commands; `main` is what the installed `godwit` script calls."""
+
+from godwit.cli.main import main
+
+__all__ = ["main"]

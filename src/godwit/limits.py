@@ -1,0 +1,102 @@
+"""Every bound of Godwit in one place, with the relations between them asserted.
+
+A limit that comes from the protocol (both sides must agree on it) is marked *protocol*; the others are defaults or
+bounds of this implementation, which another one may choose differently.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# -- datagrams --------------------------------------------------------------------------------------------------------
+BASE_DATAGRAM_BYTES: Final = 1200
+"""*protocol*: every path must carry this much; what RFC 9000 and RFC 8899 start from."""
+MAX_DATAGRAM_BYTES: Final = 1472
+"""Default upper end of the path MTU search: Ethernet's 1500 less IPv4 and UDP headers."""
+LARGEST_DATAGRAM_BYTES: Final = 65_000
+"""*protocol*: no datagram is longer."""
+MAX_TRAIN_BYTES: Final = 64_000
+"""A train is one system call; the kernel takes just under 64 KiB of UDP with headers."""
+MAX_TRAIN_DATAGRAMS: Final = 64
+"""Linux takes 64 segments a call (newer ones 128)."""
+
+# -- records, channels, credit ----------------------------------------------------------------------------------------
+MAX_MESSAGE_BYTES: Final = 16 * MIB
+MAX_RECORD_BYTES: Final = MAX_MESSAGE_BYTES + 64 * KIB
+"""A message of the largest size, and room for the batch around it."""
+LARGEST_RECORD_BYTES: Final = 2**31
+"""*protocol*: a fragment's place in its record is 32 bits wide."""
+RECORD_COST_BYTES: Final = 128
+"""*protocol*: what a record costs of the credit beyond its length, so that a flood of empty ones is bounded too."""
+MAX_UNRELIABLE_BYTES: Final = BASE_DATAGRAM_BYTES - 40
+"""*protocol*: an unreliable record fits a base datagram with all headers."""
+CHANNEL_WINDOW_BYTES: Final = 2 * MIB
+CONNECTION_WINDOW_BYTES: Final = 8 * MIB
+CONTROL_WINDOW_BYTES: Final = 256 * KIB
+"""*protocol*: what may be under way and unacknowledged on channel 0, which has no credit."""
+MAX_CONTROL_RECORD_BYTES: Final = 128 * KIB
+MAX_CHANNELS: Final = 16_384
+MAX_CLOSED_CHANNEL_RANGES: Final = 1024
+"""A sender numbers its channels one after another, so the finished ones form few ranges."""
+PIECE_BYTES: Final = 128
+"""Held fragments are bounded as if each were at least this long: a flood of one-byte fragments is refused."""
+SEND_BUFFER_BYTES: Final = 4 * MIB
+UNRELIABLE_QUEUE_BYTES: Final = 256 * KIB
+"""What may wait of unreliable records; beyond it the oldest are dropped and counted."""
+
+# -- acknowledgements and recovery ------------------------------------------------------------------------------------
+MAX_ACK_RANGES: Final = 64
+"""*protocol*: in one frame. The oldest gaps beyond it are forgotten by the receiver."""
+MAX_ACK_DELAY_S: Final = 0.005
+"""*protocol*: the longest that an acknowledgement waits for something to ride with."""
+PACKET_GAP_THRESHOLD: Final = 3
+"""RFC 9002, 6.1.1: a packet is lost when one this much newer has arrived."""
+MAX_PACKET_GAP_THRESHOLD: Final = 64
+"""The threshold grows to this on a path that reorders."""
+TIME_THRESHOLD: Final = 9 / 8
+"""RFC 9002, 6.1.2: in round trips."""
+TIMER_GRANULARITY_S: Final = 0.001
+INITIAL_ROUND_TRIP_S: Final = 0.1
+MAX_PROBE_INTERVAL_S: Final = 1.0
+"""Back-off of the probe timer ends here: after a partition nobody waits longer."""
+MAX_SENT_PACKETS: Final = 65_536
+
+# -- connections ------------------------------------------------------------------------------------------------------
+GO_BACK_N_WINDOW: Final = 15
+MAX_ARQ_WINDOW: Final = 4096
+IDLE_TIMEOUT_S: Final = 30.0
+KEEP_ALIVE_S: Final = 10.0
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+HANDSHAKE_RETRY_S: Final = 0.25
+MAX_HANDSHAKE_RETRY_S: Final = 2.0
+COOKIE_LIFETIME_S: Final = 15.0
+MAX_CONNECTIONS: Final = 20_000
+MAX_HANDSHAKE_APPLICATION_BYTES: Final = 700
+"""*protocol*: what an application may put into connect and accept, which fit a base datagram."""
+MAX_REASON_BYTES: Final = 256
+AMPLIFICATION: Final = 3
+"""*protocol*: bytes sent to an address that has proven nothing, at most, for each byte received from it."""
+MAX_RESETS_PER_S: Final = 100
+RECEIVE_BUFFER_BYTES: Final = 212_992
+"""What Linux gives unasked."""
+
+# -- batches and control messages -------------------------------------------------------------------------------------
+MAX_BATCH_MESSAGES: Final = 65_536
+"""*protocol*: in one batch."""
+MAX_CONTROL_DEPTH: Final = 8
+"""*protocol*: nesting of a control message."""
+
+assert BASE_DATAGRAM_BYTES <= MAX_DATAGRAM_BYTES <= LARGEST_DATAGRAM_BYTES
+assert MAX_DATAGRAM_BYTES <= MAX_TRAIN_BYTES <= 65_507
+assert MAX_MESSAGE_BYTES < MAX_RECORD_BYTES <= LARGEST_RECORD_BYTES
+assert CHANNEL_WINDOW_BYTES <= CONNECTION_WINDOW_BYTES
+assert MAX_CONTROL_RECORD_BYTES + RECORD_COST_BYTES <= CONTROL_WINDOW_BYTES
+assert MAX_HANDSHAKE_APPLICATION_BYTES < BASE_DATAGRAM_BYTES - 300
+assert KEEP_ALIVE_S * 2 < IDLE_TIMEOUT_S
+assert MAX_ACK_DELAY_S < INITIAL_ROUND_TRIP_S
+assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
+assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
+assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100

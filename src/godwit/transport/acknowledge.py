@@ -1,0 +1,88 @@
+"""What arrived, and when to say so: the receiver's account of packet numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from godwit.limits import MAX_ACK_DELAY_S
+from godwit.transport.ranges import RangeSet
+from godwit.wire.frames import Ack
+
+MAX_TRACKED_RANGES: Final = 64
+"""Gaps older than so many are forgotten; a packet from before them counts as a repeat."""
+RANGES_IN_A_FRAME: Final = 16
+"""Newest first. What an acknowledgement leaves out, earlier ones have said many times."""
+PROMPT_PACKETS: Final = 2
+"""So many packets are acknowledged at once (RFC 9000, 13.2.2)."""
+
+_NEWEST: Final = slice(None, -RANGES_IN_A_FRAME - 1, -1)
+_MASK: Final = 0xFFFFFFFF
+
+
+class Acknowledger:
+    """Feed: on_packet, on_run, on_eliciting. Drain: frame, when due_at has come or a packet leaves anyway."""
+
+    __slots__ = ("_at_once", "_largest_at", "_received", "_waiting", "due_at", "largest", "packets")
+
+    def __init__(self, *, at_once: bool) -> None:
+        self._at_once = at_once
+        """Go-back-n and stop-and-wait: the sender waits for every one."""
+        self._received = RangeSet()
+        self._waiting = 0
+        self._largest_at = 0.0
+        self.largest = -1
+        self.packets = 0
+        """How many arrived, repeats not counted."""
+        self.due_at: float | None = None
+
+    def on_packet(self, number: int, now: float) -> bool:
+        """A packet arrived. False when it is a repeat."""
+        received = self._received
+        if received.starts and number < received.starts[0] and len(received) >= MAX_TRACKED_RANGES:
+            return False
+        if not received.add(number, number + 1):
+            return False
+        if len(received) > MAX_TRACKED_RANGES:
+            received.drop_lowest()
+        self.packets += 1
+        if number > self.largest:
+            self.largest = number
+            self._largest_at = now
+        return True
+
+    def on_run(self, count: int, now: float) -> None:
+        """So many packets arrived right after the newest one, each asking for an acknowledgement."""
+        received = self._received
+        if received.stops:
+            received.stops[-1] += count
+        else:
+            received.add(0, count)
+        self.largest += count
+        self.packets += count
+        self._largest_at = now
+        self.on_eliciting(count, now, in_order=True)
+
+    def on_eliciting(self, count: int, now: float, *, in_order: bool) -> None:
+        """So many of the packets ask for an acknowledgement."""
+        self._waiting += count
+        if self._waiting >= PROMPT_PACKETS or not in_order or self._at_once:
+            self.due_at = now
+        elif self.due_at is None:
+            self.due_at = now + MAX_ACK_DELAY_S
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is to be acknowledged, now or later."""
+        return self.due_at is not None
+
+    def frame(self, now: float, next_position: int | None) -> Ack:
+        """The acknowledgement of all that arrived."""
+        self._waiting = 0
+        self.due_at = None
+        received = self._received
+        ranges = tuple(
+            (start & _MASK, (stop - 1) & _MASK)
+            for start, stop in zip(received.starts[_NEWEST], received.stops[_NEWEST], strict=True)
+        )
+        delay_us = min(max(int((now - self._largest_at) * 1e6), 0), _MASK)
+        return Ack(delay_us, ranges, None if next_position is None else next_position & _MASK)

@@ -1,0 +1,182 @@
+"""The three disciplines of repetition, as policies of one machine.
+
+Selective repeat resends just the fragments that were lost. Go-back-n numbers the fragments of a connection (their
+*position*), has at most a window of them under way, and on a loss sends everything again from the first one that is
+missing, because the receiver keeps only what comes in order. Stop-and-wait is go-back-n with a window of one.
+
+The sending half asks a policy for `next_resend`, then, if `may_send_new`, cuts new fragments and hands them to
+`on_new`; packets that are acknowledged or lost, and the position that the receiver expects, are told to it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from godwit.limits import BASE_DATAGRAM_BYTES
+from godwit.transport.fragment import Fragment
+from godwit.wire.parameters import Parameters
+
+
+class SendPolicy(Protocol):
+    """What is sent again, and when something new may be sent."""
+
+    largest_datagram_bytes: int | None
+    """Fragments are cut for datagrams of at most this size; None: whatever the path carries."""
+
+    def next_resend(self) -> Fragment | None:
+        """The fragment to be sent again next, without taking it."""
+
+    def take_resend(self) -> None:
+        """What next_resend gave has been put into a packet."""
+
+    def replace_resend(self, smaller: Iterable[Fragment]) -> None:
+        """What next_resend gave no longer fits the path; these together are the same bytes."""
+
+    def may_send_new(self) -> bool: ...
+
+    def on_new(self, fragment: Fragment) -> None:
+        """A new fragment is about to be sent for the first time."""
+
+    def on_acked(self, fragments: Iterable[Fragment]) -> int:
+        """Their packet arrived. Gives the cost of the records that this completed."""
+
+    def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
+        """Their packet is lost."""
+
+    def on_probe(self, fragments: Iterable[Fragment]) -> None:
+        """The probe timer fired and theirs is the oldest packet under way: they go out again."""
+
+    def on_next_position(self, position: int) -> int:
+        """The receiver has everything below. Gives the cost of the records that this completed."""
+
+    def expected_position(self) -> int:
+        """The first position that is not acknowledged: what a truncated one lies near."""
+
+
+class SelectiveRepeat:
+    """Resends what was lost, nothing else."""
+
+    largest_datagram_bytes: int | None = None
+
+    def __init__(self) -> None:
+        self._lost: deque[Fragment] = deque()
+
+    def next_resend(self) -> Fragment | None:
+        lost = self._lost
+        while lost and lost[0].settled:
+            lost.popleft()
+        return lost[0] if lost else None
+
+    def take_resend(self) -> None:
+        self._lost.popleft()
+
+    def replace_resend(self, smaller: Iterable[Fragment]) -> None:
+        self._lost.popleft().settled = True
+        self._lost.extendleft(reversed(list(smaller)))
+
+    def may_send_new(self) -> bool:
+        return True
+
+    def on_new(self, fragment: Fragment) -> None:
+        pass
+
+    def on_acked(self, fragments: Iterable[Fragment]) -> int:
+        completed_bytes = 0
+        for fragment in fragments:
+            completed_bytes += fragment.settle()
+        return completed_bytes
+
+    def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
+        # One that a probe has carried again since then is still under way.
+        self._lost.extend(one for one in fragments if one.packet == packet and not one.settled)
+
+    def on_probe(self, fragments: Iterable[Fragment]) -> None:
+        self._lost.extendleft(one for one in reversed(list(fragments)) if not one.settled)
+
+    def on_next_position(self, position: int) -> int:
+        return 0
+
+    def expected_position(self) -> int:
+        return 0
+
+
+class GoBackN:
+    """Everything in order, in a window; stop-and-wait with a window of one."""
+
+    # A position stays with its fragment, so a fragment is never cut anew: it always fits.
+    largest_datagram_bytes: int | None = BASE_DATAGRAM_BYTES
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._under_way: deque[Fragment] = deque()
+        self._first_position = 0
+        self._cursor = 0
+        """How many of those under way have been sent since the last going back."""
+
+    def next_resend(self) -> Fragment | None:
+        return self._under_way[self._cursor] if self._cursor < len(self._under_way) else None
+
+    def take_resend(self) -> None:
+        self._cursor += 1
+
+    def replace_resend(self, smaller: Iterable[Fragment]) -> None:
+        raise AssertionError("a fragment with a position always fits")
+
+    def may_send_new(self) -> bool:
+        return len(self._under_way) < self._window
+
+    def on_new(self, fragment: Fragment) -> None:
+        fragment.position = self._first_position + len(self._under_way)
+        self._under_way.append(fragment)
+        self._cursor += 1
+
+    def on_acked(self, fragments: Iterable[Fragment]) -> int:
+        return 0  # arrived, but perhaps out of order and thrown away: only the next position tells
+
+    def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
+        for fragment in fragments:
+            index = fragment.position - self._first_position
+            # Once for each flight: what was sent before the last going back is on its way again already.
+            if fragment.packet == packet and 0 <= index < self._cursor:
+                self._cursor = 0
+
+    def on_probe(self, fragments: Iterable[Fragment]) -> None:
+        self._cursor = 0
+
+    def on_next_position(self, position: int) -> int:
+        completed_bytes = 0
+        while self._first_position < position and self._under_way:
+            completed_bytes += self._under_way.popleft().settle()
+            self._first_position += 1
+            self._cursor = max(self._cursor - 1, 0)
+        return completed_bytes
+
+    def expected_position(self) -> int:
+        return self._first_position
+
+
+class InOrder:
+    """The receiver of go-back-n and stop-and-wait: takes only the next position."""
+
+    def __init__(self) -> None:
+        self.expected = 0
+
+    def takes(self, position: int) -> bool:
+        if position != self.expected:
+            return False
+        self.expected += 1
+        return True
+
+
+def send_policy(parameters: Parameters) -> SendPolicy:
+    """The sender's policy for the discipline that the client chose."""
+    if parameters.arq == "selective-repeat":
+        return SelectiveRepeat()
+    return GoBackN(1 if parameters.arq == "stop-and-wait" else parameters.arq_window)
+
+
+def receive_policy(parameters: Parameters) -> InOrder | None:
+    """The receiver's; None: fragments are taken in any order."""
+    return None if parameters.arq == "selective-repeat" else InOrder()

@@ -1,0 +1,80 @@
+"""The settings of an endpoint, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from godwit import limits
+from godwit.errors import ConfigurationError
+from godwit.wire.parameters import Arq, Parameters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndpointConfig:
+    """What one endpoint offers and takes. The defaults are those of godwit.limits."""
+
+    accepts: bool = False
+    """Whether others may connect to it: a server."""
+    arq: Arq = "selective-repeat"
+    """The discipline, for both directions; the client's is used."""
+    arq_window: int = limits.GO_BACK_N_WINDOW
+    """Fragments under way at once with go-back-n."""
+    max_datagram_bytes: int = limits.MAX_DATAGRAM_BYTES
+    receive_buffer_bytes: int = limits.RECEIVE_BUFFER_BYTES
+    """What the kernel really gave the socket: the other side sizes its bursts by it."""
+    channel_window_bytes: int = limits.CHANNEL_WINDOW_BYTES
+    connection_window_bytes: int = limits.CONNECTION_WINDOW_BYTES
+    max_record_bytes: int = limits.MAX_RECORD_BYTES
+    max_channels: int = limits.MAX_CHANNELS
+    max_connections: int = limits.MAX_CONNECTIONS
+    send_buffer_bytes: int = limits.SEND_BUFFER_BYTES
+    idle_timeout_s: float = limits.IDLE_TIMEOUT_S
+    keep_alive_s: float = limits.KEEP_ALIVE_S
+    reset_key: bytes = b""
+    """At least 16 bytes. A server that keeps it across restarts can prove its resets; empty: a new one each time."""
+
+    def __post_init__(self) -> None:
+        low = limits.BASE_DATAGRAM_BYTES
+        _check("arq", self.arq in get_args(Arq), f"is {self.arq!r}: choose one of {', '.join(get_args(Arq))}")
+        _within("arq_window", self.arq_window, 1, limits.MAX_ARQ_WINDOW)
+        _within("max_datagram_bytes", self.max_datagram_bytes, low, limits.MAX_TRAIN_BYTES)
+        _within("receive_buffer_bytes", self.receive_buffer_bytes, 2 * low, 2**53)
+        _within("channel_window_bytes", self.channel_window_bytes, low, self.connection_window_bytes)
+        _within("connection_window_bytes", self.connection_window_bytes, low, 2**40)
+        _within("max_record_bytes", self.max_record_bytes, low, limits.LARGEST_RECORD_BYTES)
+        _within("max_channels", self.max_channels, 1, 2**31)
+        _within("max_connections", self.max_connections, 1, 2**31)
+        _within("send_buffer_bytes", self.send_buffer_bytes, low, 2**40)
+        _within("idle_timeout_s", self.idle_timeout_s, 0.001, 2**32)
+        _within("keep_alive_s", self.keep_alive_s, 0.001, 2**32)
+        _check("reset_key", not 0 < len(self.reset_key) < 16, "is shorter than 16 bytes: make it with os.urandom(32)")
+
+    def parameters(self, application: bytes) -> Parameters:
+        """What the other side is told of this in the handshake."""
+        if len(application) > limits.MAX_HANDSHAKE_APPLICATION_BYTES:
+            raise ConfigurationError(
+                f"application is {len(application)} bytes long: "
+                f"the handshake holds at most {limits.MAX_HANDSHAKE_APPLICATION_BYTES}"
+            )
+        return Parameters(
+            arq=self.arq,
+            arq_window=1 if self.arq == "stop-and-wait" else self.arq_window,
+            max_datagram_bytes=self.max_datagram_bytes,
+            receive_buffer_bytes=self.receive_buffer_bytes,
+            channel_window_bytes=self.channel_window_bytes,
+            connection_window_bytes=self.connection_window_bytes,
+            max_record_bytes=self.max_record_bytes,
+            max_channels=self.max_channels,
+            idle_timeout_ms=max(1, int(self.idle_timeout_s * 1000)),
+            application=application,
+        )
+
+
+def _check(name: str, holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ConfigurationError(f"{name} {otherwise}")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    _check(name, low <= value <= high, f"is {value}: it must lie between {low} and {high}")

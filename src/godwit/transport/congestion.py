@@ -1,0 +1,257 @@
+"""Congestion control by rate, after BBR (Cardwell et al., version 1): how fast to send, and how much at once.
+
+A lost datagram is no sign of congestion on the networks that Godwit is for. What the path carries is measured instead:
+the largest delivery rate of the last ten round trips, and the shortest round trip of the last ten seconds. Their
+product is what fits into the path; the pacer sends at the rate, the window keeps twice the product under way.
+
+    STARTUP    the rate more than doubles each round trip, until it stops growing
+    DRAIN      the queue that this built up is let go
+    PROBE_BW   a cycle of eight phases: one faster (is there more?), one slower (drain it), six at the rate
+    PROBE_RTT  every ten seconds without a shorter round trip: almost nothing under way for 200 ms, to see the bare path
+
+Where the round trip is under a millisecond (loopback, one switch) the event loop's own pace is longer than the path:
+there the window never falls below four trains, and never takes more than half of the other side's receive buffer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from godwit.limits import MAX_TRAIN_BYTES
+
+STARTUP_GAIN: Final = 2.885
+"""2/ln 2: the smallest gain that doubles the rate each round trip."""
+DRAIN_GAIN: Final = 1 / STARTUP_GAIN
+WINDOW_GAIN: Final = 2.0
+CYCLE: Final = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+RATE_WINDOW_ROUNDS: Final = 10
+SHORTEST_TRIP_WINDOW_S: Final = 10.0
+PROBE_RTT_S: Final = 0.2
+INITIAL_WINDOW_DATAGRAMS: Final = 10
+SMALLEST_WINDOW_DATAGRAMS: Final = 4
+LOCAL_ROUND_TRIP_S: Final = 0.001
+"""Below this the path is shorter than the event loop's own pace."""
+
+
+class Mode(Enum):
+    """What the control is doing just now."""
+
+    STARTUP = "startup"
+    DRAIN = "drain"
+    PROBE_BW = "probe-bw"
+    PROBE_RTT = "probe-rtt"
+
+
+class Flight(msgspec.Struct, gc=False, frozen=True):
+    """The account at the moment a train left: what its acknowledgement will be measured against."""
+
+    sent_at: float
+    delivered_bytes: int
+    delivered_at: float
+    first_sent_at: float
+    app_limited: bool
+
+
+class Congestion:
+    """Feed: begin_flight, on_sent, on_delivered, on_lost, on_idle. Look: rate, window and what is in flight."""
+
+    def __init__(self, *, now: float, datagram_bytes: int, round_trip_s: float, peer_buffer_bytes: int) -> None:
+        self.in_flight_bytes = 0
+        self.mode = Mode.STARTUP
+        self._datagram_bytes = datagram_bytes
+        self._half_peer_buffer_bytes = peer_buffer_bytes // 2
+        self._train_bytes = train_limit_bytes(peer_buffer_bytes, datagram_bytes)
+        # the account that delivery rates are measured by
+        self._delivered_bytes = 0
+        self._delivered_at = now
+        self._first_sent_at = now
+        self._app_limited_until_bytes = 0
+        # the model of the path
+        self._rates: deque[tuple[int, float]] = deque()
+        self._shortest_trip_s = round_trip_s
+        self._shortest_trip_at = now
+        self._trip_is_guess = True
+        # rounds
+        self._round = 0
+        self._round_ends_at_bytes = 0
+        # startup
+        self._full_rate = 0.0
+        self._rounds_without_growth = 0
+        self._path_is_full = False
+        # the cycle, and probing the round trip
+        self._phase = 2
+        self._phase_began = now
+        self._probe_rtt_ends: float | None = None
+        self._gain = STARTUP_GAIN
+        self.window_bytes = INITIAL_WINDOW_DATAGRAMS * datagram_bytes
+        self.rate_bytes_per_s = STARTUP_GAIN * self.window_bytes / max(round_trip_s, LOCAL_ROUND_TRIP_S)
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """The delivery rate that the path has shown, 0 before the first measurement."""
+        return self._rates[0][1] if self._rates else 0.0
+
+    @property
+    def shortest_trip_s(self) -> float:
+        return self._shortest_trip_s
+
+    # -- feed ---------------------------------------------------------------------------------------------------------
+
+    def begin_flight(self, now: float) -> Flight:
+        """A train is about to leave. What comes back is kept with its packets; on_sent tells how long it became."""
+        if self.in_flight_bytes == 0:
+            self._first_sent_at = self._delivered_at = now
+        limited = self._app_limited_until_bytes > self._delivered_bytes
+        return Flight(now, self._delivered_bytes, self._delivered_at, self._first_sent_at, limited)
+
+    def on_sent(self, sent_bytes: int) -> None:
+        self.in_flight_bytes += sent_bytes
+
+    def on_idle(self) -> None:
+        """There is room to send but nothing to send: what is under way says little about the path."""
+        self._app_limited_until_bytes = self._delivered_bytes + max(self.in_flight_bytes, 1)
+
+    def on_lost(self, lost_bytes: int) -> None:
+        """Packets are given up. They leave the path; the rate stays, see the module's first lines."""
+        self.in_flight_bytes -= lost_bytes
+
+    def on_delivered(self, now: float, delivered_bytes: int, newest: Flight, round_trip_s: float | None) -> None:
+        """An acknowledgement covered so many bytes; `newest` is the flight of the latest packet among them."""
+        self.in_flight_bytes -= delivered_bytes
+        self._delivered_bytes += delivered_bytes
+        self._delivered_at = now
+        self._first_sent_at = newest.sent_at
+        round_began = newest.delivered_bytes >= self._round_ends_at_bytes
+        if round_began:
+            self._round += 1
+            self._round_ends_at_bytes = self._delivered_bytes
+        trip_expired = now > self._shortest_trip_at + SHORTEST_TRIP_WINDOW_S
+        self._note_rate(now, newest)
+        self._note_trip(now, round_trip_s, trip_expired)
+        if round_began and not self._path_is_full and not newest.app_limited:
+            self._check_growth()
+        self._change_mode(now, trip_expired)
+        self._set_rate_and_window()
+
+    def on_datagram_size(self, datagram_bytes: int) -> None:
+        """The path carries larger or smaller datagrams than thought."""
+        self._datagram_bytes = datagram_bytes
+
+    # -- the model ----------------------------------------------------------------------------------------------------
+
+    def _note_rate(self, now: float, newest: Flight) -> None:
+        interval_s = max(newest.sent_at - newest.first_sent_at, now - newest.delivered_at)
+        if interval_s <= 0 or (interval_s < self._shortest_trip_s and not self._trip_is_guess):
+            return  # shorter than a round trip: the clock or a burst of acknowledgements, not the path
+        rate = (self._delivered_bytes - newest.delivered_bytes) / interval_s
+        if newest.app_limited and rate < self.bandwidth_bytes_per_s:
+            return
+        rates = self._rates
+        while rates and rates[-1][1] <= rate:
+            rates.pop()
+        rates.append((self._round, rate))
+        while rates[0][0] < self._round - RATE_WINDOW_ROUNDS:
+            rates.popleft()
+
+    def _note_trip(self, now: float, round_trip_s: float | None, expired: bool) -> None:
+        if round_trip_s is None:
+            return
+        if self._trip_is_guess or round_trip_s <= self._shortest_trip_s or expired:
+            self._shortest_trip_s = round_trip_s
+            self._shortest_trip_at = now
+            self._trip_is_guess = False
+
+    def _check_growth(self) -> None:
+        rate = self.bandwidth_bytes_per_s
+        if rate >= self._full_rate * 1.25:
+            self._full_rate = rate
+            self._rounds_without_growth = 0
+            return
+        self._rounds_without_growth += 1
+        self._path_is_full = self._rounds_without_growth >= 3
+
+    def _path_bytes(self) -> float:
+        """The bandwidth-delay product: what the path holds without a queue."""
+        return self.bandwidth_bytes_per_s * self._shortest_trip_s
+
+    # -- modes --------------------------------------------------------------------------------------------------------
+
+    def _change_mode(self, now: float, trip_expired: bool) -> None:
+        if self.mode is Mode.STARTUP and self._path_is_full:
+            self.mode = Mode.DRAIN
+            self._gain = DRAIN_GAIN
+        if self.mode is Mode.DRAIN and self.in_flight_bytes <= self._path_bytes():
+            self._enter_probe_bw(now)
+        elif self.mode is Mode.PROBE_BW:
+            self._advance_cycle(now)
+        # Under a millisecond there is nothing to find out: the window has a floor there.
+        if trip_expired and self.mode is not Mode.PROBE_RTT and self._shortest_trip_s >= LOCAL_ROUND_TRIP_S:
+            self.mode = Mode.PROBE_RTT
+            self._gain = 1.0
+            self._probe_rtt_ends = None
+        if self.mode is Mode.PROBE_RTT:
+            self._probe_round_trip(now)
+
+    def _enter_probe_bw(self, now: float) -> None:
+        self.mode = Mode.PROBE_BW
+        # Not all connections begin the cycle at the same place, or they would all probe at once; the place is derived,
+        # not drawn, so that a run can be repeated.
+        self._phase = 2 + self._round % 6
+        self._phase_began = now
+        self._gain = CYCLE[self._phase]
+
+    def _advance_cycle(self, now: float) -> None:
+        elapsed = now - self._phase_began > self._shortest_trip_s
+        if self._gain > 1:
+            over = elapsed and self.in_flight_bytes >= self._gain * self._path_bytes() * 0.9
+            over = over or now - self._phase_began > 4 * self._shortest_trip_s
+        elif self._gain < 1:
+            over = elapsed or self.in_flight_bytes <= self._path_bytes()
+        else:
+            over = elapsed
+        if over:
+            self._phase = (self._phase + 1) % len(CYCLE)
+            self._phase_began = now
+            self._gain = CYCLE[self._phase]
+
+    def _probe_round_trip(self, now: float) -> None:
+        if self._probe_rtt_ends is None:
+            if self.in_flight_bytes <= SMALLEST_WINDOW_DATAGRAMS * self._datagram_bytes:
+                self._probe_rtt_ends = now + max(PROBE_RTT_S, self._shortest_trip_s)
+        elif now >= self._probe_rtt_ends:
+            self._shortest_trip_at = now
+            if self._path_is_full:
+                self._enter_probe_bw(now)
+            else:
+                self.mode = Mode.STARTUP
+                self._gain = STARTUP_GAIN
+
+    def _set_rate_and_window(self) -> None:
+        bandwidth = self.bandwidth_bytes_per_s
+        if bandwidth == 0.0:
+            return
+        rate = self._gain * bandwidth
+        if self._path_is_full or rate > self.rate_bytes_per_s:
+            self.rate_bytes_per_s = rate
+        smallest = SMALLEST_WINDOW_DATAGRAMS * self._datagram_bytes
+        if self.mode is Mode.PROBE_RTT:
+            self.window_bytes = smallest
+            return
+        gain = WINDOW_GAIN if self._path_is_full else STARTUP_GAIN
+        # Three trains more than the product: one being made, one on the way, one being acknowledged.
+        quantum = min(max(rate * 0.001, 2 * self._datagram_bytes), self._train_bytes)
+        window = int(gain * self._path_bytes() + 3 * quantum)
+        if not self._path_is_full:
+            window = max(window, self.window_bytes)
+        if self._shortest_trip_s < LOCAL_ROUND_TRIP_S:
+            window = min(max(window, 4 * self._train_bytes), self._half_peer_buffer_bytes)
+        self.window_bytes = max(window, smallest)
+
+
+def train_limit_bytes(peer_buffer_bytes: int, datagram_bytes: int) -> int:
+    """The longest train that the other side's receive buffer takes well: an eighth of it."""
+    return max(min(MAX_TRAIN_BYTES, peer_buffer_bytes // 8), 2 * datagram_bytes)

@@ -1,0 +1,387 @@
+"""One peer: joins the parts of a connection and drives them. Sans-IO, as everything here.
+
+    the application's calls   open_channel, send, consume, confirm, close
+    feed                      receive (packets of a train), handle_timers
+    drain                     trains, next_timer; events go to the list that the endpoint gave
+    look                      state, peer_address, statistics, buffered_bytes
+
+    CONNECTING --accepted--> OPEN --close()------------------------> CLOSING --time--> CLOSED
+         |                    \\-----peer closed, reset, silence---> DRAINING --time--> CLOSED
+         \\--refused, silence, close()----------------------------------------------> CLOSED
+
+CLOSING answers what still comes with its close again; DRAINING is silent. Both only wait for stray packets to die out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from godwit.errors import ConnectionClosedError, DecodeError
+from godwit.transport import handshake
+from godwit.transport.config import EndpointConfig
+from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
+from godwit.transport.farewell import Farewell
+from godwit.transport.handshake import Role
+from godwit.transport.inbound import Delivery, Inbound
+from godwit.transport.parts import Parts
+from godwit.transport.path import PathCheck
+from godwit.transport.receive import LimitError
+from godwit.transport.train import Address, Train
+from godwit.transport.transmit import Transmitter
+from godwit.wire import frames as wire
+from godwit.wire.control import Code
+from godwit.wire.packet import OVERHEAD_BYTES, decode_packet, encode_packet, expand_number
+from godwit.wire.parameters import Parameters
+
+BLOCKED_RETRY_S: Final = 1.0
+"""A sender without credit asks again at this interval, in case the word was lost."""
+PROBE_PACKETS: Final = 2
+"""So many packets go when the probe timer fires (RFC 9002, 6.2.4)."""
+_PROBE_PACKET_BYTES: Final = OVERHEAD_BYTES + 1 + wire.PROBE_BYTES
+
+
+class State(Enum):
+    """Of a connection; the module's first lines draw the transitions."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    CLOSING = "closing"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """What happened on a connection so far, and what it knows of its path."""
+
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_lost: int = 0
+    packets_spuriously_lost: int = 0
+    bytes_sent: int = 0
+    fragments_resent: int = 0
+    unreliable_dropped: int = 0
+    round_trip_s: float = 0.0
+    shortest_trip_s: float = 0.0
+    bandwidth_bytes_per_s: float = 0.0
+    window_bytes: int = 0
+    in_flight_bytes: int = 0
+    datagram_bytes: int = 0
+
+
+class Connection:
+    """Made by an endpoint only."""
+
+    def __init__(
+        self,
+        *,
+        config: EndpointConfig,
+        role: Role,
+        connection_id: int,
+        address: Address,
+        discipline: Parameters,
+        events: list[Event],
+        dropped: Counter[str],
+        entropy: Callable[[int], bytes],
+        wake: Callable[[Connection], None],
+    ) -> None:
+        self.id = connection_id
+        """What the peer puts into its packets."""
+        self.role: Role = role
+        self.peer_address = address
+        self.state = State.CONNECTING
+        self.scheduled_at: float | None = None
+        """The endpoint's note: when it will look at the timers."""
+        self._events = events
+        self._entropy = entropy
+        self._wake = wake
+        self._parts = Parts(
+            role=role, connection_id=connection_id, config=config, discipline=discipline, dropped=dropped
+        )
+        self._path_check: PathCheck | None = None
+        self._blocked_at: float | None = None
+        self._farewell: Farewell
+        # Set by establish.
+        self._transmitter: Transmitter
+        self._inbound: Inbound
+        self._idle_timeout_s: float
+        self._keep_alive_s: float
+        self._heard_at: float
+
+    def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
+        """The handshake is done."""
+        self.state = State.OPEN
+        self._heard_at = now
+        config = self._parts.config
+        self._idle_timeout_s = min(config.idle_timeout_s, peer.idle_timeout_ms / 1000)
+        self._keep_alive_s = min(config.keep_alive_s, self._idle_timeout_s / 3)
+        self._parts.on_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
+        self._transmitter = Transmitter(self._parts, now)
+        self._inbound = Inbound(self._parts, self._transmitter)
+        if self.role == "client":
+            self._parts.announcements.ping()  # the server hears at once that its accept arrived
+        self._events.append(Connected(self, peer.application))
+        self._wake(self)
+
+    # -- the application's calls --------------------------------------------------------------------------------------
+
+    def open_channel(self) -> int:
+        """A new channel towards the peer: 1, 2, 3 and so on. Channel 0 is always there."""
+        self._require_usable()
+        return self._parts.sending.open_channel()
+
+    def send(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
+        """Queues a record. `last` ends the channel behind it. Before the connection is open, records wait."""
+        self._require_usable()
+        self._parts.sending.send(channel, body, reliable=reliable, last=last)
+        self._wake(self)
+
+    def consume(self, channel: int, body_bytes: int) -> None:
+        """The application has taken a received record of this length: the peer may send as much again."""
+        self._parts.receiving.consume(channel, body_bytes)
+        if self._parts.receiving.has_grants:
+            self._wake(self)
+
+    def confirm(self, channel: int, sequence: int, reached: int) -> None:
+        """Tells the peer that everything on its channel up to `sequence` is safe, and how many the last one reached."""
+        self._require_usable()
+        self._parts.announcements.confirm(channel, sequence, reached)
+        self._wake(self)
+
+    def close(self, now: float, code: int = Code.NORMAL, reason: str = "") -> None:
+        """Ends the connection at once and tells the peer. What was not acknowledged yet may be lost."""
+        if self.state is State.CONNECTING:
+            self._end(State.CLOSED, now, code, reason, "local")
+        elif self.state is State.OPEN:
+            self._end(State.CLOSING, now, code, reason, "local")
+
+    def fail(self, now: float, code: int, reason: str, origin: Origin) -> None:
+        """It has ended without a word of close: refused, reset or timed out."""
+        if self.state is State.CONNECTING:
+            self._end(State.CLOSED, now, code, reason, origin)
+        elif self.state is State.OPEN:
+            self._end(State.DRAINING, now, code, reason, origin)
+
+    def _end(self, state: State, now: float, code: int, reason: str, origin: Origin) -> None:
+        if state is not State.CLOSED:
+            parts = self._parts
+            frame = b""
+            if state is State.CLOSING:
+                mac = handshake.close_mac(parts.key, self.role, code, reason)
+                frame = wire.encode_frame(wire.Close(code, reason, mac))
+            self._farewell = Farewell(frame, now, parts.recovery.round_trip.probe_timeout_s())
+        self.state = state
+        self._closed = Closed(self, code, reason, origin)
+        self._events.append(self._closed)
+        self._wake(self)
+
+    def _require_usable(self) -> None:
+        if self.state not in (State.CONNECTING, State.OPEN):
+            raise ConnectionClosedError(self._closed.code, self._closed.reason)
+
+    # -- feed ---------------------------------------------------------------------------------------------------------
+
+    def receive(self, data: bytes, at: int, segment_bytes: int, address: Address, now: float) -> int:
+        """Takes packets of a train from `at` on, while they are for this connection. Gives where it stopped."""
+        if address != self.peer_address or self.state is not State.OPEN:
+            stop = min(at + segment_bytes, len(data))
+            self._receive_elsewhere(data[at:stop], address, now)
+            return stop
+        delivery = Delivery()
+        heard_before = self._parts.acknowledger.packets
+        try:
+            at = self._inbound.receive(data, at, segment_bytes, now, delivery)
+        except DecodeError as error:
+            self._parts.dropped[error.reason] += 1
+            self._publish(delivery, now)
+            code = Code.LIMIT if isinstance(error, LimitError) else Code.PROTOCOL
+            self.close(now, code, str(error))
+            return len(data)
+        if self._parts.acknowledger.packets > heard_before:
+            self._heard_at = now
+        self._publish(delivery, now)
+        self._wake(self)
+        return at
+
+    def handle_timers(self, now: float) -> None:
+        """Does what is due. Call it when next_timer has come."""
+        if self.state is State.OPEN:
+            self._handle_open_timers(now)
+        elif self.state is not State.CLOSED and now >= self._farewell.ends_at:
+            self.state = State.CLOSED
+        self._wake(self)
+
+    def _handle_open_timers(self, now: float) -> None:
+        parts = self._parts
+        if now >= self._heard_at + self._idle_timeout_s:
+            self.fail(now, Code.TIMEOUT, f"nothing was heard for {self._idle_timeout_s:g} s", "timeout")
+            return
+        loss_timer = parts.recovery.loss_timer
+        if loss_timer is not None and now >= loss_timer:
+            self._inbound.detect_losses(now)
+        probe_timer = parts.recovery.probe_timer
+        if probe_timer is not None and now >= probe_timer:
+            self._probe(now)
+        if probe_timer is None and now >= self._heard_at + self._keep_alive_s:
+            parts.announcements.ping()
+        if self._blocked_at is not None and now >= self._blocked_at:
+            self._blocked_at = None
+            parts.announcements.block(parts.sending.blocked)
+        if self._path_check is not None and self._path_check.is_over:
+            self._path_check = None
+
+    def _probe(self, now: float) -> None:
+        """Nothing was heard for too long: the oldest thing under way is said again, and the peer must answer."""
+        parts = self._parts
+        recovery = parts.recovery
+        oldest = recovery.oldest()
+        recovery.on_probe(now)
+        if oldest is not None:
+            parts.sending.policy.on_probe(oldest.fragments)
+            parts.announcements.repeat(oldest.said)
+        self._transmitter.probes_due = PROBE_PACKETS
+        if not parts.sending.has_frames():
+            parts.announcements.ping()
+        if parts.mtu.on_probe_timeouts(recovery.probes_sent, now):
+            parts.congestion.on_datagram_size(parts.mtu.datagram_bytes)
+
+    # -- drain --------------------------------------------------------------------------------------------------------
+
+    def trains(self, now: float) -> list[Train]:
+        """What may be sent now."""
+        address = self.peer_address
+        if self.state is not State.OPEN:
+            frame = self._farewell.take(now) if self.state is State.CLOSING else None
+            return [self._lone(address, frame)] if frame else []
+        trains = []
+        while (train := self._transmitter.next_train(now)) is not None:
+            trains.append(Train(address, *train))
+        probe = self._transmitter.mtu_probe(now)
+        if probe is not None:
+            trains.append(Train(address, probe, len(probe)))
+        if self._path_check is not None:
+            challenge = self._path_check.take_challenge(_PROBE_PACKET_BYTES, now)
+            if challenge is not None:
+                trains.append(self._lone(self._path_check.address, wire.encode_frame(wire.PathProbe(challenge))))
+        if self._parts.sending.blocked:
+            self._blocked_at = self._blocked_at or now + BLOCKED_RETRY_S
+        else:
+            self._blocked_at = None
+        return trains
+
+    def _lone(self, address: Address, frame: bytes) -> Train:
+        packet = encode_packet(self._parts.peer_id, self._transmitter.number(), frame)
+        return Train(address, packet, len(packet))
+
+    def next_timer(self) -> float | None:
+        """When handle_timers and trains want to be called, if nothing else happens before."""
+        if self.state is State.OPEN:
+            parts = self._parts
+            recovery = parts.recovery
+            check = self._path_check
+            timers = (
+                self._heard_at + self._idle_timeout_s,
+                parts.acknowledger.due_at,
+                recovery.loss_timer,
+                recovery.probe_timer or self._heard_at + self._keep_alive_s,
+                self._transmitter.paced_until,
+                self._blocked_at,
+                None if check is None else check.due_at,
+            )
+            return min([timer for timer in timers if timer is not None])
+        if self.state in (State.CLOSING, State.DRAINING):
+            return self._farewell.next_timer()
+        return None
+
+    # -- the parts of receiving ---------------------------------------------------------------------------------------
+
+    def _publish(self, delivery: Delivery, now: float) -> None:
+        """Turns what a train brought into events."""
+        events = self._events
+        for channel, number, body, reliable, last in delivery.records:
+            events.append(Received(self, channel, number, body, reliable, last))
+        for confirm in delivery.confirms:
+            events.append(Confirmed(self, confirm.channel, confirm.sequence, confirm.reached))
+        if delivery.writable:
+            events.append(Writable(self))
+        if delivery.close is not None and self.state is State.OPEN:
+            self._end(State.DRAINING, now, delivery.close.code, delivery.close.reason, "peer")
+
+    def _receive_elsewhere(self, packet: bytes, address: Address, now: float) -> None:
+        """A packet from an address that is not the peer's, or on a connection that is not open."""
+        if self.state is not State.OPEN:
+            if self.state is State.CLOSING and address == self.peer_address:
+                self._farewell.on_packet(now)
+                self._wake(self)
+            self._parts.dropped["closed_connection"] += 1
+        elif self.role == "client":
+            self._parts.dropped["wrong_address"] += 1
+        else:
+            self._receive_from_new_path(packet, address, now)
+
+    def _receive_from_new_path(self, packet: bytes, address: Address, now: float) -> None:
+        """The peer may have moved: its address is checked. Until it has proved itself nothing else of it is taken."""
+        parts = self._parts
+        try:
+            _, truncated, content = decode_packet(packet)
+            frames = wire.decode_frames(content)
+        except DecodeError as error:
+            parts.dropped[error.reason] += 1
+            return
+        check = self._path_check
+        if check is not None and check.address == address:
+            check.on_received(len(packet))
+            for frame in frames:
+                if isinstance(frame, wire.PathResponse) and check.is_answered_by(frame, parts.key, parts.peer_role):
+                    self._move(address, now)
+                    return
+        elif expand_number(truncated, parts.acknowledger.largest + 1) > parts.acknowledger.largest:
+            wait_s = parts.recovery.round_trip.probe_timeout_s()
+            self._path_check = PathCheck(address, self._entropy(wire.PROBE_BYTES), now, wait_s)
+            self._path_check.on_received(len(packet))
+            self._wake(self)
+        parts.dropped["unproven_path"] += 1
+
+    def _move(self, address: Address, now: float) -> None:
+        self._path_check = None
+        self._heard_at = now
+        if address[0] != self.peer_address[0]:
+            # Another host address: another path. A new port alone is a NAT that forgot, and the path is the same.
+            self._parts.on_new_path(now, None)
+        self.peer_address = address
+        self._parts.announcements.ping()
+        self._events.append(PathChanged(self, address))
+        self._wake(self)
+
+    # -- look ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What it holds for the application in either direction."""
+        return self._parts.sending.queued_bytes + self._parts.receiving.held_bytes
+
+    @property
+    def statistics(self) -> Statistics:
+        """None of it is known before the connection is open."""
+        if not hasattr(self, "_transmitter"):
+            return Statistics()
+        parts = self._parts
+        return Statistics(
+            packets_sent=self._transmitter.packets_sent,
+            packets_received=parts.acknowledger.packets,
+            packets_lost=self._inbound.packets_lost,
+            packets_spuriously_lost=parts.recovery.spurious,
+            bytes_sent=self._transmitter.bytes_sent,
+            fragments_resent=self._transmitter.fragments_resent,
+            unreliable_dropped=parts.sending.unreliable_dropped,
+            round_trip_s=parts.recovery.round_trip.smoothed_s,
+            shortest_trip_s=parts.congestion.shortest_trip_s,
+            bandwidth_bytes_per_s=parts.congestion.bandwidth_bytes_per_s,
+            window_bytes=parts.congestion.window_bytes,
+            in_flight_bytes=parts.congestion.in_flight_bytes,
+            datagram_bytes=self._transmitter.datagram_bytes(),
+        )

@@ -1,0 +1,88 @@
+"""The client's side of the handshake: hello until a cookie comes, connect until an accept comes."""
+
+from __future__ import annotations
+
+from godwit.limits import BASE_DATAGRAM_BYTES, HANDSHAKE_RETRY_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_RETRY_S
+from godwit.transport import handshake
+from godwit.transport.connection import Connection
+from godwit.transport.train import Train
+from godwit.wire.control import Code
+from godwit.wire.frames import Accept, Connect, Cookie, Frame, Hello, Refuse, encode_frame
+from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
+from godwit.wire.parameters import decode_parameters
+
+
+class Dial:
+    """Of one connection that is not open yet. Feed: on_frame, handle_timers. Drain: trains, next_timer."""
+
+    def __init__(self, connection: Connection, nonce: bytes, parameters: bytes, now: float) -> None:
+        self.connection = connection
+        self.scheduled_at: float | None = None
+        """The endpoint's note: when it will look at the timers."""
+        self.token = b""
+        """Of the server's resets, once it has accepted."""
+        self._nonce = nonce
+        self._parameters = parameters
+        self._cookie: bytes | None = None
+        self._wait_s = HANDSHAKE_RETRY_S
+        self._send_at = now
+        self._sent_at = now
+        self._sends = 0
+        """How often the present step was sent: once, and its answer shows the round trip."""
+        self._gives_up_at = now + HANDSHAKE_TIMEOUT_S
+
+    def on_frame(self, frame: Frame, now: float) -> str | None:
+        """A frame from the server's address. Gives the reason to drop it, or None when it was of use."""
+        match frame:
+            case Cookie(cookie, nonce) if handshake.same(nonce, self._nonce):
+                if self._cookie is not None:
+                    return "late_handshake"
+                self._cookie = cookie
+                self._next_step(now)
+            case Accept() if self._cookie is not None:
+                self._accepted(frame, self._cookie, now)
+            case Refuse(nonce, code, reason) if handshake.same(nonce, self._nonce):
+                self.connection.fail(now, code, reason, "refused")
+            case _:
+                return "unasked_handshake"
+        return None
+
+    def _accepted(self, frame: Accept, cookie: bytes, now: float) -> None:
+        peer = decode_parameters(frame.parameters)
+        self.token = frame.token
+        self.connection.establish(
+            peer_id=frame.connection_id,
+            peer=peer,
+            key=handshake.connection_key(self._nonce, cookie, frame.nonce),
+            round_trip_s=now - self._sent_at if self._sends == 1 else None,
+            now=now,
+        )
+
+    def _next_step(self, now: float) -> None:
+        self._wait_s = HANDSHAKE_RETRY_S
+        self._send_at = now
+        self._sends = 0
+
+    def handle_timers(self, now: float) -> None:
+        if now >= self._gives_up_at:
+            step = "hello" if self._cookie is None else "connect"
+            reason = f"no answer to {step} from {self.connection.peer_address} within {HANDSHAKE_TIMEOUT_S:g} s"
+            self.connection.fail(now, Code.TIMEOUT, reason, "timeout")
+
+    def trains(self, now: float) -> list[Train]:
+        if now < self._send_at:
+            return []
+        self._sends += 1
+        self._sent_at = now
+        self._send_at = now + self._wait_s
+        self._wait_s = min(2 * self._wait_s, MAX_HANDSHAKE_RETRY_S)
+        connection_id = self.connection.id
+        if self._cookie is None:
+            frames = encode_frame(Hello(connection_id, self._nonce)).ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0")
+        else:
+            frames = encode_frame(Connect(connection_id, self._nonce, self._cookie, self._parameters))
+        packet = encode_packet(0, 0, frames)
+        return [Train(self.connection.peer_address, packet, len(packet))]
+
+    def next_timer(self) -> float:
+        return min(self._send_at, self._gives_up_at)

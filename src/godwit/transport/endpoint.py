@@ -1,0 +1,276 @@
+"""One socket's worth of connections: tells packets apart, opens and forgets connections, keeps their timers.
+
+    feed    connect, receive (a train), handle_timers; and the calls on its connections
+    drain   events, trains, next_timer
+    look    connections, dropped, buffered_bytes
+
+After any feed, drain. `now` is monotonic seconds, the same clock everywhere. Bytes from outside never raise: what is
+wrong with them is counted in `dropped` under a short word, see docs/PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from typing import Final
+
+from godwit.errors import DecodeError, UsageError
+from godwit.limits import BASE_DATAGRAM_BYTES
+from godwit.transport import handshake
+from godwit.transport.accept import Acceptor
+from godwit.transport.config import EndpointConfig
+from godwit.transport.connection import Connection, State
+from godwit.transport.dial import Dial
+from godwit.transport.events import Event
+from godwit.transport.train import Address, Train
+from godwit.wire import frames as wire
+from godwit.wire.control import Code
+from godwit.wire.packet import CHECKSUM, HEADER, VERSION, decode_packet, encode_packet
+from godwit.wire.parameters import Parameters, decode_parameters, encode_parameters
+
+SECRET_BYTES: Final = 32
+
+
+class Endpoint:
+    """A client's, or with `config.accepts` a server's, which may connect to others too."""
+
+    def __init__(self, config: EndpointConfig, *, entropy: Callable[[int], bytes]) -> None:
+        self.dropped: Counter[str] = Counter()
+        """Why packets were not taken, by a short word."""
+        self._config = config
+        self._entropy = entropy
+        self._connections: dict[int, Connection] = {}
+        self._dials: dict[int, Dial] = {}
+        self._by_token: dict[bytes, Connection] = {}
+        self._tokens: dict[int, bytes] = {}
+        self._acceptor = Acceptor(
+            secret=entropy(SECRET_BYTES), reset_key=config.reset_key or entropy(SECRET_BYTES), entropy=entropy
+        )
+        self._events: list[Event] = []
+        self._answers: list[Train] = []
+        self._awake: dict[int, None] = {}
+        """The connections that may have something to send or another timer, in the order of their waking."""
+        self._timers: list[tuple[float, int]] = []
+
+    # -- feed ---------------------------------------------------------------------------------------------------------
+
+    def connect(self, address: Address, now: float, *, application: bytes = b"") -> Connection:
+        """Begins a connection. Records may be queued on it at once; Connected or Closed tells what became of it."""
+        if len(self._connections) + len(self._dials) >= self._config.max_connections:
+            raise UsageError(
+                f"{self._config.max_connections} connections are open: close one, or raise max_connections"
+            )
+        parameters = self._config.parameters(application)
+        connection = self._new_connection("client", address, parameters)
+        nonce = self._entropy(wire.NONCE_BYTES)
+        self._dials[connection.id] = Dial(connection, nonce, encode_parameters(parameters), now)
+        self._wake(connection)
+        return connection
+
+    def receive(self, train: Train, now: float) -> None:
+        """Takes a train of packets from one address."""
+        data = train.data
+        segment_bytes = train.segment_bytes
+        connections = self._connections
+        at = 0
+        while at < len(data):
+            connection = connections.get(int.from_bytes(data[at + 1 : at + 9], "big"))
+            if connection is not None:
+                at = connection.receive(data, at, segment_bytes, train.address, now)
+            else:
+                self._receive_stray(data[at : at + segment_bytes], train.address, now)
+                at += segment_bytes
+
+    def handle_timers(self, now: float) -> None:
+        """Does what is due by now."""
+        timers = self._timers
+        while timers and timers[0][0] <= now:
+            _, connection_id = heappop(timers)
+            owner = self._dials.get(connection_id) or self._connections.get(connection_id)
+            if owner is None:
+                continue
+            owner.scheduled_at = None
+            due = owner.next_timer()
+            if due is not None and due <= now:
+                owner.handle_timers(now)
+            self._awake[connection_id] = None
+
+    # -- drain --------------------------------------------------------------------------------------------------------
+
+    def events(self) -> list[Event]:
+        """What happened since the last call."""
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    def trains(self, now: float) -> list[Train]:
+        """What may be sent now."""
+        trains = self._answers
+        self._answers = []
+        awake = self._awake
+        self._awake = {}
+        for connection_id in awake:
+            dial = self._dials.get(connection_id)
+            connection = self._connections.get(connection_id) if dial is None else dial.connection
+            if connection is None:
+                continue
+            if dial is not None:
+                if connection.state is State.CLOSED:
+                    del self._dials[connection_id]
+                    continue
+                trains += dial.trains(now)
+                self._schedule(dial, connection_id)
+                continue
+            trains += connection.trains(now)
+            if connection.state is State.CLOSED:
+                self._forget(connection)
+            else:
+                self._schedule(connection, connection_id)
+        return trains
+
+    def next_timer(self) -> float | None:
+        """When handle_timers wants to be called, if nothing else happens before."""
+        return self._timers[0][0] if self._timers else None
+
+    # -- look ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def connections(self) -> Mapping[int, Connection]:
+        """The open ones, and those that are just ending, by their ids."""
+        return self._connections
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What all connections hold for their applications."""
+        return sum(connection.buffered_bytes for connection in self._connections.values())
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def _new_connection(self, role: handshake.Role, address: Address, discipline: Parameters) -> Connection:
+        connection_id = 0
+        while connection_id == 0 or connection_id in self._connections or connection_id in self._dials:
+            connection_id = int.from_bytes(self._entropy(8), "big")
+        return Connection(
+            config=self._config,
+            role=role,
+            connection_id=connection_id,
+            address=address,
+            discipline=discipline,
+            events=self._events,
+            dropped=self.dropped,
+            entropy=self._entropy,
+            wake=self._wake,
+        )
+
+    def _wake(self, connection: Connection) -> None:
+        self._awake[connection.id] = None
+
+    def _schedule(self, owner: Connection | Dial, connection_id: int) -> None:
+        """A later timer than the one that stands is left for then: the owner is asked again when it fires."""
+        due = owner.next_timer()
+        if due is not None and (owner.scheduled_at is None or due < owner.scheduled_at):
+            owner.scheduled_at = due
+            heappush(self._timers, (due, connection_id))
+
+    def _forget(self, connection: Connection) -> None:
+        del self._connections[connection.id]
+        token = self._tokens.pop(connection.id, None)
+        if token is not None:
+            del self._by_token[token]
+
+    # -- packets that belong to no open connection --------------------------------------------------------------------
+
+    def _receive_stray(self, packet: bytes, address: Address, now: float) -> None:
+        try:
+            reason = self._stray(packet, address, now)
+        except DecodeError as error:
+            reason = error.reason
+            if reason == "version" and self._config.accepts:
+                self._refuse_version(packet, address)
+        if reason is not None:
+            self.dropped[reason] += 1
+
+    def _stray(self, packet: bytes, address: Address, now: float) -> str | None:
+        """Gives the reason to drop it, or None when it was of use."""
+        connection_id, _, content = decode_packet(packet)
+        frames = wire.decode_frames(content)
+        frame = frames[0]
+        dial = self._dials.get(connection_id)
+        if dial is not None:
+            return self._on_dial(dial, frame, address, now)
+        if isinstance(frame, wire.Reset) and connection_id == 0:
+            return self._on_reset(frame, address, now)
+        if not self._config.accepts:
+            return "unknown_connection"
+        if connection_id != 0:
+            self._answer(address, self._acceptor.reset(connection_id, len(packet), now))
+            return "unknown_connection"
+        if isinstance(frame, wire.Hello):
+            cookie = self._acceptor.on_hello(frame, len(packet), address, now)
+            self._answer(address, cookie)
+            return "short_hello" if cookie is None else None
+        if isinstance(frame, wire.Connect):
+            return self._on_connect(frame, address, now)
+        return "unasked_handshake"
+
+    def _answer(self, address: Address, packet: bytes | None) -> None:
+        if packet is not None:
+            self._answers.append(Train(address, packet, len(packet)))
+
+    def _on_dial(self, dial: Dial, frame: wire.Frame, address: Address, now: float) -> str | None:
+        connection = dial.connection
+        if address != connection.peer_address:
+            return "wrong_address"
+        reason = dial.on_frame(frame, now)
+        if connection.state is State.OPEN:
+            del self._dials[connection.id]
+            self._connections[connection.id] = connection
+            self._by_token[dial.token] = connection
+            self._tokens[connection.id] = dial.token
+        self._wake(connection)
+        return reason
+
+    def _on_reset(self, frame: wire.Reset, address: Address, now: float) -> str | None:
+        connection = self._by_token.get(frame.token)
+        if connection is None or connection.peer_address != address:
+            return "forged_reset"
+        connection.fail(now, Code.RESET, "the other side was restarted and does not know the connection", "reset")
+        return None
+
+    def _on_connect(self, frame: wire.Connect, address: Address, now: float) -> str | None:
+        if not self._acceptor.is_proven(frame, address, now):
+            return "bad_cookie"
+        again = self._acceptor.repeated(frame, address, now)
+        if again is not None:
+            self._answer(address, again)
+            return "repeated_connect"
+        try:
+            peer = decode_parameters(frame.parameters)
+        except DecodeError as error:
+            self._refuse(frame.connection_id, frame.nonce, address, Code.PROTOCOL, str(error))
+            return error.reason
+        if len(self._connections) + len(self._dials) >= self._config.max_connections:
+            reason = f"{self._config.max_connections} connections are open, which is the limit here: try again later"
+            self._refuse(frame.connection_id, frame.nonce, address, Code.BUSY, reason)
+            return "busy"
+        connection = self._new_connection("server", address, peer)
+        parameters = encode_parameters(self._config.parameters(b""))
+        packet, key = self._acceptor.accept(frame, address, connection.id, parameters, now)
+        self._answer(address, packet)
+        self._connections[connection.id] = connection
+        connection.establish(peer_id=frame.connection_id, peer=peer, key=key, round_trip_s=None, now=now)
+        return None
+
+    def _refuse(self, connection_id: int, nonce: bytes, address: Address, code: int, reason: str) -> None:
+        self._answer(address, encode_packet(connection_id, 0, wire.encode_frame(wire.Refuse(nonce, code, reason))))
+
+    def _refuse_version(self, packet: bytes, address: Address) -> None:
+        """A hello of another version is told which one is spoken here. Its fields stand in the same place in all."""
+        try:
+            hello = wire.decode_frames(packet[HEADER.size : -CHECKSUM.size])[0]
+        except DecodeError:
+            return
+        if isinstance(hello, wire.Hello) and len(packet) >= BASE_DATAGRAM_BYTES:
+            reason = f"version {packet[0] >> 4} is not spoken here: use version {VERSION}"
+            self._refuse(hello.connection_id, hello.nonce, address, Code.VERSION, reason)

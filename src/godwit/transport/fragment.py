@@ -1,0 +1,99 @@
+"""A record on its way out, and the fragments that it is cut into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from godwit.limits import RECORD_COST_BYTES
+from godwit.wire.frames import (
+    DATA,
+    DATA_HEADER,
+    END,
+    FRAGMENT_HEADER,
+    HAS_LENGTH,
+    HAS_POSITION,
+    LAST,
+    U16,
+    U32,
+    WHOLE,
+)
+
+if TYPE_CHECKING:
+    from godwit.transport.send import OutgoingChannel
+
+
+class OutgoingRecord:
+    """Kept until every byte of it is acknowledged."""
+
+    __slots__ = ("body", "channel", "cost_bytes", "cut_bytes", "ends_channel", "number", "unsettled")
+
+    def __init__(self, channel: OutgoingChannel, number: int, body: bytes, ends_channel: bool) -> None:
+        self.channel = channel
+        self.number = number
+        self.body = body
+        self.ends_channel = ends_channel
+        self.cost_bytes = len(body) + RECORD_COST_BYTES
+        self.cut_bytes = 0
+        """How much of it has been cut into fragments."""
+        self.unsettled = len(body) + 1
+        """What is not acknowledged yet: the bytes, and one more for the end, so that an empty record has something."""
+
+
+class Fragment(msgspec.Struct, gc=False):
+    """A piece of a record that was, or is to be, sent in one packet."""
+
+    record: OutgoingRecord
+    start: int
+    stop: int
+    packet: int = -1
+    """The number of the packet that carried it last."""
+    position: int = -1
+    settled: bool = False
+    """Acknowledged, or replaced by smaller fragments."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == len(self.record.body)
+
+    def settle(self) -> int:
+        """It has arrived. Gives the cost of the record if that was the last missing part of it, else 0."""
+        if self.settled:
+            return 0
+        self.settled = True
+        record = self.record
+        record.unsettled -= self.stop - self.start + self.is_last
+        if record.unsettled:
+            return 0
+        record.channel.acked_bytes += record.cost_bytes
+        return record.cost_bytes
+
+    def header_bytes(self) -> int:
+        """How long its frame's header is, without the optional length."""
+        whole = self.start == 0 and self.is_last
+        return (DATA_HEADER.size if whole else FRAGMENT_HEADER.size) + (U32.size if self.position >= 0 else 0)
+
+    def body_bytes(self) -> int:
+        return self.stop - self.start
+
+    def encode(self, *, with_length: bool) -> tuple[bytes, bytes]:
+        """Its frame as header and body. With a length, another frame may follow it."""
+        record = self.record
+        kind = DATA
+        if self.is_last:
+            kind |= LAST | END if record.ends_channel else LAST
+        if with_length:
+            kind |= HAS_LENGTH
+        if self.position >= 0:
+            kind |= HAS_POSITION
+        number = record.number & 0xFFFFFFFF
+        if self.start == 0 and self.is_last:
+            header = DATA_HEADER.pack(kind | WHOLE, record.channel.id, number)
+        else:
+            header = FRAGMENT_HEADER.pack(kind, record.channel.id, number, self.start)
+        if self.position >= 0:
+            header += U32.pack(self.position & 0xFFFFFFFF)
+        if with_length:
+            header += U16.pack(self.stop - self.start)
+        return header, record.body[self.start : self.stop]

@@ -1,0 +1,79 @@
+"""How long a datagram the path carries: found by trying (RFC 8899).
+
+The base of 1200 bytes always works. Larger sizes are tried with packets of nothing but padding: first the largest that
+both sides take, then by halves. If full-size packets vanish later (a route with a smaller MTU), it falls back to the
+base and tries again after a while.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from godwit.limits import BASE_DATAGRAM_BYTES
+
+TRIES: Final = 3
+"""So many probes of one size must get lost before the size counts as too large."""
+CLOSE_ENOUGH_BYTES: Final = 16
+"""The search ends when the answer is known this well."""
+RETRY_S: Final = 60.0
+"""After a fall back to the base, and when a search ended below the largest size, the path is tried again."""
+SUSPICIOUS_PROBES: Final = 2
+"""So many probe timeouts in a row with larger packets under way: the path may have stopped carrying them."""
+
+
+class PathMtu:
+    """Ask `probe_bytes` whenever something is sent; tell what became of the probe."""
+
+    __slots__ = ("_failures", "_largest", "_retry_at", "_too_large", "_under_way", "datagram_bytes")
+
+    def __init__(self, largest_bytes: int) -> None:
+        self.datagram_bytes = BASE_DATAGRAM_BYTES
+        self._largest = largest_bytes
+        self._too_large = largest_bytes + 1
+        self._failures = 0
+        self._under_way = 0
+        self._retry_at: float | None = None
+
+    def probe_bytes(self, now: float) -> int | None:
+        """The size to be tried now, or None."""
+        if self._under_way:
+            return None
+        if self._retry_at is not None:
+            if now < self._retry_at:
+                return None
+            self._retry_at = None
+            self._too_large = self._largest + 1
+        size = self._largest
+        if self._too_large <= self._largest:
+            size = (self.datagram_bytes + self._too_large) // 2
+        if size - self.datagram_bytes < CLOSE_ENOUGH_BYTES and size != self._largest:
+            self._retry_at = now + RETRY_S
+            return None
+        return size if size > self.datagram_bytes else None
+
+    def on_probe_sent(self, size_bytes: int) -> None:
+        self._under_way = size_bytes
+
+    def on_probe_acked(self, size_bytes: int) -> None:
+        self._under_way = 0
+        self._failures = 0
+        if size_bytes < self._too_large:
+            self.datagram_bytes = max(self.datagram_bytes, size_bytes)
+
+    def on_probe_lost(self, size_bytes: int) -> None:
+        self._under_way = 0
+        self._failures += 1
+        if self._failures >= TRIES:
+            self._failures = 0
+            self._too_large = min(self._too_large, size_bytes)
+
+    def on_probe_timeouts(self, in_a_row: int, now: float) -> bool:
+        """Nothing comes back. True when that made it fall back to the base size."""
+        if in_a_row < SUSPICIOUS_PROBES or self.datagram_bytes == BASE_DATAGRAM_BYTES:
+            return False
+        self.datagram_bytes = BASE_DATAGRAM_BYTES
+        self._too_large = self._largest + 1
+        self._failures = 0
+        # Most often the whole path was away for a moment, so the first new try comes soon.
+        self._retry_at = now + 1.0
+        return True

@@ -1,0 +1,45 @@
+"""The pacer: spreads what may be sent over time, by trains.
+
+A bucket of bytes fills at the rate and is two milliseconds deep, because an event loop's timers resolve one. A train
+holds what one millisecond brings, from two datagrams up to the limit, so that a fast path costs few system calls and a
+slow one sees no bursts.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TRAIN_S: Final = 0.001
+DEPTH_S: Final = 0.002
+
+
+class Pacer:
+    """Ask `room_bytes` before a train, tell `on_sent` after it; `ready_at` says when asking is worth while again."""
+
+    __slots__ = ("_bucket_bytes", "_filled_at")
+
+    def __init__(self, now: float) -> None:
+        self._bucket_bytes = float("inf")  # the first look cuts it to the depth
+        self._filled_at = now
+
+    def room_bytes(self, now: float, rate_bytes_per_s: float, train_bytes: int) -> float:
+        """What may go now."""
+        depth = max(rate_bytes_per_s * DEPTH_S, train_bytes)
+        self._bucket_bytes = min(self._bucket_bytes + (now - self._filled_at) * rate_bytes_per_s, depth)
+        self._filled_at = now
+        # A byte of mercy: a timer set for the exact moment must not come too early by a rounding error.
+        return self._bucket_bytes + 1.0
+
+    def on_sent(self, sent_bytes: int) -> None:
+        """Packets outside the pacer's control (probes) may take the bucket below nothing."""
+        self._bucket_bytes -= sent_bytes
+
+    def ready_at(self, rate_bytes_per_s: float, needed_bytes: int) -> float:
+        """When so much may go."""
+        return self._filled_at + max(needed_bytes - self._bucket_bytes, 0.0) / rate_bytes_per_s
+
+
+def train_bytes(rate_bytes_per_s: float, datagram_bytes: int, limit_bytes: int) -> int:
+    """How long a train is at this rate: a whole number of datagrams."""
+    datagrams = min(int(rate_bytes_per_s * TRAIN_S), limit_bytes) // datagram_bytes
+    return max(datagrams, 2) * datagram_bytes

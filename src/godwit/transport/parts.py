@@ -1,0 +1,70 @@
+"""The parts of one connection: each does one thing; the connection joins them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from godwit.transport.acknowledge import Acknowledger
+from godwit.transport.announce import Announcements
+from godwit.transport.arq import receive_policy, send_policy
+from godwit.transport.config import EndpointConfig
+from godwit.transport.congestion import Congestion
+from godwit.transport.handshake import Role
+from godwit.transport.mtu import PathMtu
+from godwit.transport.receive import ReceiveHalf
+from godwit.transport.recovery import Recovery
+from godwit.transport.send import SendHalf
+from godwit.wire.parameters import Parameters
+
+
+class Parts:
+    """Some exist from the start, so that the application can queue records; the others once the peer is known."""
+
+    def __init__(
+        self, *, role: Role, connection_id: int, config: EndpointConfig, discipline: Parameters, dropped: Counter[str]
+    ) -> None:
+        self.role: Role = role
+        self.peer_role: Role = "server" if role == "client" else "client"
+        self.connection_id = connection_id
+        self.config = config
+        self.dropped = dropped
+        """Why packets were dropped: the endpoint's count."""
+        self.sending = SendHalf(send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes)
+        self.receiving = ReceiveHalf(config)
+        self.in_order = receive_policy(discipline)
+        self.acknowledger = Acknowledger(at_once=self.in_order is not None)
+        self.announcements = Announcements(self.receiving, self.sending)
+        # Once the peer is known:
+        self.peer_id: int
+        self.peer: Parameters
+        self.key: bytes
+        self.recovery: Recovery
+        self.mtu: PathMtu
+        self.congestion: Congestion
+
+    def on_peer(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
+        """The handshake is done."""
+        self.peer_id = peer_id
+        self.peer = peer
+        self.key = key
+        self.sending.on_limits(
+            channel_window=peer.channel_window_bytes,
+            connection_window=peer.connection_window_bytes,
+            max_record=peer.max_record_bytes,
+            max_channels=peer.max_channels,
+        )
+        self.on_new_path(now, round_trip_s)
+
+    def on_new_path(self, now: float, round_trip_s: float | None) -> None:
+        """Nothing is known of the path, or nothing any more; packets under way stay under way."""
+        under_way = self.recovery.sent if hasattr(self, "recovery") else {}
+        self.recovery = Recovery(round_trip_s)
+        self.recovery.sent = under_way
+        self.mtu = PathMtu(min(self.config.max_datagram_bytes, self.peer.max_datagram_bytes))
+        self.congestion = Congestion(
+            now=now,
+            datagram_bytes=self.mtu.datagram_bytes,
+            round_trip_s=self.recovery.round_trip.smoothed_s,
+            peer_buffer_bytes=self.peer.receive_buffer_bytes,
+        )
+        self.congestion.on_sent(sum(packet.size_bytes for packet in under_way.values()))

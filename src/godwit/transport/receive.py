@@ -1,0 +1,282 @@
+"""The receiving half of a connection: fragments into records, records into order, and credit for what was taken.
+
+All memory here is paid for by credit that was given: a record costs its bytes and a fixed amount, and so does a
+fragment that waits for its neighbours. Who takes more than it was given has broken the protocol.
+"""
+
+from __future__ import annotations
+
+from godwit.errors import DecodeError
+from godwit.limits import (
+    CONTROL_WINDOW_BYTES,
+    MAX_CLOSED_CHANNEL_RANGES,
+    MAX_CONTROL_RECORD_BYTES,
+    PIECE_BYTES,
+    RECORD_COST_BYTES,
+)
+from godwit.transport.config import EndpointConfig
+from godwit.transport.ranges import RangeSet
+from godwit.wire.packet import expand_number
+
+
+class LimitError(DecodeError):
+    """The other side sent more than it was allowed to."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("limit", detail)
+
+
+class Assembly:
+    """A record being put together. The usual case, fragments in order, only appends to `run`."""
+
+    __slots__ = (
+        "allowed_bytes", "apart", "channel", "channel_id", "covered", "end_bytes", "ends_channel", "next_bytes",
+        "record", "run", "settled_bytes",
+    )  # fmt: skip
+
+    def __init__(self, channel: IncomingChannel, number: int) -> None:
+        self.channel = channel
+        self.channel_id = channel.id
+        self.record = number & 0xFFFFFFFF
+        """Its number as it stands in a frame."""
+        self.run: list[bytes] = []
+        """The fragments from the start of the record without a gap."""
+        self.next_bytes = 0
+        """How long the run is."""
+        self.settled_bytes = 0
+        """How much of the run has been counted against the credit."""
+        self.allowed_bytes = 0
+        """How long the run may get before the credit must be looked at again."""
+        self.apart: dict[int, bytes] = {}
+        """Fragments beyond a gap, by their offset; they do not overlap."""
+        self.covered: RangeSet | None = None
+        """The bytes that are there, once there is a gap."""
+        self.end_bytes: int | None = None
+        self.ends_channel = False
+
+
+class IncomingChannel:
+    """One ordered lane of records."""
+
+    __slots__ = (
+        "consumed_bytes", "expected", "granted_bytes", "held", "id", "most_bytes", "received_bytes", "window_bytes",
+    )  # fmt: skip
+
+    def __init__(self, channel: int, window_bytes: int, most_bytes: int) -> None:
+        self.id = channel
+        self.window_bytes = window_bytes
+        self.most_bytes = most_bytes
+        """The longest record."""
+        self.granted_bytes = window_bytes
+        """The limit that the other side has been told."""
+        self.received_bytes = 0
+        self.consumed_bytes = 0
+        self.expected = 0
+        """The number of the record to be delivered next."""
+        self.held: dict[int, Assembly] = {}
+
+
+class ReceiveHalf:
+    """Feed: on_fragment, on_unreliable, consume. Drain: the list that on_fragment fills, and take_grants."""
+
+    def __init__(self, config: EndpointConfig) -> None:
+        self._config = config
+        self._control = IncomingChannel(0, CONTROL_WINDOW_BYTES, min(config.max_record_bytes, MAX_CONTROL_RECORD_BYTES))
+        self._channels: dict[int, IncomingChannel] = {0: self._control}
+        self._ended = RangeSet()
+        self._received_bytes = 0
+        self._consumed_bytes = 0
+        self._granted_bytes = config.connection_window_bytes
+        self._pieces = 0
+        """Fragments beyond a gap, in all channels."""
+        most_held = config.connection_window_bytes + config.max_record_bytes
+        self._most_pieces = most_held // PIECE_BYTES
+        self._most_held_bytes = most_held + RECORD_COST_BYTES
+        self._grants: dict[int, None] = {}
+        self._none = Assembly(self._control, -1)
+        self.current = self._none
+        """The assembly that took the last fragment. The connection appends to its run directly while fragments come in
+        order and stay within `allowed_bytes`; every other way in settles the account first."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What was received and not consumed."""
+        self._settle()
+        control = self._control.received_bytes - self._control.consumed_bytes
+        return self._received_bytes - self._consumed_bytes + control
+
+    def on_fragment(
+        self, channel_id: int, record: int, offset: int, body: bytes, *, is_last: bool, ends_channel: bool
+    ) -> list[tuple[int, int, bytes, bool]]:
+        """A fragment of a reliable record. Gives the records that are complete and in order now.
+
+        Each is (channel, number, body, whether it ends the channel). Raises DecodeError for what cannot be.
+        """
+        self._settle()
+        self.current = self._none
+        channel = self._channel(channel_id)
+        if channel is None:
+            return []  # a repeat from a channel that has ended
+        number = expand_number(record, channel.expected)
+        if number < channel.expected:
+            return []  # a repeat of what was delivered
+        stop = offset + len(body)
+        if stop > channel.most_bytes:
+            raise LimitError(f"a record of more than {channel.most_bytes} bytes on channel {channel_id}")
+        assembly = channel.held.get(number)
+        if assembly is None:
+            assembly = channel.held[number] = Assembly(channel, number)
+            self._count(channel, RECORD_COST_BYTES)
+        self._place(assembly, offset, body)
+        if is_last:
+            if assembly.end_bytes not in (None, stop):
+                raise DecodeError("fragment", f"record {number} of channel {channel_id} ends twice")
+            assembly.end_bytes = stop
+            assembly.ends_channel = ends_channel
+        reach = assembly.covered.stops[-1] if assembly.covered is not None else assembly.next_bytes
+        if assembly.end_bytes is not None and reach > assembly.end_bytes:
+            raise DecodeError("fragment", f"record {number} of channel {channel_id} goes on after its end")
+        if assembly.next_bytes == assembly.end_bytes:
+            return self._deliver(channel) if number == channel.expected else []
+        self._make_current(assembly)
+        return []
+
+    def consume(self, channel_id: int, body_bytes: int) -> None:
+        """The application has taken a record: its credit is given back, in larger steps."""
+        cost = body_bytes + RECORD_COST_BYTES
+        if channel_id == 0:
+            self._control.consumed_bytes += cost
+            return
+        self._consumed_bytes += cost
+        window = self._config.connection_window_bytes
+        if self._consumed_bytes + window - self._granted_bytes >= window // 4:
+            self._grants[0] = None
+        channel = self._channels.get(channel_id)
+        if channel is not None:
+            channel.consumed_bytes += cost
+            if channel.consumed_bytes + channel.window_bytes - channel.granted_bytes >= channel.window_bytes // 4:
+                self._grants[channel_id] = None
+
+    def repeat_grant(self, channel_id: int) -> None:
+        """The other side may have missed what it was granted: it is said again."""
+        if channel_id == 0 or channel_id in self._channels:
+            self._grants[channel_id] = None
+
+    @property
+    def has_grants(self) -> bool:
+        return bool(self._grants)
+
+    def take_grants(self, most: int) -> list[tuple[int, int]]:
+        """Channels (0: the connection) and their new limits, to be told."""
+        taken: list[tuple[int, int]] = []
+        while self._grants and len(taken) < most:
+            channel_id = next(iter(self._grants))
+            del self._grants[channel_id]
+            if channel_id == 0:
+                self._granted_bytes = self._consumed_bytes + self._config.connection_window_bytes
+                taken.append((0, self._granted_bytes))
+            elif (channel := self._channels.get(channel_id)) is not None:
+                channel.granted_bytes = channel.consumed_bytes + channel.window_bytes
+                taken.append((channel_id, channel.granted_bytes))
+        return taken
+
+    def is_ended(self, channel_id: int) -> bool:
+        return channel_id in self._ended
+
+    # -- the parts ----------------------------------------------------------------------------------------------------
+
+    def _channel(self, channel_id: int) -> IncomingChannel | None:
+        channel = self._channels.get(channel_id)
+        if channel is None:
+            if channel_id in self._ended:
+                return None
+            if len(self._channels) > self._config.max_channels:
+                raise LimitError(f"more than {self._config.max_channels} open channels")
+            channel = IncomingChannel(channel_id, self._config.channel_window_bytes, self._config.max_record_bytes)
+            self._channels[channel_id] = channel
+        return channel
+
+    def _place(self, assembly: Assembly, offset: int, body: bytes) -> None:
+        """Puts the bytes that are new where they belong."""
+        stop = offset + len(body)
+        covered = assembly.covered
+        if covered is None:
+            if offset == assembly.next_bytes:
+                assembly.run.append(body)
+                self._grow(assembly, stop)
+                return
+            covered = assembly.covered = RangeSet()
+            if assembly.next_bytes:
+                covered.add(0, assembly.next_bytes)
+        gaps = covered.missing(offset, stop)
+        covered.add(offset, stop)
+        for start, end in gaps:
+            assembly.apart[start] = body[start - offset : end - offset]
+            self._count(assembly.channel, end - start)
+            self._pieces += 1
+        if self._pieces > self._most_pieces:
+            raise LimitError(f"more than {self._most_pieces} fragments wait for their neighbours")
+        while piece := assembly.apart.pop(assembly.next_bytes, b""):
+            self._pieces -= 1
+            assembly.run.append(piece)
+            assembly.next_bytes = assembly.settled_bytes = assembly.next_bytes + len(piece)
+
+    def _grow(self, assembly: Assembly, next_bytes: int) -> None:
+        self._count(assembly.channel, next_bytes - assembly.settled_bytes)
+        assembly.next_bytes = assembly.settled_bytes = next_bytes
+
+    def _settle(self) -> None:
+        current = self.current
+        if current.next_bytes > current.settled_bytes:
+            self._grow(current, current.next_bytes)
+
+    def _make_current(self, assembly: Assembly) -> None:
+        self.current = assembly
+        channel = assembly.channel
+        if assembly.covered is not None or assembly.end_bytes is not None:
+            assembly.allowed_bytes = 0
+            return
+        room = self._room(channel)
+        assembly.allowed_bytes = min(assembly.next_bytes + room, channel.most_bytes)
+
+    def _room(self, channel: IncomingChannel) -> int:
+        """How much more the channel may bring before its sender has broken the protocol.
+
+        A record that is longer than the window may be begun when all before it was consumed, hence the longest record
+        beyond the window.
+        """
+        room = channel.window_bytes + channel.most_bytes + RECORD_COST_BYTES
+        room -= channel.received_bytes - channel.consumed_bytes
+        if channel is self._control:
+            return room
+        return min(room, self._most_held_bytes - (self._received_bytes - self._consumed_bytes))
+
+    def _count(self, channel: IncomingChannel, more_bytes: int) -> None:
+        if more_bytes > self._room(channel):
+            raise LimitError(f"channel {channel.id} brought more than its credit")
+        channel.received_bytes += more_bytes
+        if channel is not self._control:
+            self._received_bytes += more_bytes
+
+    def _deliver(self, channel: IncomingChannel) -> list[tuple[int, int, bytes, bool]]:
+        delivered = []
+        held = channel.held
+        while (assembly := held.get(channel.expected)) is not None and assembly.next_bytes == assembly.end_bytes:
+            run = assembly.run
+            body = run[0] if len(run) == 1 else b"".join(run)
+            delivered.append((channel.id, channel.expected, body, assembly.ends_channel))
+            del held[channel.expected]
+            channel.expected += 1
+            if assembly.ends_channel:
+                self._end(channel)
+                break
+        return delivered
+
+    def _end(self, channel: IncomingChannel) -> None:
+        if channel is self._control or channel.held:
+            raise DecodeError("fragment", f"channel {channel.id} ends, but goes on")
+        del self._channels[channel.id]
+        self._grants.pop(channel.id, None)
+        self._ended.add(channel.id, channel.id + 1)
+        if len(self._ended) > MAX_CLOSED_CHANNEL_RANGES:
+            raise LimitError("channels are not numbered one after another")

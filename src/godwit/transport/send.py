@@ -1,0 +1,329 @@
+"""The sending half of a connection: channels of records, cut into fragments as credit and discipline allow.
+
+It decides what goes next, never when: the connection asks for fragments while the congestion window and the pacer have
+room. Order: what is to be sent again, then channel 0, then unreliable records, then the other channels in turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from godwit.errors import ChannelError, RecordTooLargeError, SendBufferFullError
+from godwit.limits import (
+    CONTROL_WINDOW_BYTES,
+    MAX_CONTROL_RECORD_BYTES,
+    MAX_UNRELIABLE_BYTES,
+    RECORD_COST_BYTES,
+    UNRELIABLE_QUEUE_BYTES,
+)
+from godwit.transport.arq import SendPolicy
+from godwit.transport.fragment import Fragment, OutgoingRecord
+from godwit.wire.frames import DATA, DATA_HEADER, FRAGMENT_HEADER, HAS_LENGTH, U16, U32, UNRELIABLE, WHOLE
+
+SMALLEST_CUT_BYTES = 256
+"""A record is not begun in what is left of a packet if less than this of it would fit."""
+
+
+class OutgoingChannel:
+    """One ordered lane of records."""
+
+    __slots__ = (
+        "acked_bytes",
+        "ended",
+        "id",
+        "is_ready",
+        "limit_bytes",
+        "next_record",
+        "next_unreliable",
+        "pending",
+        "sent_bytes",
+    )
+
+    def __init__(self, channel: int, limit_bytes: int) -> None:
+        self.id = channel
+        self.limit_bytes = limit_bytes
+        self.sent_bytes = 0
+        """The cost of the records begun so far, which the limit is about."""
+        self.acked_bytes = 0
+        """The cost of those that have wholly arrived."""
+        self.next_record = 0
+        self.next_unreliable = 0
+        self.pending: deque[OutgoingRecord] = deque()
+        self.is_ready = False
+        """Whether it stands in the queue of channels that have something to send and credit for it."""
+        self.ended = False
+
+
+class UnreliableRecord(msgspec.Struct, gc=False, frozen=True):
+    """Waits for one chance to be sent."""
+
+    channel: int
+    number: int
+    body: bytes
+
+    def header_bytes(self) -> int:
+        return DATA_HEADER.size
+
+    def body_bytes(self) -> int:
+        return len(self.body)
+
+    def encode(self, *, with_length: bool) -> tuple[bytes, bytes]:
+        kind = DATA | WHOLE | UNRELIABLE | (HAS_LENGTH if with_length else 0)
+        header = DATA_HEADER.pack(kind, self.channel, self.number & 0xFFFFFFFF)
+        return (header + U16.pack(len(self.body)) if with_length else header), self.body
+
+
+class SendHalf:
+    """Feed: open_channel, send, on_credit. Drain: next_frame, and next_bulk for a run of full packets."""
+
+    def __init__(self, policy: SendPolicy, *, send_buffer_bytes: int) -> None:
+        self.policy = policy
+        self._send_buffer_bytes = send_buffer_bytes
+        self._control = OutgoingChannel(0, 0)
+        self._channels: dict[int, OutgoingChannel] = {0: self._control}
+        self._next_channel = 1
+        self._ready: deque[OutgoingChannel] = deque()
+        self._unreliable: deque[UnreliableRecord] = deque()
+        self._unreliable_bytes = 0
+        # What the other side allows; set once the handshake has told it.
+        self._channel_window_bytes = 0
+        self._connection_window_bytes = 0
+        self._limit_bytes = 0
+        self._sent_bytes = 0
+        self._max_record_bytes = 2**31
+        self._max_channels = 2**31
+        self.blocked: dict[int, int] = {}
+        """Channels (0: the connection) that wait for credit, with the limit they ran into."""
+        self.queued_bytes = 0
+        """The cost of all records that are not wholly acknowledged."""
+        self.unsent_bytes = 0
+        """Of these, what was never sent."""
+        self.refused = False
+        """A send found the buffer full and nobody has been told of room since."""
+        self.unreliable_dropped = 0
+
+    # -- what the application does ------------------------------------------------------------------------------------
+
+    def open_channel(self) -> int:
+        if len(self._channels) > self._max_channels:
+            raise ChannelError(f"{self._max_channels} channels are open, the other side takes no more: end one first")
+        channel = self._next_channel
+        self._next_channel += 1
+        self._channels[channel] = OutgoingChannel(channel, self._channel_window_bytes)
+        return channel
+
+    def send(self, channel_id: int, body: bytes, *, reliable: bool, last: bool) -> None:
+        channel = self._channels.get(channel_id)
+        if channel is None or channel.ended:
+            raise ChannelError(f"channel {channel_id} is not open: open_channel gives one")
+        if not reliable:
+            self._send_unreliable(channel, body, last)
+            return
+        most = self._max_record_bytes if channel_id else min(self._max_record_bytes, MAX_CONTROL_RECORD_BYTES)
+        if len(body) > most:
+            raise RecordTooLargeError(f"a record of {len(body)} bytes: the other side takes at most {most}")
+        record = OutgoingRecord(channel, channel.next_record, body, last)
+        if self.queued_bytes and self.queued_bytes + record.cost_bytes > self._send_buffer_bytes:
+            self.refused = True
+            raise SendBufferFullError(f"{self.queued_bytes} bytes wait to be sent: send again after the Writable event")
+        if last and not channel_id:
+            raise ChannelError("channel 0 cannot end: close the connection instead")
+        channel.next_record += 1
+        channel.ended = last
+        channel.pending.append(record)
+        self.queued_bytes += record.cost_bytes
+        self.unsent_bytes += len(body) + 1
+        if channel is not self._control and not channel.is_ready and channel_id not in self.blocked:
+            self._make_ready(channel)
+
+    def _send_unreliable(self, channel: OutgoingChannel, body: bytes, last: bool) -> None:
+        if len(body) > MAX_UNRELIABLE_BYTES:
+            raise RecordTooLargeError(
+                f"an unreliable record of {len(body)} bytes: send more than {MAX_UNRELIABLE_BYTES} reliably"
+            )
+        if last:
+            raise ChannelError("an unreliable record cannot end a channel: it may get lost")
+        self._unreliable.append(UnreliableRecord(channel.id, channel.next_unreliable, body))
+        channel.next_unreliable += 1
+        self._unreliable_bytes += len(body) + RECORD_COST_BYTES
+        while self._unreliable_bytes > UNRELIABLE_QUEUE_BYTES:
+            self._unreliable_bytes -= len(self._unreliable.popleft().body) + RECORD_COST_BYTES
+            self.unreliable_dropped += 1
+
+    # -- what the other side says -------------------------------------------------------------------------------------
+
+    def on_limits(self, *, channel_window: int, connection_window: int, max_record: int, max_channels: int) -> None:
+        """The handshake is done: the other side's limits are known."""
+        self._channel_window_bytes = channel_window
+        self._connection_window_bytes = self._limit_bytes = connection_window
+        self._max_record_bytes = max_record
+        self._max_channels = max_channels
+        for channel in self._channels.values():
+            channel.limit_bytes = channel_window
+
+    def on_credit(self, channel_id: int, limit_bytes: int) -> None:
+        """The other side allows more; an old word that arrives late changes nothing."""
+        if channel_id == 0:
+            if limit_bytes > self._limit_bytes:
+                self._limit_bytes = limit_bytes
+                self.blocked.pop(0, None)
+            return
+        channel = self._channels.get(channel_id)
+        if channel is not None and limit_bytes > channel.limit_bytes:
+            channel.limit_bytes = limit_bytes
+            if self.blocked.pop(channel_id, None) is not None:
+                self._make_ready(channel)
+
+    def on_completed(self, cost_bytes: int) -> bool:
+        """Records of this cost have wholly arrived. True when a refused sender should hear of the room."""
+        self.queued_bytes -= cost_bytes
+        if self.refused and self.queued_bytes <= self._send_buffer_bytes // 2:
+            self.refused = False
+            return True
+        return False
+
+    # -- what goes next -----------------------------------------------------------------------------------------------
+
+    def has_frames(self) -> bool:
+        """Whether next_frame would give one, given room."""
+        policy = self.policy
+        if policy.next_resend() is not None or self._unreliable:
+            return True
+        return policy.may_send_new() and (self._next_control() is not None or self._next_channel_record() is not None)
+
+    def next_frame(self, room_bytes: int, *, packet_is_empty: bool) -> Fragment | UnreliableRecord | None:
+        """The next thing that fits into so much of a packet; None if nothing does."""
+        policy = self.policy
+        resend = policy.next_resend()
+        if resend is not None:
+            return self._resend(resend, room_bytes, packet_is_empty)
+        if policy.may_send_new():
+            record = self._next_control()
+            if record is not None:
+                return self._cut(record, room_bytes, packet_is_empty)
+        if self._unreliable:
+            if DATA_HEADER.size + len(self._unreliable[0].body) > room_bytes:
+                return None
+            unreliable = self._unreliable.popleft()
+            self._unreliable_bytes -= len(unreliable.body) + RECORD_COST_BYTES
+            return unreliable
+        if policy.may_send_new():
+            record = self._next_channel_record()
+            if record is not None:
+                return self._cut(record, room_bytes, packet_is_empty)
+        return None
+
+    def next_bulk(self, body_bytes: int) -> OutgoingRecord | None:
+        """A record with at least one packet full of it left, if it is that record's turn and nothing goes before it."""
+        policy = self.policy
+        if (
+            policy.largest_datagram_bytes is not None
+            or self._control.pending
+            or self._unreliable
+            or policy.next_resend() is not None
+        ):
+            return None
+        record = self._next_channel_record()
+        if record is None or len(record.body) - record.cut_bytes < body_bytes:
+            return None
+        return record
+
+    def take_bulk(self, record: OutgoingRecord, taken_bytes: int) -> None:
+        """So much of what next_bulk gave has been put into packets."""
+        if record.cut_bytes == 0:
+            self._begin(record)
+        record.cut_bytes += taken_bytes
+        self.unsent_bytes -= taken_bytes
+        if record.cut_bytes == len(record.body):
+            self._finish_cutting(record)
+        else:
+            self._ready.rotate(-1)
+
+    def _resend(self, fragment: Fragment, room_bytes: int, packet_is_empty: bool) -> Fragment | None:
+        policy = self.policy
+        size = fragment.stop - fragment.start
+        if fragment.header_bytes() + size > room_bytes:
+            if not packet_is_empty:
+                return None
+            # The path carries less than when it was cut.
+            middle = fragment.start + room_bytes - FRAGMENT_HEADER.size
+            first = Fragment(fragment.record, fragment.start, middle)
+            policy.replace_resend((first, Fragment(fragment.record, middle, fragment.stop)))
+            fragment = first
+        policy.take_resend()
+        return fragment
+
+    def _cut(self, record: OutgoingRecord, room_bytes: int, packet_is_empty: bool) -> Fragment | None:
+        left = len(record.body) - record.cut_bytes
+        position_bytes = U32.size if self.policy.largest_datagram_bytes is not None else 0
+        whole_fits = record.cut_bytes == 0 and DATA_HEADER.size + position_bytes + left <= room_bytes
+        size = left if whole_fits else min(left, room_bytes - FRAGMENT_HEADER.size - position_bytes)
+        if size < left and not packet_is_empty and size < SMALLEST_CUT_BYTES:
+            return None
+        if size < 0 or (size == 0 and left > 0):
+            return None
+        if record.cut_bytes == 0:
+            self._begin(record)
+        fragment = Fragment(record, record.cut_bytes, record.cut_bytes + size)
+        record.cut_bytes = fragment.stop
+        self.unsent_bytes -= size
+        if fragment.is_last:
+            self._finish_cutting(record)
+        self.policy.on_new(fragment)
+        return fragment
+
+    def _begin(self, record: OutgoingRecord) -> None:
+        """The whole record's cost is taken from the credit when it begins, so that what has begun can always end."""
+        channel = record.channel
+        channel.sent_bytes += record.cost_bytes
+        if channel is not self._control:
+            self._sent_bytes += record.cost_bytes
+
+    def _finish_cutting(self, record: OutgoingRecord) -> None:
+        channel = record.channel
+        channel.pending.popleft()
+        self.unsent_bytes -= 1
+        if channel is self._control:
+            return
+        self._ready.popleft()
+        channel.is_ready = False
+        if channel.pending:
+            self._make_ready(channel)
+        elif channel.ended:
+            del self._channels[channel.id]
+
+    def _make_ready(self, channel: OutgoingChannel) -> None:
+        if channel.pending and not channel.is_ready:
+            channel.is_ready = True
+            self._ready.append(channel)
+
+    def _next_control(self) -> OutgoingRecord | None:
+        pending = self._control.pending
+        if not pending:
+            return None
+        record = pending[0]
+        if record.cut_bytes:
+            return record
+        under_way = self._control.sent_bytes - self._control.acked_bytes
+        return record if under_way == 0 or under_way + record.cost_bytes <= CONTROL_WINDOW_BYTES else None
+
+    def _next_channel_record(self) -> OutgoingRecord | None:
+        ready = self._ready
+        while ready:
+            channel = ready[0]
+            record = channel.pending[0]
+            if record.cut_bytes:
+                return record  # begun: its credit is taken
+            cost = record.cost_bytes
+            if channel.sent_bytes + min(cost, self._channel_window_bytes) > channel.limit_bytes:
+                self.blocked[channel.id] = channel.limit_bytes
+                channel.is_ready = False
+                ready.popleft()
+            elif self._sent_bytes + min(cost, self._connection_window_bytes) > self._limit_bytes:
+                self.blocked[0] = self._limit_bytes
+                return None
+            else:
+                return record
+        return None

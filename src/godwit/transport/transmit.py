@@ -1,0 +1,255 @@
+"""Packets and trains: puts what the parts of a connection have to say into datagrams, when window and pacer allow.
+
+A packet carries, in this order: the acknowledgement, announcements, data. All datagrams of a train have one size but
+the last, because the kernel cuts a train into equal parts; so a packet that is not full ends its train.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from crc32c import crc32c
+
+from godwit.limits import MAX_SENT_PACKETS, MAX_TRAIN_DATAGRAMS
+from godwit.transport.announce import Key
+from godwit.transport.congestion import Flight, train_limit_bytes
+from godwit.transport.fragment import Fragment, OutgoingRecord
+from godwit.transport.pacing import Pacer, train_bytes
+from godwit.transport.parts import Parts
+from godwit.transport.recovery import SentPacket
+from godwit.transport.send import UnreliableRecord
+from godwit.wire.frames import DATA, END, FRAGMENT_HEADER, LAST, PADDING, U16, Ping, encode_frame
+from godwit.wire.packet import CHECKSUM, FIRST_BYTE, HEADER, OVERHEAD_BYTES, encode_packet
+
+_MASK: Final = 0xFFFFFFFF
+SMALLEST_ROOM_BYTES: Final = 32
+"""With less left of a packet it is not worth asking for more."""
+
+FULL_HEADER: Final = struct.Struct(">BQIBIII")
+"""The header of a packet and that of a fragment in one: what wire.packet and wire.frames say, in one call."""
+assert FULL_HEADER.size == HEADER.size + FRAGMENT_HEADER.size
+
+
+class Transmitter:
+    """Drain: next_train until it gives None; then `paced_until` says when to ask again, if only the pacer held it."""
+
+    def __init__(self, parts: Parts, now: float) -> None:
+        self._parts = parts
+        self._pacer = Pacer(now)
+        self._next_number = 0
+        self.probes_due = 0
+        """Packets that may go whatever window and pacer say: the probe timer fired."""
+        self.paced_until: float | None = None
+        self.packets_sent = 0
+        self.bytes_sent = 0
+        self.fragments_resent = 0
+
+    @property
+    def next_number(self) -> int:
+        """One more than the number of the newest packet sent."""
+        return self._next_number
+
+    def datagram_bytes(self) -> int:
+        most = self._parts.sending.policy.largest_datagram_bytes
+        return self._parts.mtu.datagram_bytes if most is None else min(most, self._parts.mtu.datagram_bytes)
+
+    def number(self) -> int:
+        """Takes a packet number, for a packet that is made elsewhere."""
+        number = self._next_number
+        self._next_number = number + 1
+        return number
+
+    def next_train(self, now: float) -> tuple[bytes, int] | None:
+        """The bytes of a train and the size of its datagrams, or None when there is nothing to send just now."""
+        datagram_bytes = self.datagram_bytes()
+        due_at = self._parts.acknowledger.due_at
+        speaks = due_at is not None and due_at <= now
+        if not speaks and self._parts.announcements.pending:
+            speaks = len(self._parts.recovery.sent) < MAX_SENT_PACKETS
+        allowed = self._allowed_datagrams(now, datagram_bytes)
+        if not speaks and not allowed:
+            return None
+        flight = self._parts.congestion.begin_flight(now)
+        parts: list[bytes] = []
+        sent: list[SentPacket] = []
+        count = 0
+        packet_bytes = first_bytes = 0
+        most = max(allowed, 1)
+        while count < most:
+            if not speaks:
+                bulk = self._bulk(datagram_bytes, allowed - count, flight, parts, sent)
+                if bulk:
+                    count += bulk
+                    packet_bytes = first_bytes = datagram_bytes
+                    continue
+            packet_bytes = self._mixed_packet(now, datagram_bytes, count < allowed, flight, parts, sent)
+            if not packet_bytes:
+                break
+            speaks = False
+            count += 1
+            first_bytes = first_bytes or packet_bytes
+            if packet_bytes < datagram_bytes:
+                break
+        if not count:
+            return None
+        return self._depart(now, parts, first_bytes, count, sent)
+
+    def mtu_probe(self, now: float) -> bytes | None:
+        """A packet that tries a larger size, when one is due and the window has room."""
+        size = self._parts.mtu.probe_bytes(now)
+        congestion = self._parts.congestion
+        if size is None or self._parts.sending.policy.largest_datagram_bytes is not None:
+            return None
+        if congestion.in_flight_bytes + size > congestion.window_bytes:
+            return None
+        number = self.number()
+        frames = encode_frame(Ping()).ljust(size - OVERHEAD_BYTES, bytes((PADDING,)))
+        packet = SentPacket(number, size, congestion.begin_flight(now), is_mtu_probe=True)
+        self._parts.mtu.on_probe_sent(size)
+        self._account(now, [packet], size, 1)
+        return encode_packet(self._parts.peer_id, number, frames)
+
+    # -- how much -----------------------------------------------------------------------------------------------------
+
+    def _allowed_datagrams(self, now: float, datagram_bytes: int) -> int:
+        """How many datagrams with data may go in the next train."""
+        self.paced_until = None
+        sending = self._parts.sending
+        if not sending.has_frames():
+            self.probes_due = 0
+            if self._parts.congestion.in_flight_bytes < self._parts.congestion.window_bytes:
+                self._parts.congestion.on_idle()
+            return 0
+        if self.probes_due:
+            return self.probes_due
+        congestion = self._parts.congestion
+        room_bytes = congestion.window_bytes - congestion.in_flight_bytes
+        if room_bytes < datagram_bytes or len(self._parts.recovery.sent) >= MAX_SENT_PACKETS:
+            return 0
+        rate = congestion.rate_bytes_per_s
+        limit = train_limit_bytes(self._parts.peer.receive_buffer_bytes, datagram_bytes)
+        full_bytes = train_bytes(rate, datagram_bytes, limit)
+        needed_bytes = min(full_bytes, max(sending.unsent_bytes, datagram_bytes), room_bytes)
+        paced_bytes = self._pacer.room_bytes(now, rate, full_bytes)
+        if paced_bytes < needed_bytes:
+            self.paced_until = self._pacer.ready_at(rate, needed_bytes)
+            return 0
+        allowed = int(min(paced_bytes, room_bytes, full_bytes)) // datagram_bytes
+        return min(max(allowed, 1), MAX_TRAIN_DATAGRAMS)
+
+    # -- packets ------------------------------------------------------------------------------------------------------
+
+    def _bulk(self, datagram_bytes: int, most: int, flight: Flight, parts: list[bytes], sent: list[SentPacket]) -> int:
+        """As many full packets as possible of one long record: the hot path, everything in local variables."""
+        body_bytes = datagram_bytes - OVERHEAD_BYTES - FRAGMENT_HEADER.size
+        record = self._parts.sending.next_bulk(body_bytes)
+        if record is None:
+            return 0
+        body = record.body
+        start = record.cut_bytes
+        count = min(most, (len(body) - start) // body_bytes)
+        head = FULL_HEADER.pack
+        crc = CHECKSUM.pack
+        number = self._next_number
+        peer_id = self._parts.peer_id
+        channel = record.channel.id
+        record_number = record.number & _MASK
+        add = parts.append
+        track = sent.append
+        for _ in range(count):
+            stop = start + body_bytes
+            piece = body[start:stop]
+            kind = DATA if stop < len(body) else _last_kind(record)
+            header = head(FIRST_BYTE, peer_id, number & _MASK, kind, channel, record_number, start)
+            add(header)
+            add(piece)
+            add(crc(crc32c(piece, crc32c(header))))
+            track(SentPacket(number, datagram_bytes, flight, (Fragment(record, start, stop, number),)))
+            number += 1
+            start = stop
+        self._next_number = number
+        self._parts.sending.take_bulk(record, count * body_bytes)
+        return count
+
+    def _mixed_packet(
+        self,
+        now: float,
+        datagram_bytes: int,
+        with_data: bool,
+        flight: Flight,
+        parts: list[bytes],
+        sent: list[SentPacket],
+    ) -> int:
+        """One packet of whatever is due. Gives its size, 0 if there was nothing to put in."""
+        room = datagram_bytes - OVERHEAD_BYTES
+        number = self._next_number
+        frames: list[bytes] = []
+        said: list[Key] = []
+        eliciting = False
+        if self._parts.acknowledger.is_waiting:
+            frames.append(
+                encode_frame(
+                    self._parts.acknowledger.frame(
+                        now, None if self._parts.in_order is None else self._parts.in_order.expected
+                    )
+                )
+            )
+            room -= len(frames[0])
+        if self._parts.announcements.pending:
+            announced, said = self._parts.announcements.take(room)
+            frames += announced
+            room -= sum(map(len, announced))
+            eliciting = bool(announced)
+        items = self._data_items(room, not frames) if with_data else []
+        fragments: list[Fragment] = []
+        for place, item in enumerate(items):
+            frames += item.encode(with_length=place < len(items) - 1)
+            if isinstance(item, Fragment):
+                self.fragments_resent += item.packet >= 0
+                item.packet = number
+                fragments.append(item)
+        if not frames:
+            return 0
+        packet = encode_packet(self._parts.peer_id, number, b"".join(frames))
+        parts.append(packet)
+        self._next_number = number + 1
+        if eliciting or items:
+            sent.append(SentPacket(number, len(packet), flight, fragments, said))
+        return len(packet)
+
+    def _data_items(self, room: int, packet_is_empty: bool) -> list[Fragment | UnreliableRecord]:
+        """Records and fragments that fill the room; each but the last will be written with its length."""
+        items: list[Fragment | UnreliableRecord] = []
+        while room >= SMALLEST_ROOM_BYTES:
+            item = self._parts.sending.next_frame(room, packet_is_empty=packet_is_empty)
+            if item is None:
+                break
+            items.append(item)
+            packet_is_empty = False
+            room -= item.header_bytes() + item.body_bytes() + U16.size
+        return items
+
+    def _depart(
+        self, now: float, parts: list[bytes], segment_bytes: int, count: int, sent: list[SentPacket]
+    ) -> tuple[bytes, int]:
+        data = b"".join(parts)
+        if sent:
+            if self.probes_due:
+                self.probes_due = max(self.probes_due - len(sent), 0)
+            self._account(now, sent, sum(packet.size_bytes for packet in sent), count)
+        else:
+            self.packets_sent += count
+            self.bytes_sent += len(data)
+        return data, segment_bytes
+
+    def _account(self, now: float, sent: list[SentPacket], sent_bytes: int, count: int) -> None:
+        self._parts.recovery.on_sent(sent, now)
+        self._parts.congestion.on_sent(sent_bytes)
+        self._pacer.on_sent(sent_bytes)
+        self.packets_sent += count
+        self.bytes_sent += sent_bytes
+
+
+def _last_kind(record: OutgoingRecord) -> int:
+    return DATA | LAST | END if record.ends_channel else DATA | LAST

@@ -1,0 +1,1 @@
+"""Where the sans-IO layers meet the system: sockets and event loops."""

@@ -1,0 +1,74 @@
+"""Host names and ports to the address tuples that the socket itself uses, and addresses to text."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from godwit.errors import AddressError
+from godwit.transport.train import Address
+
+
+def resolve(host: str, port: int, *, family: int = socket.AF_UNSPEC) -> Address:
+    """The first address of a host, as `recvmsg` will name it, so that the two compare equal.
+
+    A name is looked up in the system's resolver, which may block for seconds: call it in a thread in an event loop.
+    """
+    return resolve_all(host, port, family=family)[0]
+
+
+def resolve_all(host: str, port: int, *, family: int = socket.AF_UNSPEC) -> list[Address]:
+    """Every address of a host, in the system's order of preference. "localhost" often is both ::1 and 127.0.0.1."""
+    if not host:
+        raise AddressError("no host was given; name one, or 0.0.0.0 (IPv6: ::) for every address of this machine")
+    # The resolver would cut a larger number to 16 bits and give a valid, wrong port.
+    if not 0 <= port <= 65535:
+        raise AddressError(f"port {port} of {host} is out of range; a port is from 1 to 65535 (0: any free one)")
+    if "\0" in host:  # where C would see the end of the name
+        raise AddressError(f"{host!r} is no host name or IP address (it contains a NUL); correct it")
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, socket.IPPROTO_UDP)
+    except socket.gaierror as error:
+        raise AddressError(_resolver_text(host, family, error)) from error
+    except ValueError as error:  # a label too long for a name, a character outside IDNA
+        raise AddressError(f"{host!r} is no host name or IP address ({error}); correct it") from error
+    # A system without IPv6 support in Python gives (port, bytes) pairs: nothing that a socket could use.
+    addresses = list(dict.fromkeys(entry[4] for entry in found if isinstance(entry[4][0], str)))
+    if not addresses:
+        raise AddressError(f"host {host} has no address that this system can use; give another one")
+    return list(addresses)
+
+
+def family_of(address: Address) -> socket.AddressFamily:
+    """Whether an address is for an IPv4 or an IPv6 socket."""
+    return socket.AF_INET if len(address) == 2 else socket.AF_INET6
+
+
+def format_address(address: Address) -> str:
+    """`127.0.0.1:4000`, `[::1]:4000`."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if len(address) > 2 else f"{host}:{port}"
+
+
+def bind_text(address: Address, error: OSError) -> str:
+    """Why a socket could not be opened or bound, and what to do."""
+    where = f"cannot listen on UDP {format_address(address)}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: another socket has this port; stop it, or choose another port (0 takes any free one)"
+    if error.errno == errno.EACCES:
+        return f"{where}: permission denied; choose a port from 1024 upward, or run with the privilege for low ports"
+    if error.errno == errno.EADDRNOTAVAIL:
+        wildcard = "0.0.0.0" if len(address) == 2 else "::"
+        return f"{where}: this machine does not have that address; use one it has, or {wildcard} for all of them"
+    if error.errno == errno.EAFNOSUPPORT:
+        return f"{where}: this system has no IPv{4 if len(address) == 2 else 6}; use the other version's address"
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"{where}: too many open files; close some, or raise the limit (`ulimit -n`)"
+    return f"{where}: {error.strerror or error}; check the address and the state of the network"
+
+
+def _resolver_text(host: str, family: int, error: socket.gaierror) -> str:
+    version = {socket.AF_INET: "IPv4 ", socket.AF_INET6: "IPv6 "}.get(socket.AddressFamily(family), "")
+    if error.errno == socket.EAI_AGAIN:
+        return f"no answer from the name service about {host}; check the network, or give an IP address"
+    return f"host {host} has no {version}address ({error.strerror}); check the name, or give an IP address"

@@ -1,7 +1,7 @@
 """The exceptions of Godwit, by who can act on them.
 
     GodwitError
-     +-- DecodeError             bytes from outside that are not what they should be; `reason` is a short, countable word
+     +-- DecodeError             bytes from outside that are not what they should be; `reason` is one word
      +-- UsageError              the calling program asked for something that cannot be
      |    +-- RecordTooLargeError     longer than the other side takes
      |    +-- ChannelError            an unknown or finished channel, or too many channels

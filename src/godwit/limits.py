@@ -37,10 +37,10 @@ CHANNEL_WINDOW_BYTES: Final = 2 * MIB
 CONNECTION_WINDOW_BYTES: Final = 8 * MIB
 CONTROL_WINDOW_BYTES: Final = 256 * KIB
 """*protocol*: what may be under way and unacknowledged on channel 0, which has no credit."""
+CONTROL_QUEUE_BYTES: Final = 1 * MIB
+"""What may wait on channel 0, which has a send buffer of its own."""
 MAX_CONTROL_RECORD_BYTES: Final = 128 * KIB
 MAX_CHANNELS: Final = 16_384
-MAX_CLOSED_CHANNEL_RANGES: Final = 1024
-"""A sender numbers its channels one after another, so the finished ones form few ranges."""
 PIECE_BYTES: Final = 128
 """Held fragments are bounded as if each were at least this long: a flood of one-byte fragments is refused."""
 SEND_BUFFER_BYTES: Final = 4 * MIB

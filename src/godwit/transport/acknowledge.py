@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from godwit.limits import MAX_ACK_DELAY_S
@@ -12,6 +13,8 @@ MAX_TRACKED_RANGES: Final = 64
 """Gaps older than so many are forgotten; a packet from before them counts as a repeat."""
 RANGES_IN_A_FRAME: Final = 16
 """Newest first. What an acknowledgement leaves out, earlier ones have said many times."""
+SAY_TIMES: Final = 8
+"""What arrived is said in so many frames; that all of them get lost is rare, and then it is only sent again."""
 PROMPT_PACKETS: Final = 2
 """So many packets are acknowledged at once (RFC 9000, 13.2.2)."""
 
@@ -22,12 +25,21 @@ _MASK: Final = 0xFFFFFFFF
 class Acknowledger:
     """Feed: on_packet, on_run, on_eliciting. Drain: frame, when due_at has come or a packet leaves anyway."""
 
-    __slots__ = ("_at_once", "_largest_at", "_received", "_waiting", "due_at", "largest", "packets")
+    __slots__ = (
+        "_at_once", "_forgotten", "_frames_said", "_largest_at", "_old_news", "_received", "_waiting", "due_at",
+        "largest", "packets",
+    )  # fmt: skip
 
     def __init__(self, *, at_once: bool) -> None:
         self._at_once = at_once
         """Go-back-n and stop-and-wait: the sender waits for every one."""
         self._received = RangeSet()
+        self._forgotten = 0
+        """Nothing is known of packets below this; they count as repeats."""
+        self._frames_said: deque[int] = deque()
+        """The newest number in each of the last frames."""
+        self._old_news = 0
+        """Ranges that end before this have been said often enough."""
         self._waiting = 0
         self._largest_at = 0.0
         self.largest = -1
@@ -38,13 +50,14 @@ class Acknowledger:
     def on_packet(self, number: int, now: float) -> bool:
         """A packet arrived. False when it is a repeat."""
         received = self._received
-        if received.starts and number < received.starts[0] and len(received) >= MAX_TRACKED_RANGES:
-            return False
-        if not received.add(number, number + 1):
+        if number < self._forgotten or not received.add(number, number + 1):
             return False
         if len(received) > MAX_TRACKED_RANGES:
-            received.drop_lowest()
+            self._forgotten = received.drop_lowest()
         self.packets += 1
+        if number < self._old_news:
+            self._old_news = number
+            self._frames_said.clear()
         if number > self.largest:
             self.largest = number
             self._largest_at = now
@@ -83,6 +96,10 @@ class Acknowledger:
         ranges = tuple(
             (start & _MASK, (stop - 1) & _MASK)
             for start, stop in zip(received.starts[_NEWEST], received.stops[_NEWEST], strict=True)
+            if stop > self._old_news
         )
+        if len(self._frames_said) == SAY_TIMES:
+            self._old_news = self._frames_said.popleft()
+        self._frames_said.append(self.largest)
         delay_us = min(max(int((now - self._largest_at) * 1e6), 0), _MASK)
         return Ack(delay_us, ranges, None if next_position is None else next_position & _MASK)

@@ -7,14 +7,12 @@ spoken again with whatever its value is by then.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 from godwit.transport.receive import ReceiveHalf
 from godwit.transport.send import SendHalf
+from godwit.transport.sent import Announcement
 from godwit.wire.frames import Blocked, Confirm, Credit, Ping, encode_frame
-
-Key: TypeAlias = tuple[Literal["confirm", "credit"], int, int]
-"""What was said, of which channel, with which value."""
 
 LARGEST_FRAME_BYTES: Final = 32
 """No announcement is longer (a path response is the longest)."""
@@ -54,7 +52,7 @@ class Announcements:
     def block(self, channels: Iterable[int]) -> None:
         self._blocked.update(dict.fromkeys(channels))
 
-    def repeat(self, keys: Iterable[Key]) -> None:
+    def repeat(self, keys: Iterable[Announcement]) -> None:
         """The packet that said these is lost."""
         for kind, channel, _ in keys:
             if kind == "confirm" and channel in self._confirms:
@@ -62,17 +60,17 @@ class Announcements:
             elif kind == "credit":
                 self._receiving.repeat_grant(channel)
 
-    def on_acked(self, keys: Iterable[Key]) -> None:
+    def on_acked(self, keys: Iterable[Announcement]) -> None:
         """The packet that said these has arrived."""
         for kind, channel, value in keys:
             if kind == "confirm" and channel in self._confirms and self._confirms[channel].sequence == value:
                 del self._confirms[channel]
                 self._unsaid.pop(channel, None)
 
-    def take(self, room_bytes: int) -> tuple[list[bytes], list[Key]]:
+    def take(self, room_bytes: int) -> tuple[list[bytes], list[Announcement]]:
         """As many frames as fit, and the keys that must be repeated if their packet is lost."""
         frames: list[bytes] = []
-        keys: list[Key] = []
+        keys: list[Announcement] = []
         room = room_bytes // LARGEST_FRAME_BYTES
         while self._responses and len(frames) < room:
             frames.append(self._responses.pop(0))

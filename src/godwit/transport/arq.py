@@ -5,17 +5,19 @@ Selective repeat resends just the fragments that were lost. Go-back-n numbers th
 missing, because the receiver keeps only what comes in order. Stop-and-wait is go-back-n with a window of one.
 
 The sending half asks a policy for `next_resend`, then, if `may_send_new`, cuts new fragments and hands them to
-`on_new`; packets that are acknowledged or lost, and the position that the receiver expects, are told to it.
+`on_new`; packets that are acknowledged or lost are told to it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.fragment import Fragment
+from godwit.transport.sent import SentRun
+from godwit.wire.packet import expand_number
 from godwit.wire.parameters import Parameters
 
 
@@ -39,20 +41,20 @@ class SendPolicy(Protocol):
     def on_new(self, fragment: Fragment) -> None:
         """A new fragment is about to be sent for the first time."""
 
-    def on_acked(self, fragments: Iterable[Fragment]) -> int:
-        """Their packet arrived. Gives the cost of the records that this completed."""
+    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> int:
+        """These packets arrived, and with go-back-n the receiver has every position below `next_position` (truncated).
+
+        Gives the cost of the records that this completed.
+        """
+
+    def is_possible(self, next_position: int) -> bool:
+        """Whether the receiver can have come so far (truncated)."""
 
     def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
         """Their packet is lost."""
 
     def on_probe(self, fragments: Iterable[Fragment]) -> None:
         """The probe timer fired and theirs is the oldest packet under way: they go out again."""
-
-    def on_next_position(self, position: int) -> int:
-        """The receiver has everything below. Gives the cost of the records that this completed."""
-
-    def expected_position(self) -> int:
-        """The first position that is not acknowledged: what a truncated one lies near."""
 
 
 class SelectiveRepeat:
@@ -82,11 +84,11 @@ class SelectiveRepeat:
     def on_new(self, fragment: Fragment) -> None:
         pass
 
-    def on_acked(self, fragments: Iterable[Fragment]) -> int:
-        completed_bytes = 0
-        for fragment in fragments:
-            completed_bytes += fragment.settle()
-        return completed_bytes
+    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> int:
+        return sum([fragment.settle() for run in arrived for fragment in run.fragments])
+
+    def is_possible(self, next_position: int) -> bool:
+        return False
 
     def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
         # One that a probe has carried again since then is still under way.
@@ -94,12 +96,6 @@ class SelectiveRepeat:
 
     def on_probe(self, fragments: Iterable[Fragment]) -> None:
         self._lost.extendleft(one for one in reversed(list(fragments)) if not one.settled)
-
-    def on_next_position(self, position: int) -> int:
-        return 0
-
-    def expected_position(self) -> int:
-        return 0
 
 
 class GoBackN:
@@ -132,8 +128,22 @@ class GoBackN:
         self._under_way.append(fragment)
         self._cursor += 1
 
-    def on_acked(self, fragments: Iterable[Fragment]) -> int:
-        return 0  # arrived, but perhaps out of order and thrown away: only the next position tells
+    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> int:
+        if next_position is None:
+            return 0
+        completed_bytes = 0
+        expected = expand_number(next_position, self._first_position)
+        while self._first_position < expected and self._under_way:
+            completed_bytes += self._under_way.popleft().settle()
+            self._first_position += 1
+            self._cursor = max(self._cursor - 1, 0)
+        for run in arrived:
+            # What arrived but is not below the position came out of order and was thrown away: it is as good as lost.
+            self.on_lost(run.number, run.fragments)
+        return completed_bytes
+
+    def is_possible(self, next_position: int) -> bool:
+        return expand_number(next_position, self._first_position) <= self._first_position + len(self._under_way)
 
     def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
         for fragment in fragments:
@@ -144,17 +154,6 @@ class GoBackN:
 
     def on_probe(self, fragments: Iterable[Fragment]) -> None:
         self._cursor = 0
-
-    def on_next_position(self, position: int) -> int:
-        completed_bytes = 0
-        while self._first_position < position and self._under_way:
-            completed_bytes += self._under_way.popleft().settle()
-            self._first_position += 1
-            self._cursor = max(self._cursor - 1, 0)
-        return completed_bytes
-
-    def expected_position(self) -> int:
-        return self._first_position
 
 
 class InOrder:

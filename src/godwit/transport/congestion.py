@@ -33,6 +33,8 @@ SHORTEST_TRIP_WINDOW_S: Final = 10.0
 PROBE_RTT_S: Final = 0.2
 INITIAL_WINDOW_DATAGRAMS: Final = 10
 SMALLEST_WINDOW_DATAGRAMS: Final = 4
+HEAVY_LOSS: Final = 0.3
+"""A share of lost bytes in one round that only an overflowing queue explains, together with a rate that stands."""
 LOCAL_ROUND_TRIP_S: Final = 0.001
 """Below this the path is shorter than the event loop's own pace."""
 
@@ -61,6 +63,7 @@ class Congestion:
 
     def __init__(self, *, now: float, datagram_bytes: int, round_trip_s: float, peer_buffer_bytes: int) -> None:
         self.in_flight_bytes = 0
+        self._began = now
         self.mode = Mode.STARTUP
         self._datagram_bytes = datagram_bytes
         self._half_peer_buffer_bytes = peer_buffer_bytes // 2
@@ -78,6 +81,7 @@ class Congestion:
         # rounds
         self._round = 0
         self._round_ends_at_bytes = 0
+        self._lost_in_round_bytes = 0
         # startup
         self._full_rate = 0.0
         self._rounds_without_growth = 0
@@ -118,22 +122,29 @@ class Congestion:
     def on_lost(self, lost_bytes: int) -> None:
         """Packets are given up. They leave the path; the rate stays, see the module's first lines."""
         self.in_flight_bytes -= lost_bytes
+        self._lost_in_round_bytes += lost_bytes
 
     def on_delivered(self, now: float, delivered_bytes: int, newest: Flight, round_trip_s: float | None) -> None:
         """An acknowledgement covered so many bytes; `newest` is the flight of the latest packet among them."""
         self.in_flight_bytes -= delivered_bytes
         self._delivered_bytes += delivered_bytes
         self._delivered_at = now
+        if newest.sent_at < self._began:
+            return  # sent on another path, before the peer moved
         self._first_sent_at = newest.sent_at
+        heavy_loss = False
         round_began = newest.delivered_bytes >= self._round_ends_at_bytes
         if round_began:
             self._round += 1
+            delivered_in_round_bytes = self._delivered_bytes - self._round_ends_at_bytes
+            heavy_loss = self._lost_in_round_bytes > HEAVY_LOSS * (delivered_in_round_bytes + self._lost_in_round_bytes)
             self._round_ends_at_bytes = self._delivered_bytes
+            self._lost_in_round_bytes = 0
         trip_expired = now > self._shortest_trip_at + SHORTEST_TRIP_WINDOW_S
         self._note_rate(now, newest)
         self._note_trip(now, round_trip_s, trip_expired)
         if round_began and not self._path_is_full and not newest.app_limited:
-            self._check_growth()
+            self._check_growth(heavy_loss)
         self._change_mode(now, trip_expired)
         self._set_rate_and_window()
 
@@ -165,14 +176,15 @@ class Congestion:
             self._shortest_trip_at = now
             self._trip_is_guess = False
 
-    def _check_growth(self) -> None:
+    def _check_growth(self, heavy_loss: bool) -> None:
         rate = self.bandwidth_bytes_per_s
         if rate >= self._full_rate * 1.25:
             self._full_rate = rate
             self._rounds_without_growth = 0
             return
         self._rounds_without_growth += 1
-        self._path_is_full = self._rounds_without_growth >= 3
+        # A queue that overflows says the same as three rounds, and each more would cost a path full of packets.
+        self._path_is_full = heavy_loss or self._rounds_without_growth >= 3
 
     def _path_bytes(self) -> float:
         """The bandwidth-delay product: what the path holds without a queue."""
@@ -254,4 +266,4 @@ class Congestion:
 
 def train_limit_bytes(peer_buffer_bytes: int, datagram_bytes: int) -> int:
     """The longest train that the other side's receive buffer takes well: an eighth of it."""
-    return max(min(MAX_TRAIN_BYTES, peer_buffer_bytes // 8), 2 * datagram_bytes)
+    return min(max(peer_buffer_bytes // 8, 2 * datagram_bytes), MAX_TRAIN_BYTES)

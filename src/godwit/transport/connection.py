@@ -14,14 +14,16 @@ CLOSING answers what still comes with its close again; DRAINING is silent. Both 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final
 
 import msgspec
 
-from godwit.errors import ConnectionClosedError, DecodeError
+from godwit.errors import ConnectionClosedError, DecodeError, UsageError
+from godwit.limits import HANDSHAKE_TIMEOUT_S
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
@@ -29,20 +31,24 @@ from godwit.transport.farewell import Farewell
 from godwit.transport.handshake import Role
 from godwit.transport.inbound import Delivery, Inbound
 from godwit.transport.parts import Parts
-from godwit.transport.path import PathCheck
+from godwit.transport.path import Roaming
 from godwit.transport.receive import LimitError
 from godwit.transport.train import Address, Train
 from godwit.transport.transmit import Transmitter
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
-from godwit.wire.packet import OVERHEAD_BYTES, decode_packet, encode_packet, expand_number
+from godwit.wire.packet import encode_packet
 from godwit.wire.parameters import Parameters
 
 BLOCKED_RETRY_S: Final = 1.0
 """A sender without credit asks again at this interval, in case the word was lost."""
+MAX_CODE: Final = 0xFFFF
 PROBE_PACKETS: Final = 2
 """So many packets go when the probe timer fires (RFC 9002, 6.2.4)."""
-_PROBE_PACKET_BYTES: Final = OVERHEAD_BYTES + 1 + wire.PROBE_BYTES
+LULL_S: Final = 1.0
+LULL_PACKETS: Final = 16
+"""A client that heard at least so many packets and then nothing for a while pings: a NAT may have forgotten it, and its
+server would go on sending to the old address until the next keep-alive."""
 
 
 class State(Enum):
@@ -97,13 +103,15 @@ class Connection:
         self.scheduled_at: float | None = None
         """The endpoint's note: when it will look at the timers."""
         self._events = events
-        self._entropy = entropy
         self._wake = wake
         self._parts = Parts(
             role=role, connection_id=connection_id, config=config, discipline=discipline, dropped=dropped
         )
-        self._path_check: PathCheck | None = None
-        self._blocked_at: float | None = None
+        self._roaming = Roaming(self._parts, entropy)
+        self._asked_for: dict[int, int] = {}
+        """Channels that wait for credit, and the other side was told so."""
+        self._ask_again_at: float | None = None
+        self._packets_before_lull = 0
         self._farewell: Farewell
         # Set by establish.
         self._transmitter: Transmitter
@@ -119,13 +127,20 @@ class Connection:
         config = self._parts.config
         self._idle_timeout_s = min(config.idle_timeout_s, peer.idle_timeout_ms / 1000)
         self._keep_alive_s = min(config.keep_alive_s, self._idle_timeout_s / 3)
-        self._parts.on_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
+        excess = self._parts.on_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
         self._transmitter = Transmitter(self._parts, now)
         self._inbound = Inbound(self._parts, self._transmitter)
         if self.role == "client":
             self._parts.announcements.ping()  # the server hears at once that its accept arrived
         self._events.append(Connected(self, peer.application))
         self._wake(self)
+        if excess:
+            self.close(now, Code.LIMIT, excess)
+
+    def on_repeated_connect(self, address: Address) -> None:
+        """The client has not heard the accept, and perhaps fetched a new cookie from a new address, which proves it."""
+        if self._parts.acknowledger.packets == 0:
+            self.peer_address = address
 
     # -- the application's calls --------------------------------------------------------------------------------------
 
@@ -154,6 +169,8 @@ class Connection:
 
     def close(self, now: float, code: int = Code.NORMAL, reason: str = "") -> None:
         """Ends the connection at once and tells the peer. What was not acknowledged yet may be lost."""
+        if not 0 <= code <= MAX_CODE:
+            raise UsageError(f"a code of {code}: it lies between 0 and {MAX_CODE}")
         if self.state is State.CONNECTING:
             self._end(State.CLOSED, now, code, reason, "local")
         elif self.state is State.OPEN:
@@ -217,8 +234,8 @@ class Connection:
 
     def _handle_open_timers(self, now: float) -> None:
         parts = self._parts
-        if now >= self._heard_at + self._idle_timeout_s:
-            self.fail(now, Code.TIMEOUT, f"nothing was heard for {self._idle_timeout_s:g} s", "timeout")
+        if now >= self._silent_at():
+            self.fail(now, Code.TIMEOUT, f"nothing was heard for {now - self._heard_at:.1f} s", "timeout")
             return
         loss_timer = parts.recovery.loss_timer
         if loss_timer is not None and now >= loss_timer:
@@ -228,11 +245,22 @@ class Connection:
             self._probe(now)
         if probe_timer is None and now >= self._heard_at + self._keep_alive_s:
             parts.announcements.ping()
-        if self._blocked_at is not None and now >= self._blocked_at:
-            self._blocked_at = None
-            parts.announcements.block(parts.sending.blocked)
-        if self._path_check is not None and self._path_check.is_over:
-            self._path_check = None
+        if self._ask_again_at is not None and now >= self._ask_again_at:
+            self._ask_again_at = None
+            self._asked_for = {}
+        if self._lulls_at() <= now:
+            self._packets_before_lull = parts.acknowledger.packets
+            parts.announcements.ping()
+
+    def _silent_at(self) -> float:
+        """When the silence has been too long; less is granted to a client that was never heard after its connect."""
+        if self._parts.acknowledger.packets == 0:
+            return self._heard_at + min(self._idle_timeout_s, HANDSHAKE_TIMEOUT_S)
+        return self._heard_at + self._idle_timeout_s
+
+    def _lulls_at(self) -> float:
+        heard = self._parts.acknowledger.packets - self._packets_before_lull
+        return self._heard_at + LULL_S if self.role == "client" and heard >= LULL_PACKETS else math.inf
 
     def _probe(self, now: float) -> None:
         """Nothing was heard for too long: the oldest thing under way is said again, and the peer must answer."""
@@ -257,21 +285,28 @@ class Connection:
         if self.state is not State.OPEN:
             frame = self._farewell.take(now) if self.state is State.CLOSING else None
             return [self._lone(address, frame)] if frame else []
-        trains = []
-        while (train := self._transmitter.next_train(now)) is not None:
-            trains.append(Train(address, *train))
+        trains = list(self._ordinary_trains(now))
         probe = self._transmitter.mtu_probe(now)
         if probe is not None:
             trains.append(Train(address, probe, len(probe)))
-        if self._path_check is not None:
-            challenge = self._path_check.take_challenge(_PROBE_PACKET_BYTES, now)
-            if challenge is not None:
-                trains.append(self._lone(self._path_check.address, wire.encode_frame(wire.PathProbe(challenge))))
-        if self._parts.sending.blocked:
-            self._blocked_at = self._blocked_at or now + BLOCKED_RETRY_S
-        else:
-            self._blocked_at = None
+        challenge = self._roaming.take_challenge(now)
+        if challenge is not None:
+            trains.append(self._lone(*challenge))
         return trains
+
+    def _ordinary_trains(self, now: float) -> Iterator[Train]:
+        address = self.peer_address
+        while (train := self._transmitter.next_train(now)) is not None:
+            yield Train(address, *train)
+        blocked = self._parts.sending.blocked
+        news = [channel for channel in blocked if channel not in self._asked_for]
+        if news:
+            # The receiver gives credit back in larger steps than a long record can wait for: ask at once, then again.
+            self._parts.announcements.block(news)
+            if (train := self._transmitter.next_train(now)) is not None:
+                yield Train(address, *train)
+        self._asked_for = blocked.copy()
+        self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if blocked else None
 
     def _lone(self, address: Address, frame: bytes) -> Train:
         packet = encode_packet(self._parts.peer_id, self._transmitter.number(), frame)
@@ -282,15 +317,15 @@ class Connection:
         if self.state is State.OPEN:
             parts = self._parts
             recovery = parts.recovery
-            check = self._path_check
             timers = (
-                self._heard_at + self._idle_timeout_s,
+                self._silent_at(),
                 parts.acknowledger.due_at,
                 recovery.loss_timer,
                 recovery.probe_timer or self._heard_at + self._keep_alive_s,
                 self._transmitter.paced_until,
-                self._blocked_at,
-                None if check is None else check.due_at,
+                self._ask_again_at,
+                self._roaming.due_at,
+                self._lulls_at(),
             )
             return min([timer for timer in timers if timer is not None])
         if self.state in (State.CLOSING, State.DRAINING):
@@ -305,7 +340,10 @@ class Connection:
         for channel, number, body, reliable, last in delivery.records:
             events.append(Received(self, channel, number, body, reliable, last))
         for confirm in delivery.confirms:
-            events.append(Confirmed(self, confirm.channel, confirm.sequence, confirm.reached))
+            if self._parts.sending.on_confirm(confirm.channel, confirm.sequence):
+                events.append(Confirmed(self, confirm.channel, confirm.sequence, confirm.reached))
+            else:
+                self._parts.dropped["old_confirm"] += 1
         if delivery.writable:
             events.append(Writable(self))
         if delivery.close is not None and self.state is State.OPEN:
@@ -316,38 +354,14 @@ class Connection:
         if self.state is not State.OPEN:
             if self.state is State.CLOSING and address == self.peer_address:
                 self._farewell.on_packet(now)
-                self._wake(self)
             self._parts.dropped["closed_connection"] += 1
         elif self.role == "client":
             self._parts.dropped["wrong_address"] += 1
-        else:
-            self._receive_from_new_path(packet, address, now)
-
-    def _receive_from_new_path(self, packet: bytes, address: Address, now: float) -> None:
-        """The peer may have moved: its address is checked. Until it has proved itself nothing else of it is taken."""
-        parts = self._parts
-        try:
-            _, truncated, content = decode_packet(packet)
-            frames = wire.decode_frames(content)
-        except DecodeError as error:
-            parts.dropped[error.reason] += 1
-            return
-        check = self._path_check
-        if check is not None and check.address == address:
-            check.on_received(len(packet))
-            for frame in frames:
-                if isinstance(frame, wire.PathResponse) and check.is_answered_by(frame, parts.key, parts.peer_role):
-                    self._move(address, now)
-                    return
-        elif expand_number(truncated, parts.acknowledger.largest + 1) > parts.acknowledger.largest:
-            wait_s = parts.recovery.round_trip.probe_timeout_s()
-            self._path_check = PathCheck(address, self._entropy(wire.PROBE_BYTES), now, wait_s)
-            self._path_check.on_received(len(packet))
-            self._wake(self)
-        parts.dropped["unproven_path"] += 1
+        elif self._roaming.on_packet(packet, address, now):
+            self._move(address, now)
+        self._wake(self)
 
     def _move(self, address: Address, now: float) -> None:
-        self._path_check = None
         self._heard_at = now
         if address[0] != self.peer_address[0]:
             # Another host address: another path. A new port alone is a NAT that forgot, and the path is the same.
@@ -355,14 +369,18 @@ class Connection:
         self.peer_address = address
         self._parts.announcements.ping()
         self._events.append(PathChanged(self, address))
-        self._wake(self)
 
     # -- look ---------------------------------------------------------------------------------------------------------
 
     @property
     def buffered_bytes(self) -> int:
         """What it holds for the application in either direction."""
-        return self._parts.sending.queued_bytes + self._parts.receiving.held_bytes
+        return self._parts.sending.buffered_bytes + self._parts.receiving.held_bytes
+
+    @property
+    def train_payload_bytes(self) -> int:
+        """How long a record should be to fill one train: the size that costs least per byte. The connection is open."""
+        return self._transmitter.train_payload_bytes()
 
     @property
     def statistics(self) -> Statistics:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from godwit.limits import BASE_DATAGRAM_BYTES, HANDSHAKE_RETRY_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_RETRY_S
 from godwit.transport import handshake
-from godwit.transport.connection import Connection
+from godwit.transport.connection import Connection, State
 from godwit.transport.train import Train
 from godwit.wire.control import Code
 from godwit.wire.frames import Accept, Connect, Cookie, Frame, Hello, Refuse, encode_frame
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
 from godwit.wire.parameters import decode_parameters
+
+TRIES_A_COOKIE: Final = 3
 
 
 class Dial:
@@ -31,6 +35,11 @@ class Dial:
         """How often the present step was sent: once, and its answer shows the round trip."""
         self._gives_up_at = now + HANDSHAKE_TIMEOUT_S
 
+    @property
+    def is_over(self) -> bool:
+        """The connection is open, or will never be."""
+        return self.connection.state is not State.CONNECTING
+
     def on_frame(self, frame: Frame, now: float) -> str | None:
         """A frame from the server's address. Gives the reason to drop it, or None when it was of use."""
         match frame:
@@ -39,21 +48,21 @@ class Dial:
                     return "late_handshake"
                 self._cookie = cookie
                 self._next_step(now)
-            case Accept() if self._cookie is not None:
-                self._accepted(frame, self._cookie, now)
+            case Accept():
+                self._accepted(frame, now)
             case Refuse(nonce, code, reason) if handshake.same(nonce, self._nonce):
                 self.connection.fail(now, code, reason, "refused")
             case _:
                 return "unasked_handshake"
         return None
 
-    def _accepted(self, frame: Accept, cookie: bytes, now: float) -> None:
+    def _accepted(self, frame: Accept, now: float) -> None:
         peer = decode_parameters(frame.parameters)
         self.token = frame.token
         self.connection.establish(
             peer_id=frame.connection_id,
             peer=peer,
-            key=handshake.connection_key(self._nonce, cookie, frame.nonce),
+            key=handshake.connection_key(self._nonce, frame.nonce),
             round_trip_s=now - self._sent_at if self._sends == 1 else None,
             now=now,
         )
@@ -72,6 +81,10 @@ class Dial:
     def trains(self, now: float) -> list[Train]:
         if now < self._send_at:
             return []
+        if self._cookie is not None and self._sends == TRIES_A_COOKIE:
+            # The address may have changed since, or the server have been restarted: the cookie is worth nothing then.
+            self._cookie = None
+            self._next_step(now)
         self._sends += 1
         self._sent_at = now
         self._send_at = now + self._wait_s

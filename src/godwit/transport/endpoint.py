@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final
 
 from godwit.errors import DecodeError, UsageError
@@ -26,7 +26,7 @@ from godwit.transport.events import Event
 from godwit.transport.train import Address, Train
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
-from godwit.wire.packet import CHECKSUM, HEADER, VERSION, decode_packet, encode_packet
+from godwit.wire.packet import CHECKSUM, HEADER, SMALLEST_PACKET_BYTES, VERSION, decode_packet, encode_packet
 from godwit.wire.parameters import Parameters, decode_parameters, encode_parameters
 
 SECRET_BYTES: Final = 32
@@ -76,7 +76,7 @@ class Endpoint:
         at = 0
         while at < len(data):
             connection = connections.get(int.from_bytes(data[at + 1 : at + 9], "big"))
-            if connection is not None:
+            if connection is not None and min(segment_bytes, len(data) - at) >= SMALLEST_PACKET_BYTES:
                 at = connection.receive(data, at, segment_bytes, train.address, now)
             else:
                 self._receive_stray(data[at : at + segment_bytes], train.address, now)
@@ -86,9 +86,9 @@ class Endpoint:
         """Does what is due by now."""
         timers = self._timers
         while timers and timers[0][0] <= now:
-            _, connection_id = heappop(timers)
-            owner = self._dials.get(connection_id) or self._connections.get(connection_id)
-            if owner is None:
+            due_at, connection_id = heappop(timers)
+            owner = self._owner(connection_id)
+            if owner is None or owner.scheduled_at != due_at:
                 continue
             owner.scheduled_at = None
             due = owner.next_timer()
@@ -131,7 +131,14 @@ class Endpoint:
 
     def next_timer(self) -> float | None:
         """When handle_timers wants to be called, if nothing else happens before."""
-        return self._timers[0][0] if self._timers else None
+        timers = self._timers
+        while timers:
+            due_at, connection_id = timers[0]
+            owner = self._owner(connection_id)
+            if owner is not None and owner.scheduled_at == due_at:
+                return due_at
+            heappop(timers)
+        return None
 
     # -- look ---------------------------------------------------------------------------------------------------------
 
@@ -143,7 +150,8 @@ class Endpoint:
     @property
     def buffered_bytes(self) -> int:
         """What all connections hold for their applications."""
-        return sum(connection.buffered_bytes for connection in self._connections.values())
+        dialing = sum(dial.connection.buffered_bytes for dial in self._dials.values())
+        return dialing + sum(connection.buffered_bytes for connection in self._connections.values())
 
     # -- connections --------------------------------------------------------------------------------------------------
 
@@ -172,11 +180,22 @@ class Endpoint:
         if due is not None and (owner.scheduled_at is None or due < owner.scheduled_at):
             owner.scheduled_at = due
             heappush(self._timers, (due, connection_id))
+            if len(self._timers) > 4 * (len(self._connections) + len(self._dials)) + 64:
+                self._drop_old_timers()
+
+    def _drop_old_timers(self) -> None:
+        """A timer that was overtaken by an earlier one stays behind. They are swept out before they become many."""
+        owners: list[tuple[int, Dial | Connection]] = [*self._dials.items(), *self._connections.items()]
+        self._timers = [(owner.scheduled_at, key) for key, owner in owners if owner.scheduled_at is not None]
+        heapify(self._timers)
+
+    def _owner(self, connection_id: int) -> Dial | Connection | None:
+        return self._dials.get(connection_id) or self._connections.get(connection_id)
 
     def _forget(self, connection: Connection) -> None:
         del self._connections[connection.id]
-        token = self._tokens.pop(connection.id, None)
-        if token is not None:
+        token = self._tokens.pop(connection.id, b"")
+        if self._by_token.get(token) is connection:  # a strange server may give the same token twice
             del self._by_token[token]
 
     # -- packets that belong to no open connection --------------------------------------------------------------------
@@ -222,6 +241,8 @@ class Endpoint:
         connection = dial.connection
         if address != connection.peer_address:
             return "wrong_address"
+        if dial.is_over:
+            return "late_handshake"
         reason = dial.on_frame(frame, now)
         if connection.state is State.OPEN:
             del self._dials[connection.id]
@@ -241,29 +262,29 @@ class Endpoint:
     def _on_connect(self, frame: wire.Connect, address: Address, now: float) -> str | None:
         if not self._acceptor.is_proven(frame, address, now):
             return "bad_cookie"
-        again = self._acceptor.repeated(frame, address, now)
+        again = self._acceptor.repeated(frame, now)
         if again is not None:
-            self._answer(address, again)
+            packet, connection_id = again
+            if connection_id in self._connections:
+                self._connections[connection_id].on_repeated_connect(address)
+            self._answer(address, packet)
             return "repeated_connect"
         try:
             peer = decode_parameters(frame.parameters)
         except DecodeError as error:
-            self._refuse(frame.connection_id, frame.nonce, address, Code.PROTOCOL, str(error))
+            self._answer(address, self._acceptor.refuse(frame, Code.PROTOCOL, str(error), now))
             return error.reason
         if len(self._connections) + len(self._dials) >= self._config.max_connections:
             reason = f"{self._config.max_connections} connections are open, which is the limit here: try again later"
-            self._refuse(frame.connection_id, frame.nonce, address, Code.BUSY, reason)
+            self._answer(address, self._acceptor.refuse(frame, Code.BUSY, reason, now))
             return "busy"
         connection = self._new_connection("server", address, peer)
         parameters = encode_parameters(self._config.parameters(b""))
-        packet, key = self._acceptor.accept(frame, address, connection.id, parameters, now)
+        packet, key = self._acceptor.accept(frame, connection.id, parameters, now)
         self._answer(address, packet)
         self._connections[connection.id] = connection
         connection.establish(peer_id=frame.connection_id, peer=peer, key=key, round_trip_s=None, now=now)
         return None
-
-    def _refuse(self, connection_id: int, nonce: bytes, address: Address, code: int, reason: str) -> None:
-        self._answer(address, encode_packet(connection_id, 0, wire.encode_frame(wire.Refuse(nonce, code, reason))))
 
     def _refuse_version(self, packet: bytes, address: Address) -> None:
         """A hello of another version is told which one is spoken here. Its fields stand in the same place in all."""
@@ -273,4 +294,5 @@ class Endpoint:
             return
         if isinstance(hello, wire.Hello) and len(packet) >= BASE_DATAGRAM_BYTES:
             reason = f"version {packet[0] >> 4} is not spoken here: use version {VERSION}"
-            self._refuse(hello.connection_id, hello.nonce, address, Code.VERSION, reason)
+            frame = wire.encode_frame(wire.Refuse(hello.nonce, Code.VERSION, reason))
+            self._answer(address, encode_packet(hello.connection_id, 0, frame))

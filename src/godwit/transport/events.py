@@ -22,7 +22,10 @@ class Connected(msgspec.Struct, frozen=True):
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A whole record. Give its credit back with `connection.consume(channel, len(body))` once it is taken."""
+    """A whole record. Give the credit of a reliable one back with `connection.consume(channel, len(body))`.
+
+    An unreliable record costs no credit.
+    """
 
     connection: Connection
     channel: int

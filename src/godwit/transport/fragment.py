@@ -66,7 +66,7 @@ class Fragment(msgspec.Struct, gc=False):
         record.unsettled -= self.stop - self.start + self.is_last
         if record.unsettled:
             return 0
-        record.channel.acked_bytes += record.cost_bytes
+        record.channel.queued_bytes -= record.cost_bytes
         return record.cost_bytes
 
     def header_bytes(self) -> int:

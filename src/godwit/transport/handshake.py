@@ -41,9 +41,9 @@ def _cookie_proof(secret: bytes, issued: bytes, address: Address, connection_id:
     return hmac.digest(secret, b"cookie" + content, "sha256")[:MAC_BYTES]
 
 
-def connection_key(client_nonce: bytes, cookie: bytes, server_nonce: bytes) -> bytes:
+def connection_key(client_nonce: bytes, server_nonce: bytes) -> bytes:
     """The key of the proofs on one connection."""
-    return hmac.digest(client_nonce + cookie + server_nonce, b"godwit 1 connection key", "sha256")
+    return hmac.digest(client_nonce + server_nonce, b"godwit 1 connection key", "sha256")
 
 
 def path_mac(key: bytes, sender: Role, challenge: bytes) -> bytes:

@@ -7,6 +7,7 @@ their bytes. Everything else is decoded frame by frame.
 from __future__ import annotations
 
 import struct
+from operator import attrgetter
 from typing import Final
 
 from crc32c import crc32c
@@ -14,7 +15,7 @@ from crc32c import crc32c
 from godwit.errors import DecodeError
 from godwit.transport import handshake
 from godwit.transport.parts import Parts
-from godwit.transport.recovery import SentPacket
+from godwit.transport.sent import SentRun
 from godwit.transport.transmit import FULL_HEADER, Transmitter
 from godwit.wire import frames as wire
 from godwit.wire.packet import (
@@ -27,8 +28,14 @@ from godwit.wire.packet import (
 )
 
 _MASK: Final = 0xFFFFFFFF
-_SMALLEST_FULL_BYTES: Final = FULL_HEADER.size + CHECKSUM.size
-_ID_AND_NUMBER: Final = struct.Struct(">QI")
+_PLAIN_HEADER: Final = struct.Struct(">BQIBIII")
+"""Of a packet and of the fragment that it begins with."""
+_KIND_AT: Final = HEADER.size
+_PLAIN_FRAGMENTS: Final = frozenset((wire.DATA, wire.DATA | wire.LAST, wire.DATA | wire.LAST | wire.END))
+"""Data frames without length and position, which end with their packet."""
+_ID: Final = struct.Struct(">Q")
+_NUMBER: Final = struct.Struct(">I")
+_number: Final = attrgetter("number")
 _NOT_ON_A_CONNECTION: Final = (wire.Hello, wire.Cookie, wire.Connect, wire.Accept, wire.Refuse, wire.Reset)
 """These belong to the handshake: a repeat that arrives late is no news, and has no number of its own."""
 
@@ -61,56 +68,64 @@ class Inbound:
         """
         view = memoryview(data)
         end = len(data)
-        own_id = self._parts.connection_id
         acknowledger = self._parts.acknowledger
         receiving = self._parts.receiving
-        unpack = FULL_HEADER.unpack_from
-        assembly = receiving.current
-        expected = (acknowledger.largest + 1) & _MASK
-        run = 0  # packets that took the short way and are not yet in the account
+        own_id = _ID.pack(self._parts.connection_id)
+        pack = FULL_HEADER.pack
+        first = bytes((FIRST_BYTE,)) + own_id
         while at < end:
-            stop = min(at + segment_bytes, end)
-            if stop - at >= _SMALLEST_FULL_BYTES:
-                first, connection_id, number, kind, channel, record, offset = unpack(data, at)
-                if connection_id != own_id:
-                    break
-                if (
-                    offset == assembly.next_bytes
-                    and number == expected
-                    and kind == wire.DATA
-                    and record == assembly.record
-                    and channel == assembly.channel_id
-                    and first == FIRST_BYTE
-                ):
-                    body = data[at + FULL_HEADER.size : stop - CHECKSUM.size]
-                    next_bytes = offset + len(body)
-                    if body and next_bytes <= assembly.allowed_bytes and crc32c(view[at:stop]) == INTACT:
-                        assembly.run.append(body)
-                        assembly.next_bytes = next_bytes
-                        expected = (expected + 1) & _MASK
-                        run += 1
-                        at = stop
-                        continue
-            elif data[at + 1 : at + 9] != own_id.to_bytes(8, "big"):
-                break
-            if run:
-                acknowledger.on_run(run, now)
-                run = 0
-            self._packet(data[at:stop], now, delivery)
+            # The short way: what the next packet must look like if it is the next full one of the record that came
+            # last is known, so its header is compared, not read.
             assembly = receiving.current
-            expected = (acknowledger.largest + 1) & _MASK
-            at = stop
-        if run:
-            acknowledger.on_run(run, now)
-        return at
+            expected = acknowledger.largest + 1
+            next_bytes = assembly.next_bytes
+            number = expected
+            stop = at + segment_bytes
+            while stop <= end:
+                body_at = at + FULL_HEADER.size
+                if not data.startswith(pack(first, number & _MASK, assembly.frame_head, next_bytes), at):
+                    break
+                body = data[body_at : stop - CHECKSUM.size]
+                if not body or next_bytes + len(body) > assembly.allowed_bytes or crc32c(view[at:stop]) != INTACT:
+                    break
+                assembly.run.append(body)
+                next_bytes += len(body)
+                number += 1
+                at = stop
+                stop += segment_bytes
+            if number > expected:
+                assembly.next_bytes = next_bytes
+                assembly.compact()
+                acknowledger.on_run(number - expected, now)
+            if at >= end:
+                break
+            if data[at + 1 : at + 9] != own_id:
+                break
+            packet = data[at : at + segment_bytes]
+            at += segment_bytes
+            if crc32c(packet) != INTACT or len(packet) < SMALLEST_PACKET_BYTES:
+                self._parts.dropped["checksum" if len(packet) >= SMALLEST_PACKET_BYTES else "truncated"] += 1
+            elif packet[_KIND_AT] not in _PLAIN_FRAGMENTS or not self._plain_fragment(packet, now, delivery):
+                self._packet(packet, now, delivery)
+        return min(at, end)
+
+    def _plain_fragment(self, packet: bytes, now: float, delivery: Delivery) -> bool:
+        """The first or last fragment of a long record, in a packet of its own that comes in order: no need to decode
+        more than its header. False if it is something else."""
+        acknowledger = self._parts.acknowledger
+        number = acknowledger.largest + 1
+        if len(packet) <= _PLAIN_HEADER.size + CHECKSUM.size:
+            return False
+        first, _, truncated, kind, channel, record, offset = _PLAIN_HEADER.unpack_from(packet)
+        if first != FIRST_BYTE or truncated != number & _MASK or self._parts.in_order is not None:
+            return False
+        acknowledger.on_run(1, now)
+        body = packet[_PLAIN_HEADER.size : -CHECKSUM.size]
+        self._fragment(channel, record, offset, body, kind, delivery)
+        return True
 
     def _packet(self, packet: bytes, now: float, delivery: Delivery) -> None:
-        if len(packet) < SMALLEST_PACKET_BYTES:
-            self._parts.dropped["truncated"] += 1
-            return
-        if crc32c(packet) != INTACT:
-            self._parts.dropped["checksum"] += 1
-            return
+        """An intact packet, frame by frame."""
         if packet[0] != FIRST_BYTE:
             self._parts.dropped["version"] += 1
             return
@@ -119,11 +134,11 @@ class Inbound:
         except DecodeError as error:
             self._parts.dropped[error.reason] += 1
             return
-        if isinstance(found[0], _NOT_ON_A_CONNECTION):
+        if any(isinstance(frame, _NOT_ON_A_CONNECTION) for frame in found):
             self._parts.dropped["late_handshake"] += 1
             return
         acknowledger = self._parts.acknowledger
-        _, truncated = _ID_AND_NUMBER.unpack_from(packet, 1)
+        (truncated,) = _NUMBER.unpack_from(packet, 9)
         expected = acknowledger.largest + 1
         number = expand_number(truncated, expected)
         if not acknowledger.on_packet(number, now):
@@ -180,11 +195,14 @@ class Inbound:
             if not self._parts.in_order.takes(expand_number(frame.position, self._parts.in_order.expected)):
                 self._parts.dropped["out_of_order"] += 1
                 return
+        self._fragment(frame.channel, frame.record, frame.offset, frame.body, flags, delivery)
+
+    def _fragment(self, channel_id: int, record: int, offset: int, body: bytes, flags: int, delivery: Delivery) -> None:
         complete = self._parts.receiving.on_fragment(
-            frame.channel,
-            frame.record,
-            frame.offset,
-            frame.body,
+            channel_id,
+            record,
+            offset,
+            body,
             is_last=bool(flags & (wire.LAST | wire.WHOLE)),
             ends_channel=bool(flags & wire.END),
         )
@@ -205,36 +223,35 @@ class Inbound:
                 return
             ranges.append((full_first, full_last))
             below = full_first
+        if frame.next_position is not None and not self._parts.sending.policy.is_possible(frame.next_position):
+            self._parts.dropped["forged_ack"] += 1
+            return
         recovery = self._parts.recovery
         was_largest = recovery.largest_acked
         acked, late = recovery.on_ack(ranges)
         if acked:
             self._acked(acked, frame, now, newly_largest=recovery.largest_acked > was_largest)
-        completed_bytes = 0
-        policy = self._parts.sending.policy
-        for packet in (*acked, *late):
-            if packet.fragments:
-                completed_bytes += policy.on_acked(packet.fragments)
+        arrived = acked + late
+        completed_bytes = self._parts.sending.policy.on_ack(arrived, frame.next_position)
+        for packet in arrived:
             if packet.said:
                 self._parts.announcements.on_acked(packet.said)
             if packet.is_mtu_probe:
                 self._parts.mtu.on_probe_acked(packet.size_bytes)
                 self._parts.congestion.on_datagram_size(self._parts.mtu.datagram_bytes)
-        if frame.next_position is not None:
-            position = expand_number(frame.next_position, policy.expected_position())
-            completed_bytes += policy.on_next_position(position)
         if completed_bytes and self._parts.sending.on_completed(completed_bytes):
             delivery.writable = True
         self.detect_losses(now)
 
-    def _acked(self, acked: list[SentPacket], frame: wire.Ack, now: float, *, newly_largest: bool) -> None:
+    def _acked(self, acked: list[SentRun], frame: wire.Ack, now: float, *, newly_largest: bool) -> None:
         """The round trip and the delivery rate that an acknowledgement shows."""
-        newest = acked[0]
+        newest = max(acked, key=_number)
         trip_s = None
-        if newly_largest and newest.number == self._parts.recovery.largest_acked:
+        recovery = self._parts.recovery
+        if newly_largest and newest.last == recovery.largest_acked and newest.flight.sent_at >= recovery.began:
             trip_s = now - newest.flight.sent_at
-            self._parts.recovery.round_trip.sample(trip_s, frame.delay_us / 1e6, self._parts.congestion.shortest_trip_s)
-        acked_bytes = sum([packet.size_bytes for packet in acked])
+            recovery.round_trip.sample(trip_s, frame.delay_us / 1e6, self._parts.congestion.shortest_trip_s)
+        acked_bytes = sum([run.size_bytes for run in acked])
         self._parts.congestion.on_delivered(now, acked_bytes, newest.flight, trip_s)
 
     def detect_losses(self, now: float) -> None:

@@ -43,24 +43,28 @@ class PathMtu:
                 return None
             self._retry_at = None
             self._too_large = self._largest + 1
-        size = self._largest
-        if self._too_large <= self._largest:
-            size = (self.datagram_bytes + self._too_large) // 2
-        if size - self.datagram_bytes < CLOSE_ENOUGH_BYTES and size != self._largest:
+        if self.datagram_bytes >= self._largest:
+            return None
+        if self._too_large > self._largest:
+            return self._largest
+        if self._too_large - self.datagram_bytes <= CLOSE_ENOUGH_BYTES:
             self._retry_at = now + RETRY_S
             return None
-        return size if size > self.datagram_bytes else None
+        return (self.datagram_bytes + self._too_large) // 2
 
     def on_probe_sent(self, size_bytes: int) -> None:
         self._under_way = size_bytes
 
     def on_probe_acked(self, size_bytes: int) -> None:
+        if size_bytes != self._under_way:
+            return  # it was sent on another path
         self._under_way = 0
         self._failures = 0
-        if size_bytes < self._too_large:
-            self.datagram_bytes = max(self.datagram_bytes, size_bytes)
+        self.datagram_bytes = max(self.datagram_bytes, size_bytes)
 
     def on_probe_lost(self, size_bytes: int) -> None:
+        if size_bytes != self._under_way:
+            return
         self._under_way = 0
         self._failures += 1
         if self._failures >= TRIES:

@@ -1,6 +1,7 @@
 """The pacer: spreads what may be sent over time, by trains.
 
-A bucket of bytes fills at the rate and is two milliseconds deep, because an event loop's timers resolve one. A train
+A bucket of bytes fills at the rate; it holds two milliseconds more than a train, because an event loop's timers resolve
+one: what comes while a timer is late must not be lost. A train
 holds what one millisecond brings, from two datagrams up to the limit, so that a fast path costs few system calls and a
 slow one sees no bursts.
 """
@@ -24,7 +25,7 @@ class Pacer:
 
     def room_bytes(self, now: float, rate_bytes_per_s: float, train_bytes: int) -> float:
         """What may go now."""
-        depth = max(rate_bytes_per_s * DEPTH_S, train_bytes)
+        depth = rate_bytes_per_s * DEPTH_S + train_bytes
         self._bucket_bytes = min(self._bucket_bytes + (now - self._filled_at) * rate_bytes_per_s, depth)
         self._filled_at = now
         # A byte of mercy: a timer set for the exact moment must not come too early by a rounding error.
@@ -41,5 +42,5 @@ class Pacer:
 
 def train_bytes(rate_bytes_per_s: float, datagram_bytes: int, limit_bytes: int) -> int:
     """How long a train is at this rate: a whole number of datagrams."""
-    datagrams = min(int(rate_bytes_per_s * TRAIN_S), limit_bytes) // datagram_bytes
-    return max(datagrams, 2) * datagram_bytes
+    wanted = max(int(rate_bytes_per_s * TRAIN_S), 2 * datagram_bytes)
+    return max(min(wanted, limit_bytes) // datagram_bytes, 1) * datagram_bytes

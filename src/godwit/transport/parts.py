@@ -14,6 +14,7 @@ from godwit.transport.mtu import PathMtu
 from godwit.transport.receive import ReceiveHalf
 from godwit.transport.recovery import Recovery
 from godwit.transport.send import SendHalf
+from godwit.transport.sent import SentLog
 from godwit.wire.parameters import Parameters
 
 
@@ -30,7 +31,7 @@ class Parts:
         self.dropped = dropped
         """Why packets were dropped: the endpoint's count."""
         self.sending = SendHalf(send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes)
-        self.receiving = ReceiveHalf(config)
+        self.receiving = ReceiveHalf(config, dropped)
         self.in_order = receive_policy(discipline)
         self.acknowledger = Acknowledger(at_once=self.in_order is not None)
         self.announcements = Announcements(self.receiving, self.sending)
@@ -42,23 +43,18 @@ class Parts:
         self.mtu: PathMtu
         self.congestion: Congestion
 
-    def on_peer(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
-        """The handshake is done."""
+    def on_peer(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> str:
+        """The handshake is done. Gives what is queued already and too much for the peer, in words, or nothing."""
         self.peer_id = peer_id
         self.peer = peer
         self.key = key
-        self.sending.on_limits(
-            channel_window=peer.channel_window_bytes,
-            connection_window=peer.connection_window_bytes,
-            max_record=peer.max_record_bytes,
-            max_channels=peer.max_channels,
-        )
         self.on_new_path(now, round_trip_s)
+        return self.sending.on_limits(peer)
 
     def on_new_path(self, now: float, round_trip_s: float | None) -> None:
         """Nothing is known of the path, or nothing any more; packets under way stay under way."""
-        under_way = self.recovery.sent if hasattr(self, "recovery") else {}
-        self.recovery = Recovery(round_trip_s)
+        under_way = self.recovery.sent if hasattr(self, "recovery") else SentLog()
+        self.recovery = Recovery(round_trip_s, now)
         self.recovery.sent = under_way
         self.mtu = PathMtu(min(self.config.max_datagram_bytes, self.peer.max_datagram_bytes))
         self.congestion = Congestion(
@@ -67,4 +63,4 @@ class Parts:
             round_trip_s=self.recovery.round_trip.smoothed_s,
             peer_buffer_bytes=self.peer.receive_buffer_bytes,
         )
-        self.congestion.on_sent(sum(packet.size_bytes for packet in under_way.values()))
+        self.congestion.on_sent(sum(run.size_bytes for run in under_way))

@@ -1,55 +1,93 @@
 """A peer that turns up at a new address: checked before anything goes there.
 
 The check sends a challenge to the new address, never more than three times what came from there, and waits for the
-proved answer from that same address. Until then the connection stays where it was. One candidate at a time.
+proved answer from that same address. Until then the connection stays where it was, and nothing else that comes from
+the new address is taken. One candidate at a time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
+from godwit.errors import DecodeError
 from godwit.limits import AMPLIFICATION
-from godwit.transport.handshake import Role, path_mac, same
+from godwit.transport.handshake import path_mac, same
+from godwit.transport.parts import Parts
 from godwit.transport.train import Address
-from godwit.wire.frames import PathResponse
+from godwit.wire.frames import PROBE_BYTES, PathProbe, PathResponse, decode_frames, encode_frame
+from godwit.wire.packet import OVERHEAD_BYTES, decode_packet, expand_number
 
 MAX_CHALLENGES: Final = 5
+CHALLENGE_PACKET_BYTES: Final = OVERHEAD_BYTES + len(encode_frame(PathProbe(bytes(PROBE_BYTES))))
 
 
-class PathCheck:
-    """Of one candidate address."""
+class Candidate:
+    """An address that the peer may have moved to."""
 
-    __slots__ = ("_challenge", "_received_bytes", "_sent", "_sent_bytes", "_wait_s", "address", "due_at")
+    __slots__ = ("address", "challenge", "due_at", "received_bytes", "sent", "wait_s")
 
     def __init__(self, address: Address, challenge: bytes, now: float, wait_s: float) -> None:
         self.address = address
-        self._challenge = challenge
-        self._wait_s = wait_s
-        self._received_bytes = 0
-        self._sent_bytes = 0
-        self._sent = 0
+        self.challenge = challenge
         self.due_at = now
+        self.wait_s = wait_s
+        self.received_bytes = 0
+        self.sent = 0
+
+
+class Roaming:
+    """Feed: on_packet. Drain: take_challenge, due_at."""
+
+    def __init__(self, parts: Parts, entropy: Callable[[int], bytes]) -> None:
+        self._parts = parts
+        self._entropy = entropy
+        self._candidate: Candidate | None = None
+
+    def on_packet(self, packet: bytes, address: Address, now: float) -> bool:
+        """A packet for this connection from an address that is not the peer's. True when it proves that the peer moved.
+
+        Everything else is counted in the parts' `dropped`.
+        """
+        parts = self._parts
+        try:
+            _, truncated, content = decode_packet(packet)
+            frames = decode_frames(content)
+        except DecodeError as error:
+            parts.dropped[error.reason] += 1
+            return False
+        candidate = self._candidate
+        if candidate is not None and candidate.address == address:
+            expected = path_mac(parts.key, parts.peer_role, candidate.challenge)
+            for frame in frames:
+                if isinstance(frame, PathResponse) and frame.challenge == candidate.challenge:
+                    if same(frame.mac, expected):
+                        self._candidate = None
+                        return True
+                    parts.dropped["forged_path_response"] += 1
+        elif expand_number(truncated, parts.acknowledger.largest + 1) > parts.acknowledger.largest:
+            wait_s = parts.recovery.round_trip.probe_timeout_s()
+            candidate = self._candidate = Candidate(address, self._entropy(PROBE_BYTES), now, wait_s)
+        if candidate is not None and candidate.address == address:
+            candidate.received_bytes += len(packet)
+        parts.dropped["unproven_path"] += 1
+        return False
+
+    def take_challenge(self, now: float) -> tuple[Address, bytes] | None:
+        """The address and the frame that asks it, if it is time and so much may go to an unproven address."""
+        candidate = self._candidate
+        if candidate is None or now < candidate.due_at:
+            return None
+        if candidate.sent == MAX_CHALLENGES:
+            self._candidate = None
+            return None
+        candidate.due_at = now + candidate.wait_s
+        candidate.wait_s *= 2
+        candidate.sent += 1
+        if candidate.sent * CHALLENGE_PACKET_BYTES > AMPLIFICATION * candidate.received_bytes:
+            return None
+        return candidate.address, encode_frame(PathProbe(candidate.challenge))
 
     @property
-    def is_over(self) -> bool:
-        """It was asked often enough without an answer."""
-        return self._sent >= MAX_CHALLENGES
-
-    def on_received(self, size_bytes: int) -> None:
-        self._received_bytes += size_bytes
-
-    def take_challenge(self, packet_bytes: int, now: float) -> bytes | None:
-        """The challenge, if it is time and such a packet may go to an unproven address."""
-        if now < self.due_at:
-            return None
-        self.due_at = now + self._wait_s
-        self._wait_s *= 2
-        self._sent += 1
-        if self._sent_bytes + packet_bytes > AMPLIFICATION * self._received_bytes:
-            return None
-        self._sent_bytes += packet_bytes
-        return self._challenge
-
-    def is_answered_by(self, response: PathResponse, key: bytes, sender: Role) -> bool:
-        expected = path_mac(key, sender, self._challenge)
-        return response.challenge == self._challenge and same(response.mac, expected)
+    def due_at(self) -> float | None:
+        return None if self._candidate is None else self._candidate.due_at

@@ -61,6 +61,7 @@ class RangeSet:
         stops[low:high] = [stop]
         return True
 
-    def drop_lowest(self) -> None:
-        """Forgets the lowest span."""
-        del self.starts[0], self.stops[0]
+    def drop_lowest(self) -> int:
+        """Forgets the lowest span. Gives where it stopped."""
+        del self.starts[0]
+        return self.stops.pop(0)

@@ -6,17 +6,22 @@ fragment that waits for its neighbours. Who takes more than it was given has bro
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Final
+
 from godwit.errors import DecodeError
 from godwit.limits import (
     CONTROL_WINDOW_BYTES,
-    MAX_CLOSED_CHANNEL_RANGES,
     MAX_CONTROL_RECORD_BYTES,
     PIECE_BYTES,
     RECORD_COST_BYTES,
 )
 from godwit.transport.config import EndpointConfig
 from godwit.transport.ranges import RangeSet
+from godwit.wire.frames import DATA, DATA_HEADER
 from godwit.wire.packet import expand_number
+
+COMPACT_PIECES: Final = 64
 
 
 class LimitError(DecodeError):
@@ -30,15 +35,14 @@ class Assembly:
     """A record being put together. The usual case, fragments in order, only appends to `run`."""
 
     __slots__ = (
-        "allowed_bytes", "apart", "channel", "channel_id", "covered", "end_bytes", "ends_channel", "next_bytes",
-        "record", "run", "settled_bytes",
+        "_compact", "allowed_bytes", "apart", "channel", "covered", "end_bytes", "ends_channel", "frame_head",
+        "next_bytes", "run", "settled_bytes",
     )  # fmt: skip
 
     def __init__(self, channel: IncomingChannel, number: int) -> None:
         self.channel = channel
-        self.channel_id = channel.id
-        self.record = number & 0xFFFFFFFF
-        """Its number as it stands in a frame."""
+        self.frame_head = DATA_HEADER.pack(DATA, channel.id, number & 0xFFFFFFFF)
+        """How the frame of a fragment begins that is not the last."""
         self.run: list[bytes] = []
         """The fragments from the start of the record without a gap."""
         self.next_bytes = 0
@@ -53,6 +57,17 @@ class Assembly:
         """The bytes that are there, once there is a gap."""
         self.end_bytes: int | None = None
         self.ends_channel = False
+        self._compact = 0
+        """So many at the front of the run are not worth joining."""
+
+    def compact(self) -> None:
+        """Joins small fragments as they become many: else a flood of tiny ones would cost many times its credit."""
+        run = self.run
+        if len(run) - self._compact >= COMPACT_PIECES:
+            fresh = run[self._compact :]
+            if sum(map(len, fresh)) < len(fresh) * PIECE_BYTES:
+                run[self._compact :] = [b"".join(fresh)]
+            self._compact = len(run)
 
 
 class IncomingChannel:
@@ -79,8 +94,9 @@ class IncomingChannel:
 class ReceiveHalf:
     """Feed: on_fragment, on_unreliable, consume. Drain: the list that on_fragment fills, and take_grants."""
 
-    def __init__(self, config: EndpointConfig) -> None:
+    def __init__(self, config: EndpointConfig, dropped: Counter[str]) -> None:
         self._config = config
+        self._dropped = dropped
         self._control = IncomingChannel(0, CONTROL_WINDOW_BYTES, min(config.max_record_bytes, MAX_CONTROL_RECORD_BYTES))
         self._channels: dict[int, IncomingChannel] = {0: self._control}
         self._ended = RangeSet()
@@ -116,14 +132,17 @@ class ReceiveHalf:
         self.current = self._none
         channel = self._channel(channel_id)
         if channel is None:
-            return []  # a repeat from a channel that has ended
+            self._dropped["ended_channel"] += 1
+            return []
         number = expand_number(record, channel.expected)
-        if number < channel.expected:
-            return []  # a repeat of what was delivered
+        known = channel.held.get(number)
+        if number < channel.expected or (known is not None and known.next_bytes == known.end_bytes):
+            self._dropped["repeated_fragment"] += 1
+            return []
         stop = offset + len(body)
         if stop > channel.most_bytes:
             raise LimitError(f"a record of more than {channel.most_bytes} bytes on channel {channel_id}")
-        assembly = channel.held.get(number)
+        assembly = known
         if assembly is None:
             assembly = channel.held[number] = Assembly(channel, number)
             self._count(channel, RECORD_COST_BYTES)
@@ -203,6 +222,7 @@ class ReceiveHalf:
         if covered is None:
             if offset == assembly.next_bytes:
                 assembly.run.append(body)
+                assembly.compact()
                 self._grow(assembly, stop)
                 return
             covered = assembly.covered = RangeSet()
@@ -278,5 +298,5 @@ class ReceiveHalf:
         del self._channels[channel.id]
         self._grants.pop(channel.id, None)
         self._ended.add(channel.id, channel.id + 1)
-        if len(self._ended) > MAX_CLOSED_CHANNEL_RANGES:
+        if len(self._ended) > self._config.max_channels + 1:
             raise LimitError("channels are not numbered one after another")

@@ -7,10 +7,8 @@ nothing is heard for too long, the probe timer asks, with growing patience.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
-
-import msgspec
 
 from godwit.limits import (
     INITIAL_ROUND_TRIP_S,
@@ -21,25 +19,11 @@ from godwit.limits import (
     TIME_THRESHOLD,
     TIMER_GRANULARITY_S,
 )
-from godwit.transport.announce import Key
-from godwit.transport.congestion import Flight
-from godwit.transport.fragment import Fragment
+from godwit.transport.sent import SentLog, SentRun
 
 MAX_REMEMBERED_LOSSES: Final = 512
 """Lost packets are remembered for a while, to notice those that were only late."""
 MAX_TIME_THRESHOLD: Final = 2.0
-
-
-class SentPacket(msgspec.Struct, gc=False):
-    """A packet that asks for an acknowledgement and has not got one."""
-
-    number: int
-    size_bytes: int
-    flight: Flight
-    fragments: Sequence[Fragment] = ()
-    said: Sequence[Key] = ()
-    """The announcements in it, which must be repeated if it is lost."""
-    is_mtu_probe: bool = False
 
 
 class RoundTrip:
@@ -73,92 +57,82 @@ class RoundTrip:
 class Recovery:
     """Feed: on_sent, on_ack, on_probe. Drain: detect_losses. Look: loss_timer, probe_timer, round_trip."""
 
-    def __init__(self, initial_round_trip_s: float | None) -> None:
+    def __init__(self, initial_round_trip_s: float | None, now: float) -> None:
+        self.began = now
+        """Packets sent before this went another path: they say nothing about this one."""
         self.round_trip = RoundTrip(initial_round_trip_s)
-        self.sent: dict[int, SentPacket] = {}
-        """Packets under way, in the order of their numbers."""
+        self.sent = SentLog()
+        """Packets under way."""
         self.largest_acked = -1
         self.probes_sent = 0
         """In a row, without an acknowledgement in between."""
         self.spurious = 0
-        self._late: dict[int, SentPacket] = {}
+        self._given_up = SentLog()
         self._gap = PACKET_GAP_THRESHOLD
         self._time_threshold = TIME_THRESHOLD
         self._loss_at: float | None = None
         self._last_sent_at = 0.0
 
-    def on_sent(self, packets: Iterable[SentPacket], now: float) -> None:
-        sent = self.sent
-        for packet in packets:
-            sent[packet.number] = packet
+    def on_sent(self, runs: Iterable[SentRun], now: float) -> None:
+        for run in runs:
+            self.sent.append(run)
         self._last_sent_at = now
 
-    def on_ack(self, ranges: Iterable[tuple[int, int]]) -> tuple[list[SentPacket], list[SentPacket]]:
-        """Ranges (first, last), newest first. Gives what is newly acknowledged, newest first, and what was only late.
+    def on_ack(self, ranges: Iterable[tuple[int, int]]) -> tuple[list[SentRun], list[SentRun]]:
+        """Ranges (first, last) of numbers, newest first. Gives what is newly acknowledged, and what was only late.
 
-        The late ones had been given up as lost, so they are no longer in flight. Ask detect_losses next.
+        The late ones had been given up as lost, so they are no longer in flight. Ask detect_losses next. A range may
+        claim billions: only what is under way is looked at.
         """
-        acked: list[SentPacket] = []
-        late: list[SentPacket] = []
-        sent = self.sent
-        largest = -1
+        acked: list[SentRun] = []
+        late: list[SentRun] = []
         for first, last in ranges:
-            if largest < 0:
-                largest = last
-            if sent:
-                oldest = next(iter(sent))
-                low = max(first, oldest)
-                # A range may claim billions; only what is under way is looked at.
-                numbers = (
-                    range(last, low - 1, -1)
-                    if last - low < len(sent)
-                    else [n for n in reversed(sent) if low <= n <= last]
-                )
-                for number in numbers:
-                    packet = sent.pop(number, None)
-                    if packet is not None:
-                        acked.append(packet)
-            if self._late:
-                late.extend(self._found_late(first, last))
+            acked += self.sent.take(first, last)
+            if self._given_up:
+                late += self._given_up.take(first, last)
+            self.largest_acked = max(self.largest_acked, last)
         if acked:
             self.probes_sent = 0
-        if largest > self.largest_acked:
-            self.largest_acked = largest
+        for run in late:
+            self.spurious += 1
+            self._gap = min(max(self._gap, self.largest_acked - run.number + 1), MAX_PACKET_GAP_THRESHOLD)
+            self._time_threshold = min(self._time_threshold + 1 / 8, MAX_TIME_THRESHOLD)
         return acked, late
 
-    def _found_late(self, first: int, last: int) -> list[SentPacket]:
-        found = [packet for number, packet in self._late.items() if first <= number <= last]
-        for packet in found:
-            del self._late[packet.number]
-            self.spurious += 1
-            self._gap = min(max(self._gap, self.largest_acked - packet.number + 1), MAX_PACKET_GAP_THRESHOLD)
-            self._time_threshold = min(self._time_threshold + 1 / 8, MAX_TIME_THRESHOLD)
-        return found
-
-    def detect_losses(self, now: float) -> list[SentPacket]:
-        """What counts as lost by now; it is no longer under way."""
-        lost: list[SentPacket] = []
+    def detect_losses(self, now: float) -> list[SentRun]:
+        """What counts as lost by now, packet by packet; it is no longer under way."""
         trip = self.round_trip
         patience_s = max(self._time_threshold * max(trip.smoothed_s, trip.latest_s), TIMER_GRANULARITY_S)
         newest_lost = self.largest_acked - self._gap
         self._loss_at = None
-        for number, packet in self.sent.items():
-            if number > self.largest_acked:
+        lost_numbers: list[int] = []
+        for run in self.sent:
+            if run.number > self.largest_acked:
                 break
-            due = packet.flight.sent_at + patience_s
-            if number <= newest_lost or due <= now:
-                lost.append(packet)
-            else:
+            due = run.flight.sent_at + patience_s
+            if due <= now:
+                lost_numbers += range(run.number, run.last + 1)
+                continue
+            lost_numbers += range(run.number, min(run.last, newest_lost) + 1)
+            if run.last > newest_lost:
                 self._loss_at = due if self._loss_at is None else min(self._loss_at, due)
-        for packet in lost:
-            del self.sent[packet.number]
-            self._late[packet.number] = packet
-        while len(self._late) > MAX_REMEMBERED_LOSSES:
-            del self._late[next(iter(self._late))]
+        lost = [run for number in lost_numbers for run in self.sent.take(number, number)]
+        for run in lost:
+            self._given_up.insert(run)
+        while len(self._given_up) > MAX_REMEMBERED_LOSSES:
+            self._given_up.drop_oldest()
         return lost
 
-    def oldest(self) -> SentPacket | None:
-        return next(iter(self.sent.values())) if self.sent else None
+    def oldest(self) -> SentRun | None:
+        """The oldest packet under way, alone."""
+        if not self.sent:
+            return None
+        oldest = self.sent.oldest()
+        if oldest.count > 1:
+            (alone,) = self.sent.take(oldest.number, oldest.number)
+            self.sent.insert(alone)
+            return alone
+        return oldest
 
     def on_probe(self, now: float) -> None:
         """The probe timer fired, and something is being sent to ask."""

@@ -12,7 +12,9 @@ import msgspec
 
 from godwit.errors import ChannelError, RecordTooLargeError, SendBufferFullError
 from godwit.limits import (
+    CONTROL_QUEUE_BYTES,
     CONTROL_WINDOW_BYTES,
+    MAX_CHANNELS,
     MAX_CONTROL_RECORD_BYTES,
     MAX_UNRELIABLE_BYTES,
     RECORD_COST_BYTES,
@@ -21,6 +23,7 @@ from godwit.limits import (
 from godwit.transport.arq import SendPolicy
 from godwit.transport.fragment import Fragment, OutgoingRecord
 from godwit.wire.frames import DATA, DATA_HEADER, FRAGMENT_HEADER, HAS_LENGTH, U16, U32, UNRELIABLE, WHOLE
+from godwit.wire.parameters import Parameters
 
 SMALLEST_CUT_BYTES = 256
 """A record is not begun in what is left of a packet if less than this of it would fit."""
@@ -30,29 +33,19 @@ class OutgoingChannel:
     """One ordered lane of records."""
 
     __slots__ = (
-        "acked_bytes",
-        "ended",
-        "id",
-        "is_ready",
-        "limit_bytes",
-        "next_record",
-        "next_unreliable",
-        "pending",
-        "sent_bytes",
-    )
+        "ended", "id", "limit_bytes", "next_record", "next_unreliable", "pending", "queued_bytes", "sent_bytes",
+    )  # fmt: skip
 
     def __init__(self, channel: int, limit_bytes: int) -> None:
         self.id = channel
         self.limit_bytes = limit_bytes
         self.sent_bytes = 0
         """The cost of the records begun so far, which the limit is about."""
-        self.acked_bytes = 0
-        """The cost of those that have wholly arrived."""
+        self.queued_bytes = 0
+        """The cost of the records that are not wholly acknowledged."""
         self.next_record = 0
         self.next_unreliable = 0
         self.pending: deque[OutgoingRecord] = deque()
-        self.is_ready = False
-        """Whether it stands in the queue of channels that have something to send and credit for it."""
         self.ended = False
 
 
@@ -83,8 +76,14 @@ class SendHalf:
         self._send_buffer_bytes = send_buffer_bytes
         self._control = OutgoingChannel(0, 0)
         self._channels: dict[int, OutgoingChannel] = {0: self._control}
+        self._control_waiting_bytes = 0
+        """The cost of the records of channel 0 that have not begun."""
         self._next_channel = 1
         self._ready: deque[OutgoingChannel] = deque()
+        """Channels whose next record may begin, as far as is known."""
+        self._begun: deque[OutgoingChannel] = deque()
+        """Channels with a record that has begun: its credit is taken, it can always go on."""
+        self._begun_has_turn = True
         self._unreliable: deque[UnreliableRecord] = deque()
         self._unreliable_bytes = 0
         # What the other side allows; set once the handshake has told it.
@@ -96,6 +95,8 @@ class SendHalf:
         self._max_channels = 2**31
         self.blocked: dict[int, int] = {}
         """Channels (0: the connection) that wait for credit, with the limit they ran into."""
+        self._confirmed: dict[int, int] = {}
+        """The highest sequence that the other side has confirmed of each channel."""
         self.queued_bytes = 0
         """The cost of all records that are not wholly acknowledged."""
         self.unsent_bytes = 0
@@ -125,18 +126,30 @@ class SendHalf:
         if len(body) > most:
             raise RecordTooLargeError(f"a record of {len(body)} bytes: the other side takes at most {most}")
         record = OutgoingRecord(channel, channel.next_record, body, last)
-        if self.queued_bytes and self.queued_bytes + record.cost_bytes > self._send_buffer_bytes:
-            self.refused = True
-            raise SendBufferFullError(f"{self.queued_bytes} bytes wait to be sent: send again after the Writable event")
+        self._require_room(channel, record.cost_bytes)
         if last and not channel_id:
             raise ChannelError("channel 0 cannot end: close the connection instead")
         channel.next_record += 1
         channel.ended = last
         channel.pending.append(record)
+        channel.queued_bytes += record.cost_bytes
         self.queued_bytes += record.cost_bytes
         self.unsent_bytes += len(body) + 1
-        if channel is not self._control and not channel.is_ready and channel_id not in self.blocked:
-            self._make_ready(channel)
+        if channel is self._control:
+            self._control_waiting_bytes += record.cost_bytes
+        elif len(channel.pending) == 1:
+            self._ready.append(channel)  # with more it stands in a queue already, or waits for credit
+
+    def _require_room(self, channel: OutgoingChannel, cost_bytes: int) -> None:
+        """Channel 0 has a buffer of its own: data that waits for credit must not hold up what would give it."""
+        control_bytes = self._control.queued_bytes
+        if channel is self._control:
+            queued_bytes, most_bytes = control_bytes, CONTROL_QUEUE_BYTES
+        else:
+            queued_bytes, most_bytes = self.queued_bytes - control_bytes, self._send_buffer_bytes
+        if queued_bytes and queued_bytes + cost_bytes > most_bytes:
+            self.refused = True
+            raise SendBufferFullError(f"{queued_bytes} bytes wait to be sent: send again after the Writable event")
 
     def _send_unreliable(self, channel: OutgoingChannel, body: bytes, last: bool) -> None:
         if len(body) > MAX_UNRELIABLE_BYTES:
@@ -152,16 +165,29 @@ class SendHalf:
             self._unreliable_bytes -= len(self._unreliable.popleft().body) + RECORD_COST_BYTES
             self.unreliable_dropped += 1
 
+    @property
+    def buffered_bytes(self) -> int:
+        """What waits to be sent or acknowledged."""
+        return self.queued_bytes + self._unreliable_bytes
+
     # -- what the other side says -------------------------------------------------------------------------------------
 
-    def on_limits(self, *, channel_window: int, connection_window: int, max_record: int, max_channels: int) -> None:
-        """The handshake is done: the other side's limits are known."""
-        self._channel_window_bytes = channel_window
-        self._connection_window_bytes = self._limit_bytes = connection_window
-        self._max_record_bytes = max_record
-        self._max_channels = max_channels
+    def on_limits(self, peer: Parameters) -> str:
+        """The handshake is done: the other side's limits are known. Gives what is beyond them already, or nothing."""
+        self._channel_window_bytes = peer.channel_window_bytes
+        self._connection_window_bytes = self._limit_bytes = peer.connection_window_bytes
+        self._max_record_bytes = peer.max_record_bytes
+        self._max_channels = peer.max_channels
         for channel in self._channels.values():
-            channel.limit_bytes = channel_window
+            channel.limit_bytes = peer.channel_window_bytes
+        longest = max(
+            (len(record.body) for channel in self._channels.values() for record in channel.pending), default=0
+        )
+        if longest > peer.max_record_bytes:
+            return f"a record of {longest} bytes was queued: the other side takes at most {peer.max_record_bytes}"
+        if len(self._channels) - 1 > peer.max_channels:
+            return f"{len(self._channels) - 1} channels were opened: the other side takes at most {peer.max_channels}"
+        return ""
 
     def on_credit(self, channel_id: int, limit_bytes: int) -> None:
         """The other side allows more; an old word that arrives late changes nothing."""
@@ -174,12 +200,26 @@ class SendHalf:
         if channel is not None and limit_bytes > channel.limit_bytes:
             channel.limit_bytes = limit_bytes
             if self.blocked.pop(channel_id, None) is not None:
-                self._make_ready(channel)
+                self._ready.append(channel)
+
+    def on_confirm(self, channel_id: int, sequence: int) -> bool:
+        """Whether a confirm is news: repeats and late ones are not, nor is one for a channel that never was."""
+        if not 0 < channel_id < self._next_channel or sequence <= self._confirmed.get(channel_id, -1):
+            return False
+        self._confirmed[channel_id] = sequence
+        if len(self._confirmed) > MAX_CHANNELS:
+            del self._confirmed[next(iter(self._confirmed))]  # the channel that was confirmed first, long ended
+        return True
+
+    def _has_ample_room(self) -> bool:
+        control_bytes = self._control.queued_bytes
+        data_bytes = self.queued_bytes - control_bytes
+        return control_bytes <= CONTROL_QUEUE_BYTES // 2 and data_bytes <= self._send_buffer_bytes // 2
 
     def on_completed(self, cost_bytes: int) -> bool:
         """Records of this cost have wholly arrived. True when a refused sender should hear of the room."""
         self.queued_bytes -= cost_bytes
-        if self.refused and self.queued_bytes <= self._send_buffer_bytes // 2:
+        if self.refused and self._has_ample_room():
             self.refused = False
             return True
         return False
@@ -232,14 +272,8 @@ class SendHalf:
 
     def take_bulk(self, record: OutgoingRecord, taken_bytes: int) -> None:
         """So much of what next_bulk gave has been put into packets."""
-        if record.cut_bytes == 0:
-            self._begin(record)
-        record.cut_bytes += taken_bytes
-        self.unsent_bytes -= taken_bytes
-        if record.cut_bytes == len(record.body):
-            self._finish_cutting(record)
-        else:
-            self._ready.rotate(-1)
+        self._advance(record, taken_bytes)
+        self._begun.rotate(-1)
 
     def _resend(self, fragment: Fragment, room_bytes: int, packet_is_empty: bool) -> Fragment | None:
         policy = self.policy
@@ -264,40 +298,39 @@ class SendHalf:
             return None
         if size < 0 or (size == 0 and left > 0):
             return None
-        if record.cut_bytes == 0:
-            self._begin(record)
         fragment = Fragment(record, record.cut_bytes, record.cut_bytes + size)
-        record.cut_bytes = fragment.stop
-        self.unsent_bytes -= size
-        if fragment.is_last:
-            self._finish_cutting(record)
+        self._advance(record, size)
         self.policy.on_new(fragment)
         return fragment
 
-    def _begin(self, record: OutgoingRecord) -> None:
-        """The whole record's cost is taken from the credit when it begins, so that what has begun can always end."""
+    def _advance(self, record: OutgoingRecord, more_bytes: int) -> None:
+        """So much more of the record, which was given by _next_control or _next_channel_record, has been cut."""
         channel = record.channel
-        channel.sent_bytes += record.cost_bytes
-        if channel is not self._control:
-            self._sent_bytes += record.cost_bytes
-
-    def _finish_cutting(self, record: OutgoingRecord) -> None:
-        channel = record.channel
+        is_control = channel is self._control
+        if record.cut_bytes == 0:
+            # The whole cost is taken from the credit when it begins, so that what has begun can always end.
+            channel.sent_bytes += record.cost_bytes
+            if is_control:
+                self._control_waiting_bytes -= record.cost_bytes
+            else:
+                self._sent_bytes += record.cost_bytes
+                self._ready.popleft()
+                self._begun.appendleft(channel)
+        # New records and begun ones take turns, so that a long one holds up no other channel.
+        self._begun_has_turn = record.cut_bytes == 0
+        record.cut_bytes += more_bytes
+        self.unsent_bytes -= more_bytes
+        if record.cut_bytes < len(record.body):
+            return
         channel.pending.popleft()
         self.unsent_bytes -= 1
-        if channel is self._control:
+        if is_control:
             return
-        self._ready.popleft()
-        channel.is_ready = False
+        self._begun.popleft()
         if channel.pending:
-            self._make_ready(channel)
+            self._ready.append(channel)
         elif channel.ended:
             del self._channels[channel.id]
-
-    def _make_ready(self, channel: OutgoingChannel) -> None:
-        if channel.pending and not channel.is_ready:
-            channel.is_ready = True
-            self._ready.append(channel)
 
     def _next_control(self) -> OutgoingRecord | None:
         pending = self._control.pending
@@ -306,20 +339,25 @@ class SendHalf:
         record = pending[0]
         if record.cut_bytes:
             return record
-        under_way = self._control.sent_bytes - self._control.acked_bytes
-        return record if under_way == 0 or under_way + record.cost_bytes <= CONTROL_WINDOW_BYTES else None
+        # Begun and not acknowledged: what is queued less what has not begun.
+        under_way = self._control.queued_bytes - self._control_waiting_bytes
+        return record if under_way + record.cost_bytes <= CONTROL_WINDOW_BYTES else None
 
     def _next_channel_record(self) -> OutgoingRecord | None:
+        begun = self._begun[0].pending[0] if self._begun else None
+        if begun is not None and self._begun_has_turn:
+            return begun
+        return self._next_new_record() or begun
+
+    def _next_new_record(self) -> OutgoingRecord | None:
+        """One that has the credit to begin."""
         ready = self._ready
         while ready:
             channel = ready[0]
             record = channel.pending[0]
-            if record.cut_bytes:
-                return record  # begun: its credit is taken
             cost = record.cost_bytes
             if channel.sent_bytes + min(cost, self._channel_window_bytes) > channel.limit_bytes:
                 self.blocked[channel.id] = channel.limit_bytes
-                channel.is_ready = False
                 ready.popleft()
             elif self._sent_bytes + min(cost, self._connection_window_bytes) > self._limit_bytes:
                 self.blocked[0] = self._limit_bytes

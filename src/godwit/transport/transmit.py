@@ -11,24 +11,24 @@ from typing import Final
 
 from crc32c import crc32c
 
-from godwit.limits import MAX_SENT_PACKETS, MAX_TRAIN_DATAGRAMS
-from godwit.transport.announce import Key
+from godwit.limits import MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.congestion import Flight, train_limit_bytes
-from godwit.transport.fragment import Fragment, OutgoingRecord
+from godwit.transport.fragment import Fragment
 from godwit.transport.pacing import Pacer, train_bytes
 from godwit.transport.parts import Parts
-from godwit.transport.recovery import SentPacket
 from godwit.transport.send import UnreliableRecord
-from godwit.wire.frames import DATA, END, FRAGMENT_HEADER, LAST, PADDING, U16, Ping, encode_frame
+from godwit.transport.sent import Announcement, SentRun
+from godwit.wire.frames import DATA, DATA_HEADER, END, FRAGMENT_HEADER, LAST, PADDING, U16, U32, Ping, encode_frame
 from godwit.wire.packet import CHECKSUM, FIRST_BYTE, HEADER, OVERHEAD_BYTES, encode_packet
 
 _MASK: Final = 0xFFFFFFFF
 SMALLEST_ROOM_BYTES: Final = 32
 """With less left of a packet it is not worth asking for more."""
 
-FULL_HEADER: Final = struct.Struct(">BQIBIII")
-"""The header of a packet and that of a fragment in one: what wire.packet and wire.frames say, in one call."""
+FULL_HEADER: Final = struct.Struct(">9sI9sI")
+"""The headers of a packet and of a fragment in one call: what stays the same in a run of packets is packed before."""
 assert FULL_HEADER.size == HEADER.size + FRAGMENT_HEADER.size
+FULL_OVERHEAD_BYTES: Final = FULL_HEADER.size + CHECKSUM.size
 
 
 class Transmitter:
@@ -54,6 +54,12 @@ class Transmitter:
         most = self._parts.sending.policy.largest_datagram_bytes
         return self._parts.mtu.datagram_bytes if most is None else min(most, self._parts.mtu.datagram_bytes)
 
+    def train_payload_bytes(self) -> int:
+        """How much of one record fills the longest train that may go at once."""
+        datagram_bytes = self.datagram_bytes()
+        longest = train_limit_bytes(self._parts.peer.receive_buffer_bytes, datagram_bytes)
+        return min(longest // datagram_bytes, MAX_TRAIN_DATAGRAMS) * (datagram_bytes - FULL_OVERHEAD_BYTES)
+
     def number(self) -> int:
         """Takes a packet number, for a packet that is made elsewhere."""
         number = self._next_number
@@ -66,13 +72,13 @@ class Transmitter:
         due_at = self._parts.acknowledger.due_at
         speaks = due_at is not None and due_at <= now
         if not speaks and self._parts.announcements.pending:
-            speaks = len(self._parts.recovery.sent) < MAX_SENT_PACKETS
+            speaks = self._parts.recovery.sent.packets < MAX_SENT_PACKETS
         allowed = self._allowed_datagrams(now, datagram_bytes)
         if not speaks and not allowed:
             return None
         flight = self._parts.congestion.begin_flight(now)
         parts: list[bytes] = []
-        sent: list[SentPacket] = []
+        sent: list[SentRun] = []
         count = 0
         packet_bytes = first_bytes = 0
         most = max(allowed, 1)
@@ -105,7 +111,7 @@ class Transmitter:
             return None
         number = self.number()
         frames = encode_frame(Ping()).ljust(size - OVERHEAD_BYTES, bytes((PADDING,)))
-        packet = SentPacket(number, size, congestion.begin_flight(now), is_mtu_probe=True)
+        packet = SentRun(number, size, congestion.begin_flight(now), is_mtu_probe=True)
         self._parts.mtu.on_probe_sent(size)
         self._account(now, [packet], size, 1)
         return encode_packet(self._parts.peer_id, number, frames)
@@ -122,10 +128,10 @@ class Transmitter:
                 self._parts.congestion.on_idle()
             return 0
         if self.probes_due:
-            return self.probes_due
+            return min(self.probes_due, max(MAX_TRAIN_BYTES // datagram_bytes, 1))
         congestion = self._parts.congestion
         room_bytes = congestion.window_bytes - congestion.in_flight_bytes
-        if room_bytes < datagram_bytes or len(self._parts.recovery.sent) >= MAX_SENT_PACKETS:
+        if room_bytes < datagram_bytes or self._parts.recovery.sent.packets >= MAX_SENT_PACKETS:
             return 0
         rate = congestion.rate_bytes_per_s
         limit = train_limit_bytes(self._parts.peer.receive_buffer_bytes, datagram_bytes)
@@ -140,36 +146,32 @@ class Transmitter:
 
     # -- packets ------------------------------------------------------------------------------------------------------
 
-    def _bulk(self, datagram_bytes: int, most: int, flight: Flight, parts: list[bytes], sent: list[SentPacket]) -> int:
+    def _bulk(self, datagram_bytes: int, most: int, flight: Flight, parts: list[bytes], sent: list[SentRun]) -> int:
         """As many full packets as possible of one long record: the hot path, everything in local variables."""
-        body_bytes = datagram_bytes - OVERHEAD_BYTES - FRAGMENT_HEADER.size
+        body_bytes = datagram_bytes - FULL_OVERHEAD_BYTES
         record = self._parts.sending.next_bulk(body_bytes)
         if record is None:
             return 0
         body = record.body
         start = record.cut_bytes
         count = min(most, (len(body) - start) // body_bytes)
-        head = FULL_HEADER.pack
-        crc = CHECKSUM.pack
+        stop = start + count * body_bytes
         number = self._next_number
-        peer_id = self._parts.peer_id
-        channel = record.channel.id
-        record_number = record.number & _MASK
-        add = parts.append
-        track = sent.append
-        for _ in range(count):
-            stop = start + body_bytes
-            piece = body[start:stop]
-            kind = DATA if stop < len(body) else _last_kind(record)
-            header = head(FIRST_BYTE, peer_id, number & _MASK, kind, channel, record_number, start)
-            add(header)
-            add(piece)
-            add(crc(crc32c(piece, crc32c(header))))
-            track(SentPacket(number, datagram_bytes, flight, (Fragment(record, start, stop, number),)))
-            number += 1
-            start = stop
-        self._next_number = number
+        fragment = Fragment(record, start, stop, number)
+        sent.append(SentRun(number, datagram_bytes, flight, (fragment,), (), count))
+        self._next_number = number + count
         self._parts.sending.take_bulk(record, count * body_bytes)
+        pack, checksum = FULL_HEADER.pack, CHECKSUM.pack
+        packet_head = HEADER.pack(FIRST_BYTE, self._parts.peer_id, 0)[: -U32.size]
+        frame_head = DATA_HEADER.pack(DATA, record.channel.id, record.number & _MASK)
+        while start < stop:
+            if start + body_bytes == len(body):
+                kind = DATA | LAST | END if record.ends_channel else DATA | LAST
+                frame_head = DATA_HEADER.pack(kind, record.channel.id, record.number & _MASK)
+            packet = pack(packet_head, number & _MASK, frame_head, start) + body[start : start + body_bytes]
+            parts += (packet, checksum(crc32c(packet)))
+            number += 1
+            start += body_bytes
         return count
 
     def _mixed_packet(
@@ -179,13 +181,13 @@ class Transmitter:
         with_data: bool,
         flight: Flight,
         parts: list[bytes],
-        sent: list[SentPacket],
+        sent: list[SentRun],
     ) -> int:
         """One packet of whatever is due. Gives its size, 0 if there was nothing to put in."""
         room = datagram_bytes - OVERHEAD_BYTES
         number = self._next_number
         frames: list[bytes] = []
-        said: list[Key] = []
+        said: list[Announcement] = []
         eliciting = False
         if self._parts.acknowledger.is_waiting:
             frames.append(
@@ -215,7 +217,7 @@ class Transmitter:
         parts.append(packet)
         self._next_number = number + 1
         if eliciting or items:
-            sent.append(SentPacket(number, len(packet), flight, fragments, said))
+            sent.append(SentRun(number, len(packet), flight, fragments, said))
         return len(packet)
 
     def _data_items(self, room: int, packet_is_empty: bool) -> list[Fragment | UnreliableRecord]:
@@ -231,25 +233,21 @@ class Transmitter:
         return items
 
     def _depart(
-        self, now: float, parts: list[bytes], segment_bytes: int, count: int, sent: list[SentPacket]
+        self, now: float, parts: list[bytes], segment_bytes: int, count: int, sent: list[SentRun]
     ) -> tuple[bytes, int]:
         data = b"".join(parts)
         if sent:
             if self.probes_due:
-                self.probes_due = max(self.probes_due - len(sent), 0)
-            self._account(now, sent, sum(packet.size_bytes for packet in sent), count)
+                self.probes_due = max(self.probes_due - count, 0)
+            self._account(now, sent, sum([run.size_bytes for run in sent]), count)
         else:
             self.packets_sent += count
             self.bytes_sent += len(data)
         return data, segment_bytes
 
-    def _account(self, now: float, sent: list[SentPacket], sent_bytes: int, count: int) -> None:
+    def _account(self, now: float, sent: list[SentRun], sent_bytes: int, count: int) -> None:
         self._parts.recovery.on_sent(sent, now)
         self._parts.congestion.on_sent(sent_bytes)
         self._pacer.on_sent(sent_bytes)
         self.packets_sent += count
         self.bytes_sent += sent_bytes
-
-
-def _last_kind(record: OutgoingRecord) -> int:
-    return DATA | LAST | END if record.ends_channel else DATA | LAST

@@ -1,0 +1,89 @@
+"""What a benchmark says: results, ratios against a named peer, and the machine it ran on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One figure: the median over the rounds."""
+
+    name: str
+    value: float | None
+    unit: str
+
+
+class Ratio(msgspec.Struct, frozen=True):
+    """A figure over a peer's figure from the same run; None when the peer is missing."""
+
+    name: str
+    value: float | None
+    against: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The whole outcome; its JSON form is what `--json` prints."""
+
+    bench: str
+    machine: dict[str, str | int]
+    results: list[Result]
+    ratios: list[Ratio]
+
+
+def machine() -> dict[str, str | int]:
+    """What a reader must know to compare figures."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+    }
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def median_of_rounds(
+    measures: Mapping[str, Callable[[], float]], rounds: int, on_round: Callable[[str], None]
+) -> dict[str, float]:
+    """Runs all measures one after another, `rounds` times over, so that a disturbance hits all of them alike."""
+    figures: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            on_round(name)
+            figures[name].append(measure())
+    return {name: statistics.median(values) for name, values in figures.items()}
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    """One JSON object, or a table for people."""
+    if as_json:
+        print(msgspec.json.encode(report).decode())
+        return
+    console = Console()
+    facts = ", ".join(f"{value} cores" if name == "cores" else str(value) for name, value in report.machine.items())
+    table = Table(title=f"godwit bench {report.bench}", caption=facts, title_justify="left", caption_justify="left")
+    table.add_column("measured")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    for result in report.results:
+        table.add_row(result.name, "missing" if result.value is None else f"{result.value:,.0f}", result.unit)
+    table.add_section()
+    for ratio in report.ratios:
+        value = "missing" if ratio.value is None else f"{ratio.value:.2f}"
+        table.add_row(f"[bold]{ratio.name}", f"[bold]{value}", f"against {ratio.against}")
+    console.print(table)

@@ -1,0 +1,114 @@
+"""Packets that were sent and not acknowledged, in the order of their numbers.
+
+Full packets of one long record are kept as one *run*, as long as they share their fate: the usual acknowledgement
+covers a whole train and costs one step. Where it does not, the run is split.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from godwit.transport.congestion import Flight
+from godwit.transport.fragment import Fragment
+
+Announcement: TypeAlias = tuple[Literal["confirm", "credit"], int, int]
+"""What was said, of which channel, with which value."""
+
+
+class SentRun(msgspec.Struct, gc=False):
+    """Packets with consecutive numbers, most often one."""
+
+    number: int
+    """Of the first."""
+    packet_bytes: int
+    flight: Flight
+    fragments: Sequence[Fragment] = ()
+    """What they carry; if they are several, one fragment that is spread evenly over them."""
+    said: Sequence[Announcement] = ()
+    """The announcements in it, which must be repeated if it is lost."""
+    count: int = 1
+    is_mtu_probe: bool = False
+
+    @property
+    def last(self) -> int:
+        return self.number + self.count - 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.packet_bytes
+
+    def split(self, count: int) -> tuple[SentRun, SentRun]:
+        """The first so many, and the rest. This run and its fragment are void from now on."""
+        (whole,) = self.fragments
+        whole.settled = True
+        middle = whole.start + (whole.stop - whole.start) // self.count * count
+        number = self.number + count
+        first = Fragment(whole.record, whole.start, middle, self.number)
+        rest = Fragment(whole.record, middle, whole.stop, number)
+        return (
+            SentRun(self.number, self.packet_bytes, self.flight, (first,), (), count),
+            SentRun(number, self.packet_bytes, self.flight, (rest,), (), self.count - count),
+        )
+
+
+class SentLog:
+    """Runs by their numbers. New ones come at the upper end; any may leave."""
+
+    __slots__ = ("_numbers", "_runs", "packets")
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._runs: list[SentRun] = []
+        self.packets = 0
+        """How many packets are in it."""
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[SentRun]:
+        return iter(self._runs)
+
+    def append(self, run: SentRun) -> None:
+        self._numbers.append(run.number)
+        self._runs.append(run)
+        self.packets += run.count
+
+    def insert(self, run: SentRun) -> None:
+        """As append, but for any number."""
+        place = bisect_left(self._numbers, run.number)
+        self._numbers.insert(place, run.number)
+        self._runs.insert(place, run)
+        self.packets += run.count
+
+    def oldest(self) -> SentRun:
+        return self._runs[0]
+
+    def take(self, first: int, last: int) -> list[SentRun]:
+        """Takes the packets with numbers from first to last out, in ascending order."""
+        numbers, runs = self._numbers, self._runs
+        low = bisect_right(numbers, first) - 1
+        if low < 0 or runs[low].last < first:
+            low += 1
+        high = bisect_right(numbers, last)
+        if low >= high:
+            return []
+        taken = runs[low:high]
+        kept: list[SentRun] = []
+        if taken[-1].last > last:
+            taken[-1], rest = taken[-1].split(last - taken[-1].number + 1)
+            kept.append(rest)
+        if taken[0].number < first:
+            before, taken[0] = taken[0].split(first - taken[0].number)
+            kept.insert(0, before)
+        runs[low:high] = kept
+        numbers[low:high] = [run.number for run in kept]
+        self.packets -= sum([run.count for run in taken])
+        return taken
+
+    def drop_oldest(self) -> None:
+        self.packets -= self._runs[0].count
+        del self._runs[0], self._numbers[0]

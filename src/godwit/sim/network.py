@@ -87,6 +87,7 @@ class Host:
         self.node: Node | None = None
         self.application: Application | None = None
         self.lives = 0
+        self.paused_until = 0.0
         self.timer_due: float | None = None
         self.inbox: list[tuple[Address, bytes]] = []
         self.inbox_used_bytes = 0
@@ -166,6 +167,11 @@ class Network:
         host.address = address
         self._by_address[address] = host
         self.trace.note(self.now, f"rebind {host.name} to {address}")
+
+    def pause(self, host: Host, until: float) -> None:
+        """The process gets no processor until then: its socket fills, its timers ring late."""
+        host.paused_until = max(host.paused_until, until)
+        self.trace.note(self.now, f"pause {host.name} until {until!r}")
 
     def partition(self, one: Host, other: Host, *, both_ways: bool = True) -> None:
         self._switch(one, other, both_ways, up=False)
@@ -250,6 +256,9 @@ class Network:
             self.at(self.now + host.wake_delay_s, self._wake, host)
 
     def _wake(self, host: Host) -> None:
+        if self.now < host.paused_until:
+            self.at(host.paused_until, self._wake, host)
+            return
         host.wakes = False
         node = host.node
         inbox, host.inbox, host.inbox_used_bytes = host.inbox, [], 0
@@ -279,6 +288,9 @@ class Network:
     def _ring(self, host: Host, due: float, life: int) -> None:
         if host.node is None or host.timer_due != due or host.lives != life:
             return  # the timer was moved since
+        if self.now < host.paused_until:
+            self.at(host.paused_until, self._ring, host, due, life)
+            return
         host.timer_due = None
         self.trace.note(self.now, f"timer {host.name}")
         host.node.handle_timers(host.clock(self.now, due))  # never before its time by a rounding error

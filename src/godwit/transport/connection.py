@@ -254,7 +254,7 @@ class Connection:
 
     def _silent_at(self) -> float:
         """When the silence has been too long; less is granted to a client that was never heard after its connect."""
-        if self._parts.acknowledger.packets == 0:
+        if self.role == "server" and self._parts.acknowledger.packets == 0:
             return self._heard_at + min(self._idle_timeout_s, HANDSHAKE_TIMEOUT_S)
         return self._heard_at + self._idle_timeout_s
 

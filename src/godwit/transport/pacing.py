@@ -12,6 +12,8 @@ from typing import Final
 
 TRAIN_S: Final = 0.001
 DEPTH_S: Final = 0.002
+SHORTEST_WAIT_S: Final = 1e-5
+"""Far below what a timer resolves, and far above the steps of a clock that counts seconds since a machine started."""
 
 
 class Pacer:
@@ -37,7 +39,7 @@ class Pacer:
 
     def ready_at(self, rate_bytes_per_s: float, needed_bytes: int) -> float:
         """When so much may go."""
-        return self._filled_at + max(needed_bytes - self._bucket_bytes, 0.0) / rate_bytes_per_s
+        return self._filled_at + max((needed_bytes - self._bucket_bytes) / rate_bytes_per_s, SHORTEST_WAIT_S)
 
 
 def train_bytes(rate_bytes_per_s: float, datagram_bytes: int, limit_bytes: int) -> int:

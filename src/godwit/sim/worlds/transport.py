@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -21,37 +20,21 @@ from godwit.sim.link import Link, LinkSettings
 from godwit.sim.network import Host, Network, UnrestError
 from godwit.sim.trace import Trace
 from godwit.sim.watchers import AmplificationWatcher, HeardWatcher, MemoryWatcher, TimerWatcher
-from godwit.sim.worlds.transport_ends import Books, End
-from godwit.sim.worlds.transport_plan import ClientPlan, Fault, HostPlan, Sending, TransportPlan, draw_plan, patience_s
+from godwit.sim.worlds.transport_ends import Books, Client, End, describe_event
+from godwit.sim.worlds.transport_plan import Fault, HostPlan, Sending, TransportPlan, draw_plan, patience_s
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Closed, Connected
+from godwit.transport.train import Address
 
 RECONNECT_S = 0.25
 STEP_S = 0.25
 HARMLESS = frozenset(
     ("duplication", "reordering", "jitter", "rebind", "client_closes", "server_closes", "late_readers", "small_windows",
-     "few_places", "coarse_timers", "slow_wakes", "short_idle", "small_buffers", "server_dies", "client_dies")
+     "few_places", "eager", "coarse_timers", "slow_wakes", "short_idle", "small_buffers", "server_dies", "client_dies")
 )  # fmt: skip
 """Troubles that silence no living connection: with these alone a time-out between living ends is a fault."""
-
-
-class Client:
-    """A client machine through all its connections."""
-
-    def __init__(self, number: int, plan: ClientPlan, host: Host) -> None:
-        self.number = number
-        self.plan = plan
-        self.host = host
-        self.todo_up = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_up)
-        self.todo_down = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_down)
-        self.connections = 0
-        self.end: End | None = None
-
-    @property
-    def label(self) -> str:
-        return f"c{self.number}.{self.connections}"
 
 
 class TransportWorld:
@@ -67,7 +50,7 @@ class TransportWorld:
         self._ends: dict[Connection, End] = {}
         self.server = self._add_host("server", ("192.0.2.1", 4000), plan.server_host)
         self.clients = [
-            Client(number, client, self._add_host(f"client{number}", (f"10.0.0.{number + 1}", 40_000), client.host))
+            Client(number, client, self._add_host(f"client{number}", _address(number), client.host))
             for number, client in enumerate(plan.clients)
         ]
         for client in self.clients:
@@ -79,7 +62,7 @@ class TransportWorld:
             self.heard,
             self.memory,
             AmplificationWatcher("server"),
-            TimerWatcher(lambda host: bool(self._node(host).connections)),
+            TimerWatcher(self._has_work),
         ]
 
     def run(self) -> None:
@@ -99,7 +82,7 @@ class TransportWorld:
 
     # -- building -----------------------------------------------------------------------------------------------------
 
-    def _add_host(self, name: str, address: tuple[str, int], plan: HostPlan) -> Host:
+    def _add_host(self, name: str, address: Address, plan: HostPlan) -> Host:
         return self.network.add_host(
             Host(
                 name,
@@ -125,6 +108,11 @@ class TransportWorld:
         rng = Random(f"{self.plan.seed} attacker")
         Attacker(self.network, host, victims, self.plan.attack, rng).schedule()
 
+    def _links(self, client: Client) -> tuple[Link, Link]:
+        """The line of this client, up and down."""
+        links = self.network.links
+        return links[client.host.name, "server"], links["server", client.host.name]
+
     def _node(self, host: Host) -> Endpoint:
         assert isinstance(host.node, Endpoint)
         return host.node
@@ -136,6 +124,11 @@ class TransportWorld:
         entropy = Random(f"{self.plan.seed} entropy {host.name} {host.lives}").randbytes
         return self._endpoint(self._config(host), entropy=entropy)
 
+    def _has_work(self, host: Host) -> bool:
+        return bool(self._node(host).connections) or any(
+            client.host is host and client.end is not None and not client.end.over for client in self.clients
+        )
+
     def _memory_bound(self, host: Host) -> int:
         config = self._config(host)
         each = (
@@ -145,7 +138,7 @@ class TransportWorld:
             + 2 * CONTROL_WINDOW_BYTES
             + config.max_record_bytes
         )
-        return each * len(self._node(host).connections)
+        return each * (len(self._node(host).connections) + 1)  # one may still be in its handshake
 
     # -- processes and connections ------------------------------------------------------------------------------------
 
@@ -167,9 +160,16 @@ class TransportWorld:
         clock_s = client.host.clock(self.network.now)
         connection = node.connect(self.server.address, clock_s, application=client.label.encode())
         client.end = self._ends[connection] = End(
-            self.books, client.host, connection, client.label, "client", client.todo_up, client.plan.reads_after_s
+            self.books,
+            client.host,
+            connection,
+            client.label,
+            "client",
+            client.todo_up,
+            client.plan.reads_after_s,
+            eager=client.plan.eager,
         )
-        self.network.pump(client.host)
+        client.end.work()
 
     def _client_application(self, client: Client, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -219,7 +219,7 @@ class TransportWorld:
         end = self._ends.get(event.connection)
         if end is None:
             raise ViolationError("life", f"{host.name}: {type(event).__name__} for an end that nobody opened")
-        self.network.trace.note(now, f"event {end.name} {_describe(event)}")
+        self.network.trace.note(now, f"event {end.name} {describe_event(event)}")
         if isinstance(event, Closed) and event.origin in ("timeout", "refused"):
             self._check_time_out(host, end, event, now)
         end.handle(event, now)
@@ -250,8 +250,17 @@ class TransportWorld:
                 network.partition(client.host, self.server, both_ways=fault.client % 2 == 0)
                 network.at(network.now + fault.lasts_s, network.heal, client.host, self.server)
             case "rebind":
-                host, port = client.host.address
-                network.rebind(client.host, (host, port + 1))
+                host, port, *rest = client.host.address
+                if fault.lasts_s > 0.3:
+                    host = f"{host}{len(host) % 10}"  # another network altogether, not just a NAT that forgot
+                network.rebind(client.host, (host, port + 1, *rest))
+            case "route":
+                assert fault.route is not None
+                for settings, link in zip(fault.route, self._links(client), strict=True):
+                    link.change(settings)
+            case "pause":
+                host = self.server if fault.client % 3 == 2 else client.host
+                network.pause(host, network.now + fault.lasts_s)
             case "server_dies":
                 self._die(self.server)
                 network.at(network.now + fault.lasts_s, self._start_server)
@@ -278,11 +287,7 @@ class TransportWorld:
         network = self.network
         network.trace.note(network.now, "heal everything")
         for client in self.clients:
-            for settings, pair in (
-                (client.plan.up, (client.host.name, "server")),
-                (client.plan.down, ("server", client.host.name)),
-            ):
-                link = network.links[pair]
+            for settings, link in zip((client.plan.up, client.plan.down), self._links(client), strict=True):
                 link.up = True
                 link.change(
                     LinkSettings(
@@ -354,14 +359,9 @@ class TransportWorld:
         self.books.confirms.complete()
 
 
-def _describe(event: Any) -> str:
-    details = " ".join(
-        f"{name}={len(value) if isinstance(value, bytes) else value}"
-        for name in event.__struct_fields__
-        if name != "connection"
-        for value in (getattr(event, name),)
-    )
-    return f"{type(event).__name__} {details}"
+def _address(number: int) -> Address:
+    """Every second client has an address as IPv6 sockets give them."""
+    return (f"10.0.0.{number + 1}", 40_000) if number % 2 == 0 else (f"2001:db8::{number + 1}", 40_000, 0, 0)
 
 
 def run_transport(seed: int, trace: Trace, endpoint: type[Endpoint] = Endpoint) -> tuple[str | None, str]:

@@ -7,13 +7,13 @@ record for a while before it takes it, and tells every checker what it did and s
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from godwit.errors import ConnectionClosedError, SendBufferFullError
 from godwit.sim.checkers import ConfirmChecker, DeliveryChecker, LifeChecker, ViolationError
 from godwit.sim.network import Host, Network
-from godwit.sim.worlds.transport_plan import CONTROL, Sending
+from godwit.sim.worlds.transport_plan import CONTROL, ClientPlan, Sending
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
 
@@ -45,6 +45,8 @@ class End:
         side: str,
         todo: deque[Sending],
         reads_after_s: float,
+        *,
+        eager: bool = False,
     ) -> None:
         self.books = books
         self.host = host
@@ -55,6 +57,7 @@ class End:
         self.todo = todo
         self.reads_after_s = reads_after_s
         self.connected = False
+        self._eager = eager
         self.over = False
         """Closed, or its process is dead."""
         self._is_orphan = False
@@ -73,7 +76,7 @@ class End:
 
     def _send_due(self) -> None:
         network = self.books.network
-        while self.todo and self.connected and not self.over and not self._blocked:
+        while self.todo and (self.connected or self._eager) and not self.over and not self._blocked:
             sending = self.todo[0]
             if sending.at_s > network.now:
                 network.at(sending.at_s, self.work)
@@ -178,3 +181,30 @@ class End:
         if not self.over:
             self.books.life.died(self.name)
             self.ended()
+
+
+class Client:
+    """A client machine through all its connections."""
+
+    def __init__(self, number: int, plan: ClientPlan, host: Host) -> None:
+        self.number = number
+        self.plan = plan
+        self.host = host
+        self.todo_up = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_up)
+        self.todo_down = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_down)
+        self.connections = 0
+        self.end: End | None = None
+
+    @property
+    def label(self) -> str:
+        return f"c{self.number}.{self.connections}"
+
+
+def describe_event(event: Event) -> str:
+    details = " ".join(
+        f"{name}={len(value) if isinstance(value, bytes) else value}"
+        for name in event.__struct_fields__
+        if name != "connection"
+        for value in (getattr(event, name),)
+    )
+    return f"{type(event).__name__} {details}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from godwit.limits import BASE_DATAGRAM_BYTES, KIB, MAX_UNRELIABLE_BYTES
 from godwit.sim.attacker import BLIND, FORGING, SEEING, AttackPlan
@@ -19,7 +19,8 @@ from godwit.wire.parameters import Arq
 TROUBLES = (
     "loss", "bursts", "duplication", "reordering", "corruption", "truncation", "jitter", "bandwidth", "mtu",
     "partition", "rebind", "server_dies", "client_dies", "client_closes", "server_closes", "attacker", "late_readers",
-    "small_windows", "coarse_timers", "slow_wakes", "short_idle", "small_buffers", "few_places",
+    "small_windows", "coarse_timers", "slow_wakes", "short_idle", "small_buffers", "few_places", "route",
+    "pause", "eager",
 )  # fmt: skip
 
 BUDGET_BYTES: dict[Arq, int] = {"selective-repeat": 2000 * KIB, "go-back-n": 600 * KIB, "stop-and-wait": 200 * KIB}
@@ -27,7 +28,9 @@ BUDGET_BYTES: dict[Arq, int] = {"selective-repeat": 2000 * KIB, "go-back-n": 600
 
 CONTROL = -1
 
-FaultKind = Literal["partition", "rebind", "server_dies", "client_dies", "client_closes", "server_closes"]
+FaultKind = Literal[
+    "partition", "rebind", "route", "pause", "server_dies", "client_dies", "client_closes", "server_closes"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class ClientPlan:
     sends_down: tuple[Sending, ...]
     reads_after_s: float
     """How long its application holds a record before it takes the next."""
+    eager: bool
+    """It sends before it is connected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class Fault:
     kind: FaultKind
     client: int
     lasts_s: float = 0.0
+    route: tuple[LinkSettings, LinkSettings] | None = None
+    """The line up and down from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +177,7 @@ def _draw_client(
         sends_up=_draw_sends(rng, budget_bytes - down_bytes, faults_end_s),
         sends_down=_draw_sends(rng, down_bytes, faults_end_s),
         reads_after_s=_draw_reading(rng, troubles),
+        eager="eager" in troubles,
     )
 
 
@@ -213,6 +221,8 @@ def _draw_sends(rng: Random, budget_bytes: int, faults_end_s: float) -> tuple[Se
         reliable = rng.random() >= unreliable
         size = min(_draw_size(rng, large), left_bytes) if reliable else rng.randint(0, MAX_UNRELIABLE_BYTES)
         left_bytes -= size + 64
+        if not reliable and rng.random() < 0.01:  # more than anybody keeps for one chance to be sent
+            sends += [Sending(at_s, rng.randrange(lanes), MAX_UNRELIABLE_BYTES, reliable=False)] * 250
         lane = CONTROL if reliable and size < 4000 and rng.random() < 0.1 else rng.randrange(lanes)
         sends.append(Sending(at_s, lane, size, reliable))
     ends = {lane for lane in range(lanes) if rng.random() < 0.3}
@@ -240,10 +250,7 @@ def _draw_size(rng: Random, large: bool) -> int:
 
 def _draw_faults(rng: Random, troubles: tuple[str, ...], clients: int, faults_end_s: float) -> tuple[Fault, ...]:
     faults = []
-    kinds: tuple[FaultKind, ...] = (
-        "partition", "rebind", "server_dies", "client_dies", "client_closes", "server_closes",
-    )  # fmt: skip
-    for kind in kinds:
+    for kind in get_args(FaultKind):
         if kind not in troubles:
             continue
         for _ in range(rng.choice((1, 2, 4, 8))):
@@ -253,6 +260,7 @@ def _draw_faults(rng: Random, troubles: tuple[str, ...], clients: int, faults_en
                     kind=kind,
                     client=rng.randrange(clients),
                     lasts_s=rng.choice((0.05, 0.5, rng.uniform(0.0, faults_end_s))),
+                    route=(_draw_link(rng, troubles), _draw_link(rng, troubles)) if kind == "route" else None,
                 )
             )
     return tuple(sorted(faults, key=lambda fault: fault.at_s))

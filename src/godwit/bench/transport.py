@@ -25,7 +25,6 @@ from godwit.errors import GodwitError, SendBufferFullError
 from godwit.net.drive import EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Closed, Connected, Event, Received, Writable
 from godwit.transport.train import Address, Train
@@ -197,55 +196,42 @@ def _receive_reliable(pipe: Pipe) -> None:
     uvloop.run(receive())
 
 
-class _Filler:
-    """Keeps a connection's send buffer full of batches until the time is over, then ends the channel."""
+async def _send_batches(address: Address, seconds: float) -> None:
+    """Sends batches as a busy publisher does: each goes out when it is full, and a full buffer is waited for."""
+    endpoint, udp = _open(accepts=False)
+    room = asyncio.Event()
+    over = asyncio.Event()
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._message = os.urandom(MESSAGE_BYTES)
-        self._payloads: list[bytes] = []
-        self._channel = 0
-        self._ends = 0.0
-        self._is_over = False
-        self.over = asyncio.get_running_loop().create_future()
-
-    def on_events(self, events: list[Event]) -> None:
+    def on_events(events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Closed):
-                self.over.set_result(None)
-            elif isinstance(event, Connected):
-                self._channel = event.connection.open_channel()
-                self._ends = time.perf_counter() + self._seconds
-                self._fill(event.connection)
-            elif isinstance(event, Writable):
-                self._fill(event.connection)
+            if isinstance(event, Connected | Writable):
+                room.set()
+            elif isinstance(event, Closed):
+                over.set()
 
-    def _fill(self, connection: Connection) -> None:
-        if self._is_over:
-            return
-        if len(self._payloads) * (MESSAGE_BYTES + 4) < connection.train_payload_bytes // 2:
-            # The path has grown since the last look: a batch is what fills one train.
-            self._payloads = [self._message] * ((connection.train_payload_bytes - 16) // (MESSAGE_BYTES + 4))
-        try:
-            while True:
-                is_over = time.perf_counter() > self._ends
-                batch = encode_batch(Batch(self._payloads, time.time_ns() // 1000))
-                connection.send(self._channel, batch, last=is_over)
-                if is_over:
-                    self._is_over = True
-                    return
-        except SendBufferFullError:
-            pass
+    driver = EndpointDriver(endpoint, udp, on_events)
+    connection = endpoint.connect(address, driver.clock())
+    driver.flush()
+    await asyncio.wait_for(room.wait(), GIVE_UP_S)
+    channel = connection.open_channel()
+    message = os.urandom(MESSAGE_BYTES)
+    ends = time.perf_counter() + seconds
+    last = False
+    while not last:
+        last = time.perf_counter() > ends
+        count = (connection.train_payload_bytes - 16) // (MESSAGE_BYTES + 4)
+        batch = encode_batch(Batch([message] * count, time.time_ns() // 1000))
+        while True:
+            try:
+                connection.send(channel, batch, last=last)
+                break
+            except SendBufferFullError:
+                room.clear()
+                await asyncio.wait_for(room.wait(), GIVE_UP_S)
+        driver.flush()
+    await asyncio.wait_for(over.wait(), GIVE_UP_S)
+    driver.close()
 
 
 def _send_reliable(address: Address, seconds: float) -> None:
-    async def send() -> None:
-        endpoint, udp = _open(accepts=False)
-        filler = _Filler(seconds)
-        driver = EndpointDriver(endpoint, udp, filler.on_events)
-        endpoint.connect(address, driver.clock())
-        driver.flush()
-        await asyncio.wait_for(filler.over, GIVE_UP_S)
-        driver.close()
-
-    uvloop.run(send())
+    uvloop.run(_send_batches(address, seconds))

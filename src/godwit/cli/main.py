@@ -9,14 +9,14 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import godwit
-from godwit.cli import bench, sim
+from godwit.cli import bench, demo, sim
 from godwit.errors import GodwitError
 
 EXIT_ERROR: Final = 1
 EXIT_INTERRUPTED: Final = 130
 """What a shell reports for a program that Ctrl-C ended: 128 + SIGINT."""
 
-COMMANDS: Final[tuple[Callable[[typer.Typer], None], ...]] = (sim.register, bench.register)
+COMMANDS: Final[tuple[Callable[[typer.Typer], None], ...]] = (demo.register, sim.register, bench.register)
 """The one place to register commands, in the order of the help text.
 
 Each file of this folder has a function `register(app)`, which adds its command (`app.command("demo")(demo)`) or its

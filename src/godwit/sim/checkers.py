@@ -183,7 +183,7 @@ class LifeChecker:
 
     def __init__(self) -> None:
         self._lives: dict[str, _Life] = {}
-        self._asked: dict[str, tuple[int, str]] = {}
+        self._asked: dict[str, list[tuple[int, str]]] = {}
         self._lost_peer: set[str] = set()
 
     def opened(self, end: str) -> None:
@@ -204,7 +204,8 @@ class LifeChecker:
 
     def asked(self, end: str, code: int, reason: str) -> None:
         """The application of this end has closed it."""
-        self._asked.setdefault(_side(end), (code, reason))
+        for name in dict.fromkeys((end, _side(end))):
+            self._asked.setdefault(name, []).append((code, reason))
 
     def died(self, end: str) -> None:
         """The process of this end is gone: it owes no Closed, and its peer may be reset."""
@@ -215,10 +216,10 @@ class LifeChecker:
         self._alive(end, "Closed").closed = True
         self._lost_peer.add(_other(end))
         told = f"{end}: Closed by {origin!r} with code {code}, {reason!r}"
-        asked, asked_there = self._asked.get(_side(end)), self._asked.get(_other(end))
-        if origin == "local" and asked != (code, reason):
+        asked, asked_there = self._asked.get(end, []), self._asked.get(_other(end), [])
+        if origin == "local" and (code, reason) != (*asked, None)[0]:
             raise ViolationError(self.NAME, f"{told}, but its application asked for {asked}")
-        if origin == "peer" and asked_there != (code, reason):
+        if origin == "peer" and (code, reason) not in asked_there:
             raise ViolationError(self.NAME, f"{told}, but the other end asked for {asked_there}")
         if origin == "reset" and _side(end) not in self._lost_peer:
             raise ViolationError(self.NAME, f"{told}, but the other end was neither closed nor dead")

@@ -151,6 +151,8 @@ class Transfer:
             self.network.run(self.plan.until_s, lambda: self._done == len(self._clients))
         except ViolationError as error:
             self._violation = str(error)
+        except Exception as error:  # whatever escapes from the transport has failed the transfer
+            self._violation = f"{type(error).__name__} escaped: {error}"
         line = self._line
         return TransferResult(
             transfers=tuple(self._progress.values()),

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from godwit.limits import BASE_DATAGRAM_BYTES
-from godwit.transport.fragment import Fragment
+from godwit.transport.fragment import Fragment, OutgoingRecord
 from godwit.transport.sent import SentRun
 from godwit.wire.packet import expand_number
 from godwit.wire.parameters import Parameters
@@ -41,10 +41,10 @@ class SendPolicy(Protocol):
     def on_new(self, fragment: Fragment) -> None:
         """A new fragment is about to be sent for the first time."""
 
-    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> int:
+    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> list[OutgoingRecord]:
         """These packets arrived, and with go-back-n the receiver has every position below `next_position` (truncated).
 
-        Gives the cost of the records that this completed.
+        Gives the records that this completed.
         """
 
     def is_possible(self, next_position: int) -> bool:
@@ -84,8 +84,8 @@ class SelectiveRepeat:
     def on_new(self, fragment: Fragment) -> None:
         pass
 
-    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> int:
-        return sum([fragment.settle() for run in arrived for fragment in run.fragments])
+    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> list[OutgoingRecord]:
+        return [fragment.record for run in arrived for fragment in run.fragments if fragment.settle()]
 
     def is_possible(self, next_position: int) -> bool:
         return False
@@ -128,19 +128,21 @@ class GoBackN:
         self._under_way.append(fragment)
         self._cursor += 1
 
-    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> int:
+    def on_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> list[OutgoingRecord]:
         if next_position is None:
-            return 0
-        completed_bytes = 0
+            return []
+        completed = []
         expected = expand_number(next_position, self._first_position)
         while self._first_position < expected and self._under_way:
-            completed_bytes += self._under_way.popleft().settle()
+            fragment = self._under_way.popleft()
+            if fragment.settle():
+                completed.append(fragment.record)
             self._first_position += 1
             self._cursor = max(self._cursor - 1, 0)
         for run in arrived:
             # What arrived but is not below the position came out of order and was thrown away: it is as good as lost.
             self.on_lost(run.number, run.fragments)
-        return completed_bytes
+        return completed
 
     def is_possible(self, next_position: int) -> bool:
         return expand_number(next_position, self._first_position) <= self._first_position + len(self._under_way)

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from godwit.limits import MAX_TRAIN_BYTES
+from godwit.limits import INITIAL_ROUND_TRIP_S, MAX_TRAIN_BYTES
 
 STARTUP_GAIN: Final = 2.885
 """2/ln 2: the smallest gain that doubles the rate each round trip."""
@@ -61,7 +61,8 @@ class Flight(msgspec.Struct, gc=False, frozen=True):
 class Congestion:
     """Feed: begin_flight, on_sent, on_delivered, on_lost, on_idle. Look: rate, window and what is in flight."""
 
-    def __init__(self, *, now: float, datagram_bytes: int, round_trip_s: float, peer_buffer_bytes: int) -> None:
+    def __init__(self, *, now: float, datagram_bytes: int, round_trip_s: float | None, peer_buffer_bytes: int) -> None:
+        """`round_trip_s`: what the handshake showed, if it showed one."""
         self.in_flight_bytes = 0
         self._began = now
         self.mode = Mode.STARTUP
@@ -75,9 +76,9 @@ class Congestion:
         self._app_limited_until_bytes = 0
         # the model of the path
         self._rates: deque[tuple[int, float]] = deque()
-        self._shortest_trip_s = round_trip_s
+        self._shortest_trip_s = INITIAL_ROUND_TRIP_S if round_trip_s is None else round_trip_s
         self._shortest_trip_at = now
-        self._trip_is_guess = True
+        self._trip_is_guess = round_trip_s is None
         # rounds
         self._round = 0
         self._round_ends_at_bytes = 0
@@ -92,7 +93,7 @@ class Congestion:
         self._probe_rtt_ends: float | None = None
         self._gain = STARTUP_GAIN
         self.window_bytes = INITIAL_WINDOW_DATAGRAMS * datagram_bytes
-        self.rate_bytes_per_s = STARTUP_GAIN * self.window_bytes / max(round_trip_s, LOCAL_ROUND_TRIP_S)
+        self.rate_bytes_per_s = STARTUP_GAIN * self.window_bytes / max(self._shortest_trip_s, LOCAL_ROUND_TRIP_S)
 
     @property
     def bandwidth_bytes_per_s(self) -> float:

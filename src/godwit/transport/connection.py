@@ -2,7 +2,7 @@
 
     the application's calls   open_channel, send, consume, confirm, close
     feed                      receive (packets of a train), handle_timers
-    drain                     trains, next_timer; events go to the list that the endpoint gave
+    drain                     next_train, next_timer; events go to the list that the endpoint gave
     look                      state, peer_address, statistics, buffered_bytes
 
     CONNECTING --accepted--> OPEN --close()------------------------> CLOSING --time--> CLOSED
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -279,41 +279,38 @@ class Connection:
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
-    def trains(self, now: float) -> list[Train]:
-        """What may be sent now."""
-        address = self.peer_address
+    def next_train(self, now: float) -> Train | None:
+        """The next thing that may be sent now."""
         if self.state is not State.OPEN:
             frame = self._farewell.take(now) if self.state is State.CLOSING else None
-            return [self._lone(address, frame)] if frame else []
-        trains = list(self._ordinary_trains(now))
+            return self._lone(self.peer_address, frame) if frame else None
+        train = self._transmitter.next_train(now)
+        if train is None and self._ask_for_credit(now):
+            train = self._transmitter.next_train(now)
+        if train is not None:
+            return Train(self.peer_address, *train)
         probe = self._transmitter.mtu_probe(now)
         if probe is not None:
-            trains.append(Train(address, probe, len(probe)))
+            return Train(self.peer_address, probe, len(probe))
         challenge = self._roaming.take_challenge(now)
-        if challenge is not None:
-            trains.append(self._lone(*challenge))
-        return trains
+        return None if challenge is None else self._lone(*challenge)
 
-    def _ordinary_trains(self, now: float) -> Iterator[Train]:
-        address = self.peer_address
-        while (train := self._transmitter.next_train(now)) is not None:
-            yield Train(address, *train)
+    def _ask_for_credit(self, now: float) -> bool:
+        """A channel that has come to the end of its credit says so at once, and then again: the receiver gives credit
+        back in larger steps than a long record can wait for."""
         blocked = self._parts.sending.blocked
         news = [channel for channel in blocked if channel not in self._asked_for]
-        if news:
-            # The receiver gives credit back in larger steps than a long record can wait for: ask at once, then again.
-            self._parts.announcements.block(news)
-            if (train := self._transmitter.next_train(now)) is not None:
-                yield Train(address, *train)
         self._asked_for = blocked.copy()
         self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if blocked else None
+        self._parts.announcements.block(news)
+        return bool(news)
 
     def _lone(self, address: Address, frame: bytes) -> Train:
         packet = encode_packet(self._parts.peer_id, self._transmitter.number(), frame)
         return Train(address, packet, len(packet))
 
     def next_timer(self) -> float | None:
-        """When handle_timers and trains want to be called, if nothing else happens before."""
+        """When handle_timers and next_train want to be called, if nothing else happens before."""
         if self.state is State.OPEN:
             parts = self._parts
             recovery = parts.recovery
@@ -371,6 +368,11 @@ class Connection:
         self._events.append(PathChanged(self, address))
 
     # -- look ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing will happen on it any more."""
+        return self.state is State.CLOSED
 
     @property
     def buffered_bytes(self) -> int:

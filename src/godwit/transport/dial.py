@@ -17,7 +17,7 @@ TRIES_A_COOKIE: Final = 3
 
 
 class Dial:
-    """Of one connection that is not open yet. Feed: on_frame, handle_timers. Drain: trains, next_timer."""
+    """Of one connection that is not open yet. Feed: on_frame, handle_timers. Drain: next_train, next_timer."""
 
     def __init__(self, connection: Connection, nonce: bytes, parameters: bytes, now: float) -> None:
         self.connection = connection
@@ -37,8 +37,8 @@ class Dial:
 
     @property
     def is_over(self) -> bool:
-        """The connection is open, or will never be."""
-        return self.connection.state is not State.CONNECTING
+        """The connection will never be open."""
+        return self.connection.state is State.CLOSED
 
     def on_frame(self, frame: Frame, now: float) -> str | None:
         """A frame from the server's address. Gives the reason to drop it, or None when it was of use."""
@@ -78,9 +78,9 @@ class Dial:
             reason = f"no answer to {step} from {self.connection.peer_address} within {HANDSHAKE_TIMEOUT_S:g} s"
             self.connection.fail(now, Code.TIMEOUT, reason, "timeout")
 
-    def trains(self, now: float) -> list[Train]:
+    def next_train(self, now: float) -> Train | None:
         if now < self._send_at:
-            return []
+            return None
         if self._cookie is not None and self._sends == TRIES_A_COOKIE:
             # The address may have changed since, or the server have been restarted: the cookie is worth nothing then.
             self._cookie = None
@@ -95,7 +95,7 @@ class Dial:
         else:
             frames = encode_frame(Connect(connection_id, self._nonce, self._cookie, self._parameters))
         packet = encode_packet(0, 0, frames)
-        return [Train(self.connection.peer_address, packet, len(packet))]
+        return Train(self.connection.peer_address, packet, len(packet))
 
     def next_timer(self) -> float:
         return min(self._send_at, self._gives_up_at)

@@ -1,7 +1,7 @@
 """One socket's worth of connections: tells packets apart, opens and forgets connections, keeps their timers.
 
     feed    connect, receive (a train), handle_timers; and the calls on its connections
-    drain   events, trains, next_timer
+    drain   events, next_train (or trains), next_timer
     look    connections, dropped, buffered_bytes
 
 After any feed, drain. `now` is monotonic seconds, the same clock everywhere. Bytes from outside never raise: what is
@@ -10,7 +10,8 @@ wrong with them is counted in `dropped` under a short word, see docs/PROTOCOL.md
 
 from __future__ import annotations
 
-from collections import Counter
+import struct
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
@@ -26,10 +27,11 @@ from godwit.transport.events import Event
 from godwit.transport.train import Address, Train
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
-from godwit.wire.packet import CHECKSUM, HEADER, SMALLEST_PACKET_BYTES, VERSION, decode_packet, encode_packet
+from godwit.wire.packet import HEADER, SMALLEST_PACKET_BYTES, VERSION, decode_packet, encode_packet
 from godwit.wire.parameters import Parameters, decode_parameters, encode_parameters
 
 SECRET_BYTES: Final = 32
+_HELLO_IN_ALL_VERSIONS: Final = struct.Struct(">BQ16s")
 
 
 class Endpoint:
@@ -48,7 +50,7 @@ class Endpoint:
             secret=entropy(SECRET_BYTES), reset_key=config.reset_key or entropy(SECRET_BYTES), entropy=entropy
         )
         self._events: list[Event] = []
-        self._answers: list[Train] = []
+        self._answers: deque[Train] = deque()
         self._awake: dict[int, None] = {}
         """The connections that may have something to send or another timer, in the order of their waking."""
         self._timers: list[tuple[float, int]] = []
@@ -104,30 +106,30 @@ class Endpoint:
         self._events.clear()
         return events
 
-    def trains(self, now: float) -> list[Train]:
-        """What may be sent now."""
-        trains = self._answers
-        self._answers = []
+    def next_train(self, now: float) -> Train | None:
+        """The next thing that may be sent now, until it gives None. What it gave must be sent, or counts as lost."""
+        if self._answers:
+            return self._answers.popleft()
         awake = self._awake
-        self._awake = {}
-        for connection_id in awake:
-            dial = self._dials.get(connection_id)
-            connection = self._connections.get(connection_id) if dial is None else dial.connection
-            if connection is None:
+        while awake:
+            connection_id = next(iter(awake))
+            del awake[connection_id]
+            owner = self._owner(connection_id)
+            if owner is None:
                 continue
-            if dial is not None:
-                if connection.state is State.CLOSED:
-                    del self._dials[connection_id]
-                    continue
-                trains += dial.trains(now)
-                self._schedule(dial, connection_id)
-                continue
-            trains += connection.trains(now)
-            if connection.state is State.CLOSED:
-                self._forget(connection)
+            train = owner.next_train(now)
+            if train is not None:
+                awake[connection_id] = None  # at the end of the queue: connections take turns
+                return train
+            if owner.is_over:
+                self._forget(connection_id)
             else:
-                self._schedule(connection, connection_id)
-        return trains
+                self._schedule(owner, connection_id)
+        return None
+
+    def trains(self, now: float) -> list[Train]:
+        """All that may be sent now, at once."""
+        return list(iter(lambda: self.next_train(now), None))
 
     def next_timer(self) -> float | None:
         """When handle_timers wants to be called, if nothing else happens before."""
@@ -192,9 +194,11 @@ class Endpoint:
     def _owner(self, connection_id: int) -> Dial | Connection | None:
         return self._dials.get(connection_id) or self._connections.get(connection_id)
 
-    def _forget(self, connection: Connection) -> None:
-        del self._connections[connection.id]
-        token = self._tokens.pop(connection.id, b"")
+    def _forget(self, connection_id: int) -> None:
+        if self._dials.pop(connection_id, None) is not None:
+            return
+        connection = self._connections.pop(connection_id)
+        token = self._tokens.pop(connection_id, b"")
         if self._by_token.get(token) is connection:  # a strange server may give the same token twice
             del self._by_token[token]
 
@@ -205,7 +209,7 @@ class Endpoint:
             reason = self._stray(packet, address, now)
         except DecodeError as error:
             reason = error.reason
-            if reason == "version" and self._config.accepts:
+            if reason == "version" and self._config.accepts and len(packet) >= BASE_DATAGRAM_BYTES:
                 self._refuse_version(packet, address)
         if reason is not None:
             self.dropped[reason] += 1
@@ -288,11 +292,8 @@ class Endpoint:
 
     def _refuse_version(self, packet: bytes, address: Address) -> None:
         """A hello of another version is told which one is spoken here. Its fields stand in the same place in all."""
-        try:
-            hello = wire.decode_frames(packet[HEADER.size : -CHECKSUM.size])[0]
-        except DecodeError:
-            return
-        if isinstance(hello, wire.Hello) and len(packet) >= BASE_DATAGRAM_BYTES:
+        kind, connection_id, nonce = _HELLO_IN_ALL_VERSIONS.unpack_from(packet, HEADER.size)
+        if kind == wire.HELLO:
             reason = f"version {packet[0] >> 4} is not spoken here: use version {VERSION}"
-            frame = wire.encode_frame(wire.Refuse(hello.nonce, Code.VERSION, reason))
-            self._answer(address, encode_packet(hello.connection_id, 0, frame))
+            frame = wire.encode_frame(wire.Refuse(nonce, Code.VERSION, reason))
+            self._answer(address, encode_packet(connection_id, 0, frame))

@@ -57,17 +57,14 @@ class Fragment(msgspec.Struct, gc=False):
     def is_last(self) -> bool:
         return self.stop == len(self.record.body)
 
-    def settle(self) -> int:
-        """It has arrived. Gives the cost of the record if that was the last missing part of it, else 0."""
+    def settle(self) -> bool:
+        """It has arrived. True if that was the last missing part of its record."""
         if self.settled:
-            return 0
+            return False
         self.settled = True
         record = self.record
         record.unsettled -= self.stop - self.start + self.is_last
-        if record.unsettled:
-            return 0
-        record.channel.queued_bytes -= record.cost_bytes
-        return record.cost_bytes
+        return not record.unsettled
 
     def header_bytes(self) -> int:
         """How long its frame's header is, without the optional length."""

@@ -232,14 +232,14 @@ class Inbound:
         if acked:
             self._acked(acked, frame, now, newly_largest=recovery.largest_acked > was_largest)
         arrived = acked + late
-        completed_bytes = self._parts.sending.policy.on_ack(arrived, frame.next_position)
+        completed = self._parts.sending.policy.on_ack(arrived, frame.next_position)
         for packet in arrived:
             if packet.said:
                 self._parts.announcements.on_acked(packet.said)
             if packet.is_mtu_probe:
                 self._parts.mtu.on_probe_acked(packet.size_bytes)
                 self._parts.congestion.on_datagram_size(self._parts.mtu.datagram_bytes)
-        if completed_bytes and self._parts.sending.on_completed(completed_bytes):
+        if completed and self._parts.sending.on_completed(completed):
             delivery.writable = True
         self.detect_losses(now)
 

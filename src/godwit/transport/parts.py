@@ -60,7 +60,7 @@ class Parts:
         self.congestion = Congestion(
             now=now,
             datagram_bytes=self.mtu.datagram_bytes,
-            round_trip_s=self.recovery.round_trip.smoothed_s,
+            round_trip_s=round_trip_s,
             peer_buffer_bytes=self.peer.receive_buffer_bytes,
         )
         self.congestion.on_sent(sum(run.size_bytes for run in under_way))

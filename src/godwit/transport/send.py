@@ -7,6 +7,7 @@ room. Order: what is to be sent again, then channel 0, then unreliable records, 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import msgspec
 
@@ -216,9 +217,15 @@ class SendHalf:
         data_bytes = self.queued_bytes - control_bytes
         return control_bytes <= CONTROL_QUEUE_BYTES // 2 and data_bytes <= self._send_buffer_bytes // 2
 
-    def on_completed(self, cost_bytes: int) -> bool:
-        """Records of this cost have wholly arrived. True when a refused sender should hear of the room."""
-        self.queued_bytes -= cost_bytes
+    def on_completed(self, records: Sequence[OutgoingRecord]) -> bool:
+        """These records have wholly arrived. True when a refused sender should hear of the room."""
+        for record in records:
+            self.queued_bytes -= record.cost_bytes
+            channel = record.channel
+            channel.queued_bytes -= record.cost_bytes
+            if channel.ended and not channel.queued_bytes:
+                # Only now: the other side counts the channel as open until its last record has arrived.
+                del self._channels[channel.id]
         if self.refused and self._has_ample_room():
             self.refused = False
             return True
@@ -329,8 +336,6 @@ class SendHalf:
         self._begun.popleft()
         if channel.pending:
             self._ready.append(channel)
-        elif channel.ended:
-            del self._channels[channel.id]
 
     def _next_control(self) -> OutgoingRecord | None:
         pending = self._control.pending

@@ -18,12 +18,28 @@ from godwit.transport.pacing import Pacer, train_bytes
 from godwit.transport.parts import Parts
 from godwit.transport.send import UnreliableRecord
 from godwit.transport.sent import Announcement, SentRun
-from godwit.wire.frames import DATA, DATA_HEADER, END, FRAGMENT_HEADER, LAST, PADDING, U16, U32, Ping, encode_frame
+from godwit.wire.frames import (
+    DATA,
+    DATA_HEADER,
+    END,
+    FRAGMENT_HEADER,
+    LAST,
+    PADDING,
+    TOKEN_BYTES,
+    U16,
+    U32,
+    Ping,
+    Reset,
+    encode_frame,
+)
 from godwit.wire.packet import CHECKSUM, FIRST_BYTE, HEADER, OVERHEAD_BYTES, encode_packet
 
 _MASK: Final = 0xFFFFFFFF
 SMALLEST_ROOM_BYTES: Final = 32
 """With less left of a packet it is not worth asking for more."""
+SMALLEST_QUESTION_BYTES: Final = len(encode_frame(Reset(bytes(TOKEN_BYTES)))) + 1
+"""A packet that only asks has at least this content: a server that forgot the connection answers with a reset, but only
+to something longer than that."""
 
 FULL_HEADER: Final = struct.Struct(">9sI9sI")
 """The headers of a packet and of a fragment in one call: what stays the same in a run of packets is packed before."""
@@ -190,13 +206,9 @@ class Transmitter:
         said: list[Announcement] = []
         eliciting = False
         if self._parts.acknowledger.is_waiting:
-            frames.append(
-                encode_frame(
-                    self._parts.acknowledger.frame(
-                        now, None if self._parts.in_order is None else self._parts.in_order.expected
-                    )
-                )
-            )
+            in_order = self._parts.in_order
+            ack = self._parts.acknowledger.frame(now, None if in_order is None else in_order.expected)
+            frames.append(encode_frame(ack))
             room -= len(frames[0])
         if self._parts.announcements.pending:
             announced, said = self._parts.announcements.take(room)
@@ -213,7 +225,10 @@ class Transmitter:
                 fragments.append(item)
         if not frames:
             return 0
-        packet = encode_packet(self._parts.peer_id, number, b"".join(frames))
+        content = b"".join(frames)
+        if eliciting and not items:
+            content = content.ljust(SMALLEST_QUESTION_BYTES, bytes((PADDING,)))
+        packet = encode_packet(self._parts.peer_id, number, content)
         parts.append(packet)
         self._next_number = number + 1
         if eliciting or items:

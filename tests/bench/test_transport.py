@@ -1,0 +1,22 @@
+"""The transport benchmark, run for real but briefly: what it counts, never how fast it was."""
+
+from __future__ import annotations
+
+from godwit.bench import transport
+
+
+def test_a_short_run_measures_everything() -> None:
+    rounds: list[str] = []
+    report = transport.run(rounds=1, seconds=0.2, on_round=rounds.append)
+    assert report.bench == "transport"
+    assert len(rounds) == 3
+    assert len(report.results) == 4
+    assert all(result.value for result in report.results)
+    ratios = {ratio.name: ratio for ratio in report.ratios}
+    single = ratios["reliable_vs_raw_single"]
+    assert single.against == "raw UDP, one call a datagram"
+    values = {result.name: result.value for result in report.results}
+    ours, raw = values["reliable transport"], values["raw UDP, one call a datagram"]
+    assert ours is not None
+    assert raw is not None
+    assert single.value == ours / raw

@@ -1,0 +1,45 @@
+"""The exception tree: drawn in the docstring, and true."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from godwit import errors
+from godwit.errors import ConnectionClosedError, DecodeError, GodwitError
+
+CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_exception_has_the_root_and_says_what_it_is(kind: type[Exception]) -> None:
+    assert issubclass(kind, GodwitError)
+    assert kind.__doc__
+    assert kind.__name__.endswith("Error")
+
+
+def test_the_drawing_shows_the_tree() -> None:
+    drawn: dict[str, str] = {}
+    above: list[tuple[int, str]] = []
+    for line in (errors.__doc__ or "").splitlines():
+        if match := re.match(r"^([ |]*(?:\+-- )?)(\w+Error)\b", line):
+            indent, name = len(match[1]), match[2]
+            above = [entry for entry in above if entry[0] < indent]
+            drawn[name] = above[-1][1] if above else "Exception"
+            above.append((indent, name))
+    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in CLASSES}
+
+
+def test_a_decode_error_has_a_word_to_count_by() -> None:
+    assert str(DecodeError("checksum")) == "checksum"
+    error = DecodeError("frame", "unknown type 0x10")
+    assert (str(error), error.reason) == ("frame: unknown type 0x10", "frame")
+
+
+def test_a_closed_connection_says_why() -> None:
+    error = ConnectionClosedError(3, "too much")
+    assert (error.code, error.reason) == (3, "too much")
+    assert str(error) == "the connection is closed (code 3): too much"
+    assert str(ConnectionClosedError(0, "")) == "the connection is closed (code 0)"

@@ -1,0 +1,204 @@
+"""Values of the wire layer for hypothesis, and ways to break their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from godwit.errors import DecodeError
+from godwit.limits import (
+    BASE_DATAGRAM_BYTES,
+    LARGEST_DATAGRAM_BYTES,
+    LARGEST_RECORD_BYTES,
+    MAX_ACK_RANGES,
+    MAX_ARQ_WINDOW,
+    MAX_HANDSHAKE_APPLICATION_BYTES,
+)
+from godwit.wire import frames as f
+from godwit.wire.batch import Batch, Route
+from godwit.wire.control import ControlMessage, Done, Error, Open, Subscribe, Subscribed, Unsubscribe
+from godwit.wire.frames import Frame
+from godwit.wire.parameters import Parameters
+
+T = TypeVar("T")
+
+REASONS = frozenset({"truncated", "oversized", "checksum", "version", "flags", "frame", "batch", "control"})
+"""Every word that DecodeError.reason may be: they are counters' names, so a new one is a decision."""
+
+
+def u(bits: int) -> st.SearchStrategy[int]:
+    """Unsigned integers, the ends of the range often among them."""
+    return st.sampled_from((0, 1, 2**bits - 1)) | st.integers(0, 2**bits - 1)
+
+
+def raw(size: int) -> st.SearchStrategy[bytes]:
+    return st.binary(min_size=size, max_size=size)
+
+
+bodies = st.binary(max_size=64)
+characters = st.characters(codec="utf-8")
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+# A reason longer than the limit is cut when it is encoded; 64 characters of 4 bytes are the longest that never are.
+reasons = st.text(characters, max_size=64)
+spans = st.lists(st.tuples(u(32), u(32)), min_size=1, max_size=MAX_ACK_RANGES).map(tuple)
+
+VALID_DATA_FLAGS: tuple[int, ...] = tuple(
+    shape | length | position
+    for shape in (0, f.LAST, f.WHOLE, f.WHOLE | f.LAST, f.LAST | f.END, f.WHOLE | f.END, f.WHOLE | f.LAST | f.END)
+    for length in (0, f.HAS_LENGTH)
+    for position in (0, f.HAS_POSITION)
+) + tuple(f.UNRELIABLE | f.WHOLE | last | length for last in (0, f.LAST) for length in (0, f.HAS_LENGTH))
+"""The flags that a data frame may have."""
+
+
+@st.composite
+def data_frames(draw: st.DrawFn, *, open_ended: bool) -> f.Data:
+    """A data frame; one that is not open-ended has its length with it, so that another can stand behind it."""
+    flags = draw(st.sampled_from([flags for flags in VALID_DATA_FLAGS if open_ended or flags & f.HAS_LENGTH]))
+    body = draw(st.binary(min_size=0 if flags & (f.WHOLE | f.LAST) else 1, max_size=64))
+    offset = 0 if flags & f.WHOLE else draw(st.integers(0, LARGEST_RECORD_BYTES - len(body)))
+    position = draw(u(32)) if flags & f.HAS_POSITION else None
+    return f.Data(flags, draw(u(32)), draw(u(32)), offset, position, body)
+
+
+def _closed_frames() -> st.SearchStrategy[Frame]:
+    """Every frame that tells its own length."""
+    return st.one_of(
+        st.builds(f.Ping),
+        st.builds(f.Hello, u(64), raw(16)),
+        st.builds(f.Cookie, raw(20), raw(16)),
+        st.builds(f.Connect, u(64), raw(16), raw(20), bodies),
+        st.builds(f.Accept, u(64), raw(16), raw(16), bodies),
+        st.builds(f.Refuse, raw(16), u(16), reasons),
+        st.builds(f.Ack, u(32), spans, st.none() | u(32)),
+        st.builds(f.Confirm, u(32), u(64), u(32)),
+        st.builds(f.Credit, u(32), u(64)),
+        st.builds(f.Blocked, u(32), u(64)),
+        st.builds(f.PathProbe, raw(8)),
+        st.builds(f.PathResponse, raw(8), raw(16)),
+        st.builds(f.Close, u(16), reasons, raw(16)),
+        st.builds(f.Reset, raw(16)),
+        data_frames(open_ended=False),
+    )
+
+
+closed_frames = _closed_frames()
+any_frame = closed_frames | data_frames(open_ended=True)
+
+
+@st.composite
+def frame_lists(draw: st.DrawFn) -> list[Frame]:
+    """What one packet carries: frames that tell their length, then perhaps one that runs to the end."""
+    found = draw(st.lists(closed_frames, max_size=6))
+    if not found or draw(st.booleans()):
+        found.append(draw(any_frame))
+    return found
+
+
+def join(frames: list[Frame]) -> bytes:
+    return b"".join(map(f.encode_frame, frames))
+
+
+# -- batches ----------------------------------------------------------------------------------------------------------
+
+routes = st.builds(Route, u(32), u(32), u(64), u(64))
+
+
+@st.composite
+def batches(draw: st.DrawFn, *, max_messages: int = 4) -> Batch:
+    payloads = draw(st.lists(bodies, min_size=1, max_size=max_messages))
+    count = len(payloads)
+    deltas = draw(st.none() | st.lists(u(32), min_size=count, max_size=count).map(tuple))
+    return Batch(
+        payloads,
+        draw(u(64)),
+        qos=draw(st.integers(0, 2)),
+        retain=draw(st.booleans()),
+        sequence=draw(st.none() | u(64)),
+        route=draw(st.none() | routes),
+        deltas_us=deltas,
+        extension=draw(st.none() | bodies),
+    )
+
+
+# -- control messages and parameters ----------------------------------------------------------------------------------
+
+texts = st.text(characters, max_size=40)
+names = st.text(characters, min_size=1, max_size=40)
+channels = st.integers(1, 2**32 - 1)
+
+control_messages: st.SearchStrategy[ControlMessage] = st.one_of(
+    st.builds(
+        Open,
+        topic=names,
+        qos=st.sampled_from((0, 1, 2)),
+        publisher=st.none() | texts,
+        epoch=st.integers(0, 2**63 - 1),
+    ),
+    st.builds(Subscribe, request=u(32), filters=st.lists(names, min_size=1, max_size=8)),
+    st.builds(Subscribed, request=u(32), channel=channels, unreliable_channel=channels),
+    st.builds(Unsubscribe, request=u(32), channel=channels),
+    st.builds(Done, request=u(32)),
+    st.builds(Error, code=u(16), text=texts, request=st.none() | u(32)),
+)
+
+_sizes = st.integers(1, 2**53)
+parameters = st.builds(
+    Parameters,
+    arq=st.sampled_from(("selective-repeat", "go-back-n", "stop-and-wait")),
+    arq_window=st.integers(1, MAX_ARQ_WINDOW),
+    max_datagram_bytes=st.integers(BASE_DATAGRAM_BYTES, LARGEST_DATAGRAM_BYTES),
+    receive_buffer_bytes=st.integers(2 * BASE_DATAGRAM_BYTES, 2**53),
+    channel_window_bytes=_sizes,
+    connection_window_bytes=_sizes,
+    max_record_bytes=st.integers(BASE_DATAGRAM_BYTES, LARGEST_RECORD_BYTES),
+    max_channels=st.integers(1, 2**31),
+    idle_timeout_ms=st.integers(1, 2**42),
+    application=st.binary(max_size=MAX_HANDSHAKE_APPLICATION_BYTES),
+)
+
+# -- hostile bytes ----------------------------------------------------------------------------------------------------
+
+
+CLAIMS = (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x00\x01\x00\x00")
+
+
+@st.composite
+def damaged(draw: st.DrawFn, valid: st.SearchStrategy[bytes]) -> bytes:
+    """Valid bytes after one to three accidents: flipped bits, something cut out or put in, a claim of billions."""
+    data = bytearray(draw(valid))
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(data)))
+        match draw(st.sampled_from(("flip", "cut", "drop", "insert", "claim"))):
+            case "flip" if at < len(data):
+                data[at] ^= 1 << draw(st.integers(0, 7))
+            case "cut":
+                del data[at:]
+            case "drop":
+                del data[at : at + draw(st.integers(1, 8))]
+            case "insert":
+                data[at:at] = draw(st.binary(min_size=1, max_size=8))
+            case "claim":
+                data[at : at + 4] = draw(
+                    st.sampled_from((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x00\x01\x00\x00"))
+                )
+    return bytes(data)
+
+
+def hostile(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    return st.binary(max_size=200) | damaged(valid)
+
+
+def value_or_refusal(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """What decoding gives, None for a DecodeError with a known reason. Anything else that is raised fails the test."""
+    try:
+        return decode(data)
+    except DecodeError as error:
+        refusal = error
+    assert refusal.reason in REASONS
+    assert len(str(refusal)) < 300
+    return None

@@ -1,0 +1,147 @@
+"""The tables of docs/PROTOCOL.md agree with the code, so that neither changes without the other."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+from tests.wire.protocol_page import FLAGS, PAGE, VECTORS, read_table
+from tests.wire.strategies import REASONS
+
+from godwit import limits
+from godwit.wire import batch as batches
+from godwit.wire import frames as f
+from godwit.wire.control import Code, ControlMessage
+from godwit.wire.parameters import Parameters
+
+
+def test_the_table_of_frames() -> None:
+    rows = read_table("## 4 Frames")
+    data_row = rows.pop()
+    assert data_row[0] == "0x40` to `0x7f"
+    assert {name: int(kind, 16) for kind, name, *_ in rows} == {
+        name: value for name, value in vars(f).items() if name.isupper() and isinstance(value, int) and name in NAMES
+    }
+    for kind, name, size, *_ in rows:
+        example = VECTORS.get("frame-" + name.lower().replace("_", "-"))
+        if example is not None:
+            least = int(size.split()[0])
+            assert example[0][0] == int(kind, 16)
+            assert len(example[0]) == least if size.isdigit() else len(example[0]) > least
+
+
+NAMES = {
+    "PADDING", "PING", "HELLO", "COOKIE", "CONNECT", "ACCEPT", "REFUSE", "ACK", "ACK_POSITION", "CONFIRM", "CREDIT",
+    "BLOCKED", "PATH_PROBE", "PATH_RESPONSE", "CLOSE", "RESET",
+}  # fmt: skip
+
+
+def test_the_table_of_data_flags() -> None:
+    assert {name: int(flag, 16) for flag, name, _ in read_table("### DATA")} == FLAGS
+
+
+def test_the_table_of_batch_flags() -> None:
+    rows = {name: int(bits, 16) for bits, name, _ in read_table("## 14 Batches")}
+    assert rows.pop("QoS") == 3 << batches.QOS_SHIFT
+    assert rows == {
+        "LONE": batches.LONE,
+        "DELTAS": batches.HAS_DELTAS,
+        "RETAIN": batches.RETAIN,
+        "SEQUENCE": batches.HAS_SEQUENCE,
+        "ROUTE": batches.HAS_ROUTE,
+        "EXTENSION": batches.HAS_EXTENSION,
+    }
+
+
+def test_the_table_of_codes() -> None:
+    assert {name: int(code) for code, name, _ in read_table("## 16 Codes")} == {code.name: code.value for code in Code}
+
+
+def to_number(text: str) -> int:
+    base, _, exponent = text.partition("^")
+    return int(base) ** int(exponent) if exponent else int(base)
+
+
+def test_the_table_of_parameters() -> None:
+    (schema,) = msgspec.json.schema(Parameters)["$defs"].values()
+    rows = {name: (span, default) for name, span, default, _ in read_table("### Parameters")}
+    assert list(rows) == list(schema["properties"])
+    for name, (span, default) in rows.items():
+        field = schema["properties"][name]
+        assert (default == "required") == (name in schema["required"]), name
+        if "minimum" in field:
+            low, high = map(to_number, span.split(" to "))
+            assert (low, high) == (field["minimum"], field["maximum"]), name
+        elif "enum" in field:
+            assert sorted(re.findall(r"[a-z][a-z-]+", span)) == sorted(field["enum"])
+    assert rows["arq"][1] == schema["properties"]["arq"]["default"]
+    assert rows["arq_window"][1] == str(schema["properties"]["arq_window"]["default"])
+    assert rows["application"][0] == f"up to {limits.MAX_HANDSHAKE_APPLICATION_BYTES} bytes"
+
+
+@pytest.mark.parametrize("kind", get_args(ControlMessage))
+def test_the_tables_of_control_messages(kind: type[msgspec.Struct]) -> None:
+    rows = read_table(f"#### `{kind.__struct_config__.tag}`")
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    assert {row[0] for row in rows} == set(fields)
+    for name, _, default, _ in rows:
+        assert (default == "required") == fields[name].required, name
+        if default != "required":
+            assert default == {None: "null"}.get(fields[name].default, str(fields[name].default))
+
+
+def marked_as_protocol() -> set[str]:
+    """The limits that limits.py says both sides must agree on."""
+    body = ast.parse(inspect.getsource(limits)).body
+    return {
+        node.target.id
+        for node, behind in pairwise(body)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        if isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
+        if "*protocol*" in str(behind.value.value)
+    }
+
+
+@pytest.mark.parametrize("heading", ["### Limits of the protocol", "### Values of the reference"])
+def test_the_tables_of_limits(heading: str) -> None:
+    rows = read_table(heading)
+    assert len(rows) > 10
+    for name, value, _ in rows:
+        assert float(value.replace(",", "")) == getattr(limits, name), name
+
+
+def test_every_limit_of_the_protocol_is_in_its_table() -> None:
+    named = {row[0] for row in read_table("### Limits of the protocol")}
+    assert marked_as_protocol() <= named
+    assert not named & {row[0] for row in read_table("### Values of the reference")}
+
+
+def words_of_the_code() -> set[str]:
+    """Every word that something dropped is counted under."""
+    words = set()
+    for path in (Path(limits.__file__).parent / "transport").glob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        words |= set(re.findall(r'dropped\["(\w+)"\]', source)) | set(re.findall(r'DecodeError\("(\w+)"', source))
+        if path.stem in ("endpoint", "dial"):
+            words |= set(re.findall(r'return "(\w+)"', source))
+    return words
+
+
+def test_the_table_of_what_is_dropped() -> None:
+    named = {row[0] for row in read_table("## 20 What is dropped")}
+    assert len(words_of_the_code()) > 15
+    assert words_of_the_code() <= named
+    assert named >= REASONS
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.*)$", PAGE, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for target in re.findall(r"\]\(#([^)]*)\)", PAGE):
+        assert target in anchors, target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -49,7 +48,7 @@ class EndpointDriver(Generic[E]):
         self._on_events = on_events
         self._loop = asyncio.get_running_loop()
         self._timer = LoopTimer(self._loop, self._on_timer)
-        self._unsent: deque[Train] = deque()
+        self._unsent: Train | None = None
         """What the kernel had no room for. While there is any, the endpoint is not asked for more."""
         self._undelivered: list[E] = []
         self._flush_scheduled = False
@@ -83,7 +82,7 @@ class EndpointDriver(Generic[E]):
         self._timer.cancel()
         self._loop.remove_reader(self.udp.fileno())
         self._loop.remove_writer(self.udp.fileno())
-        self._unsent.clear()
+        self._unsent = None
         self.udp.close()
 
     @property
@@ -101,12 +100,10 @@ class EndpointDriver(Generic[E]):
         self.flush()
 
     def _on_writable(self) -> None:
-        while self._unsent:
-            rest = self.udp.send(self._unsent[0])
-            if rest is not None:
-                self._unsent[0] = rest
+        if self._unsent is not None:
+            self._unsent = self.udp.send(self._unsent)
+            if self._unsent is not None:
                 return
-            self._unsent.popleft()
         self._loop.remove_writer(self.udp.fileno())
         self.flush()
 
@@ -134,7 +131,7 @@ class EndpointDriver(Generic[E]):
         now = self.clock()
         self._send_ready(now)
         when = self.endpoint.next_timer()
-        if self._unsent and when is not None:
+        if self._unsent is not None and when is not None:
             # The pacer's time may have come while the kernel is full: the loop must not spin until it has room.
             when = max(when, now + RESOLUTION_S)
         self._timer.arm(when, now)
@@ -145,12 +142,11 @@ class EndpointDriver(Generic[E]):
             self.schedule_flush()
 
     def _send_ready(self, now: float) -> None:
-        if self._unsent:
+        if self._unsent is not None:
             return
         # One at a time: the receiver works on the first while the next is being made.
         while (train := self.endpoint.next_train(now)) is not None:
-            rest = self.udp.send(train)
-            if rest is not None:
-                self._unsent.append(rest)
+            self._unsent = self.udp.send(train)
+            if self._unsent is not None:
                 self._loop.add_writer(self.udp.fileno(), self._on_writable)
                 return

@@ -38,8 +38,8 @@ _MASK: Final = 0xFFFFFFFF
 SMALLEST_ROOM_BYTES: Final = 32
 """With less left of a packet it is not worth asking for more."""
 SMALLEST_QUESTION_BYTES: Final = len(encode_frame(Reset(bytes(TOKEN_BYTES)))) + 1
-"""A packet that only asks has at least this content: a server that forgot the connection answers with a reset, but only
-to something longer than that."""
+"""A client's packet that only asks has at least this content: a server that forgot the connection answers with a reset,
+but only to something longer than that."""
 
 FULL_HEADER: Final = struct.Struct(">9sI9sI")
 """The headers of a packet and of a fragment in one call: what stays the same in a run of packets is packed before."""
@@ -226,7 +226,7 @@ class Transmitter:
         if not frames:
             return 0
         content = b"".join(frames)
-        if eliciting and not items:
+        if eliciting and not items and self._parts.role == "client":
             content = content.ljust(SMALLEST_QUESTION_BYTES, bytes((PADDING,)))
         packet = encode_packet(self._parts.peer_id, number, content)
         parts.append(packet)

@@ -6,9 +6,10 @@ from typing import Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from godwit.cli.demo_run import Demo, Picture, Settings
-from godwit.cli.demo_view import Display, Lines, heading, summary, verdict
+from godwit.cli.demo_view import Display, Lines, View, summary, verdict
 from godwit.net import loop
 
 EXIT_FAILED: Final = 1
@@ -25,18 +26,18 @@ def demo(
     loss: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="The share of datagrams that the network loses.")
     ] = 0.05,
-    seed: Annotated[int, typer.Option(help="Of the network's faults and of the readings.")] = 1,
-    forever: Annotated[bool, typer.Option("--forever", help="Go on until Ctrl-C, then show the summary.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the readings and of the network's faults.")] = 1,
+    forever: Annotated[bool, typer.Option("--forever", help="Go on until Ctrl-C; then the summary comes.")] = False,
 ) -> None:
     """Watch messages survive a bad network.
 
-    Five simulated rooms send their temperatures from one process to another, over real UDP sockets and through a relay
-    that loses, damages, repeats and reorders datagrams and changes the sender's address half-way. The receiver checks
+    Simulated rooms send their temperatures from one process to another, over real UDP sockets and through a relay that
+    loses, damages, repeats and reorders datagrams, and gives the sender another address half-way. The receiver checks
     every message. The exit code is 0 if all of them arrived once and in order, 1 if not.
     """
     console = Console()
-    typer.echo(heading(loss)) if not console.is_terminal else None
-    view = Display(console) if console.is_terminal and not console.is_dumb_terminal else Lines(console)
+    live = console.is_terminal and not console.is_dumb_terminal
+    view: View = Display(console, loss) if live else Lines(console, loss)
     try:
         picture = loop.run(Demo(Settings(None if forever else seconds, loss, seed), view.show).run())
     except KeyboardInterrupt:
@@ -45,14 +46,12 @@ def demo(
         raise typer.Exit(EXIT_INTERRUPTED) from None
     finally:
         view.close()
-    _conclude(picture)
+    _conclude(console, picture)
 
 
-def _conclude(picture: Picture) -> None:
-    for line in summary(picture):
-        typer.echo(line)
+def _conclude(console: Console, picture: Picture) -> None:
     good, text = verdict(picture)
-    typer.echo()
-    typer.secho(text, fg="green" if good else "red", bold=True)
+    for line in (*summary(picture), Text(text, style="bold green" if good else "bold red")):
+        console.print(line, soft_wrap=True)
     if not good:
         raise typer.Exit(EXIT_FAILED)

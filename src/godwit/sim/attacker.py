@@ -14,7 +14,7 @@ from random import Random
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.sim.link import flip_bits
 from godwit.sim.network import Host, Network, Observer
-from godwit.sim.packets import addressed_to
+from godwit.sim.packets import addressed_to, challenges
 from godwit.transport.train import Address
 from godwit.wire import frames as f
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
@@ -54,6 +54,8 @@ class Attacker(Observer):
         self._plan = plan
         self._rng = rng
         self._seen: deque[tuple[Address, Address, bytes]] = deque(maxlen=64)
+        self._asked: tuple[Address, list[bytes]] | None = None
+        """Who last sent the attacker something, and the challenges in it."""
         self.strikes = 0
 
     def schedule(self) -> None:
@@ -64,7 +66,11 @@ class Attacker(Observer):
             self._network.at(self._rng.uniform(plan.from_s, plan.until_s), self._strike)
 
     def sent(self, host: Host, source: Address, destination: Address, datagram: bytes, now: float) -> None:
-        if host is not self._host:
+        if host is self._host:
+            return
+        if destination == self._host.address:
+            self._asked = (source, challenges(datagram))
+        else:
             self._seen.append((source, destination, datagram))
 
     def _strike(self) -> None:
@@ -77,8 +83,11 @@ class Attacker(Observer):
         else:
             if not self._seen:
                 return
-            seen_source, target, datagram = rng.choice(self._seen)
+            # The newest ones are worth most: they may overtake the original.
+            seen_source, target, datagram = self._seen[-1] if rng.random() < 0.5 else rng.choice(self._seen)
             source = seen_source if self._plan.spoofs and rng.random() < 0.5 else self._host.address
+            if kind == "forged_response" and self._asked is not None and self._asked[0] == target:
+                source = self._host.address
             datagram = self._twist(kind, datagram)
         self.strikes += 1
         self._network.trace.note(self._network.now, f"attack {kind} {source} > {target}")
@@ -128,7 +137,7 @@ class Attacker(Observer):
         if kind == "repeat" or found is None:
             return datagram
         connection_id, number = found
-        return encode_packet(connection_id, (number + rng.randint(0, 3)) & 0xFFFFFFFF, self._unproved(kind))
+        return encode_packet(connection_id, (number + rng.randint(0, 30)) & 0xFFFFFFFF, self._unproved(kind))
 
     def _unproved(self, kind: str) -> bytes:
         """A frame that is worth nothing without the proof that only the peer can make."""
@@ -138,4 +147,6 @@ class Attacker(Observer):
                 return f.encode_frame(f.Close(rng.randrange(1000), "forged", rng.randbytes(f.MAC_BYTES)))
             case "forged_reset":
                 return f.encode_frame(f.Reset(rng.randbytes(f.TOKEN_BYTES)))
-        return f.encode_frame(f.PathResponse(rng.randbytes(f.PROBE_BYTES), rng.randbytes(f.MAC_BYTES)))
+        known = self._asked[1] if self._asked is not None else []
+        challenge = next((one for one in known if len(one) == f.PROBE_BYTES), rng.randbytes(f.PROBE_BYTES))
+        return f.encode_frame(f.PathResponse(challenge, rng.randbytes(f.MAC_BYTES)))

@@ -35,6 +35,8 @@ INITIAL_WINDOW_DATAGRAMS: Final = 10
 SMALLEST_WINDOW_DATAGRAMS: Final = 4
 HEAVY_LOSS: Final = 0.3
 """A share of lost bytes in one round that only an overflowing queue explains, together with a rate that stands."""
+CLOCK_STEP_S: Final = 1e-6
+"""Shorter intervals say more about the clock than about the path."""
 LOCAL_ROUND_TRIP_S: Final = 0.001
 """Below this the path is shorter than the event loop's own pace."""
 
@@ -157,7 +159,7 @@ class Congestion:
 
     def _note_rate(self, now: float, newest: Flight) -> None:
         interval_s = max(newest.sent_at - newest.first_sent_at, now - newest.delivered_at)
-        if interval_s <= 0 or (interval_s < self._shortest_trip_s and not self._trip_is_guess):
+        if interval_s < CLOCK_STEP_S or (interval_s < self._shortest_trip_s and not self._trip_is_guess):
             return  # shorter than a round trip: the clock or a burst of acknowledgements, not the path
         rate = (self._delivered_bytes - newest.delivered_bytes) / interval_s
         if newest.app_limited and rate < self.bandwidth_bytes_per_s:

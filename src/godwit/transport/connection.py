@@ -14,7 +14,6 @@ CLOSING answers what still comes with its close again; DRAINING is silent. Both 
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
@@ -22,8 +21,7 @@ from typing import Final
 
 import msgspec
 
-from godwit.errors import ConnectionClosedError, DecodeError, UsageError
-from godwit.limits import HANDSHAKE_TIMEOUT_S
+from godwit.errors import ConnectionClosedError, UsageError
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
@@ -33,6 +31,7 @@ from godwit.transport.inbound import Delivery, Inbound
 from godwit.transport.parts import Parts
 from godwit.transport.path import Roaming
 from godwit.transport.receive import LimitError
+from godwit.transport.silence import Silence
 from godwit.transport.train import Address, Train
 from godwit.transport.transmit import Transmitter
 from godwit.wire import frames as wire
@@ -45,10 +44,6 @@ BLOCKED_RETRY_S: Final = 1.0
 MAX_CODE: Final = 0xFFFF
 PROBE_PACKETS: Final = 2
 """So many packets go when the probe timer fires (RFC 9002, 6.2.4)."""
-LULL_S: Final = 1.0
-LULL_PACKETS: Final = 16
-"""A client that heard at least so many packets and then nothing for a while pings: a NAT may have forgotten it, and its
-server would go on sending to the old address until the next keep-alive."""
 
 
 class State(Enum):
@@ -111,22 +106,20 @@ class Connection:
         self._asked_for: dict[int, int] = {}
         """Channels that wait for credit, and the other side was told so."""
         self._ask_again_at: float | None = None
-        self._packets_before_lull = 0
         self._farewell: Farewell
         # Set by establish.
         self._transmitter: Transmitter
         self._inbound: Inbound
-        self._idle_timeout_s: float
-        self._keep_alive_s: float
-        self._heard_at: float
+        self._silence: Silence
 
     def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
         """The handshake is done."""
         self.state = State.OPEN
-        self._heard_at = now
         config = self._parts.config
-        self._idle_timeout_s = min(config.idle_timeout_s, peer.idle_timeout_ms / 1000)
-        self._keep_alive_s = min(config.keep_alive_s, self._idle_timeout_s / 3)
+        idle_timeout_s = min(config.idle_timeout_s, peer.idle_timeout_ms / 1000)
+        self._silence = Silence(
+            role=self.role, now=now, idle_timeout_s=idle_timeout_s, keep_alive_s=config.keep_alive_s
+        )
         excess = self._parts.on_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
         self._transmitter = Transmitter(self._parts, now)
         self._inbound = Inbound(self._parts, self._transmitter)
@@ -209,17 +202,8 @@ class Connection:
             self._receive_elsewhere(data[at:stop], address, now)
             return stop
         delivery = Delivery()
-        heard_before = self._parts.acknowledger.packets
-        try:
-            at = self._inbound.receive(data, at, segment_bytes, now, delivery)
-        except DecodeError as error:
-            self._parts.dropped[error.reason] += 1
-            self._publish(delivery, now)
-            code = Code.LIMIT if isinstance(error, LimitError) else Code.PROTOCOL
-            self.close(now, code, str(error))
-            return len(data)
-        if self._parts.acknowledger.packets > heard_before:
-            self._heard_at = now
+        at = self._inbound.receive(data, at, segment_bytes, now, delivery)
+        self._silence.on_heard(self._parts.acknowledger.packets, now)
         self._publish(delivery, now)
         self._wake(self)
         return at
@@ -234,8 +218,9 @@ class Connection:
 
     def _handle_open_timers(self, now: float) -> None:
         parts = self._parts
-        if now >= self._silent_at():
-            self.fail(now, Code.TIMEOUT, f"nothing was heard for {now - self._heard_at:.1f} s", "timeout")
+        silence = self._silence
+        if now >= silence.too_long_at:
+            self.fail(now, Code.TIMEOUT, f"nothing was heard for {now - silence.heard_at:.1f} s", "timeout")
             return
         loss_timer = parts.recovery.loss_timer
         if loss_timer is not None and now >= loss_timer:
@@ -243,24 +228,12 @@ class Connection:
         probe_timer = parts.recovery.probe_timer
         if probe_timer is not None and now >= probe_timer:
             self._probe(now)
-        if probe_timer is None and now >= self._heard_at + self._keep_alive_s:
+        if (probe_timer is None and now >= silence.ask_at) or now >= silence.lulls_at:
+            silence.on_asked()
             parts.announcements.ping()
         if self._ask_again_at is not None and now >= self._ask_again_at:
             self._ask_again_at = None
             self._asked_for = {}
-        if self._lulls_at() <= now:
-            self._packets_before_lull = parts.acknowledger.packets
-            parts.announcements.ping()
-
-    def _silent_at(self) -> float:
-        """When the silence has been too long; less is granted to a client that was never heard after its connect."""
-        if self.role == "server" and self._parts.acknowledger.packets == 0:
-            return self._heard_at + min(self._idle_timeout_s, HANDSHAKE_TIMEOUT_S)
-        return self._heard_at + self._idle_timeout_s
-
-    def _lulls_at(self) -> float:
-        heard = self._parts.acknowledger.packets - self._packets_before_lull
-        return self._heard_at + LULL_S if self.role == "client" and heard >= LULL_PACKETS else math.inf
 
     def _probe(self, now: float) -> None:
         """Nothing was heard for too long: the oldest thing under way is said again, and the peer must answer."""
@@ -299,7 +272,7 @@ class Connection:
         """A channel that has come to the end of its credit says so at once, and then again: the receiver gives credit
         back in larger steps than a long record can wait for."""
         blocked = self._parts.sending.blocked
-        news = [channel for channel in blocked if channel not in self._asked_for]
+        news = [channel for channel, limit in blocked.items() if self._asked_for.get(channel) != limit]
         self._asked_for = blocked.copy()
         self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if blocked else None
         self._parts.announcements.block(news)
@@ -315,14 +288,14 @@ class Connection:
             parts = self._parts
             recovery = parts.recovery
             timers = (
-                self._silent_at(),
+                self._silence.too_long_at,
                 parts.acknowledger.due_at,
                 recovery.loss_timer,
-                recovery.probe_timer or self._heard_at + self._keep_alive_s,
+                recovery.probe_timer or self._silence.ask_at,
                 self._transmitter.paced_until,
                 self._ask_again_at,
                 self._roaming.due_at,
-                self._lulls_at(),
+                self._silence.lulls_at,
             )
             return min([timer for timer in timers if timer is not None])
         if self.state in (State.CLOSING, State.DRAINING):
@@ -343,7 +316,11 @@ class Connection:
                 self._parts.dropped["old_confirm"] += 1
         if delivery.writable:
             events.append(Writable(self))
-        if delivery.close is not None and self.state is State.OPEN:
+        if delivery.violation is not None:
+            self._parts.dropped[delivery.violation.reason] += 1
+            code = Code.LIMIT if isinstance(delivery.violation, LimitError) else Code.PROTOCOL
+            self.close(now, code, str(delivery.violation))
+        elif delivery.close is not None:
             self._end(State.DRAINING, now, delivery.close.code, delivery.close.reason, "peer")
 
     def _receive_elsewhere(self, packet: bytes, address: Address, now: float) -> None:
@@ -359,7 +336,7 @@ class Connection:
         self._wake(self)
 
     def _move(self, address: Address, now: float) -> None:
-        self._heard_at = now
+        self._silence.heard_at = now
         if address[0] != self.peer_address[0]:
             # Another host address: another path. A new port alone is a NAT that forgot, and the path is the same.
             self._parts.on_new_path(now, None)

@@ -248,7 +248,7 @@ class Endpoint:
         if dial.is_over:
             return "late_handshake"
         reason = dial.on_frame(frame, now)
-        if connection.state is State.OPEN:
+        if connection.state in (State.OPEN, State.CLOSING):
             del self._dials[connection.id]
             self._connections[connection.id] = connection
             self._by_token[dial.token] = connection

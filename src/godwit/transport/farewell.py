@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from godwit.limits import MAX_PROBE_INTERVAL_S
+
 REPEATS: Final = 3
 """The close is sent so often unasked, because nobody acknowledges it."""
 LINGER_PROBE_TIMEOUTS: Final = 3
@@ -18,11 +20,12 @@ class Farewell:
 
     def __init__(self, frame: bytes, now: float, probe_timeout_s: float) -> None:
         self._frame = frame
-        self._interval_s = probe_timeout_s
+        # After a pause of the whole process the measured round trip can be minutes: a place must not be held so long.
+        self._interval_s = min(probe_timeout_s, MAX_PROBE_INTERVAL_S)
         self._next_at: float | None = now if frame else None
         self._said = 0
         self._answers = 0
-        self.ends_at = now + LINGER_PROBE_TIMEOUTS * probe_timeout_s
+        self.ends_at = now + LINGER_PROBE_TIMEOUTS * self._interval_s
 
     def on_packet(self, now: float) -> None:
         """The peer has not heard of the end yet."""

@@ -43,7 +43,7 @@ _NOT_ON_A_CONNECTION: Final = (wire.Hello, wire.Cookie, wire.Connect, wire.Accep
 class Delivery:
     """What a train brought for the application; the connection turns it into events."""
 
-    __slots__ = ("close", "confirms", "records", "writable")
+    __slots__ = ("close", "confirms", "records", "violation", "writable")
 
     def __init__(self) -> None:
         self.records: list[tuple[int, int, bytes, bool, bool]] = []
@@ -51,6 +51,8 @@ class Delivery:
         self.confirms: list[wire.Confirm] = []
         self.writable = False
         self.close: wire.Close | None = None
+        self.violation: DecodeError | None = None
+        """The peer broke the protocol in a way that ends the connection."""
 
 
 class Inbound:
@@ -62,10 +64,7 @@ class Inbound:
         self.packets_lost = 0
 
     def receive(self, data: bytes, at: int, segment_bytes: int, now: float, delivery: Delivery) -> int:
-        """Takes packets from `at` on while they are for this connection. Gives where it stopped.
-
-        Raises DecodeError when the peer broke the protocol in a way that ends the connection.
-        """
+        """Takes packets from `at` on while they are for this connection. Gives where it stopped."""
         view = memoryview(data)
         end = len(data)
         acknowledger = self._parts.acknowledger
@@ -103,11 +102,21 @@ class Inbound:
                 break
             packet = data[at : at + segment_bytes]
             at += segment_bytes
-            if crc32c(packet) != INTACT or len(packet) < SMALLEST_PACKET_BYTES:
-                self._parts.dropped["checksum" if len(packet) >= SMALLEST_PACKET_BYTES else "truncated"] += 1
-            elif packet[_KIND_AT] not in _PLAIN_FRAGMENTS or not self._plain_fragment(packet, now, delivery):
-                self._packet(packet, now, delivery)
+            try:
+                self._lone_packet(packet, now, delivery)
+            except DecodeError as error:
+                delivery.violation = error
+                break
         return min(at, end)
+
+    def _lone_packet(self, packet: bytes, now: float, delivery: Delivery) -> None:
+        """A packet that is not the next full one. Raises DecodeError for what breaks the rules of the protocol."""
+        if len(packet) < SMALLEST_PACKET_BYTES:
+            self._parts.dropped["truncated"] += 1
+        elif crc32c(packet) != INTACT:
+            self._parts.dropped["checksum"] += 1
+        elif packet[_KIND_AT] not in _PLAIN_FRAGMENTS or not self._plain_fragment(packet, now, delivery):
+            self._packet(packet, now, delivery)
 
     def _plain_fragment(self, packet: bytes, now: float, delivery: Delivery) -> bool:
         """The first or last fragment of a long record, in a packet of its own that comes in order: no need to decode
@@ -166,7 +175,7 @@ class Inbound:
             case wire.Credit():
                 self._parts.sending.on_credit(frame.channel, frame.limit)
             case wire.Blocked():
-                self._parts.receiving.repeat_grant(frame.channel)
+                self._parts.receiving.on_blocked(frame.channel)
             case wire.PathProbe():
                 mac = handshake.path_mac(self._parts.key, self._parts.role, frame.challenge)
                 self._parts.announcements.respond(wire.encode_frame(wire.PathResponse(frame.challenge, mac)))

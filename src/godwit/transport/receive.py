@@ -109,6 +109,9 @@ class ReceiveHalf:
         self._most_pieces = most_held // PIECE_BYTES
         self._most_held_bytes = most_held + RECORD_COST_BYTES
         self._grants: dict[int, None] = {}
+        """Channels (0: the connection) whose limit is to be told."""
+        self._waited_for: dict[int, None] = {}
+        """Those whose sender has run out of credit."""
         self._none = Assembly(self._control, -1)
         self.current = self._none
         """The assembly that took the last fragment. The connection appends to its run directly while fragments come in
@@ -168,13 +171,22 @@ class ReceiveHalf:
             return
         self._consumed_bytes += cost
         window = self._config.connection_window_bytes
-        if self._consumed_bytes + window - self._granted_bytes >= window // 4:
+        if 0 in self._waited_for or self._consumed_bytes + window - self._granted_bytes >= window // 4:
+            self._waited_for.pop(0, None)
             self._grants[0] = None
         channel = self._channels.get(channel_id)
         if channel is not None:
             channel.consumed_bytes += cost
-            if channel.consumed_bytes + channel.window_bytes - channel.granted_bytes >= channel.window_bytes // 4:
+            news_bytes = channel.consumed_bytes + channel.window_bytes - channel.granted_bytes
+            if channel_id in self._waited_for or news_bytes >= channel.window_bytes // 4:
+                self._waited_for.pop(channel_id, None)
                 self._grants[channel_id] = None
+
+    def on_blocked(self, channel_id: int) -> None:
+        """The other side waits for credit: it gets what there is, and what comes next at once, in steps of any size."""
+        if channel_id == 0 or channel_id in self._channels:
+            self._grants[channel_id] = None
+            self._waited_for[channel_id] = None
 
     def repeat_grant(self, channel_id: int) -> None:
         """The other side may have missed what it was granted: it is said again."""
@@ -240,6 +252,7 @@ class ReceiveHalf:
             self._pieces -= 1
             assembly.run.append(piece)
             assembly.next_bytes = assembly.settled_bytes = assembly.next_bytes + len(piece)
+            assembly.compact()
 
     def _grow(self, assembly: Assembly, next_bytes: int) -> None:
         self._count(assembly.channel, next_bytes - assembly.settled_bytes)
@@ -297,6 +310,7 @@ class ReceiveHalf:
             raise DecodeError("fragment", f"channel {channel.id} ends, but goes on")
         del self._channels[channel.id]
         self._grants.pop(channel.id, None)
+        self._waited_for.pop(channel.id, None)
         self._ended.add(channel.id, channel.id + 1)
         if len(self._ended) > self._config.max_channels + 1:
             raise LimitError("channels are not numbered one after another")

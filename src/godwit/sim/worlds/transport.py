@@ -25,7 +25,7 @@ from godwit.sim.worlds.transport_plan import Fault, HostPlan, Sending, Transport
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected
+from godwit.transport.events import Closed, Connected, PathChanged
 from godwit.transport.train import Address
 
 RECONNECT_S = 0.25
@@ -220,6 +220,8 @@ class TransportWorld:
         if end is None:
             raise ViolationError("life", f"{host.name}: {type(event).__name__} for an end that nobody opened")
         self.network.trace.note(now, f"event {end.name} {describe_event(event)}")
+        if isinstance(event, PathChanged) and event.address not in self._client_of(end.label).addresses:
+            raise ViolationError("life", f"{end.name}: moved to {event.address}, where its peer never was")
         if isinstance(event, Closed) and event.origin in ("timeout", "refused"):
             self._check_time_out(host, end, event, now)
         end.handle(event, now)
@@ -233,7 +235,7 @@ class TransportWorld:
             if "few_places" not in self.plan.troubles:
                 raise ViolationError("life", f"{end.name}: refused with code {event.code}, {event.reason!r}")
             return
-        if end.connected:
+        if end.connected and not (self.plan.attack is not None and self.plan.attack.forges):
             self.heard.timed_out(host, event.connection.id, event.connection.peer_address, idle_timeout_s, now)
         others = [other for other in self._ends.values() if other.label == end.label and other is not end]
         silent = not any(other.connected and not other.over for other in others)
@@ -254,6 +256,7 @@ class TransportWorld:
                 if fault.lasts_s > 0.3:
                     host = f"{host}{len(host) % 10}"  # another network altogether, not just a NAT that forgot
                 network.rebind(client.host, (host, port + 1, *rest))
+                client.addresses.add(client.host.address)
             case "route":
                 assert fault.route is not None
                 for settings, link in zip(fault.route, self._links(client), strict=True):

@@ -193,6 +193,8 @@ class Client:
         self.todo_up = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_up)
         self.todo_down = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_down)
         self.connections = 0
+        self.addresses = {host.address}
+        """All that it ever had."""
         self.end: End | None = None
 
     @property

@@ -267,17 +267,13 @@ def _draw_faults(rng: Random, troubles: tuple[str, ...], clients: int, faults_en
 
 
 def _draw_attack(rng: Random, faults_end_s: float) -> AttackPlan:
-    kinds: tuple[str, ...] = BLIND
-    if rng.random() < 0.5:
-        kinds += SEEING
-        if rng.random() < 0.5:
-            kinds += FORGING
+    kinds: tuple[str, ...] = rng.choice((BLIND, BLIND, BLIND + SEEING, SEEING, SEEING + FORGING))
     return AttackPlan(
         from_s=0.0,
         until_s=faults_end_s,
         strikes=rng.choice((20, 100, 300)),
         kinds=kinds,
-        spoofs=rng.random() < 0.6,
+        spoofs=rng.random() < 0.7,
     )
 
 

@@ -163,7 +163,6 @@ def _open(*, accepts: bool) -> tuple[Endpoint, UdpSocket]:
         accepts=accepts,
         max_datagram_bytes=DATAGRAM_BYTES,
         receive_buffer_bytes=udp.receive_buffer_bytes,
-        send_buffer_bytes=512 * 1024,
     )
     return Endpoint(config, entropy=os.urandom), udp
 

@@ -38,9 +38,9 @@ WASTE: Final[Mapping[str, str]] = {
     "checksum": "damaged",
     "repeated": "repeats",
     "repeated_fragment": "sent again in vain",
-    "unproven_path": "before a new address was proven",
+    "unproven_path": "from an unproven address",
 }
-"""Why the receiver threw packets away."""
+"""Why the receiver threw packets away, and what that is called here."""
 
 
 def megabits(bits_per_s: float) -> str:
@@ -140,8 +140,9 @@ class Display:
 
 def joined(lines: Sequence[Text]) -> Text:
     """Lines that are cut at the terminal's edge, not wrapped."""
-    text = Text("\n", no_wrap=True, overflow="crop").join(lines)
-    text.no_wrap, text.overflow = True, "crop"
+    text = Text("\n").join(lines)
+    text.no_wrap = True
+    text.overflow = "crop"
     return text
 
 
@@ -161,7 +162,7 @@ def frame(picture: Picture, history: Mapping[str, Sequence[float]]) -> list[Text
 
 def bar(share: float, style: str) -> Text:
     filled = round(min(max(share, 0.0), 1.0) * BAR_WIDTH)
-    return Text.assemble(("━" * filled, style), ("━" * (BAR_WIDTH - filled), "bright_black"))
+    return Text.assemble(("━" * filled, style), ("╌" * (BAR_WIDTH - filled), "dim"))
 
 
 def _clock(picture: Picture) -> Text:
@@ -208,9 +209,10 @@ def faults(picture: Picture) -> list[Text]:
 def _transport(picture: Picture) -> list[Text]:
     statistics = picture.statistics
     share = picture.recent_bits_per_s / LINE_BITS_PER_S
+    goodput = f"  {megabits(picture.recent_bits_per_s)}, {share:.0%} of the line"
     return [
         Text("Godwit", style="dim"),
-        Text(f"{'goodput':24}") + bar(share, "green") + f"  {megabits(picture.recent_bits_per_s)}, {share:.0%} of the line",
+        Text(f"{'goodput':24}") + bar(share, "green") + goodput,
         Text(f"{'round trip':24}{_trips(picture)}"),
         Text(f"{'sent again':24}{statistics.fragments_resent:,} fragments"),
         Text(f"{'address changes':24}{_moves(picture)}"),
@@ -243,9 +245,9 @@ def summary(picture: Picture) -> list[Text]:
         f"{report.received_bytes / 1e6:.1f} MB, on {len(picture.rooms)} channels",
         "received": f"{report.received:,} messages, their numbers and the SHA-256 of each channel checked",
         "sent again": f"{statistics.fragments_resent:,} fragments, in {statistics.packets_sent:,} packets sent in all",
-        "thrown away": f"by the receiver: {', '.join(thrown_away) or 'nothing'}",
-        "address changes": f"{report.moves} of {len(picture.moved_at_s)} survived; "
-        f"the longest pause between two arrivals was {milliseconds(report.longest_pause_s)}",
+        "thrown away": ", ".join(thrown_away) or "nothing",
+        "address changes": f"{report.moves} of {len(picture.moved_at_s)} survived" if picture.moved_at_s else "none",
+        "longest pause": f"{milliseconds(report.longest_pause_s)} between two arrivals",
         "round trip": _trips(picture),
         "goodput": f"{megabits(picture.goodput_bits_per_s)}, {share:.0%} of the line's {megabits(LINE_BITS_PER_S)}",
     }

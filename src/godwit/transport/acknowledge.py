@@ -16,7 +16,9 @@ RANGES_IN_A_FRAME: Final = 16
 SAY_TIMES: Final = 8
 """What arrived is said in so many frames; that all of them get lost is rare, and then it is only sent again."""
 PROMPT_PACKETS: Final = 2
-"""So many packets are acknowledged at once (RFC 9000, 13.2.2)."""
+"""So many packets are acknowledged at once (RFC 9000, 13.2.2), but not more often than the next line says."""
+SHORTEST_INTERVAL_S: Final = 0.0003
+"""A sender at hundreds of megabytes a second needs no answer to every train: reading one costs it half a train."""
 
 _NEWEST: Final = slice(None, -RANGES_IN_A_FRAME - 1, -1)
 _MASK: Final = 0xFFFFFFFF
@@ -26,13 +28,15 @@ class Acknowledger:
     """Feed: on_packet, on_run, on_eliciting. Drain: frame, when due_at has come or a packet leaves anyway."""
 
     __slots__ = (
-        "_at_once", "_forgotten", "_frames_said", "_largest_at", "_old_news", "_received", "_waiting", "due_at",
-        "largest", "packets",
+        "_at_once", "_forgotten", "_frames_said", "_largest_at", "_most_waiting", "_old_news", "_received", "_said_at",
+        "_waiting", "due_at", "largest", "packets",
     )  # fmt: skip
 
-    def __init__(self, *, at_once: bool) -> None:
+    def __init__(self, *, at_once: bool, most_waiting: int) -> None:
         self._at_once = at_once
         """Go-back-n and stop-and-wait: the sender waits for every one."""
+        self._most_waiting = most_waiting
+        """So many packets are acknowledged at once even if the last frame was just said."""
         self._received = RangeSet()
         self._forgotten = 0
         """Nothing is known of packets below this; they count as repeats."""
@@ -40,6 +44,7 @@ class Acknowledger:
         """The newest number in each of the last frames."""
         self._old_news = 0
         """Ranges that end before this have been said often enough."""
+        self._said_at = 0.0
         self._waiting = 0
         self._largest_at = 0.0
         self.largest = -1
@@ -78,8 +83,10 @@ class Acknowledger:
     def on_eliciting(self, count: int, now: float, *, in_order: bool) -> None:
         """So many of the packets ask for an acknowledgement."""
         self._waiting += count
-        if self._waiting >= PROMPT_PACKETS or not in_order or self._at_once:
+        if not in_order or self._at_once or self._waiting >= self._most_waiting:
             self.due_at = now
+        elif self._waiting >= PROMPT_PACKETS:
+            self.due_at = max(now, self._said_at + SHORTEST_INTERVAL_S)
         elif self.due_at is None:
             self.due_at = now + MAX_ACK_DELAY_S
 
@@ -91,6 +98,7 @@ class Acknowledger:
     def frame(self, now: float, next_position: int | None) -> Ack:
         """The acknowledgement of all that arrived."""
         self._waiting = 0
+        self._said_at = now
         self.due_at = None
         received = self._received
         ranges = tuple(

@@ -10,7 +10,7 @@ product is what fits into the path; the pacer sends at the rate, the window keep
     PROBE_RTT  every ten seconds without a shorter round trip: almost nothing under way for 200 ms, to see the bare path
 
 Where the round trip is under a millisecond (loopback, one switch) the event loop's own pace is longer than the path:
-there the window never falls below four trains, and never takes more than half of the other side's receive buffer.
+there the window never falls below some trains, and never takes more than half of the other side's receive buffer.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ DRAIN_GAIN: Final = 1 / STARTUP_GAIN
 WINDOW_GAIN: Final = 2.0
 CYCLE: Final = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 RATE_WINDOW_ROUNDS: Final = 10
+RATE_WINDOW_S: Final = 0.25
+"""At least so long: ten rounds of a short path are over before a busy machine has had its turn again."""
 SHORTEST_TRIP_WINDOW_S: Final = 10.0
 PROBE_RTT_S: Final = 0.2
 INITIAL_WINDOW_DATAGRAMS: Final = 10
@@ -39,6 +41,9 @@ CLOCK_STEP_S: Final = 1e-6
 """Shorter intervals say more about the clock than about the path."""
 LOCAL_ROUND_TRIP_S: Final = 0.001
 """Below this the path is shorter than the event loop's own pace."""
+LOCAL_WINDOW_TRAINS: Final = (4, 16)
+"""There the window does not fall below this: four trains, or up to sixteen where the other side has buffer for many more.
+It answers only after a turn of its event loop, which may take several trains; with four the two would wait in turns."""
 
 
 class Mode(Enum):
@@ -71,13 +76,18 @@ class Congestion:
         self._datagram_bytes = datagram_bytes
         self._half_peer_buffer_bytes = peer_buffer_bytes // 2
         self._train_bytes = train_limit_bytes(peer_buffer_bytes, datagram_bytes)
+        most_trains = LOCAL_WINDOW_TRAINS[1] * self._train_bytes
+        self._local_window_bytes = max(
+            LOCAL_WINDOW_TRAINS[0] * self._train_bytes, min(peer_buffer_bytes // 8, most_trains)
+        )
         # the account that delivery rates are measured by
         self._delivered_bytes = 0
         self._delivered_at = now
         self._first_sent_at = now
         self._app_limited_until_bytes = 0
         # the model of the path
-        self._rates: deque[tuple[int, float]] = deque()
+        self._rates: deque[tuple[int, float, float]] = deque()
+        """(round, rate, time): the largest rates of the window, falling."""
         self._shortest_trip_s = INITIAL_ROUND_TRIP_S if round_trip_s is None else round_trip_s
         self._shortest_trip_at = now
         self._trip_is_guess = round_trip_s is None
@@ -167,8 +177,8 @@ class Congestion:
         rates = self._rates
         while rates and rates[-1][1] <= rate:
             rates.pop()
-        rates.append((self._round, rate))
-        while rates[0][0] < self._round - RATE_WINDOW_ROUNDS:
+        rates.append((self._round, rate, now))
+        while rates[0][0] < self._round - RATE_WINDOW_ROUNDS and rates[0][2] < now - RATE_WINDOW_S:
             rates.popleft()
 
     def _note_trip(self, now: float, round_trip_s: float | None, expired: bool) -> None:
@@ -263,7 +273,7 @@ class Congestion:
         if not self._path_is_full:
             window = max(window, self.window_bytes)
         if self._shortest_trip_s < LOCAL_ROUND_TRIP_S:
-            window = min(max(window, 4 * self._train_bytes), self._half_peer_buffer_bytes)
+            window = min(max(window, self._local_window_bytes), self._half_peer_buffer_bytes)
         self.window_bytes = max(window, smallest)
 
 

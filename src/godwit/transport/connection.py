@@ -272,6 +272,8 @@ class Connection:
         """A channel that has come to the end of its credit says so at once, and then again: the receiver gives credit
         back in larger steps than a long record can wait for."""
         blocked = self._parts.sending.blocked
+        if not blocked and not self._asked_for:
+            return False
         news = [channel for channel, limit in blocked.items() if self._asked_for.get(channel) != limit]
         self._asked_for = blocked.copy()
         self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if blocked else None

@@ -44,10 +44,13 @@ class Dial:
         """A frame from the server's address. Gives the reason to drop it, or None when it was of use."""
         match frame:
             case Cookie(cookie, nonce) if handshake.same(nonce, self._nonce):
-                if self._cookie is not None:
+                if self._cookie is not None and not self._doubts_cookie():
                     return "late_handshake"
+                if self._cookie is None:
+                    self._sends = 0
                 self._cookie = cookie
-                self._next_step(now)
+                self._wait_s = HANDSHAKE_RETRY_S
+                self._send_at = now
             case Accept():
                 self._accepted(frame, now)
             case Refuse(nonce, code, reason) if handshake.same(nonce, self._nonce):
@@ -67,10 +70,9 @@ class Dial:
             now=now,
         )
 
-    def _next_step(self, now: float) -> None:
-        self._wait_s = HANDSHAKE_RETRY_S
-        self._send_at = now
-        self._sends = 0
+    def _doubts_cookie(self) -> bool:
+        """The address may have changed since, or the server have been restarted: then the cookie is worth nothing."""
+        return self._sends >= TRIES_A_COOKIE
 
     def handle_timers(self, now: float) -> None:
         if now >= self._gives_up_at:
@@ -81,16 +83,14 @@ class Dial:
     def next_train(self, now: float) -> Train | None:
         if now < self._send_at:
             return None
-        if self._cookie is not None and self._sends == TRIES_A_COOKIE:
-            # The address may have changed since, or the server have been restarted: the cookie is worth nothing then.
-            self._cookie = None
-            self._next_step(now)
+        # A doubtful cookie is still tried, in turn with asking for a new one.
+        says_hello = self._cookie is None or (self._doubts_cookie() and self._sends % 2 == 1)
         self._sends += 1
         self._sent_at = now
         self._send_at = now + self._wait_s
         self._wait_s = min(2 * self._wait_s, MAX_HANDSHAKE_RETRY_S)
         connection_id = self.connection.id
-        if self._cookie is None:
+        if self._cookie is None or says_hello:
             frames = encode_frame(Hello(connection_id, self._nonce)).ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0")
         else:
             frames = encode_frame(Connect(connection_id, self._nonce, self._cookie, self._parameters))

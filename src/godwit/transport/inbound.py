@@ -13,6 +13,7 @@ from typing import Final
 from crc32c import crc32c
 
 from godwit.errors import DecodeError
+from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport import handshake
 from godwit.transport.parts import Parts
 from godwit.transport.sent import SentRun
@@ -72,29 +73,30 @@ class Inbound:
         own_id = _ID.pack(self._parts.connection_id)
         pack = FULL_HEADER.pack
         first = bytes((FIRST_BYTE,)) + own_id
+        body_bytes = max(segment_bytes - FULL_HEADER.size - CHECKSUM.size, 1)
         while at < end:
             # The short way: what the next packet must look like if it is the next full one of the record that came
             # last is known, so its header is compared, not read.
             assembly = receiving.current
-            expected = acknowledger.largest + 1
+            frame_head = assembly.frame_head
             next_bytes = assembly.next_bytes
-            number = expected
+            number = expected = acknowledger.largest + 1
             stop = at + segment_bytes
-            while stop <= end:
-                body_at = at + FULL_HEADER.size
-                if not data.startswith(pack(first, number & _MASK, assembly.frame_head, next_bytes), at):
+            last_stop = min(end, at + (assembly.allowed_bytes - next_bytes) // body_bytes * segment_bytes)
+            bodies: list[memoryview] = []
+            while stop <= last_stop:
+                if not data.startswith(pack(first, number & _MASK, frame_head, next_bytes), at):
                     break
-                body = data[body_at : stop - CHECKSUM.size]
-                if not body or next_bytes + len(body) > assembly.allowed_bytes or crc32c(view[at:stop]) != INTACT:
+                if crc32c(view[at:stop]) != INTACT:
                     break
-                assembly.run.append(body)
-                next_bytes += len(body)
+                bodies.append(view[at + FULL_HEADER.size : stop - CHECKSUM.size])
+                next_bytes += body_bytes
                 number += 1
                 at = stop
                 stop += segment_bytes
-            if number > expected:
+            if bodies:
+                assembly.run.append(b"".join(bodies))
                 assembly.next_bytes = next_bytes
-                assembly.compact()
                 acknowledger.on_run(number - expected, now)
             if at >= end:
                 break
@@ -243,6 +245,8 @@ class Inbound:
         arrived = acked + late
         completed = self._parts.sending.policy.on_ack(arrived, frame.next_position)
         for packet in arrived:
+            if packet.packet_bytes > BASE_DATAGRAM_BYTES:
+                self._parts.mtu.on_large_acked(packet.last)
             if packet.said:
                 self._parts.announcements.on_acked(packet.said)
             if packet.is_mtu_probe:
@@ -274,6 +278,8 @@ class Inbound:
                 self._parts.mtu.on_probe_lost(packet.size_bytes)
                 continue
             self.packets_lost += 1
+            if packet.packet_bytes > BASE_DATAGRAM_BYTES and self._parts.mtu.on_large_lost(packet.number, now):
+                self._parts.congestion.on_datagram_size(self._parts.mtu.datagram_bytes)
             if packet.fragments:
                 self._parts.sending.policy.on_lost(packet.number, packet.fragments)
             if packet.said:

@@ -17,6 +17,8 @@ CLOSE_ENOUGH_BYTES: Final = 16
 """The search ends when the answer is known this well."""
 RETRY_S: Final = 60.0
 """After a fall back to the base, and when a search ended below the largest size, the path is tried again."""
+SUSPICIOUS_LOSSES: Final = 8
+"""So many larger packets lost, and none newer arrived, while small ones may still pass."""
 SUSPICIOUS_PROBES: Final = 2
 """So many probe timeouts in a row with larger packets under way: the path may have stopped carrying them."""
 
@@ -24,7 +26,16 @@ SUSPICIOUS_PROBES: Final = 2
 class PathMtu:
     """Ask `probe_bytes` whenever something is sent; tell what became of the probe."""
 
-    __slots__ = ("_failures", "_largest", "_retry_at", "_too_large", "_under_way", "datagram_bytes")
+    __slots__ = (
+        "_failures",
+        "_largest",
+        "_lost_since",
+        "_newest_acked",
+        "_retry_at",
+        "_too_large",
+        "_under_way",
+        "datagram_bytes",
+    )
 
     def __init__(self, largest_bytes: int) -> None:
         self.datagram_bytes = BASE_DATAGRAM_BYTES
@@ -33,6 +44,10 @@ class PathMtu:
         self._failures = 0
         self._under_way = 0
         self._retry_at: float | None = None
+        self._newest_acked = -1
+        """The number of the newest packet longer than the base that arrived."""
+        self._lost_since = 0
+        """How many such packets, newer than that one, got lost."""
 
     def probe_bytes(self, now: float) -> int | None:
         """The size to be tried now, or None."""
@@ -73,8 +88,24 @@ class PathMtu:
 
     def on_probe_timeouts(self, in_a_row: int, now: float) -> bool:
         """Nothing comes back. True when that made it fall back to the base size."""
-        if in_a_row < SUSPICIOUS_PROBES or self.datagram_bytes == BASE_DATAGRAM_BYTES:
+        return in_a_row >= SUSPICIOUS_PROBES and self._fall_back(now)
+
+    def on_large_acked(self, number: int) -> None:
+        """A packet longer than the base has arrived, so the path carries them."""
+        if number > self._newest_acked:
+            self._newest_acked = number
+            self._lost_since = 0
+
+    def on_large_lost(self, number: int, now: float) -> bool:
+        """One got lost. True when they are so many, and none newer arrived, that it falls back to the base size."""
+        if number > self._newest_acked:
+            self._lost_since += 1
+        return self._lost_since >= SUSPICIOUS_LOSSES and self._fall_back(now)
+
+    def _fall_back(self, now: float) -> bool:
+        if self.datagram_bytes == BASE_DATAGRAM_BYTES:
             return False
+        self._lost_since = 0
         self.datagram_bytes = BASE_DATAGRAM_BYTES
         self._too_large = self._largest + 1
         self._failures = 0

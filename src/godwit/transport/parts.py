@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.acknowledge import Acknowledger
 from godwit.transport.announce import Announcements
 from godwit.transport.arq import receive_policy, send_policy
@@ -33,7 +34,9 @@ class Parts:
         self.sending = SendHalf(send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes)
         self.receiving = ReceiveHalf(config, dropped)
         self.in_order = receive_policy(discipline)
-        self.acknowledger = Acknowledger(at_once=self.in_order is not None)
+        # A sender keeps at most half of the receive buffer under way: a sixteenth of that is soon enough for an answer.
+        most_waiting = max(config.receive_buffer_bytes // 32 // BASE_DATAGRAM_BYTES, 2)
+        self.acknowledger = Acknowledger(at_once=self.in_order is not None, most_waiting=most_waiting)
         self.announcements = Announcements(self.receiving, self.sending)
         # Once the peer is known:
         self.peer_id: int

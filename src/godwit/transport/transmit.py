@@ -100,10 +100,12 @@ class Transmitter:
         most = max(allowed, 1)
         while count < most:
             if not speaks:
-                bulk = self._bulk(datagram_bytes, allowed - count, flight, parts, sent)
+                bulk, packet_bytes = self._bulk(datagram_bytes, allowed - count, flight, parts, sent)
                 if bulk:
                     count += bulk
-                    packet_bytes = first_bytes = datagram_bytes
+                    first_bytes = datagram_bytes
+                    if packet_bytes < datagram_bytes:
+                        break
                     continue
             packet_bytes = self._mixed_packet(now, datagram_bytes, count < allowed, flight, parts, sent)
             if not packet_bytes:
@@ -162,33 +164,44 @@ class Transmitter:
 
     # -- packets ------------------------------------------------------------------------------------------------------
 
-    def _bulk(self, datagram_bytes: int, most: int, flight: Flight, parts: list[bytes], sent: list[SentRun]) -> int:
-        """As many full packets as possible of one long record: the hot path, everything in local variables."""
+    def _bulk(
+        self, datagram_bytes: int, most: int, flight: Flight, parts: list[bytes], sent: list[SentRun]
+    ) -> tuple[int, int]:
+        """As many packets as possible of one long record: the hot path, everything in local variables.
+
+        All are full but perhaps the last, if the record ends with it. Gives their number, and the size of the last.
+        """
         body_bytes = datagram_bytes - FULL_OVERHEAD_BYTES
         record = self._parts.sending.next_bulk(body_bytes)
         if record is None:
-            return 0
-        body = record.body
+            return 0, 0
+        body = memoryview(record.body)
         start = record.cut_bytes
-        count = min(most, (len(body) - start) // body_bytes)
-        stop = start + count * body_bytes
+        full = min(most, (len(body) - start) // body_bytes)
+        stop = start + full * body_bytes
+        left_bytes = len(body) - stop
+        # What is left goes at once if it fills most of a packet; else it shares one with whatever comes next.
+        takes_rest = full < most and 2 * left_bytes > body_bytes
         number = self._next_number
-        fragment = Fragment(record, start, stop, number)
-        sent.append(SentRun(number, datagram_bytes, flight, (fragment,), (), count))
-        self._next_number = number + count
-        self._parts.sending.take_bulk(record, count * body_bytes)
+        sent.append(SentRun(number, datagram_bytes, flight, (Fragment(record, start, stop, number),), (), full))
+        if takes_rest:
+            rest = Fragment(record, stop, len(body), number + full)
+            sent.append(SentRun(number + full, left_bytes + FULL_OVERHEAD_BYTES, flight, (rest,)))
+            stop = len(body)
+        self._parts.sending.take_bulk(record, stop - start)
         pack, checksum = FULL_HEADER.pack, CHECKSUM.pack
         packet_head = HEADER.pack(FIRST_BYTE, self._parts.peer_id, 0)[: -U32.size]
         frame_head = DATA_HEADER.pack(DATA, record.channel.id, record.number & _MASK)
         while start < stop:
-            if start + body_bytes == len(body):
+            if start + body_bytes >= len(body):
                 kind = DATA | LAST | END if record.ends_channel else DATA | LAST
                 frame_head = DATA_HEADER.pack(kind, record.channel.id, record.number & _MASK)
             packet = pack(packet_head, number & _MASK, frame_head, start) + body[start : start + body_bytes]
             parts += (packet, checksum(crc32c(packet)))
             number += 1
             start += body_bytes
-        return count
+        self._next_number = number
+        return full + takes_rest, left_bytes + FULL_OVERHEAD_BYTES if takes_rest else datagram_bytes
 
     def _mixed_packet(
         self,

@@ -96,7 +96,7 @@ def encode_batch(batch: Batch) -> bytes:
     if batch.deltas_us is not None:
         flags |= HAS_DELTAS
         parts.append(struct.pack(f">{count}I", *batch.deltas_us))
-    return b"".join((encode_head(flags, batch.published_us, batch.sequence, batch.route), *parts, *payloads))
+    return encode_head(flags, batch.published_us, batch.sequence, batch.route) + b"".join(parts + payloads)
 
 
 def encode_joinable(batch: Batch) -> bytes:

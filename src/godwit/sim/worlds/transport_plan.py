@@ -254,12 +254,13 @@ def _draw_faults(rng: Random, troubles: tuple[str, ...], clients: int, faults_en
         if kind not in troubles:
             continue
         for _ in range(rng.choice((1, 2, 4, 8))):
+            at_s = rng.uniform(0.0, faults_end_s)
             faults.append(
                 Fault(
-                    at_s=rng.uniform(0.0, faults_end_s),
+                    at_s=at_s,
                     kind=kind,
                     client=rng.randrange(clients),
-                    lasts_s=rng.choice((0.05, 0.5, rng.uniform(0.0, faults_end_s))),
+                    lasts_s=min(rng.choice((0.05, 0.5, rng.uniform(0.0, faults_end_s))), faults_end_s - at_s),
                     route=(_draw_link(rng, troubles), _draw_link(rng, troubles)) if kind == "route" else None,
                 )
             )

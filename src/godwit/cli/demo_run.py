@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
 import time
@@ -213,7 +214,7 @@ class Demo:
 
     async def run(self) -> Picture:
         """The last picture. Raises GodwitError when the transfer cannot be brought to its end."""
-        with _receiving_process() as (process, pipe):
+        with self._stopped_by_interrupt(), _receiving_process() as (process, pipe):
             target: Address = await _first_word(process, pipe)
             async with Relay.open(("127.0.0.1", 0), target, impair=self._impair) as relay:
                 udp = UdpSocket("127.0.0.1")
@@ -223,8 +224,7 @@ class Demo:
                 try:
                     self._began = driver.clock()
                     self._sender.connection = endpoint.connect(relay.address, driver.clock())
-                    with self._stopped_by_interrupt():
-                        await self._transfer(driver, relay, process, pipe)
+                    await self._transfer(driver, relay, process, pipe)
                     self._sender.connection.close(driver.clock(), reason="all has arrived")
                 finally:
                     driver.close()
@@ -342,12 +342,8 @@ def _receiving_process() -> Iterator[tuple[BaseProcess, Pipe]]:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=demo_receive.main, args=(there,), daemon=True)
-    # Ignored while it is started, Ctrl-C stays ignored in it from its first moment.
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with _interrupts_wait():
         process.start()
-    finally:
-        signal.signal(signal.SIGINT, interrupt)
     there.close()
     try:
         yield process, here
@@ -356,6 +352,24 @@ def _receiving_process() -> Iterator[tuple[BaseProcess, Pipe]]:
         process.join(timeout=2.0)
         process.kill()
         process.join()
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C waits until the end of the block here, and for good in a process that is started in it.
+
+    A terminal sends it to both; the other one would answer with a traceback before it can say that it does not care.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    # Else the first start of a process does this, and lets the waiting signals through.
+    multiprocessing.resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 async def _first_word(process: BaseProcess, pipe: Pipe) -> Address:

@@ -42,7 +42,7 @@ CLOCK_STEP_S: Final = 1e-6
 LOCAL_ROUND_TRIP_S: Final = 0.001
 """Below this the path is shorter than the event loop's own pace."""
 LOCAL_WINDOW_TRAINS: Final = (4, 16)
-"""There the window does not fall below this: four trains, or up to sixteen where the other side has buffer for many more.
+"""There the window does not fall below this: four trains, up to sixteen where the other side has buffer for many more.
 It answers only after a turn of its event loop, which may take several trains; with four the two would wait in turns."""
 
 

@@ -36,11 +36,12 @@ class Assembly:
 
     __slots__ = (
         "_compact", "allowed_bytes", "apart", "channel", "covered", "end_bytes", "ends_channel", "frame_head",
-        "next_bytes", "run", "settled_bytes",
+        "next_bytes", "number", "run", "settled_bytes",
     )  # fmt: skip
 
     def __init__(self, channel: IncomingChannel, number: int) -> None:
         self.channel = channel
+        self.number = number
         self.frame_head = DATA_HEADER.pack(DATA, channel.id, number & 0xFFFFFFFF)
         """How the frame of a fragment begins that is not the last."""
         self.run: list[bytes] = []
@@ -114,8 +115,8 @@ class ReceiveHalf:
         """Those whose sender has run out of credit."""
         self._none = Assembly(self._control, -1)
         self.current = self._none
-        """The assembly that took the last fragment. The connection appends to its run directly while fragments come in
-        order and stay within `allowed_bytes`; every other way in settles the account first."""
+        """The assembly that took the last fragment, or is expected next. Inbound appends to its run directly, as long as
+        fragments come in order and stay within `allowed_bytes`; every other way in settles the account first."""
 
     @property
     def held_bytes(self) -> int:
@@ -158,10 +159,16 @@ class ReceiveHalf:
         reach = assembly.covered.stops[-1] if assembly.covered is not None else assembly.next_bytes
         if assembly.end_bytes is not None and reach > assembly.end_bytes:
             raise DecodeError("fragment", f"record {number} of channel {channel_id} goes on after its end")
-        if assembly.next_bytes == assembly.end_bytes:
-            return self._deliver(channel) if number == channel.expected else []
-        self._make_current(assembly)
-        return []
+        if assembly.next_bytes != assembly.end_bytes:
+            self._make_current(assembly)
+            return []
+        if number != channel.expected:
+            return []
+        delivered = self._deliver(channel)
+        if offset and not ends_channel and channel.expected not in channel.held:
+            # After a long record most often comes another: it can take the short way from its first fragment on.
+            self._make_current(Assembly(channel, channel.expected))
+        return delivered
 
     def consume(self, channel_id: int, body_bytes: int) -> None:
         """The application has taken a record: its credit is given back, in larger steps."""
@@ -261,6 +268,9 @@ class ReceiveHalf:
     def _settle(self) -> None:
         current = self.current
         if current.next_bytes > current.settled_bytes:
+            if current.settled_bytes == 0 and current.number not in current.channel.held:
+                current.channel.held[current.number] = current  # it was only expected so far
+                self._count(current.channel, RECORD_COST_BYTES)
             self._grow(current, current.next_bytes)
 
     def _make_current(self, assembly: Assembly) -> None:
@@ -269,7 +279,7 @@ class ReceiveHalf:
         if assembly.covered is not None or assembly.end_bytes is not None:
             assembly.allowed_bytes = 0
             return
-        room = self._room(channel)
+        room = self._room(channel) - RECORD_COST_BYTES
         assembly.allowed_bytes = min(assembly.next_bytes + room, channel.most_bytes)
 
     def _room(self, channel: IncomingChannel) -> int:

@@ -7,6 +7,7 @@ the last, because the kernel cuts a train into equal parts; so a packet that is 
 from __future__ import annotations
 
 import struct
+from itertools import chain, repeat
 from typing import Final
 
 from crc32c import crc32c
@@ -167,7 +168,7 @@ class Transmitter:
     def _bulk(
         self, datagram_bytes: int, most: int, flight: Flight, parts: list[bytes], sent: list[SentRun]
     ) -> tuple[int, int]:
-        """As many packets as possible of one long record: the hot path, everything in local variables.
+        """As many packets as possible of one long record: the hot path.
 
         All are full but perhaps the last, if the record ends with it. Gives their number, and the size of the last.
         """
@@ -189,19 +190,21 @@ class Transmitter:
             sent.append(SentRun(number + full, left_bytes + FULL_OVERHEAD_BYTES, flight, (rest,)))
             stop = len(body)
         self._parts.sending.take_bulk(record, stop - start)
-        pack, checksum = FULL_HEADER.pack, CHECKSUM.pack
+        count = full + takes_rest
         packet_head = HEADER.pack(FIRST_BYTE, self._parts.peer_id, 0)[: -U32.size]
-        frame_head = DATA_HEADER.pack(DATA, record.channel.id, record.number & _MASK)
-        while start < stop:
-            if start + body_bytes >= len(body):
-                kind = DATA | LAST | END if record.ends_channel else DATA | LAST
-                frame_head = DATA_HEADER.pack(kind, record.channel.id, record.number & _MASK)
-            packet = pack(packet_head, number & _MASK, frame_head, start) + body[start : start + body_bytes]
-            parts += (packet, checksum(crc32c(packet)))
-            number += 1
-            start += body_bytes
-        self._next_number = number
-        return full + takes_rest, left_bytes + FULL_OVERHEAD_BYTES if takes_rest else datagram_bytes
+        kinds = [DATA] * count
+        if stop == len(body):
+            kinds[-1] |= LAST | END if record.ends_channel else LAST
+        # All packets of the run step by step, each step one call into C for all of them.
+        frame_heads = map(DATA_HEADER.pack, kinds, repeat(record.channel.id), repeat(record.number & _MASK))
+        numbers = [place & _MASK for place in range(number, number + count)]
+        starts = range(start, stop, body_bytes)
+        headers = map(FULL_HEADER.pack, repeat(packet_head), numbers, frame_heads, starts)
+        packets = [header + body[place : place + body_bytes] for header, place in zip(headers, starts, strict=True)]
+        checksums = map(CHECKSUM.pack, map(crc32c, packets))
+        parts += chain.from_iterable(zip(packets, checksums, strict=True))
+        self._next_number = number + count
+        return count, left_bytes + FULL_OVERHEAD_BYTES if takes_rest else datagram_bytes
 
     def _mixed_packet(
         self,

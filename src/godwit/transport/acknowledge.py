@@ -85,10 +85,10 @@ class Acknowledger:
         self._waiting += count
         if not in_order or self._at_once or self._waiting >= self._most_waiting:
             self.due_at = now
-        elif self._waiting >= PROMPT_PACKETS:
-            self.due_at = max(now, self._said_at + SHORTEST_INTERVAL_S)
-        elif self.due_at is None:
-            self.due_at = now + MAX_ACK_DELAY_S
+        else:
+            is_prompt = self._waiting >= PROMPT_PACKETS
+            due_at = max(now, self._said_at + SHORTEST_INTERVAL_S) if is_prompt else now + MAX_ACK_DELAY_S
+            self.due_at = due_at if self.due_at is None else min(self.due_at, due_at)
 
     @property
     def is_waiting(self) -> bool:

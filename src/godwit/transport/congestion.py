@@ -132,10 +132,11 @@ class Congestion:
         """There is room to send but nothing to send: what is under way says little about the path."""
         self._app_limited_until_bytes = self._delivered_bytes + max(self.in_flight_bytes, 1)
 
-    def on_lost(self, lost_bytes: int) -> None:
+    def on_lost(self, lost_bytes: int, sent_at: float) -> None:
         """Packets are given up. They leave the path; the rate stays, see the module's first lines."""
         self.in_flight_bytes -= lost_bytes
-        self._lost_in_round_bytes += lost_bytes
+        if sent_at >= self._began:
+            self._lost_in_round_bytes += lost_bytes
 
     def on_delivered(self, now: float, delivered_bytes: int, newest: Flight, round_trip_s: float | None) -> None:
         """An acknowledgement covered so many bytes; `newest` is the flight of the latest packet among them."""

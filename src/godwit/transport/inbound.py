@@ -117,6 +117,7 @@ class Inbound:
             first, last = FULL_HEADER.size, segment_bytes - CHECKSUM.size
             assembly.run.append(b"".join([view[place + first : place + last] for place in places[:intact]]))
             assembly.next_bytes = next_bytes + intact * body_bytes
+            assembly.compact()
             self._parts.acknowledger.on_run(intact, now)
         return intact
 
@@ -281,8 +282,8 @@ class Inbound:
         lost = self._parts.recovery.detect_losses(now)
         if not lost:
             return
-        self._parts.congestion.on_lost(sum(packet.size_bytes for packet in lost))
         for packet in lost:
+            self._parts.congestion.on_lost(packet.size_bytes, packet.flight.sent_at)
             if packet.is_mtu_probe:
                 self._parts.mtu.on_probe_lost(packet.size_bytes)
                 continue

@@ -115,7 +115,7 @@ class ReceiveHalf:
         """Those whose sender has run out of credit."""
         self._none = Assembly(self._control, -1)
         self.current = self._none
-        """The assembly that took the last fragment, or is expected next. Inbound appends to its run directly, as long as
+        """The assembly that took the last fragment, or is expected next. Inbound appends to its run directly while
         fragments come in order and stay within `allowed_bytes`; every other way in settles the account first."""
 
     @property
@@ -172,10 +172,9 @@ class ReceiveHalf:
 
     def consume(self, channel_id: int, body_bytes: int) -> None:
         """The application has taken a record: its credit is given back, in larger steps."""
-        cost = body_bytes + RECORD_COST_BYTES
         if channel_id == 0:
-            self._control.consumed_bytes += cost
-            return
+            return  # outside credit: see _deliver
+        cost = body_bytes + RECORD_COST_BYTES
         self._consumed_bytes += cost
         window = self._config.connection_window_bytes
         if 0 in self._waited_for or self._consumed_bytes + window - self._granted_bytes >= window // 4:
@@ -308,6 +307,9 @@ class ReceiveHalf:
             run = assembly.run
             body = run[0] if len(run) == 1 else b"".join(run)
             delivered.append((channel.id, channel.expected, body, assembly.ends_channel))
+            if channel is self._control:
+                # Its sender is bounded by what is acknowledged, so a delivered record is done with.
+                channel.consumed_bytes += len(body) + RECORD_COST_BYTES
             del held[channel.expected]
             channel.expected += 1
             if assembly.ends_channel:

@@ -12,7 +12,7 @@ LOCK := requirements/dev.lock
 STAMP := .venv/.installed
 UV_VERSION := 0.13.7
 
-.PHONY: help setup demo test check soak bench lock clean
+.PHONY: help setup demo test check soak bench figures lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow test
 
 bench: $(STAMP) ## Measure the transport on this machine
 	@$(BIN)/godwit bench transport
+
+figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
+	@$(BIN)/python docs/figures/arq.py
 
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear build/lock

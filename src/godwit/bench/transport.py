@@ -20,11 +20,10 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
-import uvloop
-
 from godwit.bench.report import Ratio, Report, Result, machine, median_of_rounds
 from godwit.errors import GodwitError, SendBufferFullError
 from godwit.net.drive import EndpointDriver
+from godwit.net.loop import run as run_loop
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
@@ -197,11 +196,11 @@ async def _receive_batches(pipe: Pipe, *, opened: bool) -> None:
 
 
 def _receive_ready_batches(pipe: Pipe) -> None:
-    uvloop.run(_receive_batches(pipe, opened=False))
+    run_loop(_receive_batches(pipe, opened=False))
 
 
 def _receive_made_batches(pipe: Pipe) -> None:
-    uvloop.run(_receive_batches(pipe, opened=True))
+    run_loop(_receive_batches(pipe, opened=True))
 
 
 async def _send_batches(address: Address, seconds: float, *, ready: bool) -> None:
@@ -246,8 +245,8 @@ async def _send_batches(address: Address, seconds: float, *, ready: bool) -> Non
 
 
 def _send_ready_batches(address: Address, seconds: float) -> None:
-    uvloop.run(_send_batches(address, seconds, ready=True))
+    run_loop(_send_batches(address, seconds, ready=True))
 
 
 def _send_made_batches(address: Address, seconds: float) -> None:
-    uvloop.run(_send_batches(address, seconds, ready=False))
+    run_loop(_send_batches(address, seconds, ready=False))

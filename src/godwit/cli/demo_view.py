@@ -114,7 +114,7 @@ def progress_line(picture: Picture) -> str:
 
 
 class Display:
-    """A picture that stays in place and changes; it vanishes at the end, for the summary."""
+    """A picture that stays in place and changes; at the end only its heading is left, for the summary."""
 
     def __init__(self, console: Console, loss: float) -> None:
         self._heading = Text(heading(loss), style="bold")
@@ -135,6 +135,8 @@ class Display:
         self._live.update(joined([self._heading, *frame(picture, self._history)]), refresh=True)
 
     def close(self) -> None:
+        self._live.update(self._heading)
+        self._live.transient = False
         self._live.stop()
 
 
@@ -252,7 +254,6 @@ def summary(picture: Picture) -> list[Text]:
         "goodput": f"{megabits(picture.goodput_bits_per_s)}, {share:.0%} of the line's {megabits(LINE_BITS_PER_S)}",
     }
     return [
-        Text(heading(picture.settings.loss), style="bold"),
         Text(),
         *faults(picture),
         Text(),

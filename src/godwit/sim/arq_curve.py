@@ -96,5 +96,5 @@ def measure(arq: Arq, loss: float, seed: int, total_bytes: int) -> float:
     progress = result.transfers[0]
     if result.violation or progress.finished_s is None or progress.warm_s is None:
         raise RuntimeError(f"{arq} at loss {loss}, seed {seed}: {result.violation or 'the transfer did not complete'}")
-    line_bytes = result.unique_line_bytes * 4 / 5
+    line_bytes = result.unique_line_bytes * (1 - progress.warm_bytes / total_bytes)
     return line_bytes * 8.0 / BANDWIDTH_BITS_PER_S / (progress.finished_s - progress.warm_s)

@@ -52,6 +52,8 @@ class Progress:
     received_bytes: int = 0
     warm_s: float | None = None
     """When the first fifth had arrived."""
+    warm_bytes: int = 0
+    """How much that was: whole records."""
     finished_s: float | None = None
     closed: str | None = None
 
@@ -226,6 +228,7 @@ class Transfer:
         self._last_data_s = now
         if progress.warm_s is None and progress.received_bytes >= self.plan.each_bytes // 5:
             progress.warm_s = now
+            progress.warm_bytes = progress.received_bytes
         if progress.received_bytes >= self.plan.each_bytes and progress.finished_s is None:
             progress.finished_s = now
             self._done += 1

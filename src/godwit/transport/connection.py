@@ -335,6 +335,8 @@ class Connection:
             self._parts.dropped["wrong_address"] += 1
         elif self._roaming.on_packet(packet, address, now):
             self._move(address, now)
+            # The packet that proves the address is the first one that is taken from there.
+            self.receive(packet, 0, len(packet), address, now)
         self._wake(self)
 
     def _move(self, address: Address, now: float) -> None:

@@ -38,7 +38,7 @@ _LAST_TURN: Final = (1 << 64) - _WRAP
 
 
 def encode_packet(connection_id: int, number: int, frames: bytes) -> bytes:
-    """A whole datagram. (transport/assemble.py writes the same bytes in fewer calls.)"""
+    """A whole datagram. (transport/transmit.py writes the same bytes in fewer calls.)"""
     head = HEADER.pack(FIRST_BYTE, connection_id, number & _MASK) + frames
     return head + CHECKSUM.pack(crc32c(head))
 

@@ -18,7 +18,6 @@ from godwit.limits import (
     MAX_RECORD_BYTES,
     MAX_UNRELIABLE_BYTES,
 )
-from godwit.wire.batch import HEAD_BYTES
 from godwit.wire.frames import DATA_HEADER, FRAGMENT_HEADER, U16, U32
 from godwit.wire.packet import OVERHEAD_BYTES
 
@@ -65,7 +64,7 @@ def test_a_place_in_the_largest_record_fits_32_bits() -> None:
 
 
 def test_the_longest_message_fits_a_record_with_its_batch() -> None:
-    assert limits.MAX_MESSAGE_BYTES + HEAD_BYTES + 1024 < MAX_RECORD_BYTES
+    assert limits.MAX_MESSAGE_BYTES + 1024 < MAX_RECORD_BYTES
 
 
 def test_the_lengths_of_a_full_batch_fit_a_record() -> None:

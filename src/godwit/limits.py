@@ -1,4 +1,4 @@
-"""Every bound of Godwit in one place, with the relations between them asserted.
+"""The limits of Godwit in one place, with the relations between them asserted. Those of one module stand at its top.
 
 A limit that comes from the protocol (both sides must agree on it) is marked *protocol*; the others are defaults or
 bounds of this implementation, which another one may choose differently.
@@ -79,7 +79,10 @@ MAX_HANDSHAKE_APPLICATION_BYTES: Final = 700
 MAX_REASON_BYTES: Final = 256
 AMPLIFICATION: Final = 3
 """*protocol*: bytes sent to an address that has proven nothing, at most, for each byte received from it."""
-MAX_RESETS_PER_S: Final = 100
+MAX_RESETS_PER_S: Final = 2000
+"""For the processor's sake: a restarted server tells all its clients within seconds, and a flood costs little."""
+MAX_ANSWERS_WAITING: Final = 1024
+"""Cookies, accepts, refusals and resets that wait for the socket; beyond it they are dropped, and asked for again."""
 RECEIVE_BUFFER_BYTES: Final = 212_992
 """What Linux gives unasked."""
 

@@ -24,7 +24,8 @@ def test_all_scenarios_pass(name: str) -> None:
 
 
 def result(*, goodput: float = 9e6, complete: bool = True, violation: str | None = None) -> TransferResult:
-    progress = Progress("c0", int(goodput / 8), 0.2, 1.0 if complete else None, None if complete else "timeout 0 idle")
+    finished_s, closed = (1.0, None) if complete else (None, "timeout 0 idle")
+    progress = Progress("c0", int(goodput / 8), 0.2, finished_s=finished_s, closed=closed)
     return TransferResult((progress,), complete, 0.0, 1.0, 1000, 0.1, violation)
 
 

@@ -133,7 +133,7 @@ def test_a_reset_is_shorter_than_what_it_answers() -> None:
 
 def test_resets_are_rare() -> None:
     one = acceptor()
-    burst = [one.reset(5, 1000, 10.0 + n / 1000) for n in range(500)]
+    burst = [one.reset(5, 1000, 10.0 + n / 10_000) for n in range(5000)]
     assert sum(packet is not None for packet in burst) == MAX_RESETS_PER_S
     assert one.reset(5, 1000, 10.99) is None
     assert one.reset(5, 1000, 11.01) is not None

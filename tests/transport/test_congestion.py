@@ -181,6 +181,8 @@ def test_a_probe_of_the_round_trip_before_the_path_is_full_goes_back_to_startup(
     control = Congestion(now=0.0, datagram_bytes=DATAGRAM, round_trip_s=0.03, peer_buffer_bytes=10**6)
     now = 0.0
     modes = set()
+    control.begin_flight(now)
+    control.on_sent(DATAGRAM)  # stays under way, so that no flight begins from rest
     for _ in range(60):
         now += 0.5
         control.on_idle()
@@ -189,6 +191,15 @@ def test_a_probe_of_the_round_trip_before_the_path_is_full_goes_back_to_startup(
         control.on_delivered(now + 0.031, DATAGRAM, flight, 0.031)
         modes.add(control.mode)
     assert modes == {Mode.STARTUP, Mode.PROBE_RTT}
+
+
+def test_a_burst_after_a_rest_needs_no_probe_of_the_round_trip() -> None:
+    control = Congestion(now=0.0, datagram_bytes=DATAGRAM, round_trip_s=0.03, peer_buffer_bytes=10**6)
+    for now in (0.0, 30.0, 60.0):
+        flight = control.begin_flight(now)
+        control.on_sent(DATAGRAM)
+        control.on_delivered(now + 0.031, DATAGRAM, flight, 0.031)
+        assert control.mode is Mode.STARTUP
 
 
 def test_what_the_application_held_back_says_nothing_about_the_path() -> None:

@@ -157,6 +157,25 @@ def test_a_path_that_shrinks_in_the_middle_of_a_record() -> None:
     assert client.statistics.datagram_bytes <= 1300
 
 
+def test_a_path_that_shrinks_while_small_packets_still_pass() -> None:
+    """Something is heard all the time, so no probe timer tells: only the large packets vanish, again and again."""
+    world = World()
+    client, server = world.connect()
+    world.run(1.0)
+    assert client.statistics.datagram_bytes == 1472
+    world.mtu_bytes = 1300
+    large = send_all(world, client, [bytes(1400)])
+    small_up, small_down = client.open_channel(), server.open_channel()
+    for _ in range(200):
+        if world.server.bodies(large):
+            break
+        client.send(small_up, b"tick")
+        server.send(small_down, b"tock")
+        world.run(0.05)
+    assert world.server.bodies(large) == [bytes(1400)]
+    assert client.statistics.datagram_bytes <= 1300
+
+
 @pytest.mark.parametrize("arq", ["go-back-n", "stop-and-wait"])
 def test_positions_are_cut_to_the_base_for_ever(arq: str) -> None:
     world = World(client=EndpointConfig(arq=arq))  # type: ignore[arg-type]

@@ -10,11 +10,12 @@ from godwit.limits import (
     MAX_PACKET_GAP_THRESHOLD,
     MAX_PROBE_INTERVAL_S,
     PACKET_GAP_THRESHOLD,
+    TIME_THRESHOLD,
     TIMER_GRANULARITY_S,
 )
 from godwit.transport.congestion import Flight
 from godwit.transport.fragment import Fragment, OutgoingRecord
-from godwit.transport.recovery import MAX_REMEMBERED_LOSSES, MAX_TIME_THRESHOLD, Recovery, RoundTrip
+from godwit.transport.recovery import MAX_REMEMBERED_LOSSES, RELAX_AFTER, Recovery, RoundTrip
 from godwit.transport.send import OutgoingChannel
 from godwit.transport.sent import SentRun
 
@@ -158,7 +159,7 @@ def test_ranges_that_claim_billions_cost_nothing() -> None:
     assert (acked, numbers(late)) == ([], [7])
 
 
-def test_a_packet_that_turns_up_after_all_widens_both_thresholds() -> None:
+def test_a_packet_that_was_only_overtaken_widens_the_gap() -> None:
     recovery = known(0.080)
     sent(recovery, *range(20), at=10.0)
     recovery.on_ack([(5, 5)])
@@ -169,7 +170,38 @@ def test_a_packet_that_turns_up_after_all_widens_both_thresholds() -> None:
     recovery.on_ack([(9, 9)])
     # It was overtaken by five, so a gap of six is needed now: 3 and 4 are lost only to 9 and 10.
     assert numbers(recovery.detect_losses(10.0)) == [3]
-    assert recovery.loss_timer == pytest.approx(10.0 + 0.080 * 10 / 8)
+    assert recovery.loss_timer == pytest.approx(10.0 + 0.080 * TIME_THRESHOLD)
+
+
+def test_a_packet_that_was_only_slow_lengthens_the_patience() -> None:
+    recovery = known(0.080)
+    sent(recovery, 0, 1, at=10.0)
+    recovery.on_ack([(1, 1)])
+    assert numbers(recovery.detect_losses(10.095)) == [0]
+    _, late = recovery.on_ack([(0, 1)])
+    assert numbers(late) == [0]
+    sent(recovery, *range(2, 8), at=11.0)
+    recovery.on_ack([(7, 7)])
+    assert numbers(recovery.detect_losses(11.0)) == [2, 3, 4]  # the gap is as before
+    assert recovery.loss_timer == pytest.approx(11.0 + 0.080 * (TIME_THRESHOLD + 1 / 8))
+
+
+def test_thresholds_come_down_again_when_losses_are_real() -> None:
+    recovery = known(0.080)
+    sent(recovery, *range(20), at=10.0)
+    recovery.on_ack([(19, 19)])
+    recovery.detect_losses(10.0)
+    recovery.on_ack([(0, 19)])  # all were late: the gap is 20 now
+    number = 20
+    for _ in range(4 * RELAX_AFTER):
+        sent(recovery, *range(number, number + 30), at=10.0)
+        recovery.on_ack([(number + 29, number + 29)])
+        assert recovery.detect_losses(10.0)
+        number += 30
+    sent(recovery, *range(number, number + 5), at=10.0)
+    recovery.on_ack([(number + 4, number + 4)])
+    lost = numbers(recovery.detect_losses(10.0))
+    assert [number, number + 1] == [one for one in lost if one >= number]
 
 
 def test_the_thresholds_have_an_end() -> None:
@@ -185,7 +217,7 @@ def test_the_thresholds_have_an_end() -> None:
     sent(recovery, *range(number, number + 200), at=10.0)
     recovery.on_ack([(number + 199, number + 199)])
     assert len(recovery.detect_losses(10.0)) == 200 - MAX_PACKET_GAP_THRESHOLD
-    assert recovery.loss_timer == pytest.approx(10.0 + 0.080 * MAX_TIME_THRESHOLD)
+    assert recovery.loss_timer == pytest.approx(10.0 + 0.080 * TIME_THRESHOLD)
 
 
 def test_only_so_many_losses_are_remembered() -> None:

@@ -94,7 +94,7 @@ def test_one_message_with_a_delta_is_not_lone() -> None:
     encoded = encode_batch(batch)
     assert not encoded[0] & b.LONE
     assert encoded[0] & b.HAS_DELTAS
-    assert len(encoded) == b.HEAD_BYTES + 4 + 4 + 4 + len(b"late")
+    assert len(encoded) == 1 + 8 + 4 + 4 + 4 + len(b"late")
     assert decode_batches(encoded) == [batch]
 
 

@@ -61,7 +61,7 @@ def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Repo
     unit = f"datagrams/s of {DATAGRAM_BYTES} B"
     results = [Result(name, value, unit) for name, value in figures.items()]
     unit = f"messages/s of {MESSAGE_BYTES} B"
-    results.append(Result("reliable transport and batching", statistics.median(messages), unit))
+    results.append(Result("messages through transport and batching", statistics.median(messages), unit))
     ratios = [
         Ratio("reliable_vs_raw_single", ours / single, "raw UDP, one call a datagram"),
         Ratio("reliable_and_batching_vs_raw_single", with_batching / single, "raw UDP, one call a datagram"),

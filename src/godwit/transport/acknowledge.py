@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from typing import Final
 
-from godwit.limits import MAX_ACK_DELAY_S
+from godwit.limits import MAX_ACK_DELAY_S, MAX_ACK_RANGES
 from godwit.transport.ranges import RangeSet
 from godwit.wire.frames import Ack
 
 MAX_TRACKED_RANGES: Final = 64
 """Gaps older than so many are forgotten; a packet from before them counts as a repeat."""
 RANGES_IN_A_FRAME: Final = 16
-"""Newest first. What an acknowledgement leaves out, earlier ones have said many times."""
+"""Newest first; more if more are new since the last frame. What is left out, earlier frames have said many times."""
 SAY_TIMES: Final = 8
 """What arrived is said in so many frames; that all of them get lost is rare, and then it is only sent again."""
 PROMPT_PACKETS: Final = 2
@@ -20,7 +21,6 @@ PROMPT_PACKETS: Final = 2
 SHORTEST_INTERVAL_S: Final = 0.0003
 """A sender at hundreds of megabytes a second needs no answer to every train: reading one costs it half a train."""
 
-_NEWEST: Final = slice(None, -RANGES_IN_A_FRAME - 1, -1)
 _MASK: Final = 0xFFFFFFFF
 
 
@@ -101,9 +101,12 @@ class Acknowledger:
         self._said_at = now
         self.due_at = None
         received = self._received
+        said = self._frames_said[-1] if self._frames_said else -1
+        fresh = len(received) - bisect_right(received.stops, said + 1)
+        newest = slice(None, -min(max(fresh, RANGES_IN_A_FRAME), MAX_ACK_RANGES) - 1, -1)
         ranges = tuple(
             (start & _MASK, (stop - 1) & _MASK)
-            for start, stop in zip(received.starts[_NEWEST], received.stops[_NEWEST], strict=True)
+            for start, stop in zip(received.starts[newest], received.stops[newest], strict=True)
             if stop > self._old_news
         )
         if len(self._frames_said) == SAY_TIMES:

@@ -72,6 +72,8 @@ class Congestion:
         """`round_trip_s`: what the handshake showed, if it showed one."""
         self.in_flight_bytes = 0
         self._began = now
+        self._comes_from_rest = True
+        """Nothing was under way when the oldest packets under way were sent."""
         self.mode = Mode.STARTUP
         self._datagram_bytes = datagram_bytes
         self._half_peer_buffer_bytes = peer_buffer_bytes // 2
@@ -122,6 +124,7 @@ class Congestion:
         """A train is about to leave. What comes back is kept with its packets; on_sent tells how long it became."""
         if self.in_flight_bytes == 0:
             self._first_sent_at = self._delivered_at = now
+            self._comes_from_rest = True
         limited = self._app_limited_until_bytes > self._delivered_bytes
         return Flight(now, self._delivered_bytes, self._delivered_at, self._first_sent_at, limited)
 
@@ -159,7 +162,9 @@ class Congestion:
         self._note_trip(now, round_trip_s, trip_expired)
         if round_began and not self._path_is_full and not newest.app_limited:
             self._check_growth(heavy_loss)
-        self._change_mode(now, trip_expired)
+        # A burst after a rest finds an empty path: its first round trip is as good as one that was probed for.
+        self._change_mode(now, trip_expired and not self._comes_from_rest)
+        self._comes_from_rest = False
         self._set_rate_and_window()
 
     def on_datagram_size(self, datagram_bytes: int) -> None:

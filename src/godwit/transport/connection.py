@@ -107,6 +107,7 @@ class Connection:
         """Channels that wait for credit, and the other side was told so."""
         self._ask_again_at: float | None = None
         self._farewell: Farewell
+        self._closed: Closed
         # Set by establish.
         self._transmitter: Transmitter
         self._inbound: Inbound
@@ -150,6 +151,8 @@ class Connection:
 
     def consume(self, channel: int, body_bytes: int) -> None:
         """The application has taken a received record of this length: the peer may send as much again."""
+        if self.state is not State.OPEN:
+            return  # nobody wants to hear of it any more
         self._parts.receiving.consume(channel, body_bytes)
         if self._parts.receiving.has_grants:
             self._wake(self)
@@ -362,7 +365,9 @@ class Connection:
 
     @property
     def train_payload_bytes(self) -> int:
-        """How long a record should be to fill one train: the size that costs least per byte. The connection is open."""
+        """How long a record should be to fill one train: the size that costs least per byte."""
+        if self.state is State.CONNECTING:
+            raise UsageError("the path is not known yet: wait for the Connected event")
         return self._transmitter.train_payload_bytes()
 
     @property

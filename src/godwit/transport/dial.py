@@ -77,11 +77,15 @@ class Dial:
     def handle_timers(self, now: float) -> None:
         if now >= self._gives_up_at:
             step = "hello" if self._cookie is None else "connect"
-            reason = f"no answer to {step} from {self.connection.peer_address} within {HANDSHAKE_TIMEOUT_S:g} s"
+            host, port, *_ = self.connection.peer_address
+            reason = (
+                f"no answer to {step} from {host} port {port} within {HANDSHAKE_TIMEOUT_S:g} s: "
+                "check the address, the port and the firewall"
+            )
             self.connection.fail(now, Code.TIMEOUT, reason, "timeout")
 
     def next_train(self, now: float) -> Train | None:
-        if now < self._send_at:
+        if self.is_over or now < self._send_at:
             return None
         # A doubtful cookie is still tried, in turn with asking for a new one.
         says_hello = self._cookie is None or (self._doubts_cookie() and self._sends % 2 == 1)

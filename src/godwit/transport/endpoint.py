@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from godwit.errors import DecodeError, UsageError
-from godwit.limits import BASE_DATAGRAM_BYTES
+from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ANSWERS_WAITING
 from godwit.transport import handshake
 from godwit.transport.accept import Acceptor
 from godwit.transport.config import EndpointConfig
@@ -238,7 +238,11 @@ class Endpoint:
         return "unasked_handshake"
 
     def _answer(self, address: Address, packet: bytes | None) -> None:
-        if packet is not None:
+        if packet is None:
+            return
+        if len(self._answers) >= MAX_ANSWERS_WAITING:
+            self.dropped["answer_overflow"] += 1
+        else:
             self._answers.append(Train(address, packet, len(packet)))
 
     def _on_dial(self, dial: Dial, frame: wire.Frame, address: Address, now: float) -> str | None:

@@ -95,7 +95,7 @@ class Inbound:
         """
         assembly = self._parts.receiving.current
         body_bytes = segment_bytes - FULL_HEADER.size - CHECKSUM.size
-        if body_bytes <= 0:
+        if body_bytes <= 0 or self._parts.in_order is not None:
             return 0
         next_bytes = assembly.next_bytes
         most = min((len(data) - at) // segment_bytes, (assembly.allowed_bytes - next_bytes) // body_bytes)
@@ -164,9 +164,6 @@ class Inbound:
         number = expand_number(truncated, expected)
         if not acknowledger.on_packet(number, now):
             self._parts.dropped["repeated"] += 1
-            if any(isinstance(frame, wire.Data) for frame in found):
-                # The sender did not hear the acknowledgement: it is said again at once.
-                acknowledger.on_eliciting(1, now, in_order=False)
             return
         eliciting = False
         for frame in found:
@@ -283,10 +280,11 @@ class Inbound:
         if not lost:
             return
         for packet in lost:
-            self._parts.congestion.on_lost(packet.size_bytes, packet.flight.sent_at)
             if packet.is_mtu_probe:
+                self._parts.congestion.in_flight_bytes -= packet.size_bytes  # no sign of congestion (RFC 8899, 3)
                 self._parts.mtu.on_probe_lost(packet.size_bytes)
                 continue
+            self._parts.congestion.on_lost(packet.size_bytes, packet.flight.sent_at)
             self.packets_lost += 1
             if packet.packet_bytes > BASE_DATAGRAM_BYTES and self._parts.mtu.on_large_lost(packet.number, now):
                 self._parts.congestion.on_datagram_size(self._parts.mtu.datagram_bytes)

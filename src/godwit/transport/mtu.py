@@ -16,7 +16,9 @@ TRIES: Final = 3
 CLOSE_ENOUGH_BYTES: Final = 16
 """The search ends when the answer is known this well."""
 RETRY_S: Final = 60.0
-"""After a fall back to the base, and when a search ended below the largest size, the path is tried again."""
+"""When a search ended below the largest size, the path is tried again."""
+SOON_S: Final = 1.0
+"""After a fall back to the base, too."""
 SUSPICIOUS_LOSSES: Final = 8
 """So many larger packets lost, and none newer arrived, while small ones may still pass."""
 SUSPICIOUS_PROBES: Final = 2
@@ -110,5 +112,5 @@ class PathMtu:
         self._too_large = self._largest + 1
         self._failures = 0
         # Most often the whole path was away for a moment, so the first new try comes soon.
-        self._retry_at = now + 1.0
+        self._retry_at = now + SOON_S
         return True

@@ -1,9 +1,8 @@
 """The pacer: spreads what may be sent over time, by trains.
 
-A bucket of bytes fills at the rate; it holds two milliseconds more than a train, because an event loop's timers resolve
-one: what comes while a timer is late must not be lost. A train
-holds what one millisecond brings, from two datagrams up to the limit, so that a fast path costs few system calls and a
-slow one sees no bursts.
+A bucket of bytes fills at the rate. It holds two milliseconds more than a train, because an event loop's timers resolve
+one: what comes while a timer is late must not be lost. A train holds what one millisecond brings, from two datagrams up
+to the limit, so that a fast path costs few system calls and a slow one sees no bursts.
 """
 
 from __future__ import annotations

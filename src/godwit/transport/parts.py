@@ -56,9 +56,16 @@ class Parts:
 
     def on_new_path(self, now: float, round_trip_s: float | None) -> None:
         """Nothing is known of the path, or nothing any more; packets under way stay under way."""
-        under_way = self.recovery.sent if hasattr(self, "recovery") else SentLog()
+        under_way = SentLog()
+        spurious = 0
+        if hasattr(self, "recovery"):
+            under_way = self.recovery.sent
+            spurious = self.recovery.spurious
+            for run in under_way:
+                run.is_mtu_probe = False  # what becomes of it says nothing about the new path
         self.recovery = Recovery(round_trip_s, now)
         self.recovery.sent = under_way
+        self.recovery.spurious = spurious
         self.mtu = PathMtu(min(self.config.max_datagram_bytes, self.peer.max_datagram_bytes))
         self.congestion = Congestion(
             now=now,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from godwit.errors import DecodeError
+from godwit.errors import DecodeError, UsageError
 from godwit.limits import (
     CONTROL_WINDOW_BYTES,
     MAX_CONTROL_RECORD_BYTES,
@@ -75,7 +75,8 @@ class IncomingChannel:
     """One ordered lane of records."""
 
     __slots__ = (
-        "consumed_bytes", "expected", "granted_bytes", "held", "id", "most_bytes", "received_bytes", "window_bytes",
+        "consumed_bytes", "delivered_bytes", "expected", "granted_bytes", "held", "id", "most_bytes",
+        "received_bytes", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, channel: int, window_bytes: int, most_bytes: int) -> None:
@@ -86,6 +87,7 @@ class IncomingChannel:
         self.granted_bytes = window_bytes
         """The limit that the other side has been told."""
         self.received_bytes = 0
+        self.delivered_bytes = 0
         self.consumed_bytes = 0
         self.expected = 0
         """The number of the record to be delivered next."""
@@ -93,7 +95,7 @@ class IncomingChannel:
 
 
 class ReceiveHalf:
-    """Feed: on_fragment, on_unreliable, consume. Drain: the list that on_fragment fills, and take_grants."""
+    """Feed: on_fragment, consume, on_blocked, repeat_grant. Drain: what on_fragment gives, and take_grants."""
 
     def __init__(self, config: EndpointConfig, dropped: Counter[str]) -> None:
         self._config = config
@@ -102,6 +104,7 @@ class ReceiveHalf:
         self._channels: dict[int, IncomingChannel] = {0: self._control}
         self._ended = RangeSet()
         self._received_bytes = 0
+        self._delivered_bytes = 0
         self._consumed_bytes = 0
         self._granted_bytes = config.connection_window_bytes
         self._pieces = 0
@@ -165,7 +168,7 @@ class ReceiveHalf:
         if number != channel.expected:
             return []
         delivered = self._deliver(channel)
-        if offset and not ends_channel and channel.expected not in channel.held:
+        if offset and channel.id in self._channels and channel.expected not in channel.held:
             # After a long record most often comes another: it can take the short way from its first fragment on.
             self._make_current(Assembly(channel, channel.expected))
         return delivered
@@ -175,12 +178,20 @@ class ReceiveHalf:
         if channel_id == 0:
             return  # outside credit: see _deliver
         cost = body_bytes + RECORD_COST_BYTES
+        channel = self._channels.get(channel_id)
+        spare = self._delivered_bytes - self._consumed_bytes
+        if channel is not None:
+            spare = min(spare, channel.delivered_bytes - channel.consumed_bytes)
+        if cost > spare:
+            raise UsageError(
+                f"{body_bytes} bytes of channel {channel_id} were not received reliably, or consumed before: "
+                "consume each reliable record once"
+            )
         self._consumed_bytes += cost
         window = self._config.connection_window_bytes
         if 0 in self._waited_for or self._consumed_bytes + window - self._granted_bytes >= window // 4:
             self._waited_for.pop(0, None)
             self._grants[0] = None
-        channel = self._channels.get(channel_id)
         if channel is not None:
             channel.consumed_bytes += cost
             news_bytes = channel.consumed_bytes + channel.window_bytes - channel.granted_bytes
@@ -310,6 +321,9 @@ class ReceiveHalf:
             if channel is self._control:
                 # Its sender is bounded by what is acknowledged, so a delivered record is done with.
                 channel.consumed_bytes += len(body) + RECORD_COST_BYTES
+            else:
+                channel.delivered_bytes += len(body) + RECORD_COST_BYTES
+                self._delivered_bytes += len(body) + RECORD_COST_BYTES
             del held[channel.expected]
             channel.expected += 1
             if assembly.ends_channel:

@@ -24,6 +24,8 @@ from godwit.transport.sent import SentLog, SentRun
 MAX_REMEMBERED_LOSSES: Final = 512
 """Lost packets are remembered for a while, to notice those that were only late."""
 MAX_TIME_THRESHOLD: Final = 2.0
+RELAX_AFTER: Final = 16
+"""Losses in a row that were no mistake, before the thresholds come down again."""
 
 
 class RoundTrip:
@@ -71,7 +73,9 @@ class Recovery:
         self._gap = PACKET_GAP_THRESHOLD
         self._time_threshold = TIME_THRESHOLD
         self._loss_at: float | None = None
-        self._last_sent_at = 0.0
+        self._right_losses = 0
+        """Times that something was lost since the last one that was only late."""
+        self._last_sent_at = now
 
     def on_sent(self, runs: Iterable[SentRun], now: float) -> None:
         for run in runs:
@@ -95,8 +99,11 @@ class Recovery:
             self.probes_sent = 0
         for run in late:
             self.spurious += 1
-            self._gap = min(max(self._gap, self.largest_acked - run.number + 1), MAX_PACKET_GAP_THRESHOLD)
-            self._time_threshold = min(self._time_threshold + 1 / 8, MAX_TIME_THRESHOLD)
+            self._right_losses = 0
+            if run.lost_by_time:
+                self._time_threshold = min(self._time_threshold + 1 / 8, MAX_TIME_THRESHOLD)
+            else:
+                self._gap = min(max(self._gap, self.largest_acked - run.number + 1), MAX_PACKET_GAP_THRESHOLD)
         return acked, late
 
     def detect_losses(self, now: float) -> list[SentRun]:
@@ -111,17 +118,28 @@ class Recovery:
                 break
             due = run.flight.sent_at + patience_s
             if due <= now:
+                run.lost_by_time = run.last > newest_lost
                 lost_numbers += range(run.number, run.last + 1)
                 continue
             lost_numbers += range(run.number, min(run.last, newest_lost) + 1)
             if run.last > newest_lost:
                 self._loss_at = due if self._loss_at is None else min(self._loss_at, due)
         lost = [run for number in lost_numbers for run in self.sent.take(number, number)]
+        if lost:
+            self._relax()
         for run in lost:
             self._given_up.insert(run)
         while len(self._given_up) > MAX_REMEMBERED_LOSSES:
             self._given_up.drop_oldest()
         return lost
+
+    def _relax(self) -> None:
+        """A path that no longer reorders gets the quicker thresholds back, step by step."""
+        self._right_losses += 1
+        if self._right_losses >= RELAX_AFTER:
+            self._right_losses = 0
+            self._gap = max(self._gap // 2, PACKET_GAP_THRESHOLD)
+            self._time_threshold = max(self._time_threshold - 1 / 8, TIME_THRESHOLD)
 
     def oldest(self) -> SentRun | None:
         """The oldest packet under way, alone."""

@@ -77,8 +77,9 @@ class SendHalf:
         self._send_buffer_bytes = send_buffer_bytes
         self._control = OutgoingChannel(0, 0)
         self._channels: dict[int, OutgoingChannel] = {0: self._control}
-        self._control_waiting_bytes = 0
-        """The cost of the records of channel 0 that have not begun."""
+        self._control_under_way: deque[OutgoingRecord] = deque()
+        """Of channel 0, from the oldest record that has not wholly arrived on: what the receiver may have to hold."""
+        self._control_under_way_bytes = 0
         self._next_channel = 1
         self._ready: deque[OutgoingChannel] = deque()
         """Channels whose next record may begin, as far as is known."""
@@ -136,9 +137,7 @@ class SendHalf:
         channel.queued_bytes += record.cost_bytes
         self.queued_bytes += record.cost_bytes
         self.unsent_bytes += len(body) + 1
-        if channel is self._control:
-            self._control_waiting_bytes += record.cost_bytes
-        elif len(channel.pending) == 1:
+        if channel is not self._control and len(channel.pending) == 1:
             self._ready.append(channel)  # with more it stands in a queue already, or waits for credit
 
     def _require_room(self, channel: OutgoingChannel, cost_bytes: int) -> None:
@@ -226,6 +225,9 @@ class SendHalf:
             if channel.ended and not channel.queued_bytes:
                 # Only now: the other side counts the channel as open until its last record has arrived.
                 del self._channels[channel.id]
+        under_way = self._control_under_way
+        while under_way and not under_way[0].unsettled:
+            self._control_under_way_bytes -= under_way.popleft().cost_bytes
         if self.refused and self._has_ample_room():
             self.refused = False
             return True
@@ -280,7 +282,6 @@ class SendHalf:
     def take_bulk(self, record: OutgoingRecord, taken_bytes: int) -> None:
         """So much of what next_bulk gave has been put into packets."""
         self._advance(record, taken_bytes)
-        self._begun.rotate(-1)
 
     def _resend(self, fragment: Fragment, room_bytes: int, packet_is_empty: bool) -> Fragment | None:
         policy = self.policy
@@ -318,7 +319,8 @@ class SendHalf:
             # The whole cost is taken from the credit when it begins, so that what has begun can always end.
             channel.sent_bytes += record.cost_bytes
             if is_control:
-                self._control_waiting_bytes -= record.cost_bytes
+                self._control_under_way.append(record)
+                self._control_under_way_bytes += record.cost_bytes
             else:
                 self._sent_bytes += record.cost_bytes
                 self._ready.popleft()
@@ -328,6 +330,8 @@ class SendHalf:
         record.cut_bytes += more_bytes
         self.unsent_bytes -= more_bytes
         if record.cut_bytes < len(record.body):
+            if not is_control:
+                self._begun.rotate(-1)
             return
         channel.pending.popleft()
         self.unsent_bytes -= 1
@@ -344,9 +348,7 @@ class SendHalf:
         record = pending[0]
         if record.cut_bytes:
             return record
-        # Begun and not acknowledged: what is queued less what has not begun.
-        under_way = self._control.queued_bytes - self._control_waiting_bytes
-        return record if under_way + record.cost_bytes <= CONTROL_WINDOW_BYTES else None
+        return record if self._control_under_way_bytes + record.cost_bytes <= CONTROL_WINDOW_BYTES else None
 
     def _next_channel_record(self) -> OutgoingRecord | None:
         begun = self._begun[0].pending[0] if self._begun else None

@@ -32,6 +32,8 @@ class SentRun(msgspec.Struct, gc=False):
     """The announcements in it, which must be repeated if it is lost."""
     count: int = 1
     is_mtu_probe: bool = False
+    lost_by_time: bool = False
+    """It was given up because of its age, not because newer packets had arrived."""
 
     @property
     def last(self) -> int:
@@ -50,8 +52,10 @@ class SentRun(msgspec.Struct, gc=False):
         first = Fragment(whole.record, whole.start, middle, self.number)
         rest = Fragment(whole.record, middle, whole.stop, number)
         return (
-            SentRun(self.number, self.packet_bytes, self.flight, (first,), (), count),
-            SentRun(number, self.packet_bytes, self.flight, (rest,), (), self.count - count),
+            SentRun(self.number, self.packet_bytes, self.flight, (first,), (), count, lost_by_time=self.lost_by_time),
+            SentRun(
+                number, self.packet_bytes, self.flight, (rest,), (), self.count - count, lost_by_time=self.lost_by_time
+            ),
         )
 
 

@@ -33,8 +33,6 @@ _U64: Final = struct.Struct(">Q")
 _U32: Final = struct.Struct(">I")
 _ROUTE: Final = struct.Struct(">IIQQ")
 
-HEAD_BYTES: Final = _HEAD.size
-
 
 class Route(msgspec.Struct, frozen=True, gc=False):
     """What the broker tells a subscriber of a batch: labels for topic and publisher, its place in the log."""

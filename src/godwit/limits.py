@@ -18,6 +18,8 @@ MAX_DATAGRAM_BYTES: Final = 1472
 """Default upper end of the path MTU search: Ethernet's 1500 less IPv4 and UDP headers."""
 LARGEST_DATAGRAM_BYTES: Final = 65_000
 """*protocol*: no datagram is longer."""
+MAX_FRAMES: Final = 256
+"""*protocol*: in one packet."""
 MAX_TRAIN_BYTES: Final = 64_000
 """A train is one system call; the kernel takes just under 64 KiB of UDP with headers."""
 MAX_TRAIN_DATAGRAMS: Final = 64
@@ -41,8 +43,10 @@ CONTROL_QUEUE_BYTES: Final = 1 * MIB
 """What may wait on channel 0, which has a send buffer of its own."""
 MAX_CONTROL_RECORD_BYTES: Final = 128 * KIB
 MAX_CHANNELS: Final = 16_384
-PIECE_BYTES: Final = 128
-"""Held fragments are bounded as if each were at least this long: a flood of one-byte fragments is refused."""
+PIECE_BYTES: Final = 1024
+"""Fragments beyond a gap are bounded as if each were this long: a flood of tiny ones is refused."""
+MAX_CONFIRMS_WAITING: Final = 65_536
+"""Channels whose confirm a peer has not acknowledged; beyond it the oldest is forgotten, and the peer sends again."""
 SEND_BUFFER_BYTES: Final = 4 * MIB
 UNRELIABLE_QUEUE_BYTES: Final = 256 * KIB
 """What may wait of unreliable records; beyond it the oldest are dropped and counted."""

@@ -10,11 +10,9 @@ from godwit.limits import (
     AMPLIFICATION,
     BASE_DATAGRAM_BYTES,
     COOKIE_LIFETIME_S,
-    MAX_CONNECTIONS,
     MAX_REASON_BYTES,
     MAX_RESETS_PER_S,
 )
-from godwit.transport import accept as accept_module
 from godwit.transport import handshake
 from godwit.transport.accept import RESET_PACKET_BYTES, Acceptor
 from godwit.transport.train import Address
@@ -110,14 +108,13 @@ def test_a_refusal_is_remembered_too() -> None:
     assert one.repeated(wanted, 51.0) == (packet, 0)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_module, "MAX_CONNECTIONS", 10)
-    one = acceptor()
-    for client in range(1, 31):
+def test_what_is_remembered_is_bounded() -> None:
+    one = Acceptor(secret=b"s" * 32, reset_key=b"r" * 32, entropy=bytes, max_connections=1)
+    clients = range(1, 2001)
+    for client in clients:
         one.accept(connect(bytes(20), connection_id=client), client, b"", 50.0)
-    remembered = [client for client in range(1, 31) if one.repeated(connect(bytes(20), connection_id=client), 50.0)]
-    assert remembered == list(range(11, 31))
-    assert MAX_CONNECTIONS > 10
+    remembered = [client for client in clients if one.repeated(connect(bytes(20), connection_id=client), 50.0)]
+    assert remembered == list(range(2001 - 1026, 2001))
 
 
 def test_a_reset_is_shorter_than_what_it_answers() -> None:

@@ -177,6 +177,15 @@ def test_everything_is_told_several_times(seed: int) -> None:
     assert min(settled) >= SAY_TIMES
 
 
+def test_what_is_new_is_told_even_if_it_is_much() -> None:
+    acknowledger = made()
+    news = set(range(0, 100, 2))
+    for number in news:
+        acknowledger.on_packet(number, 0.0)
+    assert told(acknowledger) == news
+    assert len(told(acknowledger)) < len(news)  # said once: now the newest are enough
+
+
 def test_old_news_is_left_out_and_a_latecomer_said_again() -> None:
     acknowledger = made()
     for number in (0, 1, 2, 4, 5, 6):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
+from godwit.transport import announce as announce_module
 from godwit.transport.announce import LARGEST_FRAME_BYTES, MAX_RESPONSES, Announcements
 from godwit.transport.arq import SelectiveRepeat
 from godwit.transport.config import EndpointConfig
@@ -97,7 +100,8 @@ def test_responses_are_few_and_first() -> None:
     announcements, _, _ = parts()
     announcements.ping()
     for n in range(20):
-        announcements.respond(wire.encode_frame(wire.PathResponse(bytes((n,)) * 8, bytes(16))))
+        if announcements.takes_response:
+            announcements.respond(wire.encode_frame(wire.PathResponse(bytes((n,)) * 8, bytes(16))))
     said = frames(announcements.take(ROOM))
     assert len(said) == MAX_RESPONSES + 1
     assert said[-1] == wire.Ping()
@@ -125,3 +129,14 @@ def test_what_does_not_fit_waits() -> None:
     announcements.ping()
     assert announcements.take(LARGEST_FRAME_BYTES - 1) == ([], [])
     assert announcements.pending
+
+
+def test_confirms_that_nobody_acknowledges_cost_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce_module, "MAX_CONFIRMS_WAITING", 3)
+    announcements, _, _ = parts()
+    for channel in range(1, 11):
+        announcements.confirm(channel, 0, 0)
+    said = frames(announcements.take(ROOM))
+    assert [frame.channel for frame in said if isinstance(frame, wire.Confirm)] == [8, 9, 10]
+    announcements.repeat([("confirm", 1, 0), ("confirm", 9, 0)])
+    assert frames(announcements.take(ROOM)) == [wire.Confirm(9, 0, 0)]

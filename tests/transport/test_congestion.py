@@ -202,6 +202,19 @@ def test_a_burst_after_a_rest_needs_no_probe_of_the_round_trip() -> None:
         assert control.mode is Mode.STARTUP
 
 
+def test_bursts_after_rests_follow_a_path_that_grows_longer() -> None:
+    pipe = Pipe(1.25e6, 0.03, hint_s=0.03)
+    pipe.run(3.0)
+    for _ in range(4):
+        pipe.sends = False
+        pipe.run(15.0)
+        pipe.round_trip_s += 0.001  # never a shorter one, so the one that is known grows old
+        pipe.sends = True
+        pipe.run(0.5)
+    assert Mode.PROBE_RTT not in pipe.modes
+    assert pipe.congestion.shortest_trip_s == pytest.approx(0.034 + DATAGRAM / 1.25e6, rel=0.05)
+
+
 def test_what_the_application_held_back_says_nothing_about_the_path() -> None:
     pipe = Pipe(1.25e6, 0.03, hint_s=0.03)
     pipe.run(3.0)

@@ -173,6 +173,13 @@ def test_a_train_filling_record_is_sent_as_one_full_train() -> None:
     assert sum(len(flying.data) for flying in sent) <= 64_000
 
 
+def test_the_size_of_a_train_is_not_known_before_the_connection_is_open() -> None:
+    world = World()
+    connection = world.client.endpoint.connect(SERVER, world.now)
+    with pytest.raises(UsageError, match="Connected"):
+        _ = connection.train_payload_bytes
+
+
 def test_statistics_tell_of_the_path() -> None:
     world = World(loss=0.05)
     idle = world.client.endpoint.connect(STRANGER, world.now)

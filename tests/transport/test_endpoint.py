@@ -9,7 +9,13 @@ from tests.transport.test_bad_input import with_checksum
 from tests.transport.world import CLIENT, SERVER, STRANGER, Flying, Side, World, packet_for, send_all
 
 from godwit.errors import ConfigurationError, UsageError
-from godwit.limits import AMPLIFICATION, BASE_DATAGRAM_BYTES, COOKIE_LIFETIME_S, MAX_RESETS_PER_S
+from godwit.limits import (
+    AMPLIFICATION,
+    BASE_DATAGRAM_BYTES,
+    COOKIE_LIFETIME_S,
+    MAX_ANSWERS_WAITING,
+    MAX_RESETS_PER_S,
+)
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection, State
@@ -123,7 +129,7 @@ def test_an_endpoint_that_does_not_accept_answers_nobody() -> None:
     for packet in (hello(), connect_packet(bytes(20)), encode_packet(99, 1, b"\x01" * 100)):
         world.inject(world.client, packet, source=STRANGER)
     assert world.client.endpoint.trains(world.now) == []
-    assert world.client.endpoint.dropped == {"unknown_connection": 3}
+    assert world.client.endpoint.dropped == {"unasked_handshake": 2, "unknown_connection": 1}
 
 
 def test_as_many_connections_as_the_client_may_have() -> None:
@@ -428,6 +434,15 @@ def test_resets_are_never_longer_than_what_they_answer_and_bounded() -> None:
         answered += len(trains)
     assert answered == MAX_RESETS_PER_S
     assert world.server.endpoint.dropped == {"unknown_connection": 6000}
+
+
+def test_answers_that_nobody_fetches_are_bounded() -> None:
+    """A flood of hellos while the socket is blocked."""
+    world = World()
+    for n in range(1, MAX_ANSWERS_WAITING + 101):
+        world.inject(world.server, hello(n), source=STRANGER)
+    assert world.server.endpoint.dropped == {"answer_overflow": 100}
+    assert len(world.server.endpoint.trains(world.now)) == MAX_ANSWERS_WAITING
 
 
 def test_a_server_that_gives_the_same_token_twice(monkeypatch: pytest.MonkeyPatch) -> None:

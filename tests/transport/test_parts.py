@@ -71,3 +71,13 @@ def test_a_new_path_is_unknown_but_what_is_under_way_stays_under_way() -> None:
     assert made.mtu.datagram_bytes == 1200
     assert not made.recovery.round_trip.has_sample
     assert made.congestion.bandwidth_bytes_per_s == 0.0
+
+
+def test_a_probe_of_the_old_paths_size_is_an_ordinary_packet_on_the_new_one() -> None:
+    made = known()
+    probe = SentRun(0, 1472, made.congestion.begin_flight(1.0), is_mtu_probe=True)
+    made.recovery.on_sent([probe], 1.0)
+    made.recovery.spurious = 3
+    made.on_new_path(2.0, None)
+    assert not probe.is_mtu_probe
+    assert made.recovery.spurious == 3  # what is counted for the statistics goes on

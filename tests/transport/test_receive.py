@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.transport.world import examples
 
-from godwit.errors import DecodeError
+from godwit.errors import DecodeError, UsageError
 from godwit.limits import CONTROL_WINDOW_BYTES, MAX_CONTROL_RECORD_BYTES, RECORD_COST_BYTES
 from godwit.transport.config import EndpointConfig
-from godwit.transport.receive import LimitError, ReceiveHalf
+from godwit.transport.receive import MAX_GAPS, LimitError, ReceiveHalf
 
 Record = tuple[int, int, bytes, bool]
 """(channel, number, body, last)"""
@@ -374,6 +374,28 @@ def test_grants_that_do_not_fit_wait() -> None:
     assert receiving.take_grants(4) == []
 
 
+def test_a_record_is_consumed_once_and_only_after_it_came() -> None:
+    receiving = half()
+    with pytest.raises(UsageError, match="channel 1"):
+        receiving.consume(1, 0)
+    feed(receiving, [whole(1, 0, b"12345"), whole(1, 2, b"waits for record 1"), whole(2, 0, b"67890")])
+    receiving.consume(1, 5)
+    with pytest.raises(UsageError, match="consumed before"):
+        receiving.consume(1, 5)
+    receiving.consume(2, 5)
+    with pytest.raises(UsageError):
+        receiving.consume(3, 0)
+
+
+def test_the_last_record_of_an_ended_channel_is_consumed_too() -> None:
+    receiving = half()
+    feed(receiving, [whole(1, 0, b"12345")], ends=frozenset({1}))
+    receiving.consume(1, 5)
+    assert receiving.held_bytes == 0
+    with pytest.raises(UsageError):
+        receiving.consume(1, 5)
+
+
 def test_an_ended_channel_gets_no_credit() -> None:
     receiving = half(**SMALL)
     feed(receiving, [whole(1, 0, bytes(1500)), whole(1, 1, b"")])
@@ -384,3 +406,19 @@ def test_an_ended_channel_gets_no_credit() -> None:
     receiving.consume(1, 0)
     receiving.repeat_grant(1)
     assert not receiving.has_grants
+
+
+def test_a_record_full_of_gaps_is_refused_before_it_becomes_slow() -> None:
+    receiving = half()
+    downwards = ((1, 0, offset, b"x", False) for offset in range(4 * MAX_GAPS, 0, -2))
+    assert "gaps" in refused(receiving, downwards)
+
+
+def test_what_was_not_received_cannot_be_consumed() -> None:
+    receiving = half()
+    with pytest.raises(UsageError, match="consume each reliable record once"):
+        receiving.consume(1, 10)
+    feed(receiving, [whole(1, 0, b"0123456789")])
+    receiving.consume(1, 10)
+    with pytest.raises(UsageError):
+        receiving.consume(1, 10)

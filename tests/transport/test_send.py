@@ -39,8 +39,15 @@ def peer(channel: int = 10_000, connection: int = 30_000, record: int = 100_000,
     ).parameters(b"")
 
 
-def half(limits: Parameters | None = None, *, buffer: int = 10**7, window: int | None = None) -> SendHalf:
-    sending = SendHalf(SelectiveRepeat() if window is None else GoBackN(window), send_buffer_bytes=buffer)
+def half(
+    limits: Parameters | None = None,
+    *,
+    buffer: int = 10**7,
+    window: int | None = None,
+    max_channels: int = MAX_CHANNELS,
+) -> SendHalf:
+    policy = SelectiveRepeat() if window is None else GoBackN(window)
+    sending = SendHalf(policy, send_buffer_bytes=buffer, max_channels=max_channels)
     assert sending.on_limits(limits or peer()) == ""
     return sending
 
@@ -486,7 +493,7 @@ def test_confirms_are_news_once() -> None:
 
 
 def test_confirms_of_many_channels_cost_bounded_memory() -> None:
-    sending = half(peer(channels=2**20))
+    sending = half(peer(channels=2**20), max_channels=2**20)
     for _ in range(MAX_CHANNELS + 10):
         assert sending.on_confirm(sending.open_channel(), 1)
     assert not sending.on_confirm(MAX_CHANNELS + 10, 1)

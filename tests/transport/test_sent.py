@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +98,22 @@ def test_insert_puts_it_in_its_place() -> None:
     for number in (5, 1, 9, 3):
         log.insert(run(number))
     assert [one.number for one in log] == [1, 3, 5, 9]
-    log.drop_oldest()
+    log.keep_newest(3)
     assert [one.number for one in log] == [3, 5, 9]
     assert log.packets == 3
+
+
+def test_singly_gives_each_packet_its_part() -> None:
+    whole = run(10, count=4)
+    (fragment,) = whole.fragments
+    parts = whole.singly()
+    assert [one.number for one in parts] == [10, 11, 12, 13]
+    assert [one.count for one in parts] == [1] * 4
+    pieces = [one.fragments[0] for one in parts]
+    assert pieces[0].start == fragment.start
+    assert pieces[-1].stop == fragment.stop
+    assert all(left.stop == right.start for left, right in itertools.pairwise(pieces))
+    assert fragment.settled
+    assert not any(piece.settled for piece in pieces)
+    alone = run(3)
+    assert alone.singly() == [alone]

@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from tests.wire.strategies import VALID_DATA_FLAGS, any_frame, frame_lists, hostile, join, value_or_refusal
 
 from godwit.errors import DecodeError
-from godwit.limits import BASE_DATAGRAM_BYTES, LARGEST_DATAGRAM_BYTES, MAX_ACK_RANGES, MAX_REASON_BYTES
+from godwit.limits import (
+    BASE_DATAGRAM_BYTES,
+    LARGEST_DATAGRAM_BYTES,
+    MAX_ACK_RANGES,
+    MAX_FRAMES,
+    MAX_REASON_BYTES,
+)
 from godwit.wire import frames as f
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.frames import Frame, decode_frames, encode_frame, encode_reason
+from godwit.wire.frames import Frame, decode_first_frame, decode_frames, encode_frame, encode_reason
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
 
 NONCE = bytes(range(16))
@@ -220,9 +226,17 @@ def test_work_is_bounded_by_the_bytes_that_are_there() -> None:
     assert peak_bytes < 64 * 1024
 
 
-def test_a_packet_full_of_the_shortest_frames_is_no_more_than_that() -> None:
-    found = decode_frames(b"\x01" * (LARGEST_DATAGRAM_BYTES - OVERHEAD_BYTES))
-    assert len(found) == LARGEST_DATAGRAM_BYTES - OVERHEAD_BYTES
+def test_a_packet_full_of_the_shortest_frames_is_refused_after_some() -> None:
+    assert len(decode_frames(b"\x01" * MAX_FRAMES)) == MAX_FRAMES
+    with pytest.raises(DecodeError, match="more than 256 frames"):
+        decode_frames(b"\x01" * (LARGEST_DATAGRAM_BYTES - OVERHEAD_BYTES))
+
+
+def test_the_first_frame_alone() -> None:
+    assert decode_first_frame(b"\x01\xff\xff") == f.Ping()
+    for bad in (b"\xff", b"\x02\x00", b"\x00"):
+        with pytest.raises(DecodeError):
+            decode_first_frame(bad)
 
 
 # -- the program's own mistakes ---------------------------------------------------------------------------------------

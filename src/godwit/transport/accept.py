@@ -23,10 +23,18 @@ RESET_PACKET_BYTES: Final = OVERHEAD_BYTES + len(encode_frame(Reset(bytes(16))))
 class Acceptor:
     """Stateless but for the connects that it has answered, which are remembered while their cookies live."""
 
-    def __init__(self, *, secret: bytes, reset_key: bytes, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        *,
+        secret: bytes,
+        reset_key: bytes,
+        entropy: Callable[[int], bytes],
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
         self._secret = secret
         self._reset_key = reset_key
         self._entropy = entropy
+        self._most_answered = 2 * max_connections + 1024
         self._answered: OrderedDict[tuple[int, bytes], tuple[float, bytes, int]] = OrderedDict()
         self._resets_since = 0.0
         self._resets = 0
@@ -74,7 +82,7 @@ class Acceptor:
         # One second more than a cookie lives, because its age is counted in whole seconds.
         ends_at = now + COOKIE_LIFETIME_S + 1.0
         self._answered[connect.connection_id, connect.nonce] = (ends_at, packet, connection_id)
-        while len(self._answered) > 2 * MAX_CONNECTIONS:
+        while len(self._answered) > self._most_answered:
             self._answered.popitem(last=False)
 
     def reset(self, connection_id: int, packet_bytes: int, now: float) -> bytes | None:

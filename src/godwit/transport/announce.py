@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from godwit.limits import MAX_CONFIRMS_WAITING
 from godwit.transport.receive import ReceiveHalf
 from godwit.transport.send import SendHalf
 from godwit.transport.sent import Announcement
@@ -39,15 +40,22 @@ class Announcements:
 
     def confirm(self, channel: int, sequence: int, reached: int) -> None:
         self._confirms[channel] = Confirm(channel, sequence, reached)
+        if len(self._confirms) > MAX_CONFIRMS_WAITING:
+            oldest = next(iter(self._confirms))
+            del self._confirms[oldest]
+            self._unsaid.pop(oldest, None)
         self._unsaid[channel] = None
 
     def ping(self) -> None:
         self._ping = True
 
+    @property
+    def takes_response(self) -> bool:
+        return len(self._responses) < MAX_RESPONSES
+
     def respond(self, frame: bytes) -> None:
-        """A path response. Not repeated: the other side asks again."""
-        if len(self._responses) < MAX_RESPONSES:
-            self._responses.append(frame)
+        """A path response, if takes_response says so. Not repeated: the other side asks again."""
+        self._responses.append(frame)
 
     def block(self, channels: Iterable[int]) -> None:
         self._blocked.update(dict.fromkeys(channels))

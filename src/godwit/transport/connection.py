@@ -20,6 +20,7 @@ from enum import Enum
 from typing import Final
 
 import msgspec
+from crc32c import crc32c
 
 from godwit.errors import ConnectionClosedError, UsageError
 from godwit.transport import handshake
@@ -36,7 +37,7 @@ from godwit.transport.train import Address, Train
 from godwit.transport.transmit import Transmitter
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
-from godwit.wire.packet import encode_packet
+from godwit.wire.packet import INTACT, encode_packet
 from godwit.wire.parameters import Parameters
 
 BLOCKED_RETRY_S: Final = 1.0
@@ -103,8 +104,6 @@ class Connection:
             role=role, connection_id=connection_id, config=config, discipline=discipline, dropped=dropped
         )
         self._roaming = Roaming(self._parts, entropy)
-        self._asked_for: dict[int, int] = {}
-        """Channels that wait for credit, and the other side was told so."""
         self._ask_again_at: float | None = None
         self._farewell: Farewell
         self._closed: Closed
@@ -236,7 +235,7 @@ class Connection:
             parts.announcements.ping()
         if self._ask_again_at is not None and now >= self._ask_again_at:
             self._ask_again_at = None
-            self._asked_for = {}
+            parts.announcements.block(parts.sending.blocked)
 
     def _probe(self, now: float) -> None:
         """Nothing was heard for too long: the oldest thing under way is said again, and the peer must answer."""
@@ -274,14 +273,13 @@ class Connection:
     def _ask_for_credit(self, now: float) -> bool:
         """A channel that has come to the end of its credit says so at once, and then again: the receiver gives credit
         back in larger steps than a long record can wait for."""
-        blocked = self._parts.sending.blocked
-        if not blocked and not self._asked_for:
+        sending = self._parts.sending
+        self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if sending.blocked else None
+        if not sending.newly_blocked:
             return False
-        news = [channel for channel, limit in blocked.items() if self._asked_for.get(channel) != limit]
-        self._asked_for = blocked.copy()
-        self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if blocked else None
-        self._parts.announcements.block(news)
-        return bool(news)
+        self._parts.announcements.block(sending.newly_blocked)
+        sending.newly_blocked = {}
+        return True
 
     def _lone(self, address: Address, frame: bytes) -> Train:
         packet = encode_packet(self._parts.peer_id, self._transmitter.number(), frame)
@@ -331,7 +329,7 @@ class Connection:
     def _receive_elsewhere(self, packet: bytes, address: Address, now: float) -> None:
         """A packet from an address that is not the peer's, or on a connection that is not open."""
         if self.state is not State.OPEN:
-            if self.state is State.CLOSING and address == self.peer_address:
+            if self.state is State.CLOSING and address == self.peer_address and crc32c(packet) == INTACT:
                 self._farewell.on_packet(now)
             self._parts.dropped["closed_connection"] += 1
         elif self.role == "client":

@@ -47,7 +47,10 @@ class Endpoint:
         self._by_token: dict[bytes, Connection] = {}
         self._tokens: dict[int, bytes] = {}
         self._acceptor = Acceptor(
-            secret=entropy(SECRET_BYTES), reset_key=config.reset_key or entropy(SECRET_BYTES), entropy=entropy
+            secret=entropy(SECRET_BYTES),
+            reset_key=config.reset_key or entropy(SECRET_BYTES),
+            entropy=entropy,
+            max_connections=config.max_connections,
         )
         self._events: list[Event] = []
         self._answers: deque[Train] = deque()
@@ -217,18 +220,19 @@ class Endpoint:
     def _stray(self, packet: bytes, address: Address, now: float) -> str | None:
         """Gives the reason to drop it, or None when it was of use."""
         connection_id, _, content = decode_packet(packet)
-        frames = wire.decode_frames(content)
-        frame = frames[0]
         dial = self._dials.get(connection_id)
+        if dial is None and connection_id != 0:
+            if self._config.accepts:
+                self._answer(address, self._acceptor.reset(connection_id, len(packet), now))
+            return "unknown_connection"
+        # No more than the one frame that matters is looked at: anybody can send this.
+        frame = wire.decode_first_frame(content)
         if dial is not None:
             return self._on_dial(dial, frame, address, now)
-        if isinstance(frame, wire.Reset) and connection_id == 0:
+        if isinstance(frame, wire.Reset):
             return self._on_reset(frame, address, now)
         if not self._config.accepts:
-            return "unknown_connection"
-        if connection_id != 0:
-            self._answer(address, self._acceptor.reset(connection_id, len(packet), now))
-            return "unknown_connection"
+            return "unasked_handshake"
         if isinstance(frame, wire.Hello):
             cookie = self._acceptor.on_hello(frame, len(packet), address, now)
             self._answer(address, cookie)

@@ -185,7 +185,7 @@ class Inbound:
                 self._parts.sending.on_credit(frame.channel, frame.limit)
             case wire.Blocked():
                 self._parts.receiving.on_blocked(frame.channel)
-            case wire.PathProbe():
+            case wire.PathProbe() if self._parts.announcements.takes_response:
                 mac = handshake.path_mac(self._parts.key, self._parts.role, frame.challenge)
                 self._parts.announcements.respond(wire.encode_frame(wire.PathResponse(frame.challenge, mac)))
             case wire.Close():

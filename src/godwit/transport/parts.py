@@ -31,7 +31,9 @@ class Parts:
         self.config = config
         self.dropped = dropped
         """Why packets were dropped: the endpoint's count."""
-        self.sending = SendHalf(send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes)
+        self.sending = SendHalf(
+            send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes, max_channels=config.max_channels
+        )
         self.receiving = ReceiveHalf(config, dropped)
         self.in_order = receive_policy(discipline)
         # A sender keeps at most half of the receive buffer under way: a sixteenth of that is soon enough for an answer.

@@ -22,6 +22,8 @@ from godwit.wire.frames import DATA, DATA_HEADER
 from godwit.wire.packet import expand_number
 
 COMPACT_PIECES: Final = 64
+MAX_GAPS: Final = 8192
+"""In one record; each costs a little work for every fragment that comes. Half of a 16 MiB record's fragments."""
 
 
 class LimitError(DecodeError):
@@ -110,7 +112,7 @@ class ReceiveHalf:
         self._pieces = 0
         """Fragments beyond a gap, in all channels."""
         most_held = config.connection_window_bytes + config.max_record_bytes
-        self._most_pieces = most_held // PIECE_BYTES
+        self._most_pieces = max(most_held // PIECE_BYTES, 64)
         self._most_held_bytes = most_held + RECORD_COST_BYTES
         self._grants: dict[int, None] = {}
         """Channels (0: the connection) whose limit is to be told."""
@@ -263,6 +265,8 @@ class ReceiveHalf:
             assembly.apart[start] = body[start - offset : end - offset]
             self._count(assembly.channel, end - start)
             self._pieces += 1
+        if len(covered) > MAX_GAPS:
+            raise LimitError(f"a record with more than {MAX_GAPS} gaps")
         if self._pieces > self._most_pieces:
             raise LimitError(f"more than {self._most_pieces} fragments wait for their neighbours")
         while piece := assembly.apart.pop(assembly.next_bytes, b""):

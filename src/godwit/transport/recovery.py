@@ -110,27 +110,26 @@ class Recovery:
         """What counts as lost by now, packet by packet; it is no longer under way."""
         trip = self.round_trip
         patience_s = max(self._time_threshold * max(trip.smoothed_s, trip.latest_s), TIMER_GRANULARITY_S)
-        newest_lost = self.largest_acked - self._gap
+        overtaken = self.largest_acked - self._gap
+        last_lost = overtaken
         self._loss_at = None
-        lost_numbers: list[int] = []
+        # Numbers and times of sending grow together: what is lost is the lower end of the log.
         for run in self.sent:
             if run.number > self.largest_acked:
                 break
             due = run.flight.sent_at + patience_s
             if due <= now:
-                run.lost_by_time = run.last > newest_lost
-                lost_numbers += range(run.number, run.last + 1)
-                continue
-            lost_numbers += range(run.number, min(run.last, newest_lost) + 1)
-            if run.last > newest_lost:
-                self._loss_at = due if self._loss_at is None else min(self._loss_at, due)
-        lost = [run for number in lost_numbers for run in self.sent.take(number, number)]
+                last_lost = max(last_lost, run.last)
+            elif run.last > overtaken:
+                self._loss_at = due
+                break
+        lost = [packet for run in self.sent.take(0, last_lost) for packet in run.singly()]
+        for packet in lost:
+            packet.lost_by_time = packet.number > overtaken
         if lost:
             self._relax()
-        for run in lost:
-            self._given_up.insert(run)
-        while len(self._given_up) > MAX_REMEMBERED_LOSSES:
-            self._given_up.drop_oldest()
+            self._given_up.extend(lost[-MAX_REMEMBERED_LOSSES:])
+            self._given_up.keep_newest(MAX_REMEMBERED_LOSSES)
         return lost
 
     def _relax(self) -> None:

@@ -72,7 +72,7 @@ class UnreliableRecord(msgspec.Struct, gc=False, frozen=True):
 class SendHalf:
     """Feed: open_channel, send, on_credit. Drain: next_frame, and next_bulk for a run of full packets."""
 
-    def __init__(self, policy: SendPolicy, *, send_buffer_bytes: int) -> None:
+    def __init__(self, policy: SendPolicy, *, send_buffer_bytes: int, max_channels: int = MAX_CHANNELS) -> None:
         self.policy = policy
         self._send_buffer_bytes = send_buffer_bytes
         self._control = OutgoingChannel(0, 0)
@@ -94,9 +94,11 @@ class SendHalf:
         self._limit_bytes = 0
         self._sent_bytes = 0
         self._max_record_bytes = 2**31
-        self._max_channels = 2**31
+        self._max_channels = max_channels
         self.blocked: dict[int, int] = {}
         """Channels (0: the connection) that wait for credit, with the limit they ran into."""
+        self.newly_blocked: dict[int, None] = {}
+        """Those of which the other side has not been told."""
         self._confirmed: dict[int, int] = {}
         """The highest sequence that the other side has confirmed of each channel."""
         self.queued_bytes = 0
@@ -177,7 +179,7 @@ class SendHalf:
         self._channel_window_bytes = peer.channel_window_bytes
         self._connection_window_bytes = self._limit_bytes = peer.connection_window_bytes
         self._max_record_bytes = peer.max_record_bytes
-        self._max_channels = peer.max_channels
+        self._max_channels = min(peer.max_channels, self._max_channels)
         for channel in self._channels.values():
             channel.limit_bytes = peer.channel_window_bytes
         longest = max(
@@ -365,9 +367,12 @@ class SendHalf:
             cost = record.cost_bytes
             if channel.sent_bytes + min(cost, self._channel_window_bytes) > channel.limit_bytes:
                 self.blocked[channel.id] = channel.limit_bytes
+                self.newly_blocked[channel.id] = None
                 ready.popleft()
             elif self._sent_bytes + min(cost, self._connection_window_bytes) > self._limit_bytes:
-                self.blocked[0] = self._limit_bytes
+                if self.blocked.get(0) != self._limit_bytes:
+                    self.blocked[0] = self._limit_bytes
+                    self.newly_blocked[0] = None
                 return None
             else:
                 return record

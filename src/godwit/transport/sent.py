@@ -7,7 +7,7 @@ covers a whole train and costs one step. Where it does not, the run is split.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -52,11 +52,26 @@ class SentRun(msgspec.Struct, gc=False):
         first = Fragment(whole.record, whole.start, middle, self.number)
         rest = Fragment(whole.record, middle, whole.stop, number)
         return (
-            SentRun(self.number, self.packet_bytes, self.flight, (first,), (), count, lost_by_time=self.lost_by_time),
-            SentRun(
-                number, self.packet_bytes, self.flight, (rest,), (), self.count - count, lost_by_time=self.lost_by_time
-            ),
+            SentRun(self.number, self.packet_bytes, self.flight, (first,), (), count),
+            SentRun(number, self.packet_bytes, self.flight, (rest,), (), self.count - count),
         )
+
+    def singly(self) -> list[SentRun]:
+        """Its packets one by one. Like split, this makes the run void unless it is one packet anyway."""
+        if self.count == 1:
+            return [self]
+        (whole,) = self.fragments
+        whole.settled = True
+        step = (whole.stop - whole.start) // self.count
+        return [
+            SentRun(
+                self.number + place,
+                self.packet_bytes,
+                self.flight,
+                (Fragment(whole.record, start, start + step, self.number + place),),
+            )
+            for place, start in enumerate(range(whole.start, whole.stop, step))
+        ]
 
 
 class SentLog:
@@ -80,6 +95,10 @@ class SentLog:
         self._numbers.append(run.number)
         self._runs.append(run)
         self.packets += run.count
+
+    def extend(self, runs: Iterable[SentRun]) -> None:
+        for run in runs:
+            self.append(run)
 
     def insert(self, run: SentRun) -> None:
         """As append, but for any number."""
@@ -113,6 +132,7 @@ class SentLog:
         self.packets -= sum([run.count for run in taken])
         return taken
 
-    def drop_oldest(self) -> None:
-        self.packets -= self._runs[0].count
-        del self._runs[0], self._numbers[0]
+    def keep_newest(self, most: int) -> None:
+        """Forgets all but so many runs."""
+        self.packets -= sum([run.count for run in self._runs[:-most]])
+        del self._runs[:-most], self._numbers[:-most]

@@ -226,7 +226,7 @@ class Transmitter:
             ack = self._parts.acknowledger.frame(now, None if in_order is None else in_order.expected)
             frames.append(encode_frame(ack))
             room -= len(frames[0])
-        if self._parts.announcements.pending:
+        if self._parts.announcements.pending and self._parts.recovery.sent.packets < MAX_SENT_PACKETS:
             announced, said = self._parts.announcements.take(room)
             frames += announced
             room -= sum(map(len, announced))

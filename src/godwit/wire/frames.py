@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from godwit.errors import DecodeError
-from godwit.limits import LARGEST_RECORD_BYTES, MAX_ACK_RANGES, MAX_REASON_BYTES
+from godwit.limits import LARGEST_RECORD_BYTES, MAX_ACK_RANGES, MAX_FRAMES, MAX_REASON_BYTES
 
 PADDING: Final = 0x00
 PING: Final = 0x01
@@ -202,9 +202,6 @@ _FIXED_BY_TYPE: Final = {kind: (struct.Struct(layout), frame) for kind, layout, 
 _FIXED_BY_CLASS: Final = {frame: (struct.Struct(layout), kind) for kind, layout, frame in _FIXED}
 
 
-# -- encoding ---------------------------------------------------------------------------------------------------------
-
-
 def encode_frame(frame: Frame) -> bytes:
     """The bytes of one frame. The fields must be in range: they are the caller's own."""
     fixed = _FIXED_BY_CLASS.get(type(frame))
@@ -258,9 +255,6 @@ def encode_reason(reason: str) -> bytes:
     return text if len(text) <= MAX_REASON_BYTES else text[:MAX_REASON_BYTES].decode("utf-8", "ignore").encode()
 
 
-# -- decoding ---------------------------------------------------------------------------------------------------------
-
-
 def decode_frames(frames: bytes) -> list[Frame]:
     """All frames of a packet, or DecodeError: a packet with one bad frame is bad as a whole."""
     found: list[Frame] = []
@@ -272,32 +266,39 @@ def decode_frames(frames: bytes) -> list[Frame]:
             if frames.count(0, at) != end - at:
                 raise DecodeError("frame", "padding that is not zero")
             break
-        try:
-            frame, at = _decode_frame(kind, frames, at)
-        except struct.error:
-            raise DecodeError("frame", f"type {kind:#04x} is cut short") from None
+        frame, at = _decode_frame(frames, at)
         found.append(frame)
+        if len(found) > MAX_FRAMES:
+            raise DecodeError("frame", f"more than {MAX_FRAMES} frames")
     if not found:
         raise DecodeError("frame", "no frame")
     return found
 
 
-def _decode_frame(kind: int, frames: bytes, at: int) -> tuple[Frame, int]:
-    """The frame that begins at `at`, and where the next one does. A struct.error says that it is cut short."""
-    if kind & 0xC0 == DATA:
-        return _decode_data(frames, at)
-    fixed = _FIXED_BY_TYPE.get(kind)
-    if fixed is not None:
-        layout, frame = fixed
-        return frame(*layout.unpack_from(frames, at)[1:]), at + layout.size
-    decoder = _DECODERS.get(kind)
-    if decoder is None:
-        raise DecodeError("frame", f"unknown type {kind:#04x}")
-    return decoder(frames, at)
+def decode_first_frame(frames: bytes) -> Frame:
+    """Only the frame that a packet begins with: all that matters of a packet that belongs to no connection."""
+    return _decode_frame(frames, 0)[0]
+
+
+def _decode_frame(frames: bytes, at: int) -> tuple[Frame, int]:
+    """The frame that begins at `at`, and where the next one does."""
+    kind = frames[at]
+    decoder = _decode_data if kind & 0xC0 == DATA else _DECODERS.get(kind, _decode_fixed)
+    try:
+        return decoder(frames, at)
+    except struct.error:
+        raise DecodeError("frame", f"type {kind:#04x} is cut short") from None
+
+
+def _decode_fixed(frames: bytes, at: int) -> tuple[Frame, int]:
+    fixed = _FIXED_BY_TYPE.get(frames[at])
+    if fixed is None:
+        raise DecodeError("frame", f"unknown type {frames[at]:#04x}")
+    layout, frame = fixed
+    return frame(*layout.unpack_from(frames, at)[1:]), at + layout.size
 
 
 def _decode_data(frames: bytes, at: int) -> tuple[Frame, int]:
-    end = len(frames)
     flags = frames[at] & 0x3F
     position = None
     if flags & WHOLE:
@@ -310,12 +311,12 @@ def _decode_data(frames: bytes, at: int) -> tuple[Frame, int]:
     if flags & HAS_POSITION:
         (position,) = U32.unpack_from(frames, at)
         at += U32.size
-    stop = end
+    stop = len(frames)
     if flags & HAS_LENGTH:
         (length,) = U16.unpack_from(frames, at)
         at += U16.size
         stop = at + length
-        if stop > end:
+        if stop > len(frames):
             raise DecodeError("frame", "data is cut short")
     if flags & UNRELIABLE and flags & (WHOLE | HAS_POSITION | END) != WHOLE:
         raise DecodeError("frame", "an unreliable record is whole, has no position and ends no channel")
@@ -347,13 +348,13 @@ def _decode_refuse(frames: bytes, at: int) -> tuple[Frame, int]:
 
 
 def _decode_ack(frames: bytes, at: int) -> tuple[Frame, int]:
-    _, delay_us, count = _ACK.unpack_from(frames, at)
-    return Ack(delay_us, _ranges(frames, at + _ACK.size, count)), at + _ACK.size + 8 * count
-
-
-def _decode_ack_position(frames: bytes, at: int) -> tuple[Frame, int]:
-    _, delay_us, next_position, count = _ACK_POSITION.unpack_from(frames, at)
-    at += _ACK_POSITION.size
+    next_position = None
+    if frames[at] == ACK:
+        _, delay_us, count = _ACK.unpack_from(frames, at)
+        at += _ACK.size
+    else:
+        _, delay_us, next_position, count = _ACK_POSITION.unpack_from(frames, at)
+        at += _ACK_POSITION.size
     return Ack(delay_us, _ranges(frames, at, count), next_position), at + 8 * count
 
 
@@ -392,6 +393,6 @@ _DECODERS: Final[dict[int, Callable[[bytes, int], tuple[Frame, int]]]] = {
     ACCEPT: _decode_accept,
     REFUSE: _decode_refuse,
     ACK: _decode_ack,
-    ACK_POSITION: _decode_ack_position,
+    ACK_POSITION: _decode_ack,
     CLOSE: _decode_close,
 }

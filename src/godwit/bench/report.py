@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -57,16 +57,21 @@ def _processor() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def median_of_rounds(
+def interleaved(
     measures: Mapping[str, Callable[[], float]], rounds: int, on_round: Callable[[str], None]
-) -> dict[str, float]:
+) -> dict[str, list[float]]:
     """Runs all measures one after another, `rounds` times over, so that a disturbance hits all of them alike."""
     figures: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():
             on_round(name)
             figures[name].append(measure())
-    return {name: statistics.median(values) for name, values in figures.items()}
+    return figures
+
+
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Round against round, then the median: a machine that is slower for a while is so for both."""
+    return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def print_report(report: Report, *, as_json: bool) -> None:

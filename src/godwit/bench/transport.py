@@ -20,7 +20,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
-from godwit.bench.report import Ratio, Report, Result, machine, median_of_rounds
+from godwit.bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 from godwit.errors import GodwitError, SendBufferFullError
 from godwit.net.drive import EndpointDriver
 from godwit.net.loop import run as run_loop
@@ -47,7 +47,7 @@ def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Repo
         messages.append(messages_per_s)
         return datagrams_per_s
 
-    figures = median_of_rounds(
+    figures = interleaved(
         {
             "raw UDP, one call a datagram": lambda: _between_processes(_receive_single, _send_single, seconds)[0],
             "raw UDP, GSO and GRO": lambda: _between_processes(_receive_trains, _send_trains, seconds)[0],
@@ -59,13 +59,15 @@ def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Repo
     )
     single, trains, ours, with_batching = figures.values()
     unit = f"datagrams/s of {DATAGRAM_BYTES} B"
-    results = [Result(name, value, unit) for name, value in figures.items()]
+    results = [Result(name, statistics.median(values), unit) for name, values in figures.items()]
     unit = f"messages/s of {MESSAGE_BYTES} B"
     results.append(Result("messages through transport and batching", statistics.median(messages), unit))
     ratios = [
-        Ratio("reliable_vs_raw_single", ours / single, "raw UDP, one call a datagram"),
-        Ratio("reliable_and_batching_vs_raw_single", with_batching / single, "raw UDP, one call a datagram"),
-        Ratio("reliable_vs_raw_trains", ours / trains, "raw UDP, GSO and GRO"),
+        Ratio("reliable_vs_raw_single", median_ratio(ours, single), "raw UDP, one call a datagram"),
+        Ratio(
+            "reliable_and_batching_vs_raw_single", median_ratio(with_batching, single), "raw UDP, one call a datagram"
+        ),
+        Ratio("reliable_vs_raw_trains", median_ratio(ours, trains), "raw UDP, GSO and GRO"),
     ]
     return Report("transport", machine(), results, ratios)
 

@@ -28,7 +28,7 @@ def group() -> None:
 
 
 @app.command("transport", epilog="Example: godwit bench transport --json")
-def transport(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False) -> None:
+def transport(rounds: Rounds = 9, seconds: Seconds = 0.7, as_json: AsJson = False) -> None:
     """The reliable transport against raw UDP from Python, between two processes on loopback."""
     console = Console(stderr=True)
     with console.status("starting") as status:

@@ -41,8 +41,8 @@ CLOCK_STEP_S: Final = 1e-6
 """Shorter intervals say more about the clock than about the path."""
 LOCAL_ROUND_TRIP_S: Final = 0.001
 """Below this the path is shorter than the event loop's own pace."""
-LOCAL_WINDOW_TRAINS: Final = (4, 16)
-"""There the window does not fall below this: four trains, up to sixteen where the other side has buffer for many more.
+LOCAL_WINDOW_TRAINS: Final = (4, 32)
+"""There the window does not fall below this: four trains, up to 32 where the other side has buffer for many more.
 It answers only after a turn of its event loop, which may take several trains; with four the two would wait in turns."""
 
 
@@ -80,7 +80,7 @@ class Congestion:
         self._train_bytes = train_limit_bytes(peer_buffer_bytes, datagram_bytes)
         most_trains = LOCAL_WINDOW_TRAINS[1] * self._train_bytes
         self._local_window_bytes = max(
-            LOCAL_WINDOW_TRAINS[0] * self._train_bytes, min(peer_buffer_bytes // 8, most_trains)
+            LOCAL_WINDOW_TRAINS[0] * self._train_bytes, min(peer_buffer_bytes // 4, most_trains)
         )
         # the account that delivery rates are measured by
         self._delivered_bytes = 0

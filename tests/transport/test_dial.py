@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,7 @@ from tests.transport.world import CLIENT, SERVER, STRANGER, Flying, World
 from godwit.limits import BASE_DATAGRAM_BYTES, HANDSHAKE_RETRY_S, HANDSHAKE_TIMEOUT_S, MAX_HANDSHAKE_RETRY_S
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection, State
+from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Closed, Connected
 from godwit.transport.train import Address
 from godwit.wire import frames as wire
@@ -243,3 +245,11 @@ def test_records_wait_for_the_connection_to_open() -> None:
     world.run_until(lambda: len(world.server.records) == 3)
     assert sorted(world.server.bodies()) == [b"control", b"early bird"]
     assert world.server.bodies(reliable=False) == [b"unreliable"]
+
+
+def test_a_connection_that_was_closed_while_dialling_says_nothing_more() -> None:
+    endpoint = Endpoint(EndpointConfig(), entropy=random.Random(1).randbytes)
+    connection = endpoint.connect(("server", 1), 0.0)
+    connection.close(0.0)
+    assert endpoint.trains(0.0) == []
+    assert endpoint.trains(5.0) == []

@@ -158,7 +158,7 @@ def test_does_not_blame_the_kernel_for_a_datagram_that_is_too_long_for_the_link(
     sender._sendto = Failing(sender._sendto, [errno.EMSGSIZE] * 3)
     assert sender.send(Train(("127.0.0.1", 9), bytes(3000), 1400)) is None
     assert sender.gso
-    assert sender.oversize_drops == 3
+    assert sender.dropped["oversize"] == 3
 
 
 def test_learns_nothing_from_a_refusal_while_the_kernel_is_full(opened: ExitStack) -> None:
@@ -225,13 +225,13 @@ def test_a_datagram_too_long_is_dropped_and_counted(opened: ExitStack) -> None:
     sender = opened.enter_context(UdpSocket("127.0.0.1"))
     receiver = opened.enter_context(UdpSocket("127.0.0.1"))
     assert sender.send(Train(receiver.local_address, bytes(65_508), 65_508)) is None
-    assert sender.oversize_drops == 1
+    assert sender.dropped["oversize"] == 1
     assert sender.send(Train(receiver.local_address, bytes(140_000), 70_000)) is None
-    assert sender.oversize_drops == 3
+    assert sender.dropped["oversize"] == 3
     sender.gso = True
     sender._sendmsg = Failing(sender._sendmsg, [errno.EMSGSIZE])
     assert sender.send(Train(receiver.local_address, bytes(4000), 1400)) is None
-    assert sender.oversize_drops == 6
+    assert sender.dropped["oversize"] == 6
     assert sender.send(Train(receiver.local_address, b"fits", 4)) is None
     assert cut(receive(receiver, 1)) == [b"fits"]
 

@@ -207,6 +207,18 @@ def test_a_long_record_holds_up_no_other_channel(window: int | None) -> None:
     assert sum(channel == short for channel, *_ in got) == 5
 
 
+@pytest.mark.parametrize("window", [None, 4096])
+def test_a_long_record_is_not_starved_by_shorter_ones(window: int | None) -> None:
+    sending = half(peer(channel=10**8, connection=10**8), window=window, buffer=10**9)
+    long, *others = (sending.open_channel() for _ in range(4))
+    send(sending, long, bytes(100_000))
+    for _ in range(200):
+        for channel in others:
+            send(sending, channel, bytes(3000))
+    got = fragments(drain(sending, most=600))
+    assert sum(stop - start for channel, _, start, stop in got if channel == long) == 100_000
+
+
 def test_two_long_records_share_the_trains() -> None:
     sending = half(peer(channel=10**6, connection=10**6))
     one, other = sending.open_channel(), sending.open_channel()
@@ -325,6 +337,20 @@ def test_control_needs_no_credit_but_is_bounded_by_what_is_unacknowledged() -> N
     assert under_way <= CONTROL_WINDOW_BYTES < under_way + MAX_CONTROL_RECORD_BYTES
     assert not sending.blocked
     arrived(sending, items)
+    assert drain(sending)
+
+
+def test_control_counts_from_the_oldest_record_that_has_not_arrived() -> None:
+    """The receiver holds all that come behind a lost one, although they are acknowledged."""
+    sending = half(peer(record=10**6), buffer=10**7)
+    for _ in range(6):
+        send(sending, 0, bytes(MAX_CONTROL_RECORD_BYTES - RECORD_COST_BYTES))
+    items = drain(sending)
+    first = [item for item, (_, record, *_) in zip(items, fragments(items), strict=True) if record == 0]
+    rest = items[len(first) :]
+    arrived(sending, rest)
+    assert not drain(sending)
+    arrived(sending, first)
     assert drain(sending)
 
 

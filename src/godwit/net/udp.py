@@ -91,11 +91,6 @@ class UdpSocket:
         """
         return self._receive_buffer_bytes
 
-    @property
-    def oversize_drops(self) -> int:
-        """Datagrams that were longer than the local link (or UDP) takes: normal while the path MTU is searched."""
-        return self.dropped["oversize"]
-
     # -- receiving ----------------------------------------------------------------------------------------------------
 
     def receive_trains(self, limit: int = 16) -> list[Train]:

@@ -7,7 +7,18 @@
      |    +-- ChannelError            an unknown or finished channel, or too many channels
      |    +-- ConfigurationError      a setting out of its range
      +-- SendBufferFullError     the network is slower than the program: wait for room, then send again
+     +-- BufferFullError         a client holds as much unconfirmed as it may: wait until some of it is confirmed
      +-- ConnectionClosedError   the connection has ended; `code` and `reason` say why
+     +-- BrokerError             the broker said no; `code` is one of godwit.wire.control.Code, `text` its sentence
+     |    +-- AccessError             no right to do this, or a wrong secret
+     |    +-- TopicError              a topic that is not there, or is there already
+     |    |    +-- BadTopicError           a name that no topic can have; a UsageError too, as it is found here already
+     |    |    +-- BadFilterError          a filter that is not written as filters are; likewise
+     |    +-- NameInUseError          another client has this name
+     |    +-- TakenOverError          the same client has connected again elsewhere
+     |    +-- KickedError             somebody with the right removed the client or its subscription
+     +-- BrokerUnreachableError  no broker answered in time
+     +-- FileTransferError       a file that could not be sent, or not be kept
      +-- AddressError            a host or port that cannot be resolved
      +-- SocketError             the system refused a socket
 
@@ -49,6 +60,10 @@ class SendBufferFullError(GodwitError):
     """More is waiting to be sent than the buffer holds: wait for the Writable event, then send again."""
 
 
+class BufferFullError(GodwitError):
+    """More is not confirmed yet than the client may hold: wait for room (the Room event), then send again."""
+
+
 class ConnectionClosedError(GodwitError):
     """The connection has ended."""
 
@@ -58,6 +73,85 @@ class ConnectionClosedError(GodwitError):
         )
         self.code = code
         self.reason = reason
+
+
+class BrokerError(GodwitError):
+    """The broker refused something, or ended something."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.code, self.text)
+
+
+class AccessError(BrokerError):
+    """No right to do this, or a wrong proof of the name."""
+
+
+class TopicError(BrokerError):
+    """A topic or a filter that cannot be, is not there, or is there already."""
+
+
+class BadTopicError(TopicError, UsageError):
+    """A name that no topic can have: empty, too long, with a wildcard or a control character."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(104, text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.text,)
+
+
+class BadFilterError(TopicError, UsageError):
+    """A filter that is not written as filters are: a wildcard in the wrong place, too long, empty."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(105, text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.text,)
+
+
+class NameInUseError(BrokerError):
+    """Another client has this name and answers."""
+
+
+class TakenOverError(BrokerError):
+    """The same client has connected again elsewhere."""
+
+
+class KickedError(BrokerError):
+    """Somebody with the right removed this client or its subscription."""
+
+
+_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which stands above this module
+    102: AccessError,
+    103: TopicError,
+    109: NameInUseError,
+    110: TakenOverError,
+    111: KickedError,
+    113: TopicError,
+}
+
+
+def broker_error(code: int, text: str) -> BrokerError:
+    """The error that a code of the broker stands for."""
+    if code == 104:
+        return BadTopicError(text)
+    if code == 105:
+        return BadFilterError(text)
+    return _BY_CODE.get(code, BrokerError)(code, text)
+
+
+class BrokerUnreachableError(GodwitError):
+    """No broker answered in time."""
+
+
+class FileTransferError(GodwitError):
+    """A file that could not be sent, or not be kept."""
 
 
 class AddressError(GodwitError):

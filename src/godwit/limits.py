@@ -96,6 +96,45 @@ MAX_BATCH_MESSAGES: Final = 65_536
 MAX_CONTROL_DEPTH: Final = 8
 """*protocol*: nesting of a control message."""
 
+# -- topics, clients, sessions ----------------------------------------------------------------------------------------
+MAX_TOPIC_BYTES: Final = 1024
+"""*protocol*: of a topic or a filter, in UTF-8."""
+MAX_TOPIC_LEVELS: Final = 64
+"""*protocol*: of a topic or a filter."""
+MAX_CLIENT_NAME_BYTES: Final = 256
+"""*protocol*: of a client's, a publisher's or a cursor's name, in UTF-8."""
+MAX_FILTERS: Final = 64
+"""*protocol*: in one subscription."""
+MAX_WILL_BYTES: Final = 64 * KIB
+"""*protocol*: of a last will's payload."""
+MAX_SECRET_BYTES: Final = 1024
+MAX_TOPICS: Final = 200_000
+MAX_SESSIONS: Final = 50_000
+"""Connected and remembered, together."""
+MAX_SUBSCRIPTIONS: Final = 1024
+"""Of one client."""
+SESSION_EXPIRY_S: Final = 3600
+"""What a client of ours asks for."""
+MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600
+PUBLISHER_EXPIRY_S: Final = 7 * 24 * 3600
+"""The sequence of a QoS 2 publisher is forgotten after so long without a message."""
+MAX_PUBLISHERS_REMEMBERED: Final = 200_000
+"""The longest silent ones beyond it are forgotten."""
+RING_BYTES: Final = 64 * MIB
+"""The log of a broker without a data folder."""
+HOLD_BACK_S: Final = 10.0
+"""So long publishers wait for a connected subscriber that the ring would overrun; then it misses messages."""
+CLIENT_WINDOW_BYTES: Final = 4 * MIB
+"""What is under way to one client, beyond what its application has taken."""
+MAX_LABELS: Final = 16_384
+"""On one channel; then all are forgotten and said again."""
+REQUESTS_PER_S: Final = 2000
+"""Control messages of one client; a burst of a few seconds' worth is taken, then the connection is closed."""
+SYS_INTERVAL_S: Final = 10.0
+NAME_PING_S: Final = 3.0
+"""A client whose name somebody else asks for has so long to answer."""
+LOGIN_TIMEOUT_S: Final = 10.0
+
 assert BASE_DATAGRAM_BYTES <= MAX_DATAGRAM_BYTES <= LARGEST_DATAGRAM_BYTES
 assert MAX_DATAGRAM_BYTES <= MAX_TRAIN_BYTES <= 65_507
 assert MAX_MESSAGE_BYTES < MAX_RECORD_BYTES <= LARGEST_RECORD_BYTES
@@ -107,3 +146,6 @@ assert MAX_ACK_DELAY_S < INITIAL_ROUND_TRIP_S
 assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
 assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
 assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100
+assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES
+assert MAX_WILL_BYTES < MAX_CONTROL_RECORD_BYTES
+assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_CONTROL_RECORD_BYTES

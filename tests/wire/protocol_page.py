@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cbor2
 import msgspec
 from crc32c import crc32c
 
 from godwit.wire import frames as f
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
 from godwit.wire.control import ControlMessage, encode_control
+from godwit.wire.feed import encode_in_band
 from godwit.wire.frames import Frame, encode_frame
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
 from godwit.wire.parameters import Parameters, encode_parameters
@@ -52,15 +54,18 @@ def read_lines(name: str) -> list[tuple[bytes, dict[str, Any]]]:
 VECTORS = {name: read_vector(block) for name, block in read_page("vector").items()}
 DATA_FRAMES = read_lines("data-frames")
 NUMBERS = read_lines("numbers")
+MATCHES = [tuple(cell.strip() for cell in line.split("|")) for line in read_page("matches")["filters"].splitlines()]
 
 
-def read_table(heading: str) -> list[list[str]]:
-    """The cells of the first table below a heading, without its head."""
+def read_table(heading: str, skip: int = 0) -> list[list[str]]:
+    """The cells of the first table below a heading (or the one behind it), without its head."""
     section = re.sub(r"^```.*?^```$", "", PAGE.split(f"\n{heading}\n", 1)[1], flags=re.MULTILINE | re.DOTALL)
     rows: list[list[str]] = []
     for line in section.splitlines():
         if line.startswith("|"):
             rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+        elif rows and skip:
+            rows, skip = [], skip - 1
         elif rows:
             break
         assert not line.startswith("#"), f"no table below {heading}"
@@ -126,8 +131,24 @@ def encode_described_packet(described: dict[str, Any]) -> bytes:
     return encode_packet(int(described["connection_id"], 16), described["number"], frames)
 
 
+BYTE_STRINGS = {"instance", "proof", "payload", "log", "id", "sha256"}
+"""The fields of control messages that are bytes; JSON has none."""
+
+
+def to_plain(described: Any, name: str = "") -> Any:
+    """Control messages as CBOR has them: with byte strings."""
+    match described:
+        case dict():
+            return {field: to_plain(value, field) for field, value in described.items()}
+        case list():
+            return [to_plain(value) for value in described]
+        case str() if name in BYTE_STRINGS:
+            return to_bytes(described)
+    return described
+
+
 def to_control(described: dict[str, Any]) -> ControlMessage:
-    message: ControlMessage = msgspec.convert(described, ControlMessage)
+    message: ControlMessage = msgspec.convert(to_plain(described), ControlMessage, builtin_types=(bytes,))
     return message
 
 
@@ -135,6 +156,8 @@ ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "record": encode_record,
     "packet": encode_described_packet,
     "control": lambda described: encode_control(to_control(described)),
+    "in-band": lambda described: encode_in_band(to_control(described)),
+    "file": lambda described: cbor2.dumps({"file": to_plain(described)}),
     "parameters": lambda described: encode_parameters(to_parameters(described)),
     "checksum": lambda described: struct.pack("<I", crc32c(to_bytes(described["of"]))),
 }

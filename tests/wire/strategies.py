@@ -16,9 +16,10 @@ from godwit.limits import (
     MAX_ARQ_WINDOW,
     MAX_HANDSHAKE_APPLICATION_BYTES,
 )
+from godwit.wire import control as c
 from godwit.wire import frames as f
 from godwit.wire.batch import Batch, Route
-from godwit.wire.control import ControlMessage, Done, Error, Open, Subscribe, Subscribed, Unsubscribe
+from godwit.wire.control import ControlMessage
 from godwit.wire.frames import Frame
 from godwit.wire.parameters import Parameters
 
@@ -131,20 +132,90 @@ texts = st.text(characters, max_size=40)
 names = st.text(characters, min_size=1, max_size=40)
 channels = st.integers(1, 2**32 - 1)
 
-control_messages: st.SearchStrategy[ControlMessage] = st.one_of(
-    st.builds(
-        Open,
-        topic=names,
-        qos=st.sampled_from((0, 1, 2)),
-        publisher=st.none() | texts,
-        epoch=st.integers(0, 2**63 - 1),
-    ),
-    st.builds(Subscribe, request=u(32), filters=st.lists(names, min_size=1, max_size=8)),
-    st.builds(Subscribed, request=u(32), channel=channels, unreliable_channel=channels),
-    st.builds(Unsubscribe, request=u(32), channel=channels),
-    st.builds(Done, request=u(32)),
-    st.builds(Error, code=u(16), text=texts, request=st.none() | u(32)),
+counts = st.sampled_from((0, 1, 2**63 - 1)) | st.integers(0, 2**63 - 1)
+optional_names = st.none() | texts
+filters = st.lists(names, min_size=1, max_size=4)
+labels = st.lists(st.tuples(u(32), texts), max_size=4)
+qualities = st.sampled_from((0, 1, 2))
+proofs = st.just(b"") | raw(32)
+wills = st.builds(c.Will, topic=names, payload=bodies, qos=qualities, retain=st.booleans())
+topic_infos = st.builds(
+    c.TopicInfo,
+    name=names,
+    policy=st.sampled_from(("open", "publishers", "explicit")),
+    subscribers=counts,
+    publishers=counts,
+    messages=counts,
+    payload_bytes=counts,
+    retained=st.booleans(),
+    last_us=counts,
 )
+client_infos = st.builds(
+    c.ClientInfo,
+    name=names,
+    address=texts,
+    since_us=counts,
+    subscriptions=st.lists(filters, max_size=3),
+    messages_in=counts,
+    messages_out=counts,
+)
+
+CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
+    c.Login: st.builds(
+        c.Login,
+        request=u(32),
+        name=optional_names,
+        instance=raw(16),
+        proof=proofs,
+        session_expiry_s=u(32),
+        fresh=st.booleans(),
+        will=st.none() | wills,
+    ),
+    c.Welcome: st.builds(
+        c.Welcome,
+        request=u(32),
+        name=names,
+        resumed=st.booleans(),
+        proof=proofs,
+        log=st.binary(max_size=16),
+        max_message_bytes=counts,
+    ),
+    c.Open: st.builds(c.Open, topic=names, qos=qualities, publisher=optional_names, epoch=counts),
+    c.Opened: st.builds(c.Opened, channel=channels, subscribers=counts),
+    c.Refused: st.builds(c.Refused, channel=channels, code=u(16), text=texts),
+    c.Progress: st.builds(c.Progress, request=u(32), topic=names, publisher=optional_names),
+    c.Progressed: st.builds(c.Progressed, request=u(32), epoch=counts, next_sequence=counts),
+    c.Subscribe: st.builds(
+        c.Subscribe,
+        request=u(32),
+        subscription=u(32),
+        filters=filters,
+        cursor=optional_names,
+        start=st.none() | st.sampled_from(("latest", "earliest")) | counts,
+        since_us=st.none() | counts,
+    ),
+    c.Subscribed: st.builds(c.Subscribed, request=u(32), subscription=u(32), is_new=st.booleans(), next_offset=counts),
+    c.Unsubscribe: st.builds(c.Unsubscribe, request=u(32), subscription=u(32)),
+    c.Commit: st.builds(c.Commit, request=u(32), subscription=u(32), offset=counts),
+    c.Kicked: st.builds(c.Kicked, subscription=u(32), by=texts, reason=texts),
+    c.Feed: st.builds(c.Feed, subscription=u(32), live=st.booleans()),
+    c.Labels: st.builds(c.Labels, topics=labels, publishers=labels, forget=st.booleans()),
+    c.Gap: st.builds(c.Gap, count=counts, next_offset=counts),
+    c.Create: st.builds(c.Create, request=u(32), topic=names),
+    c.Topics: st.builds(c.Topics, request=u(32), filter=optional_names, after=optional_names),
+    c.TopicList: st.builds(c.TopicList, request=u(32), topics=st.lists(topic_infos, max_size=3), more=st.booleans()),
+    c.Clients: st.builds(c.Clients, request=u(32), after=optional_names),
+    c.ClientList: st.builds(
+        c.ClientList, request=u(32), clients=st.lists(client_infos, max_size=3), more=st.booleans()
+    ),
+    c.Kick: st.builds(c.Kick, request=u(32), client=names, filters=st.none() | filters, reason=texts),
+    c.Ping: st.builds(c.Ping, request=u(32)),
+    c.Pong: st.builds(c.Pong, request=u(32)),
+    c.Done: st.builds(c.Done, request=u(32)),
+    c.Error: st.builds(c.Error, code=u(16), text=texts, request=st.none() | u(32)),
+}
+"""Every kind of control message, each with all of its fields."""
+control_messages: st.SearchStrategy[ControlMessage] = st.one_of(*CONTROL.values())
 
 _sizes = st.integers(1, 2**53)
 parameters = st.builds(

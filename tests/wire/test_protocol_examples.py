@@ -5,7 +5,7 @@ answers its session with its bytes.
 from __future__ import annotations
 
 import hmac
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import cbor2
 import pytest
@@ -13,6 +13,7 @@ from tests.wire.protocol_page import (
     DATA_FRAMES,
     ENCODERS,
     FLAGS,
+    MATCHES,
     NUMBERS,
     VECTORS,
     to_batch,
@@ -20,8 +21,12 @@ from tests.wire.protocol_page import (
     to_control,
     to_frame,
     to_parameters,
+    to_plain,
 )
 
+from godwit.broker.topics import check_filter, check_topic, matches
+from godwit.broker.trie import FilterTrie, TopicTree
+from godwit.errors import BadFilterError, BadTopicError
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
@@ -31,10 +36,14 @@ from godwit.transport.train import Train
 from godwit.wire import batch as batches
 from godwit.wire import frames as f
 from godwit.wire.batch import decode_batches
-from godwit.wire.control import Code, ControlMessage, UnknownKind, decode_control
+from godwit.wire.control import Code, ControlMessage, Login, Opened, UnknownKind, Welcome, decode_control
+from godwit.wire.feed import decode_in_band
 from godwit.wire.frames import Frame, decode_frames, encode_frame
 from godwit.wire.packet import decode_packet, expand_number
 from godwit.wire.parameters import decode_parameters
+from godwit.wire.proof import is_proof, make_proof
+
+T = TypeVar("T")
 
 # -- derivations, as section 6 words them -----------------------------------------------------------------------------
 
@@ -51,6 +60,11 @@ def derive(kind: str, of: dict[str, Any]) -> bytes:
         case "connection-key":
             key = b"".join(bytes.fromhex(of[name]) for name in ("client_nonce", "server_nonce"))
             return hmac.digest(key, b"godwit 1 connection key", "sha256")
+        case "login-binding":
+            return hmac.digest(bytes.fromhex(of["key"]), b"godwit 1 login", "sha256")
+        case "proof":
+            content = f"godwit 1 {of['side']} ".encode() + bytes.fromhex(of["binding"]) + of["name"].encode()
+            return hmac.digest(to_bytes(of["secret"]), content, "sha256")
         case "path-mac":
             content = b"path" + role + bytes.fromhex(of["challenge"])
             return hmac.digest(bytes.fromhex(of["key"]), content, "sha256")[:16]
@@ -74,6 +88,12 @@ def derive_with_the_code(kind: str, of: dict[str, Any]) -> bytes:
             return cookie
         case "connection-key":
             return handshake.connection_key(*(bytes.fromhex(of[n]) for n in ("client_nonce", "server_nonce")))
+        case "login-binding":
+            return handshake.login_binding(bytes.fromhex(of["key"]))
+        case "proof":
+            found = make_proof(to_bytes(of["secret"]), of["side"], bytes.fromhex(of["binding"]), of["name"])
+            assert is_proof(found, to_bytes(of["secret"]), of["side"], bytes.fromhex(of["binding"]), of["name"])
+            return found
         case "path-mac":
             return handshake.path_mac(bytes.fromhex(of["key"]), of["sender"], bytes.fromhex(of["challenge"]))
         case "close-mac":
@@ -83,7 +103,7 @@ def derive_with_the_code(kind: str, of: dict[str, Any]) -> bytes:
     raise KeyError(kind)
 
 
-DERIVATIONS = ("cookie", "connection-key", "path-mac", "close-mac", "reset-token")
+DERIVATIONS = ("cookie", "connection-key", "login-binding", "proof", "path-mac", "close-mac", "reset-token")
 
 # -- every example, both ways -----------------------------------------------------------------------------------------
 
@@ -107,8 +127,12 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
         case "record":
             assert decode_batches(data) == [to_batch(one) for one in value]
         case "control":
-            assert cbor2.loads(data) == value
+            assert cbor2.loads(data) == to_plain(value)
             assert decode_control(data) == to_control(value)
+        case "in-band":
+            assert decode_in_band(data) == to_control(value)
+        case "file":
+            assert cbor2.loads(data) == {"file": to_plain(value)}
         case "parameters":
             assert decode_parameters(data) == to_parameters(value)
         case "unknown-kind":
@@ -141,6 +165,26 @@ def test_the_numbers(data: bytes, described: dict[str, str]) -> None:
     number = int(described["number"], 16)
     assert expand_number(int.from_bytes(data, "big"), int(described["expected"], 16)) == number
     assert number.to_bytes(8, "big")[4:] == data
+
+
+@pytest.mark.parametrize(("pattern", "topic", "answer"), MATCHES)
+def test_the_filters(pattern: str, topic: str, answer: str) -> None:
+    check_filter(pattern)
+    check_topic(topic)
+    trie: FilterTrie[str] = FilterTrie()
+    trie.add(pattern, "found")
+    tree = TopicTree()
+    tree.add(topic)
+    assert matches(pattern, topic) == bool(trie.match(topic)) == bool(list(tree.match(pattern))) == (answer == "yes")
+
+
+def test_what_is_no_filter() -> None:
+    """As the page lists it below its vectors of filters."""
+    for text in ("", "a/#/b", "a#", "a/b+", "a/**", "#/", "a" * 1025, "a/" * 64 + "a", "a\n"):
+        with pytest.raises(BadFilterError):
+            check_filter(text)
+        with pytest.raises(BadTopicError):
+            check_topic(text)
 
 
 # -- nothing is missing -----------------------------------------------------------------------------------------------
@@ -180,14 +224,14 @@ def test_every_feature_of_batches_has_an_example() -> None:
 
 
 def test_every_control_message_has_an_example() -> None:
-    shown = {described["kind"] for described in described_as("control")}
+    shown = {described["kind"] for described in described_as("control") + described_as("in-band")}
     assert shown == {kind.__struct_config__.tag for kind in get_args(ControlMessage)}
     assert described_as("unknown-kind")
     assert described_as("ignores-unknown-fields")
 
 
 def test_everything_else_has_an_example() -> None:
-    for kind in ("packet", "parameters", "checksum", *DERIVATIONS):
+    for kind in ("packet", "parameters", "checksum", "file", *DERIVATIONS):
         assert described_as(kind), kind
     assert len(NUMBERS) >= 8
     assert len(VECTORS) >= 50
@@ -195,49 +239,65 @@ def test_everything_else_has_an_example() -> None:
 
 # -- the session ------------------------------------------------------------------------------------------------------
 
-STEPS = ["hello", "cookie", "connect", "accept", "open", "ack", "publish", "ack", "confirm", "ack", "close"]
+STEPS = [
+    "hello", "cookie", "connect", "accept", "login", "welcome", "ack", "open", "opened", "ack", "publish", "ack",
+    "confirm", "ack", "close",
+]  # fmt: skip
+SESSION = {place: VECTORS[f"session-{place}-{step}"][0] for place, step in enumerate(STEPS, 1)}
+PACKETS = {place: decode_packet(datagram) for place, datagram in SESSION.items()}
+FRAMES = {place: decode_frames(body) for place, (_, _, body) in PACKETS.items()}
+FROM_CLIENT = {1, 3, 5, 7, 8, 10, 11, 14, 15}
+NAME, SECRET = "sensor-1", b"correct horse battery staple"
 
 
-def test_the_session_is_one_session() -> None:
-    session = [VECTORS[f"session-{place}-{step}"][0] for place, step in enumerate(STEPS, 1)]
-    packets = [decode_packet(datagram) for datagram in session]
-    frames = [decode_frames(body) for _, _, body in packets]
-    assert all(len(found) == 1 for found in frames)
-    hello, cookie, connect, accept, opened, ack_open, published, ack_data, confirm, ack_confirm, close = (
-        found[0] for found in frames
-    )
-    assert len(session[0]) == BASE_DATAGRAM_BYTES
-    assert isinstance(hello, f.Hello)
-    assert isinstance(cookie, f.Cookie)
-    assert isinstance(connect, f.Connect)
-    assert isinstance(accept, f.Accept)
-    client, server = hello.connection_id, accept.connection_id
-    ids = [connection_id for connection_id, _, _ in packets]
-    assert ids == [0, client, 0, client, server, client, server, client, client, server, server]
-    assert [number for _, number, _ in packets] == [0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3]
+def frame(place: int, kind: type[T]) -> T:
+    (found,) = (one for one in FRAMES[place] if isinstance(one, kind))
+    return found
 
+
+def test_the_session_begins_with_a_handshake() -> None:
+    hello, cookie, connect, accept = frame(1, f.Hello), frame(2, f.Cookie), frame(3, f.Connect), frame(4, f.Accept)
+    assert len(SESSION[1]) == BASE_DATAGRAM_BYTES
     assert cookie.nonce == connect.nonce == hello.nonce
     assert connect.connection_id == hello.connection_id
     assert connect.cookie == cookie.cookie == VECTORS["cookie"][0]
     assert accept.token == VECTORS["reset-token"][0]
     assert decode_parameters(connect.parameters).arq == "stop-and-wait"
     decode_parameters(accept.parameters)
-    key = handshake.connection_key(connect.nonce, accept.nonce)
-    assert key == VECTORS["connection-key"][0]
+    assert handshake.connection_key(connect.nonce, accept.nonce) == VECTORS["connection-key"][0]
 
-    assert isinstance(opened, f.Data)
-    assert isinstance(published, f.Data)
-    assert (opened.channel, opened.record, opened.position) == (1, 0, 0)
-    assert (published.channel, published.record, published.position) == (1, 1, 1)
+
+def test_the_session_counts_packets_and_positions() -> None:
+    client, server = frame(1, f.Hello).connection_id, frame(4, f.Accept).connection_id
+    for place, (connection_id, _, _) in PACKETS.items():
+        expected = (0 if place < 5 else server) if place in FROM_CLIENT else client
+        assert connection_id == expected, place
+    numbers = {place: number for place, (_, number, _) in PACKETS.items()}
+    assert [numbers[place] for place in sorted(FROM_CLIENT) if place > 4] == list(range(7))
+    assert [numbers[place] for place in (6, 9, 12, 13)] == list(range(4))
+    places = [(place, frame(place, f.Data)) for place in (5, 6, 8, 9, 11)]
+    assert [(data.channel, data.record, data.position) for _, data in places] == [
+        (0, 0, 0), (0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 2),
+    ]  # fmt: skip
+    positions = {6: 1, 7: 1, 9: 2, 10: 2, 12: 3, 14: 2}
+    assert {place: frame(place, f.Ack).next_position for place in positions} == positions
+
+
+def test_the_session_logs_in_and_publishes() -> None:
+    key = VECTORS["connection-key"][0]
+    binding = handshake.login_binding(key)
+    login = decode_control(frame(5, f.Data).body)
+    assert isinstance(login, Login)
+    assert is_proof(login.proof, SECRET, "client", binding, NAME)
+    welcome = decode_control(frame(6, f.Data).body)
+    assert isinstance(welcome, Welcome)
+    assert is_proof(welcome.proof, SECRET, "server", binding, NAME)
+    assert welcome.request == login.request
+    assert decode_control(frame(9, f.Data).body) == Opened(channel=1, subscribers=2)
+    published, confirm, close = frame(11, f.Data), frame(13, f.Confirm), frame(15, f.Close)
     assert decode_batches(published.body)[0].payloads == [b"21.5"]
-    assert len(session[6]) - len(b"21.5") == 39
-    assert isinstance(ack_open, f.Ack)
-    assert isinstance(ack_data, f.Ack)
-    assert isinstance(ack_confirm, f.Ack)
-    assert [ack_open.next_position, ack_data.next_position, ack_confirm.next_position] == [1, 2, 0]
-    assert isinstance(confirm, f.Confirm)
+    assert len(SESSION[11]) - len(b"21.5") == 39
     assert (confirm.channel, confirm.sequence) == (published.channel, published.record)
-    assert isinstance(close, f.Close)
     assert handshake.same(close.mac, handshake.close_mac(key, "client", close.code, close.reason))
 
 
@@ -248,7 +308,6 @@ def test_a_real_server_says_what_the_session_says() -> None:
     """The client's datagrams of the session go to an endpoint that has the session's secrets: its answers are those
     of the page, byte for byte.
     """
-    session = {place: VECTORS[f"session-{place}-{step}"][0] for place, step in enumerate(STEPS, 1)}
     secret = to_bytes(VECTORS["cookie"][1]["cookie"]["secret"])
     (accept,) = VECTORS["session-4-accept"][1]["packet"]["frames"]
     random = {32: secret, 8: bytes.fromhex(accept["connection_id"]), 16: bytes.fromhex(accept["nonce"])}
@@ -256,25 +315,41 @@ def test_a_real_server_says_what_the_session_says() -> None:
     server = Endpoint(EndpointConfig(accepts=True, reset_key=reset_key), entropy=random.__getitem__)
     now = VECTORS["cookie"][1]["cookie"]["time_s"] + 0.5
 
-    def exchange(datagram: bytes) -> list[bytes]:
+    def feed(datagram: bytes) -> None:
         server.receive(Train(ADDRESS, datagram, len(datagram)), now)
+
+    def drain() -> list[bytes]:
         return [answer for train in server.trains(now) for answer in train.datagrams()]
 
-    assert exchange(session[1]) == [session[2]]
-    assert exchange(session[3]) == [session[4]]
-    assert exchange(session[3]) == [session[4]]  # and again, without a second connection
-    assert exchange(session[5]) == [session[6]]
-    assert exchange(session[7]) == [session[8]]
-    connected, opened, published = server.events()
+    def exchange(datagram: bytes) -> list[bytes]:
+        feed(datagram)
+        return drain()
+
+    assert exchange(SESSION[1]) == [SESSION[2]]
+    assert exchange(SESSION[3]) == [SESSION[4]]
+    assert exchange(SESSION[3]) == [SESSION[4]]  # and again, without a second connection
+    feed(SESSION[5])
+    connected, login = server.events()
     assert isinstance(connected, Connected)
-    assert isinstance(opened, Received)
-    assert isinstance(published, Received)
-    assert decode_control(opened.body) == to_control({"kind": "open", "topic": "site/7/temperature"})
+    assert isinstance(login, Received)
     connection = connected.connection
+    connection.send(0, frame(6, f.Data).body)
+    assert drain() == [SESSION[6]]
+    assert exchange(SESSION[7]) == []
+    feed(SESSION[8])
+    (opened,) = server.events()
+    assert isinstance(opened, Received)
+    assert decode_control(opened.body) == to_control({"kind": "open", "topic": "site/7/temperature"})
+    connection.send(0, frame(9, f.Data).body)
+    assert drain() == [SESSION[9]]
+    assert exchange(SESSION[10]) == []
+    assert exchange(SESSION[11]) == [SESSION[12]]
+    (published,) = server.events()
+    assert isinstance(published, Received)
     connection.confirm(published.channel, published.record, 2)
-    assert [answer for train in server.trains(now) for answer in train.datagrams()] == [session[9]]
-    assert exchange(session[10]) == []
-    assert exchange(session[11]) == []
+    assert drain() == [SESSION[13]]
+    assert exchange(SESSION[14]) == []
+    assert exchange(SESSION[15]) == []
     (closed,) = server.events()
     assert isinstance(closed, Closed)
     assert (closed.code, closed.origin) == (Code.NORMAL, "peer")

@@ -17,7 +17,7 @@ from tests.wire.strategies import REASONS
 from godwit import limits
 from godwit.wire import batch as batches
 from godwit.wire import frames as f
-from godwit.wire.control import Code, ControlMessage
+from godwit.wire.control import ClientInfo, Code, ControlMessage, TopicInfo, Will
 from godwit.wire.parameters import Parameters
 
 
@@ -60,7 +60,7 @@ def test_the_table_of_batch_flags() -> None:
 
 
 def test_the_table_of_codes() -> None:
-    assert {name: int(code) for code, name, _ in read_table("## 16 Codes")} == {code.name: code.value for code in Code}
+    assert {name: int(code) for code, name, *_ in read_table("## 22 Codes")} == {code.name: code.value for code in Code}
 
 
 def to_number(text: str) -> int:
@@ -93,7 +93,37 @@ def test_the_tables_of_control_messages(kind: type[msgspec.Struct]) -> None:
     for name, _, default, _ in rows:
         assert (default == "required") == fields[name].required, name
         if default != "required":
-            assert default == {None: "null"}.get(fields[name].default, str(fields[name].default))
+            assert default == written(default_of(fields[name])), name
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+def written(value: object) -> str:
+    """A default as the page writes it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value) if value or value == 0 else "empty"
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"), [("### Wills", Will), ("#### `topic_list`", TopicInfo), ("#### `client_list`", ClientInfo)]
+)
+def test_the_tables_of_what_stands_in_control_messages(heading: str, kind: type[msgspec.Struct]) -> None:
+    rows = read_table(heading, skip=0 if kind is Will else 1)
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    assert [row[0] for row in rows] == list(fields)
+    for name, _, default, _ in rows:
+        assert default == ("required" if fields[name].required else written(default_of(fields[name]))), name
+
+
+def test_the_index_of_control_messages() -> None:
+    rows = {row[0]: row[4] for row in read_table("## 15 Control messages")}
+    assert set(rows) == {kind.__struct_config__.tag for kind in get_args(ControlMessage)}
+    for kind, section in rows.items():
+        above = PAGE.split(f"\n#### `{kind}`\n")[0]
+        assert re.findall(r"^## (\d+) ", above, re.MULTILINE)[-1] == section, kind
 
 
 def marked_as_protocol() -> set[str]:
@@ -134,7 +164,7 @@ def words_of_the_code() -> set[str]:
 
 
 def test_the_table_of_what_is_dropped() -> None:
-    named = {row[0] for row in read_table("## 20 What is dropped")}
+    named = {row[0] for row in read_table("## 26 What is dropped")}
     assert len(words_of_the_code()) > 15
     assert words_of_the_code() <= named
     assert named >= REASONS

@@ -1,89 +1,295 @@
-"""Control messages: CBOR maps on channel 0, and the open that is record 0 of every other channel.
+"""Control messages: CBOR maps on channel 0, and in-band on the channels of data.
 
 The field `kind` tells them apart. A request carries a number, and its reply the same one. Unknown fields are ignored;
 an unknown kind is answered with an error, so that a newer program can talk to an older one.
+
+    a client asks                        the broker replies
+    login                                welcome, or closes the connection
+    subscribe                            subscribed
+    unsubscribe, commit, create, kick    done
+    topics                               topic_list
+    clients                              client_list
+    progress                             progressed
+    ping (either side asks)              pong
+    anything                             error
+
+In-band: `open` is record 0 of a publisher's channel, answered on channel 0 by `opened` or `refused`; `feed` is record 0
+of a channel towards a subscriber, and `labels` and `gap` stand between the batches there (see godwit.wire.feed).
+Unasked, on channel 0: `refused` for a channel whose right has ended, `kicked` for a subscription that was removed.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from godwit.errors import DecodeError
-from godwit.limits import MAX_CONTROL_RECORD_BYTES
-from godwit.wire import cbor
+from godwit.limits import (
+    MAX_CLIENT_NAME_BYTES,
+    MAX_CONTROL_RECORD_BYTES,
+    MAX_FILTERS,
+    MAX_TOPIC_BYTES,
+    MAX_WILL_BYTES,
+)
+from godwit.wire import cbor, codes
 
-
-class Code(IntEnum):
-    """Why a connection ended or a request failed. Below 100: the transport's; from 100 on: the broker's."""
-
-    NORMAL = 0
-    SHUTDOWN = 1
-    """The other side is being stopped; come back later."""
-    PROTOCOL = 2
-    """It broke the rules of the protocol."""
-    LIMIT = 3
-    """It sent more than it was allowed to."""
-    VERSION = 4
-    """It speaks another version."""
-    BUSY = 5
-    """There are as many connections as there may be; come back later."""
-    TIMEOUT = 6
-    """Nothing was heard for too long. Never sent: the other side would not hear it."""
-    RESET = 7
-    """The other side does not know the connection, because it was restarted. Never sent in a close."""
-    INTERNAL = 8
-    """A defect of the program that says so."""
-    UNKNOWN_KIND = 100
-    MALFORMED = 101
-    NOT_ALLOWED = 102
-    NO_SUCH_TOPIC = 103
-    BAD_TOPIC = 104
-    BAD_FILTER = 105
-    TOO_LARGE = 106
-    NOT_SUBSCRIBED = 107
-
+Code = codes.Code
 
 _Request: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-_Text: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+_Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Code: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
+_Label: TypeAlias = tuple[_Request, str]
+_Topic: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TOPIC_BYTES)]
+_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_CLIENT_NAME_BYTES)]
+_Filters: TypeAlias = Annotated[list[_Topic], msgspec.Meta(min_length=1, max_length=MAX_FILTERS)]
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+Qos: TypeAlias = Literal[0, 1, 2]
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
     """The base that makes `kind` the tag."""
 
 
+# -- who is there -----------------------------------------------------------------------------------------------------
+
+
+class Will(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Published by the broker when the client is gone without a goodbye."""
+
+    topic: _Topic
+    payload: Annotated[bytes, msgspec.Meta(max_length=MAX_WILL_BYTES)]
+    qos: Qos = 1
+    retain: bool = False
+
+
+class Login(_Message, frozen=True, kw_only=True, tag="login"):
+    """The first message of a client. Nothing else is answered before it."""
+
+    request: _Request
+    name: _Name | None = None
+    """Who it is; without one there is no session, and the broker makes a name up."""
+    instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    """Random, one for each run of the client: the same instance may take over its own older connection."""
+    proof: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    """HMAC-SHA256 under the name's secret, see godwit.wire.proof."""
+    session_expiry_s: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
+    """How long the broker keeps subscriptions and cursors of this name after the connection has ended."""
+    fresh: bool = False
+    """Forget the session that there may be."""
+    will: Will | None = None
+
+
+class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
+    request: _Request
+    name: _Name
+    """The client's name from now on."""
+    resumed: bool = False
+    """There was a session of this name, with its subscriptions' cursors."""
+    proof: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    """The broker's, if the client proved its name: it knows the secret too."""
+    log: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
+    """The log's id: offsets of another one mean nothing here."""
+    max_message_bytes: _Count
+
+
+# -- publishing -------------------------------------------------------------------------------------------------------
+
+
 class Open(_Message, frozen=True, kw_only=True, tag="open"):
     """Record 0 of a publisher's channel: what the channel's batches are."""
 
-    topic: _Text
-    qos: Literal[0, 1, 2] = 1
-    publisher: str | None = None
-    """The identity under which repeats are recognised (QoS 2); without it, the connection's name."""
-    epoch: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    topic: _Topic
+    qos: Qos = 1
+    publisher: _Name | None = None
+    """The identity under which repeats are recognised (QoS 2); without it, this run of the client."""
+    epoch: _Count = 0
+
+
+class Opened(_Message, frozen=True, kw_only=True, tag="opened"):
+    """The channel is in use. `subscribers`: connected subscriptions that match its topic now."""
+
+    channel: _Channel
+    subscribers: _Count = 0
+
+
+class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
+    """The channel is not, or no longer, in use: what was sent on it and not confirmed is dropped."""
+
+    channel: _Channel
+    code: _Code
+    text: str
+
+
+class Progress(_Message, frozen=True, kw_only=True, tag="progress"):
+    """How far has this publisher (QoS 2) come with this topic?"""
+
+    request: _Request
+    topic: _Topic
+    publisher: _Name | None = None
+
+
+class Progressed(_Message, frozen=True, kw_only=True, tag="progressed"):
+    request: _Request
+    epoch: _Count = 0
+    next_sequence: _Count = 0
+    """0 with epoch 0: nothing is known of it."""
+
+
+# -- subscribing ------------------------------------------------------------------------------------------------------
 
 
 class Subscribe(_Message, frozen=True, kw_only=True, tag="subscribe"):
     """Deliver what matches one of the filters, each message once."""
 
     request: _Request
-    filters: Annotated[list[_Text], msgspec.Meta(min_length=1, max_length=256)]
+    subscription: _Request
+    """A number that the client chose: how both sides call it on this connection."""
+    filters: _Filters
+    cursor: _Name | None = None
+    """Kept under this name and moved by `commit` alone; else it moves as records are confirmed."""
+    start: Literal["latest", "earliest"] | _Count | None = None
+    """An offset or a word. None: where the session or the cursor stands, else latest."""
+    since_us: _Count | None = None
+    """Instead of start: the first message received at or after this time."""
+    retained: bool = False
+    """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
 
 
 class Subscribed(_Message, frozen=True, kw_only=True, tag="subscribed"):
-    """The reply: the channels on which it will come, reliable and unreliable."""
-
     request: _Request
-    channel: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
-    unreliable_channel: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+    subscription: _Request
+    """The number asked for, or that of the same subscription if the client had it already."""
+    is_new: bool = True
+    next_offset: _Count = 0
+    """Where it starts."""
 
 
 class Unsubscribe(_Message, frozen=True, kw_only=True, tag="unsubscribe"):
-    """End the subscription that has this channel."""
+    request: _Request
+    subscription: _Request
+
+
+class Commit(_Message, frozen=True, kw_only=True, tag="commit"):
+    """The subscription goes on from this offset after a break."""
 
     request: _Request
-    channel: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
+    subscription: _Request
+    offset: _Count
+    """The first one that is not done yet."""
+
+
+class Kicked(_Message, frozen=True, kw_only=True, tag="kicked"):
+    """Somebody removed this subscription."""
+
+    subscription: _Request
+    by: str
+    reason: _Text = ""
+
+
+class Feed(_Message, frozen=True, kw_only=True, tag="feed"):
+    """Record 0 of a channel towards a subscriber: whose it is. `live`: the channel of QoS 0."""
+
+    subscription: _Request
+    live: bool = False
+
+
+class Labels(_Message, frozen=True, kw_only=True, tag="labels"):
+    """In-band: what the numbers in the routes of the batches behind it stand for, on this channel."""
+
+    topics: list[_Label] = []
+    publishers: list[_Label] = []
+    forget: bool = False
+    """Everything said before on this channel."""
+
+
+class Gap(_Message, frozen=True, kw_only=True, tag="gap"):
+    """In-band: so many offsets before `next_offset` are gone from the log and could not be delivered."""
+
+    count: _Count
+    next_offset: _Count
+
+
+# -- topics, clients --------------------------------------------------------------------------------------------------
+
+
+class Create(_Message, frozen=True, kw_only=True, tag="create"):
+    request: _Request
+    topic: _Topic
+
+
+class Topics(_Message, frozen=True, kw_only=True, tag="topics"):
+    """Which topics are there? A page at a time, in the order of their names."""
+
+    request: _Request
+    filter: _Topic | None = None
+    after: _Topic | None = None
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    policy: Literal["open", "publishers", "explicit"] = "open"
+    subscribers: _Count = 0
+    """Connected subscriptions that match it now."""
+    publishers: _Count = 0
+    """Channels that are open for it now."""
+    messages: _Count = 0
+    """Since the broker was started."""
+    payload_bytes: _Count = 0
+    retained: bool = False
+    last_us: _Count = 0
+    """When the last message came; 0: none has."""
+
+
+class TopicList(_Message, frozen=True, kw_only=True, tag="topic_list"):
+    request: _Request
+    topics: list[TopicInfo] = []
+    more: bool = False
+
+
+class Clients(_Message, frozen=True, kw_only=True, tag="clients"):
+    """Who is there? A page at a time, in the order of their names."""
+
+    request: _Request
+    after: _Name | None = None
+
+
+class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    name: str
+    address: str = ""
+    """Empty: a session that is not connected."""
+    since_us: _Count = 0
+    subscriptions: list[list[str]] = []
+    """The filters of each."""
+    messages_in: _Count = 0
+    messages_out: _Count = 0
+
+
+class ClientList(_Message, frozen=True, kw_only=True, tag="client_list"):
+    request: _Request
+    clients: list[ClientInfo] = []
+    more: bool = False
+
+
+class Kick(_Message, frozen=True, kw_only=True, tag="kick"):
+    """Remove a client, or with filters its subscription to exactly these. The removed one is told why."""
+
+    request: _Request
+    client: _Name
+    filters: _Filters | None = None
+    reason: _Text = ""
+
+
+# -- replies that all share -------------------------------------------------------------------------------------------
+
+
+class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
+    request: _Request
+
+
+class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
+    request: _Request
 
 
 class Done(_Message, frozen=True, kw_only=True, tag="done"):
@@ -95,12 +301,16 @@ class Done(_Message, frozen=True, kw_only=True, tag="done"):
 class Error(_Message, frozen=True, kw_only=True, tag="error"):
     """The reply to a request that failed; `request` is missing when it could not be read."""
 
-    code: Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
+    code: _Code
     text: str
     request: _Request | None = None
 
 
-ControlMessage: TypeAlias = Open | Subscribe | Subscribed | Unsubscribe | Done | Error
+ControlMessage: TypeAlias = (
+    Login | Welcome | Open | Opened | Refused | Progress | Progressed | Subscribe | Subscribed | Unsubscribe | Commit
+    | Kicked | Feed | Labels | Gap | Create | Topics | TopicList | Clients | ClientList | Kick | Ping | Pong | Done
+    | Error
+)  # fmt: skip
 
 
 class UnknownKind(msgspec.Struct, frozen=True):
@@ -110,6 +320,15 @@ class UnknownKind(msgspec.Struct, frozen=True):
     request: int | None
 
 
+class MalformedError(DecodeError):
+    """A message of a known kind with a field that cannot be: to be answered with Error(MALFORMED)."""
+
+    def __init__(self, detail: str, request: int | None) -> None:
+        super().__init__("control", detail)
+        self.detail = detail
+        self.request = request
+
+
 class _Envelope(msgspec.Struct):
     """Just enough to answer a message that cannot be understood."""
 
@@ -117,7 +336,7 @@ class _Envelope(msgspec.Struct):
     request: Any = None
 
 
-_KINDS = frozenset({"open", "subscribe", "subscribed", "unsubscribe", "done", "error"})
+_KINDS = {kind.__struct_config__.tag: kind for kind in get_args(ControlMessage)}
 
 
 def encode_control(message: ControlMessage) -> bytes:
@@ -126,13 +345,20 @@ def encode_control(message: ControlMessage) -> bytes:
 
 
 def decode_control(data: bytes) -> ControlMessage | UnknownKind:
-    """The message, or the kind that is not known here; DecodeError if it is no control message at all."""
+    """The message, or the kind that is not known here; DecodeError if it is no control message at all.
+
+    A known kind with a wrong field gives MalformedError, which knows the number of the request.
+    """
     if len(data) > MAX_CONTROL_RECORD_BYTES:
         raise DecodeError("control", f"{len(data)} bytes, at most {MAX_CONTROL_RECORD_BYTES}")
     envelope = cbor.decode(data, _Envelope)
-    if envelope.kind not in _KINDS:
-        request = envelope.request
-        usable = type(request) is int and 0 <= request < 2**32  # exactly int: True is no request
-        return UnknownKind(envelope.kind[:64], request if usable else None)
-    message: ControlMessage = cbor.decode(data, ControlMessage)  # type: ignore[arg-type]  # a union is no class to mypy
+    usable = type(envelope.request) is int and 0 <= envelope.request < 2**32  # exactly int: True is no request
+    request = envelope.request if usable else None
+    kind = _KINDS.get(envelope.kind)
+    if kind is None:
+        return UnknownKind(envelope.kind[:64], request)
+    try:
+        message: ControlMessage = cbor.decode(data, kind)
+    except DecodeError as error:
+        raise MalformedError(str(error).removeprefix("control: "), request) from None
     return message

@@ -1,0 +1,1 @@
+"""The log behind a small, synchronous port: in memory (a bounded ring, the reference)."""

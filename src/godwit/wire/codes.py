@@ -1,0 +1,50 @@
+"""The numbers that say why: in CLOSE, REFUSE, `refused` and `error`. An unknown one is treated as INTERNAL."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """Why a connection ended or a request failed. Below 100: the transport's; from 100 on: the broker's."""
+
+    NORMAL = 0
+    SHUTDOWN = 1
+    """The other side is being stopped; come back later."""
+    PROTOCOL = 2
+    """It broke the rules of the protocol."""
+    LIMIT = 3
+    """It sent more than it was allowed to."""
+    VERSION = 4
+    """It speaks another version."""
+    BUSY = 5
+    """There are as many connections as there may be; come back later."""
+    TIMEOUT = 6
+    """Nothing was heard for too long. Never sent: the other side would not hear it."""
+    RESET = 7
+    """The other side does not know the connection, because it was restarted. Never sent in a close."""
+    INTERNAL = 8
+    """A defect of the program that says so."""
+    UNKNOWN_KIND = 100
+    MALFORMED = 101
+    NOT_ALLOWED = 102
+    """No right to do this, or a wrong proof of the name."""
+    NO_SUCH_TOPIC = 103
+    BAD_TOPIC = 104
+    BAD_FILTER = 105
+    TOO_LARGE = 106
+    NOT_SUBSCRIBED = 107
+    BAD_NAME = 108
+    NAME_IN_USE = 109
+    """Another client has this name and answers."""
+    TAKEN_OVER = 110
+    """The same client has connected again: do not come back."""
+    KICKED = 111
+    """Somebody with the right removed this client: do not come back."""
+    STALE_EPOCH = 112
+    """A newer run of this publisher is known."""
+    TOPIC_EXISTS = 113
+    NOT_LOGGED_IN = 114
+    TOO_MANY = 115
+    """A limit of the broker: topics, subscriptions, sessions."""
+    NO_SUCH_CLIENT = 116

@@ -169,6 +169,8 @@ class Subscribed(_Message, frozen=True, kw_only=True, tag="subscribed"):
 class Unsubscribe(_Message, frozen=True, kw_only=True, tag="unsubscribe"):
     request: _Request
     subscription: _Request
+    keep: bool = False
+    """Deliver nothing more, but keep its place for the session."""
 
 
 class Commit(_Message, frozen=True, kw_only=True, tag="commit"):

@@ -1,0 +1,1 @@
+"""Decisions, sans-IO: topics and filters, routing, retained messages, sessions, access."""

@@ -1,0 +1,290 @@
+"""Who may come in, under which name, and what becomes of a session when its client is gone.
+
+A name belongs to whoever proves it, or to the run of the client (its instance) that has it. Somebody else who asks for
+it waits while the present holder is asked for a sign of life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from godwit.broker.catalogue import Catalogue, Names
+from godwit.broker.delivery import Delivery
+from godwit.broker.effects import Close, Effect, Notice, Send
+from godwit.broker.failure import RequestFailure
+from godwit.broker.publishing import Publishing
+from godwit.broker.rate import Bucket
+from godwit.broker.session import Link, Session, check_name
+from godwit.broker.topics import RESERVED, check_topic
+from godwit.errors import BadTopicError, UsageError
+from godwit.limits import NAME_PING_S
+from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
+from godwit.wire.proof import is_proof, make_proof
+
+NAME_PING = 0xFFFFFFFF
+"""The number of the broker's own ping."""
+
+
+class _Waiting(msgspec.Struct):
+    """Somebody who asks for a name that is in use."""
+
+    link: Link
+    login: Login
+    until_us: int
+
+
+class Admission:
+    """Feed: login, on_pong, on_gone, expire. The sessions are here."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        names: Names,
+        delivery: Delivery,
+        publishing: Publishing,
+        effects: list[Effect],
+        *,
+        entropy: Callable[[int], bytes],
+        log_id: bytes,
+    ) -> None:
+        self._catalogue = catalogue
+        self._names = names
+        self._delivery = delivery
+        self._publishing = publishing
+        self._effects = effects
+        self._entropy = entropy
+        self._log_id = log_id
+        self.sessions: dict[str, Session] = {}
+        self._waiting: dict[str, _Waiting] = {}
+        self._endings: list[tuple[int, int, Session]] = []
+        """A heap of when absent sessions end. One that came back is passed over."""
+        self._serial = 0
+
+    # -- coming in ----------------------------------------------------------------------------------------------------
+
+    def login(self, link: Link, login: Login, now_us: int) -> None:
+        """The first message of a connection. Who may not come in is told why and closed."""
+        link.login_by_us = None
+        try:
+            is_proved = self._check(link, login)
+        except RequestFailure as failure:
+            self.turn_away(link, failure)
+            return
+        if login.name is None:
+            name = ""
+            while not name or name in self.sessions:
+                name = f"anonymous-{self._entropy(6).hex()}"
+            self._admit(link, login, Session(name, self._names.number(name), is_remembered=False), False, now_us)
+            return
+        session = self.sessions.get(login.name)
+        if session is None or session.link is None or is_proved or session.instance == login.instance:
+            self._enter(link, login, is_proved, now_us)
+        else:
+            self._wait(link, login, session.link, now_us)
+
+    def _wait(self, link: Link, login: Login, holder: Link, now_us: int) -> None:
+        """For a sign of life of the one who has the name. Who comes later takes the place of who waited before."""
+        name = login.name or ""
+        until_us = now_us + int(NAME_PING_S * 1e6)
+        former = self._waiting.get(name)
+        if former is not None:
+            until_us = former.until_us
+            if former.link.is_open:
+                self.turn_away(former.link, RequestFailure(Code.NAME_IN_USE, f"another client asks for {name!r}, too"))
+        else:
+            self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
+        self._waiting[name] = _Waiting(link, login, until_us)
+
+    def _check(self, link: Link, login: Login) -> bool:
+        """Whether it has proved its name."""
+        access = self._catalogue.settings.access
+        if login.will is not None:
+            self._check_will(login.will)
+        is_proved = False
+        if login.name is not None:
+            try:
+                check_name(login.name)
+            except UsageError as error:
+                raise RequestFailure(Code.BAD_NAME, str(error)) from None
+            secret = access.secret_of(login.name)
+            if secret is not None:
+                is_proved = is_proof(login.proof, secret, "client", link.connection.binding, login.name)
+                if not is_proved:
+                    raise RequestFailure(
+                        Code.NOT_ALLOWED, f"the proof of the name {login.name!r} is missing or wrong: check its secret"
+                    )
+        if not is_proved and not access.allows_anonymous:
+            raise RequestFailure(
+                Code.NOT_ALLOWED, "this broker takes only clients that prove a name: connect with a name and its secret"
+            )
+        will = login.will
+        if will is not None and not access.may(login.name or "", is_proved, "publish", will.topic):
+            raise RequestFailure(Code.NOT_ALLOWED, f"a last will on {will.topic!r} is not allowed for this client")
+        return is_proved
+
+    def _check_will(self, will: Will) -> None:
+        try:
+            check_topic(will.topic)
+        except BadTopicError as error:
+            raise RequestFailure(Code.BAD_TOPIC, f"the last will: {error}") from None
+        if will.topic.startswith(RESERVED):
+            raise RequestFailure(Code.NOT_ALLOWED, f"the last will: topic {will.topic!r} is the broker's own")
+        if self._catalogue.get(will.topic) is None and self._catalogue.settings.policy_of(will.topic) == "explicit":
+            raise RequestFailure(Code.NO_SUCH_TOPIC, f"the last will: topic {will.topic!r} does not exist")
+
+    def _enter(self, link: Link, login: Login, is_proved: bool, now_us: int) -> None:
+        """Under a name: with the session that there is, or a new one. The former connection is told."""
+        name = login.name
+        assert name is not None
+        session = self.sessions.get(name)
+        if session is not None:
+            former = session.link
+            if former is not None:
+                self._effects.append(
+                    Close(former.connection, Code.TAKEN_OVER, f"{name} has connected again, from {link.address}")
+                )
+                self.on_gone(former, now_us, was_expected=session.instance == login.instance, reason="taken over")
+            if login.fresh:
+                self.forget(session)
+                session = None
+        if session is None and len(self.sessions) >= self._catalogue.settings.max_sessions:
+            self.turn_away(link, RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here"))
+            return
+        resumed = session is not None
+        if session is None:
+            session = Session(name, self._names.number(name), is_remembered=True)
+        self._admit(link, login, session, resumed, now_us, is_proved=is_proved)
+
+    def _admit(
+        self, link: Link, login: Login, session: Session, resumed: bool, now_us: int, *, is_proved: bool = False
+    ) -> None:
+        settings = self._catalogue.settings
+        self.sessions[session.name] = session
+        session.link = link
+        session.instance = login.instance
+        session.is_proved = is_proved
+        session.expiry_s = min(login.session_expiry_s, settings.max_session_expiry_s) if session.is_remembered else 0
+        session.ends_at_us = None
+        session.will = login.will
+        link.session = session
+        if settings.messages_per_s is not None:
+            link.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
+        proof = b""
+        secret = settings.access.secret_of(session.name) if is_proved else None
+        if secret is not None:
+            proof = make_proof(secret, "server", link.connection.binding, session.name)
+        welcome = Welcome(
+            request=login.request,
+            name=session.name,
+            resumed=resumed,
+            proof=proof,
+            log=self._log_id,
+            max_message_bytes=settings.max_message_bytes,
+        )
+        self._effects.append(Send(link.connection, 0, encode_control(welcome)))
+        verb = "came back" if resumed else "connected"
+        text = f"{session.name} {verb} from {link.address}"
+        self._effects.append(Notice("connected", text, {"client": session.name, "address": link.address}))
+
+    def turn_away(self, link: Link, failure: RequestFailure) -> None:
+        """Before it is in. The connection's Closed will come and clean up."""
+        self._effects.append(Close(link.connection, failure.code, failure.text))
+        fields = {"address": link.address, "code": int(failure.code)}
+        self._effects.append(Notice("refused", f"refused {link.address}: {failure.text}", fields))
+
+    def on_pong(self, link: Link) -> None:
+        """The holder of a name lives: who asked for it must choose another."""
+        session = link.session
+        waiting = self._waiting.pop(session.name, None) if session is not None else None
+        if waiting is not None and waiting.link.is_open:
+            self.turn_away(waiting.link, RequestFailure(Code.NAME_IN_USE, _in_use(waiting.login.name or "")))
+
+    # -- going --------------------------------------------------------------------------------------------------------
+
+    def on_gone(self, link: Link, now_us: int, *, was_expected: bool, reason: str) -> None:
+        """The connection is over. Unexpected: the will is published."""
+        if not link.is_open:
+            return
+        link.is_open = False
+        for name, waiting in list(self._waiting.items()):
+            if waiting.link is link:
+                del self._waiting[name]
+        session = link.session
+        if session is None:
+            return
+        for inlet in list(link.inlets.values()):
+            self._publishing.end(inlet)
+        for feed in list(link.feeds.values()):
+            self._delivery.detach(feed)
+        session.link = None
+        will, session.will = session.will, None
+        if will is not None and not was_expected:
+            self._publish_will(session, will, now_us)
+        text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
+        self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": was_expected}))
+        if session.expiry_s and session.is_remembered:
+            session.ends_at_us = now_us + session.expiry_s * 1_000_000
+            self._serial += 1
+            heappush(self._endings, (session.ends_at_us, self._serial, session))
+            if len(self._endings) > 2 * len(self.sessions) + 64:
+                self._drop_old_endings()
+        else:
+            self.forget(session)
+        next_one = self._waiting.pop(session.name, None)
+        if next_one is not None and next_one.link.is_open:
+            self._enter(next_one.link, next_one.login, False, now_us)
+
+    def _drop_old_endings(self) -> None:
+        """A client that comes and goes leaves one behind each time."""
+        self._endings = [
+            ending
+            for ending in self._endings
+            if ending[2].ends_at_us == ending[0] and self.sessions.get(ending[2].name) is ending[2]
+        ]
+        heapify(self._endings)
+
+    def _publish_will(self, session: Session, will: Will, now_us: int) -> None:
+        if self._catalogue.get(will.topic) is None:
+            if self._catalogue.settings.policy_of(will.topic) == "explicit" or self._catalogue.is_full:
+                return
+            self._catalogue.create(will.topic)
+        self._publishing.publish_own(session, will, now_us)
+
+    def forget(self, session: Session) -> None:
+        """The session and its subscriptions are over."""
+        for feed in list(session.feeds.values()):
+            self._delivery.end(feed)
+        session.feeds.clear()
+        if self.sessions.get(session.name) is session:
+            del self.sessions[session.name]
+
+    def expire(self, now_us: int) -> int | None:
+        """What time has ended: sessions, and the wait for a sign of life. Gives when the next is due."""
+        endings = self._endings
+        while endings and endings[0][0] <= now_us:
+            ends_at_us, _, session = heappop(endings)
+            if session.ends_at_us == ends_at_us and self.sessions.get(session.name) is session:
+                self.forget(session)
+                self._effects.append(
+                    Notice("session_expired", f"the session of {session.name} expired", {"client": session.name})
+                )
+        next_us = [endings[0][0]] if endings else []
+        for name, waiting in list(self._waiting.items()):
+            if waiting.until_us > now_us:
+                next_us.append(waiting.until_us)
+                continue
+            holder = self.sessions[name].link if name in self.sessions else None
+            if holder is not None:
+                # on_gone lets the one who waits in.
+                self._effects.append(
+                    Close(holder.connection, Code.TIMEOUT, "no answer while another asked for the name")
+                )
+                self.on_gone(holder, now_us, was_expected=False, reason="no answer while another asked for the name")
+        return min(next_us, default=None)
+
+
+def _in_use(name: str) -> str:
+    return f"the name {name!r} is in use by another client that answers: choose another name, or prove this one"

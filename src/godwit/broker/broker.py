@@ -1,0 +1,328 @@
+"""The broker: decides what becomes of every record and request. Sans-IO, and without a store: it only says what to do.
+
+    feed     handle(event, now_us): the transport's events, and the store's answers (godwit.broker.effects)
+    drain    effects(): what is to be done, in this order; call it once at the end of a turn, because it joins what the
+             turn brought into large appends and records
+    look     next_timer_us, figures, overrun, needs_below
+
+Times are microseconds since the epoch and never go backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from godwit.broker.admission import Admission
+from godwit.broker.catalogue import Catalogue, Names
+from godwit.broker.delivery import Delivery
+from godwit.broker.desk import Desk, FloodError
+from godwit.broker.effects import (
+    BrokerEvent,
+    Close,
+    Committed,
+    Consume,
+    Effect,
+    Found,
+    Located,
+    Losing,
+    Notice,
+    Send,
+    Tick,
+)
+from godwit.broker.failure import RequestFailure
+from godwit.broker.feed import Feed
+from godwit.broker.figures import Figures
+from godwit.broker.identities import Identities
+from godwit.broker.publishing import Publishing
+from godwit.broker.requests import Requests
+from godwit.broker.session import Link
+from godwit.broker.settings import Settings
+from godwit.broker.subscribing import Subscribing
+from godwit.errors import DecodeError
+from godwit.limits import LOGIN_TIMEOUT_S
+from godwit.transport.connection import Connection
+from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
+from godwit.wire import control
+from godwit.wire.control import Code, ControlMessage, MalformedError, decode_control, encode_control
+
+
+class Broker:
+    """See the module's first lines."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        entropy: Callable[[int], bytes],
+        now_us: int,
+        log_id: bytes = b"",
+        first_offset: int = 0,
+        next_offset: int = 0,
+    ) -> None:
+        self._effects: list[Effect] = []
+        self._links: dict[Connection, Link] = {}
+        self._unknown: dict[Link, None] = {}
+        """Those that have not logged in, the oldest first."""
+        self._started_us = self._now_us = now_us
+        self._figures_at_us = now_us
+        self._pay_at_us: int | None = None
+        self._expire_at_us: int | None = None
+        names = Names()
+        self._identities = Identities()
+        self._catalogue = Catalogue(settings)
+        self._delivery = Delivery(self._catalogue, names, self._effects)
+        self._delivery.first_offset = first_offset
+        self._delivery.next_offset = next_offset
+        self._publishing = Publishing(self._catalogue, self._delivery, self._identities, self._effects)
+        self._subscribing = Subscribing(self._catalogue, self._delivery, self._effects)
+        self._admission = Admission(
+            self._catalogue,
+            names,
+            self._delivery,
+            self._publishing,
+            self._effects,
+            entropy=entropy,
+            log_id=log_id,
+        )
+        requests = Requests(
+            self._catalogue, self._delivery, self._identities, self._subscribing, self._admission, self._effects
+        )
+        self._desk = Desk(self._admission, self._subscribing, requests, self._effects)
+        self._sys = Figures(self._catalogue, names, self._publishing)
+        self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
+            Received: self._on_received,
+            Confirmed: self._on_confirmed,
+            Committed: self._on_committed,
+            Connected: self._on_connected,
+            Closed: self._on_closed,
+            Found: self._on_found,
+            Located: self._on_located,
+            Losing: self._on_losing,
+            Tick: self._on_tick,
+            Writable: self._ignore,
+            PathChanged: self._on_path_changed,
+        }
+
+    # -- feed and drain -----------------------------------------------------------------------------------------------
+
+    def handle(self, event: BrokerEvent, now_us: int) -> None:
+        """Takes one event."""
+        self._now_us = now_us = max(now_us, self._now_us)
+        self._handlers[type(event)](event, now_us)
+
+    def effects(self) -> list[Effect]:
+        """What is to be done, in this order. Ends the turn."""
+        self._publishing.seal()
+        self._delivery.flush()
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    def change_settings(self, settings: Settings) -> None:
+        """New rules: who has lost a right is told, and what it was doing ends."""
+        self._catalogue.on_settings(settings)
+        access = settings.access
+        for link in list(self._links.values()):
+            session = link.session
+            if session is None:
+                continue
+            is_listed = access.secret_of(session.name) is not None
+            if (is_listed and not session.is_proved) or (not is_listed and not access.allows_anonymous):
+                self._close(link, Code.NOT_ALLOWED, "the broker's access rules have changed: connect again")
+                continue
+            for inlet in list(link.inlets.values()):
+                if not inlet.is_refused and not access.may(
+                    session.name, session.is_proved, "publish", inlet.topic.name
+                ):
+                    text = f"{session.name} may no longer publish to {inlet.topic.name!r}"
+                    self._publishing.refuse(inlet, Code.NOT_ALLOWED, text)
+            for feed in list(link.feeds.values()):
+                if not all(access.may(session.name, session.is_proved, "subscribe", text) for text in feed.filters):
+                    number = feed.number
+                    self._subscribing.end(session, feed)
+                    kicked = control.Kicked(
+                        subscription=number, by="the broker", reason="the access rules no longer allow it"
+                    )
+                    self._send(link, kicked)
+
+    @property
+    def settings(self) -> Settings:
+        return self._catalogue.settings
+
+    # -- look ---------------------------------------------------------------------------------------------------------
+
+    def next_timer_us(self) -> int:
+        """When a Tick is wanted, if nothing else happens before."""
+        timers = [self._figures_at_us]
+        if self._unknown:
+            login_by_us = next(iter(self._unknown)).login_by_us
+            timers.append(login_by_us if login_by_us is not None else self._now_us)
+        timers += [at for at in (self._pay_at_us, self._expire_at_us) if at is not None]
+        return min(timers)
+
+    def overrun(self, floor: int) -> list[Feed]:
+        """The connected subscriptions that still need something of the log below this offset."""
+        return self._delivery.overrun(floor)
+
+    def abandon(self, feeds: Iterable[Feed]) -> None:
+        """Publishers no longer wait for these, until they have caught up once."""
+        self._delivery.abandon(feeds)
+        for feed in feeds:
+            text = f"{feed.session.name} is too slow for {', '.join(feed.filters)}: it will miss messages"
+            self._effects.append(Notice("slow", text, {"client": feed.session.name, "filters": list(feed.filters)}))
+
+    def needs_below(self, floor: int) -> bool:
+        """Whether any subscription, also an absent one, will miss something when the log begins at this offset."""
+        return self._delivery.needs_below(floor)
+
+    def figures(self) -> dict[str, int | str]:
+        """What stands under `$sys/`."""
+        connected = sum(session.link is not None for session in self._admission.sessions.values())
+        return {
+            "uptime_s": (self._now_us - self._started_us) // 1_000_000,
+            "clients/connected": connected,
+            "clients/sessions": len(self._admission.sessions),
+            "subscriptions": self._delivery.subscriptions,
+            "topics": len(self._catalogue),
+            "retained": self._catalogue.retained,
+            "messages/in": self._publishing.messages_in,
+            "messages/out": self._delivery.messages_out,
+            "messages/dropped": self._delivery.live_dropped + self._publishing.rate_dropped,
+            "bytes/in": self._publishing.bytes_in,
+            "log/first_offset": self._delivery.first_offset,
+            "log/next_offset": self._delivery.next_offset,
+        }
+
+    # -- the transport's events ---------------------------------------------------------------------------------------
+
+    def _on_connected(self, event: Connected, now_us: int) -> None:
+        connection = event.connection
+        link = Link(connection, _address(connection), now_us, self.settings.client_window_bytes)
+        link.login_by_us = now_us + int(LOGIN_TIMEOUT_S * 1e6)
+        self._links[connection] = link
+        self._unknown[link] = None
+
+    def _on_closed(self, event: Closed, now_us: int) -> None:
+        link = self._links.pop(event.connection, None)
+        if link is None:
+            return
+        self._unknown.pop(link, None)
+        said_goodbye = event.origin == "peer" and event.code in (Code.NORMAL, Code.SHUTDOWN)
+        reason = "" if said_goodbye else event.reason or f"code {event.code}"
+        self._admission.on_gone(link, now_us, was_expected=said_goodbye, reason=reason)
+        self._expire_at_us = now_us
+
+    def _on_received(self, event: Received, now_us: int) -> None:
+        link = self._links.get(event.connection)
+        if link is None or not link.is_open:
+            return
+        channel = event.channel
+        if channel == 0:
+            self._on_control(link, event.body, now_us)
+            return
+        inlet = link.inlets.get(channel)
+        try:
+            if inlet is not None:
+                self._publishing.receive(inlet, event, now_us)
+            elif event.reliable:
+                self._on_open(link, event, now_us)
+            # An unreliable record that has overtaken its channel's open is lost, as it may be.
+        except DecodeError as error:
+            self._close(link, Code.PROTOCOL, f"on channel {channel}: {error}")
+
+    def _on_control(self, link: Link, body: bytes, now_us: int) -> None:
+        try:
+            self._desk.handle(link, body, now_us)
+        except FloodError as error:
+            self._close(link, Code.LIMIT, str(error))
+        except DecodeError as error:
+            self._close(link, Code.PROTOCOL, f"on channel 0: {error}")
+        if link.login_by_us is None and link in self._unknown:
+            del self._unknown[link]
+            self._expire_at_us = now_us  # it may wait for its name
+
+    def _on_open(self, link: Link, event: Received, now_us: int) -> None:
+        session = link.session
+        if session is None:
+            self._close(link, Code.NOT_LOGGED_IN, "a channel was opened before the login")
+            return
+        if event.record:
+            raise DecodeError("control", "a record behind the end of a channel")
+        self._effects.append(Consume(link.connection, event.channel, len(event.body)))
+        if event.last:
+            return
+        try:
+            request = decode_control(event.body)
+        except MalformedError as error:
+            self._send(link, control.Refused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
+            self._publishing.ignore(link, session, event.channel)
+            return
+        if not isinstance(request, control.Open):
+            raise DecodeError("control", "record 0 of a channel is no open")
+        self._publishing.open(link, session, event.channel, request, now_us)
+
+    def _on_confirmed(self, event: Confirmed, now_us: int) -> None:
+        link = self._links.get(event.connection)
+        if link is not None:
+            self._delivery.on_confirm(link, event.channel, event.sequence)
+
+    def _on_path_changed(self, event: PathChanged, now_us: int) -> None:
+        link = self._links.get(event.connection)
+        if link is not None:
+            link.address = _address(event.connection)
+
+    def _ignore(self, event: Writable, now_us: int) -> None:
+        """The broker bounds what is under way by itself, see Link.window_bytes."""
+
+    # -- the store's answers, and time --------------------------------------------------------------------------------
+
+    def _on_committed(self, event: Committed, now_us: int) -> None:
+        self._publishing.on_committed(event.first_offset, now_us)
+        if self._publishing.is_owing and self._pay_at_us is None:
+            self._pay_at_us = now_us
+
+    def _on_found(self, event: Found, now_us: int) -> None:
+        self._delivery.on_found(event)
+
+    def _on_located(self, event: Located, now_us: int) -> None:
+        link = self._links.get(event.connection)
+        if link is None or link.session is None or not link.is_open:
+            return
+        try:
+            self._subscribing.subscribe(link, link.session, event.request, event.offset)
+        except RequestFailure as failure:
+            self._send(link, control.Error(code=failure.code, text=failure.text, request=event.request.request))
+
+    def _on_losing(self, event: Losing, now_us: int) -> None:
+        self._delivery.on_losing(event)
+
+    def _on_tick(self, event: Tick, now_us: int) -> None:
+        for link in list(self._unknown):
+            if link.login_by_us is None or link.login_by_us > now_us:
+                break
+            del self._unknown[link]
+            self._close(link, Code.NOT_LOGGED_IN, f"no login within {LOGIN_TIMEOUT_S:g} s")
+        if self._pay_at_us is not None and self._pay_at_us <= now_us:
+            self._pay_at_us = self._publishing.pay(now_us)
+        if self._expire_at_us is not None and self._expire_at_us <= now_us:
+            self._expire_at_us = self._admission.expire(now_us)
+        if self._figures_at_us <= now_us:
+            self._figures_at_us = now_us + int(self.settings.sys_interval_s * 1e6)
+            self._sys.publish(self.figures(), now_us)
+
+    # -- small parts --------------------------------------------------------------------------------------------------
+
+    def _send(self, link: Link, message: ControlMessage) -> None:
+        self._effects.append(Send(link.connection, 0, encode_control(message)))
+
+    def _close(self, link: Link, code: Code, reason: str) -> None:
+        """The connection's Closed comes back as an event, and cleans up."""
+        self._effects.append(Close(link.connection, code, reason))
+        name = link.session.name if link.session is not None else link.address
+        self._effects.append(Notice("closed", f"closed {name}: {reason}", {"client": name, "code": int(code)}))
+
+
+def _address(connection: Connection) -> str:
+    host, port, *_ = connection.peer_address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,144 @@
+"""Which topics there are, what they may be used for, and the numbers that stand for names towards subscribers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from godwit.broker.settings import Policy, Settings
+from godwit.broker.topics import check_topic
+from godwit.broker.trie import TopicTree
+
+if TYPE_CHECKING:
+    from godwit.broker.feed import Feed
+    from godwit.broker.retained import Kept
+
+MAX_NAMES: Final = 262_144
+"""Publishers' names that have a number; beyond it the longest unused one is forgotten, and gets a new number later."""
+
+
+class Topic:
+    """One topic, for as long as the broker lives."""
+
+    __slots__ = (
+        "generation", "kept", "last_us", "messages", "name", "number", "payload_bytes", "policy", "publishers",
+        "routes",
+    )  # fmt: skip
+
+    def __init__(self, name: str, number: int, policy: Policy) -> None:
+        self.name = name
+        self.number = number
+        """Its label on every channel towards a subscriber."""
+        self.policy: Policy = policy
+        self.publishers = 0
+        self.messages = 0
+        self.payload_bytes = 0
+        self.last_us = 0
+        self.kept: Kept | None = None
+        """The retained message."""
+        self.routes: list[Feed] = []
+        """The connected subscriptions that match, as of `generation`."""
+        self.generation = -1
+
+
+class TooManyTopicsError(Exception):
+    """There are as many as there may be."""
+
+
+class Catalogue:
+    """Topics by name, in the order of their names too."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._topics: dict[str, Topic] = {}
+        self._tree = TopicTree()
+        self._kept = TopicTree()
+        self._next_number = 1
+        self._own = 0
+        for name in settings.topics:
+            self.create(name)
+
+    def __len__(self) -> int:
+        """Without the broker's own."""
+        return len(self._topics) - self._own
+
+    def get(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def create(self, name: str) -> Topic:
+        """A topic that is not there yet. BadTopicError, TooManyTopicsError."""
+        check_topic(name)
+        if self.is_full:
+            raise TooManyTopicsError(f"there are {self.settings.max_topics} topics, which is the limit here")
+        return self._add(name)
+
+    def own(self, name: str) -> Topic:
+        """One of the broker's own topics, made if need be. They do not count against the limit."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._add(name)
+            self._own += 1
+        return topic
+
+    def _add(self, name: str) -> Topic:
+        topic = Topic(name, self._next_number, self.settings.policy_of(name))
+        self._next_number += 1
+        self._topics[name] = topic
+        self._tree.add(name)
+        return topic
+
+    def keep(self, topic: Topic, kept: Kept | None) -> None:
+        """The topic has another retained message from now on, or none."""
+        topic.kept = kept
+        if kept is None:
+            self._kept.discard(topic.name)
+        else:
+            self._kept.add(topic.name)
+
+    @property
+    def retained(self) -> int:
+        return len(self._kept)
+
+    def with_retained(self, pattern: str, after: str) -> Iterator[Topic]:
+        """Topics that a filter matches and that have a retained message, behind `after` in the order of their names.
+
+        Not to be held while another topic is kept or cleared.
+        """
+        return (self._topics[name] for name in self._kept.walk(pattern, after))
+
+    def after(self, pattern: str | None, after: str | None) -> Iterator[Topic]:
+        """Topics behind `after` in the order of their names, those that a filter matches or all."""
+        return (self._topics[name] for name in self._tree.walk(pattern, after))
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) >= self.settings.max_topics
+
+    def on_settings(self, settings: Settings) -> None:
+        """New rules hold for the topics that are there, too."""
+        self.settings = settings
+        for topic in self._topics.values():
+            topic.policy = settings.policy_of(topic.name)
+        for name in settings.topics:
+            if name not in self._topics and not self.is_full:
+                self.create(name)
+
+
+class Names:
+    """Numbers for publishers' names. A number is never used for another name."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._next = 1
+
+    def number(self, name: str) -> int:
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = self._next
+            self._next += 1
+            if len(self._numbers) > MAX_NAMES:
+                self._numbers.popitem(last=False)
+        else:
+            self._numbers.move_to_end(name)
+        return number

@@ -1,0 +1,100 @@
+"""Control messages: each request to the part that knows about it, and its reply back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from godwit.broker.admission import NAME_PING, Admission
+from godwit.broker.effects import Effect, Send
+from godwit.broker.failure import RequestFailure
+from godwit.broker.rate import Bucket
+from godwit.broker.requests import Requests
+from godwit.broker.session import Link, Session
+from godwit.broker.subscribing import Subscribing
+from godwit.limits import REQUESTS_PER_S
+from godwit.wire import control
+from godwit.wire.control import Code, ControlMessage, MalformedError, UnknownKind, decode_control, encode_control
+
+REQUEST_BURST_S: Final = 4
+LIST_COST: Final = 20
+"""A page of a list counts as so many requests: it costs that much work."""
+
+
+class FloodError(Exception):
+    """Too many requests: the connection is to be closed."""
+
+
+class Desk:
+    """Feed: handle. What it has to say goes into the list of effects."""
+
+    def __init__(
+        self, admission: Admission, subscribing: Subscribing, requests: Requests, effects: list[Effect]
+    ) -> None:
+        self._admission = admission
+        self._effects = effects
+        # Each gives the reply, or None when it is sent elsewhere or there is none.
+        self._answers: dict[type[Any], Callable[[Link, Session, Any, int], ControlMessage | None]] = {
+            control.Ping: lambda link, session, message, now_us: control.Pong(request=message.request),
+            control.Pong: self._pong,
+            control.Error: lambda link, session, message, now_us: None,  # answering could go on for ever
+            control.Subscribe: lambda link, session, message, now_us: subscribing.subscribe(link, session, message),
+            control.Topics: lambda link, session, message, now_us: requests.topics(session, message),
+            control.Clients: lambda link, session, message, now_us: requests.clients(session, message),
+            control.Progress: lambda link, session, message, now_us: requests.progress(session, message),
+        }
+        # These are done or fail: there is nothing else to say.
+        self._deeds: dict[type[Any], Callable[[Link, Session, Any, int], None]] = {
+            control.Unsubscribe: lambda link, session, message, now_us: subscribing.unsubscribe(link, session, message),
+            control.Commit: lambda link, session, message, now_us: subscribing.commit(link, message),
+            control.Create: lambda link, session, message, now_us: requests.create(session, message),
+            control.Kick: lambda link, session, message, now_us: requests.kick(session, message, now_us),
+        }
+
+    def handle(self, link: Link, body: bytes, now_us: int) -> None:
+        """A record of channel 0. DecodeError if it is no message, FloodError if it is one too many."""
+        request: int | None = None
+        try:
+            message = decode_control(body)
+            self._require_rate(link, message, now_us)
+            request = getattr(message, "request", None)
+            reply = self._answer(link, message, now_us)
+        except MalformedError as error:
+            reply = control.Error(code=Code.MALFORMED, text=error.detail, request=error.request)
+        except RequestFailure as failure:
+            reply = control.Error(code=failure.code, text=failure.text, request=request)
+        if reply is not None and link.is_open:
+            self._effects.append(Send(link.connection, 0, encode_control(reply)))
+
+    def _require_rate(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> None:
+        if link.requests is None:
+            link.requests = Bucket(REQUESTS_PER_S, REQUESTS_PER_S * REQUEST_BURST_S, now_us)
+        cost = LIST_COST if isinstance(message, control.Topics | control.Clients) else 1
+        if not link.requests.take(cost, now_us):
+            raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
+
+    def _answer(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> ControlMessage | None:
+        if isinstance(message, UnknownKind):
+            raise RequestFailure(Code.UNKNOWN_KIND, f"this broker does not know the request {message.kind!r}")
+        session = link.session
+        if isinstance(message, control.Login):
+            if session is not None:
+                raise RequestFailure(Code.MALFORMED, "logged in already")
+            if link.login_by_us is not None:  # else it waits for its name, or has been turned away
+                self._admission.login(link, message, now_us)
+            return None
+        if session is None:
+            raise RequestFailure(Code.NOT_LOGGED_IN, "log in first")
+        deed = self._deeds.get(type(message))
+        if deed is not None:
+            request: int = message.request  # type: ignore[union-attr,assignment]  # all deeds are requests
+            deed(link, session, message, now_us)
+            return control.Done(request=request)
+        answer = self._answers.get(type(message))
+        if answer is None:
+            raise RequestFailure(Code.MALFORMED, "this is nothing that a client asks")
+        return answer(link, session, message, now_us)
+
+    def _pong(self, link: Link, session: Session, message: control.Pong, now_us: int) -> None:
+        if message.request == NAME_PING:
+            self._admission.on_pong(link)

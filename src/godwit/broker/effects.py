@@ -1,0 +1,132 @@
+"""What goes into the broker and what comes out of it, besides the transport's own events.
+
+    in      Connected, Received, Confirmed, Closed (godwit.transport.events), Committed, Found, Located, Losing, Tick
+    out     Append, Read, Locate, Open, Send, Confirm, Consume, Close, Notice
+
+The broker never waits: an Append is answered by a Committed when the store has it, a Read by a Found, a Locate by a
+Located.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from godwit.transport.connection import Connection
+from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
+from godwit.wire.control import Subscribe
+from godwit.wire.entry import Entry
+
+if TYPE_CHECKING:
+    from godwit.broker.feed import Feed
+
+
+# -- in ---------------------------------------------------------------------------------------------------------------
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """The store has the batches of the oldest Append that it had not answered; the first message has this offset."""
+
+    first_offset: int
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The answer to a Read: batches with their offsets, and where to read on."""
+
+    feed: Feed
+    entries: list[tuple[int, Entry]]
+    next_offset: int
+
+
+class Located(msgspec.Struct, frozen=True):
+    """The answer to a Locate."""
+
+    connection: Connection
+    request: Subscribe
+    offset: int
+
+
+class Losing(msgspec.Struct, frozen=True):
+    """These batches are about to leave the log; what stands below `floor` is gone then."""
+
+    entries: list[tuple[int, Entry]]
+    floor: int
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed: see Broker.next_timer_us."""
+
+
+BrokerEvent: TypeAlias = (
+    Connected | Received | Confirmed | Closed | Writable | PathChanged | Committed | Found | Located | Losing | Tick
+)
+
+# -- out --------------------------------------------------------------------------------------------------------------
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Put these into the log, all or none, in this order."""
+
+    entries: list[Entry]
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Look up what the log has from this offset on, for a subscription that is behind."""
+
+    feed: Feed
+    offset: int
+    max_bytes: int
+
+
+class Locate(msgspec.Struct, frozen=True):
+    """Which offset was the first at or after the request's time?"""
+
+    connection: Connection
+    request: Subscribe
+    time_us: int
+
+
+class Open(msgspec.Struct, frozen=True):
+    """A new channel towards a client: its number must be this, because the broker counts them too."""
+
+    connection: Connection
+    channel: int
+
+
+class Send(msgspec.Struct, frozen=True):
+    connection: Connection
+    channel: int
+    body: bytes
+    reliable: bool = True
+    last: bool = False
+
+
+class Confirm(msgspec.Struct, frozen=True):
+    connection: Connection
+    channel: int
+    record: int
+    reached: int
+
+
+class Consume(msgspec.Struct, frozen=True):
+    connection: Connection
+    channel: int
+    body_bytes: int
+
+
+class Close(msgspec.Struct, frozen=True):
+    connection: Connection
+    code: int
+    reason: str
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """Something that the people who run the broker may want to read."""
+
+    kind: str
+    text: str
+    fields: dict[str, Any] = {}
+
+
+Effect: TypeAlias = Append | Read | Locate | Open | Send | Confirm | Consume | Close | Notice

@@ -1,0 +1,72 @@
+"""One subscription of one client: how far it has come, and its two channels while the client is connected.
+
+    absent --attach--> behind --has come to the end of the log--> live
+      ^                  ^------the client takes too slowly---------/
+      \\--detach, from either
+
+A live feed gets every batch as it is committed. One that is behind gets nothing pushed: it reads the log as fast as its
+client takes it, so that a slow subscriber costs no more than its window.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from godwit.broker.lane import Lane
+from godwit.broker.trie import matches
+
+if TYPE_CHECKING:
+    from godwit.broker.session import Link, Session
+
+
+class Feed:
+    """A subscription's state. Delivery moves it."""
+
+    __slots__ = (
+        "counted_from", "cursor", "filters", "is_abandoned", "is_live", "is_reading", "lane", "link", "live_lane",
+        "live_number", "lost", "number", "position", "resume_at", "serial", "session", "waiting_retained",
+    )  # fmt: skip
+
+    NOWHERE: Final = 2**63
+    lane: Lane
+    live_lane: Lane
+
+    def __init__(
+        self, serial: int, session: Session, filters: tuple[str, ...], cursor: str | None, offset: int
+    ) -> None:
+        self.serial = serial
+        """Feeds are served in the order in which they came."""
+        self.session = session
+        self.filters = filters
+        """Sorted, each once."""
+        self.cursor = cursor
+        """With a name it moves by commits alone."""
+        self.number = 0
+        """What the client calls it on the present connection."""
+        self.link: Link | None = None
+        self.is_live = False
+        self.is_reading = False
+        self.is_abandoned = False
+        """Publishers have waited for it long enough, and do so again only when it has caught up once."""
+        self.position = offset
+        """Everything below was sent, or is not for this feed, or is lost."""
+        self.resume_at = offset
+        """Where it goes on after a break: kept up to date while absent or with a named cursor."""
+        self.counted_from = self.NOWHERE
+        """Where `lost` begins to count, since it is absent."""
+        self.lost = 0
+        """Messages that left the log unsent; told with the next record."""
+        self.waiting_retained: list[tuple[int, str]] = []
+        """The filters (by their place) whose retained messages are still to be sent, and behind which topic."""
+        self.live_number = 0
+        """Counts the messages of QoS 0, sent or dropped: so the client can tell what it missed."""
+
+    def matches(self, topic: str) -> bool:
+        return any(matches(pattern, topic) for pattern in self.filters)
+
+    def done_below(self, end_offset: int) -> int:
+        """Below this the client has taken everything. `end_offset` is the log's end."""
+        unconfirmed = self.lane.unconfirmed
+        if unconfirmed:
+            return unconfirmed[0][1]
+        return end_offset if self.is_live else self.position

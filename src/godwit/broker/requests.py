@@ -1,0 +1,193 @@
+"""Requests about topics and clients: create, topics, clients, kick, progress."""
+
+from __future__ import annotations
+
+from godwit.broker.admission import Admission
+from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
+from godwit.broker.delivery import Delivery
+from godwit.broker.effects import Close, Effect, Notice, Send
+from godwit.broker.failure import RequestFailure
+from godwit.broker.identities import Identities
+from godwit.broker.session import Link, Session
+from godwit.broker.subscribing import Subscribing
+from godwit.broker.topics import RESERVED, check_filter
+from godwit.errors import BadFilterError, BadTopicError
+from godwit.wire.control import (
+    ClientInfo,
+    ClientList,
+    Clients,
+    Code,
+    ControlMessage,
+    Create,
+    Kick,
+    Kicked,
+    Progress,
+    Progressed,
+    TopicInfo,
+    TopicList,
+    Topics,
+    encode_control,
+)
+
+PAGE_BYTES = 64 * 1024
+"""What a page of a list is filled up to: half of what a control message may have."""
+ENTRY_BYTES = 200
+"""Of one entry of a list, besides the texts that are counted one by one."""
+
+
+class Requests:
+    """Each method is one request; what cannot be done is a RequestFailure."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        delivery: Delivery,
+        identities: Identities,
+        subscribing: Subscribing,
+        admission: Admission,
+        effects: list[Effect],
+    ) -> None:
+        self._catalogue = catalogue
+        self._delivery = delivery
+        self._identities = identities
+        self._subscribing = subscribing
+        self._admission = admission
+        self._effects = effects
+
+    def create(self, session: Session, request: Create) -> None:
+        name = request.topic
+        access = self._catalogue.settings.access
+        if name.startswith(RESERVED):
+            raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
+        if not access.may(session.name, session.is_proved, "create", name):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not create topic {name!r}")
+        if self._catalogue.get(name) is not None:
+            raise RequestFailure(Code.TOPIC_EXISTS, f"topic {name!r} exists already")
+        try:
+            self._catalogue.create(name)
+        except BadTopicError as error:
+            raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
+        except TooManyTopicsError as error:
+            raise RequestFailure(Code.TOO_MANY, str(error)) from None
+        fields = {"client": session.name, "topic": name}
+        self._effects.append(Notice("topic_created", f"{session.name} created topic {name}", fields))
+
+    def topics(self, session: Session, request: Topics) -> ControlMessage:
+        """A page of them: those that the client may subscribe or publish to."""
+        try:
+            if request.filter is not None:
+                check_filter(request.filter)
+        except BadFilterError as error:
+            raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        found: list[TopicInfo] = []
+        room = PAGE_BYTES
+        # Without a filter as with "#": the broker's own topics are shown to those who ask for them.
+        for topic in self._catalogue.after(request.filter or "#", request.after):
+            if not self._may_see(session, topic.name):
+                continue
+            room -= 4 * len(topic.name) + ENTRY_BYTES
+            if room < 0:
+                return TopicList(request=request.request, topics=found, more=True)
+            found.append(self._topic_info(topic))
+        return TopicList(request=request.request, topics=found)
+
+    def _may_see(self, session: Session, topic: str) -> bool:
+        access = self._catalogue.settings.access
+        return any(access.may(session.name, session.is_proved, action, topic) for action in ("subscribe", "publish"))
+
+    def _topic_info(self, topic: Topic) -> TopicInfo:
+        return TopicInfo(
+            name=topic.name,
+            policy=topic.policy,
+            subscribers=len(self._delivery.routes(topic)),
+            publishers=topic.publishers,
+            messages=topic.messages,
+            payload_bytes=topic.payload_bytes,
+            retained=topic.kept is not None,
+            last_us=topic.last_us,
+        )
+
+    def clients(self, session: Session, request: Clients) -> ControlMessage:
+        """A page of them, for those who may kick."""
+        if not self._catalogue.settings.access.may(session.name, session.is_proved, "kick", ""):
+            raise RequestFailure(
+                Code.NOT_ALLOWED, f"{session.name} may not see who is there: this needs the right to kick"
+            )
+        sessions = self._admission.sessions
+        names = sorted(name for name in sessions if request.after is None or name > request.after)
+        found: list[ClientInfo] = []
+        room = PAGE_BYTES
+        for name in names:
+            info, cost_bytes = _client_info(sessions[name])
+            room -= cost_bytes
+            if room < 0 and found:
+                return ClientList(request=request.request, clients=found, more=True)
+            found.append(info)
+        return ClientList(request=request.request, clients=found)
+
+    def kick(self, session: Session, request: Kick, now_us: int) -> None:
+        access = self._catalogue.settings.access
+        if not access.may(session.name, session.is_proved, "kick", ""):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not kick others")
+        target = self._admission.sessions.get(request.client)
+        if target is None:
+            raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {request.client!r}")
+        why = f": {request.reason}" if request.reason else ""
+        fields = {"client": target.name, "by": session.name, "reason": request.reason}
+        if request.filters is not None:
+            self._kick_subscription(session, target, request)
+            text = f"{session.name} removed {target.name} from {', '.join(request.filters)}{why}"
+            self._effects.append(Notice("kicked", text, {**fields, "filters": list(request.filters)}))
+            return
+        link = target.link
+        if link is not None:
+            text = f"{session.name} removed this client{why}"
+            self._effects.append(Close(link.connection, Code.KICKED, text))
+            self._admission.on_gone(link, now_us, was_expected=False, reason=f"kicked by {session.name}{why}")
+        self._admission.forget(target)
+        self._effects.append(Notice("kicked", f"{session.name} removed {target.name}{why}", fields))
+
+    def _kick_subscription(self, session: Session, target: Session, request: Kick) -> None:
+        wanted = tuple(sorted(set(request.filters or ())))
+        feeds = [feed for (filters, _), feed in target.feeds.items() if filters == wanted]
+        if not feeds:
+            raise RequestFailure(
+                Code.NOT_SUBSCRIBED,
+                f"{target.name} has no subscription to {', '.join(wanted)}: see its list of clients",
+            )
+        for feed in feeds:
+            link: Link | None = feed.link
+            number = feed.number
+            self._subscribing.end(target, feed)
+            if link is not None:
+                kicked = Kicked(subscription=number, by=session.name, reason=request.reason)
+                self._effects.append(Send(link.connection, 0, encode_control(kicked)))
+
+    def progress(self, session: Session, request: Progress) -> ControlMessage:
+        owner = session.name if session.is_remembered else ""
+        identity = request.publisher or session.instance.hex()
+        known = self._identities.get((owner, identity, request.topic))
+        if known is None:
+            return Progressed(request=request.request)
+        return Progressed(request=request.request, epoch=known.epoch, next_sequence=known.next_sequence)
+
+
+def _client_info(session: Session) -> tuple[ClientInfo, int]:
+    """What is told of a client, and its cost in bytes at most. Of very many subscriptions only the first are named."""
+    link = session.link
+    cost_bytes = 4 * len(session.name) + ENTRY_BYTES
+    subscriptions: list[list[str]] = []
+    for feed in session.feeds.values():
+        cost_bytes += sum(4 * len(text) + 4 for text in feed.filters) + 4
+        if cost_bytes > PAGE_BYTES:
+            break
+        subscriptions.append(list(feed.filters))
+    info = ClientInfo(
+        name=session.name,
+        address=link.address if link is not None else "",
+        since_us=link.since_us if link is not None else 0,
+        subscriptions=subscriptions,
+        messages_in=session.messages_in,
+        messages_out=link.messages_out if link is not None else 0,
+    )
+    return info, min(cost_bytes, PAGE_BYTES)

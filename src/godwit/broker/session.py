@@ -1,0 +1,96 @@
+"""Who is there: a link is one connection, a session is what outlives it under a client's name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from godwit.broker.rate import Bucket
+from godwit.errors import UsageError
+from godwit.limits import MAX_CLIENT_NAME_BYTES
+from godwit.transport.connection import Connection
+from godwit.wire.control import Will
+
+if TYPE_CHECKING:
+    from godwit.broker.feed import Feed
+    from godwit.broker.publishing import Inlet
+
+_BAD_IN_NAME: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def check_name(name: str) -> None:
+    """UsageError if no client can be called so."""
+    size = len(name.encode(errors="surrogatepass"))
+    if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
+        raise UsageError(f"a name of {size} bytes: it has 1 to {MAX_CLIENT_NAME_BYTES}")
+    if _BAD_IN_NAME.search(name) or name.startswith("$"):
+        raise UsageError(f"the name {name!r} has a control character or begins with '$': choose another")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"the name {name!r} is no valid Unicode text: choose another") from None
+
+
+class Session:
+    """A client's name and what belongs to it."""
+
+    __slots__ = (
+        "ends_at_us", "expiry_s", "feeds", "instance", "is_proved", "is_remembered", "link", "messages_in", "name",
+        "publisher_number", "will",
+    )  # fmt: skip
+
+    def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
+        self.name = name
+        self.publisher_number = publisher_number
+        self.is_remembered = is_remembered
+        """Nameless clients are not."""
+        self.is_proved = False
+        self.instance = b""
+        self.expiry_s = 0
+        self.ends_at_us: int | None = None
+        """When it is forgotten, while nobody is connected under its name."""
+        self.link: Link | None = None
+        self.will: Will | None = None
+        self.feeds: dict[tuple[tuple[str, ...], str | None], Feed] = {}
+        """By their filters and cursor's name: the same ones again are the same subscription."""
+        self.messages_in = 0
+
+
+class Link:
+    """One connection of a client."""
+
+    __slots__ = (
+        "_next_channel", "address", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
+        "login_by_us", "messages_out", "requests", "session", "since_us", "unconfirmed_bytes", "unpaid", "window_bytes",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, address: str, now_us: int, window_bytes: int) -> None:
+        self.connection = connection
+        self.is_open = True
+        self.address = address
+        self.since_us = now_us
+        self.login_by_us: int | None = None
+        self.session: Session | None = None
+        """Who it is, once it has logged in."""
+        self.inlets: dict[int, Inlet] = {}
+        """Its channels for publishing."""
+        self.feeds: dict[int, Feed] = {}
+        """Its subscriptions, by the numbers that it gave them."""
+        self.lanes: dict[int, Feed] = {}
+        """The same, by the channels that lead to it."""
+        self.behind: dict[Feed, None] = {}
+        self.window_bytes = window_bytes
+        self.unconfirmed_bytes = 0
+        """Sent or about to be sent, and not taken by the client's application."""
+        self.messages_out = 0
+        self.requests: Bucket | None = None
+        self.bucket: Bucket | None = None
+        """Of its messages, if there is a limit."""
+        self.unpaid: list[tuple[int, int]] = []
+        """Credit that it gets back only when its rate allows it: channel, bytes."""
+        self._next_channel = 1
+
+    def take_channels(self) -> tuple[int, int]:
+        channel = self._next_channel
+        self._next_channel += 2
+        return channel, channel + 1

@@ -1,0 +1,94 @@
+"""What an operator decides about a broker, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias, get_args
+
+from godwit import limits
+from godwit.broker.access import Access
+from godwit.broker.topics import RESERVED, check_filter, check_topic, matches, shown
+from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
+
+Policy: TypeAlias = Literal["open", "publishers", "explicit"]
+"""Who brings a topic into being: whoever uses it / whoever publishes to it / only whoever creates it."""
+POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+
+BOUNDS: Final[dict[str, tuple[float, float]]] = {
+    "max_clients": (1, 2**20),
+    "max_clients_per_host": (1, 2**20),
+    "max_message_bytes": (1, limits.LARGEST_RECORD_BYTES - 64 * limits.KIB),
+    "client_window_bytes": (64 * limits.KIB, 2**34),
+    "messages_per_s": (0.001, 2**32),
+    "ring_bytes": (64 * limits.KIB, 2**44),
+    "hold_back_s": (0, 24 * 3600),
+    "sys_interval_s": (0.1, 24 * 3600),
+    "max_topics": (1, 2**24),
+    "max_subscriptions": (1, 2**16),
+    "max_sessions": (1, 2**24),
+    "max_session_expiry_s": (0, 2**32 - 1),
+}
+"""The least and the greatest value of each number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The defaults are those of godwit.limits, and a broker that is open to everybody."""
+
+    topics: tuple[str, ...] = ()
+    """There from the start."""
+    policies: tuple[tuple[str, Policy], ...] = ()
+    """Filters with the policy of the topics that match; the first that matches a topic decides."""
+    default_policy: Policy = "open"
+    """Of topics that none of them matches."""
+    access: Access = field(default_factory=Access.open)
+
+    max_clients: int = limits.MAX_CONNECTIONS
+    max_clients_per_host: int | None = None
+    """From one IP address; None: as many as there may be at all."""
+    max_message_bytes: int = limits.MAX_MESSAGE_BYTES
+    client_window_bytes: int = limits.CLIENT_WINDOW_BYTES
+    """Under way to one client, beyond what its application has taken."""
+    messages_per_s: float | None = None
+    """Published by one client; None: as many as it can."""
+    ring_bytes: int = limits.RING_BYTES
+    hold_back_s: float = limits.HOLD_BACK_S
+    sys_interval_s: float = limits.SYS_INTERVAL_S
+    max_topics: int = limits.MAX_TOPICS
+    max_subscriptions: int = limits.MAX_SUBSCRIPTIONS
+    """Of one client."""
+    max_sessions: int = limits.MAX_SESSIONS
+    max_session_expiry_s: int = limits.MAX_SESSION_EXPIRY_S
+
+    def __post_init__(self) -> None:
+        _check_policy(self.default_policy)
+        for pattern, policy in self.policies:
+            _check_policy(policy)
+            try:
+                check_filter(pattern)
+            except BadFilterError as error:
+                raise ConfigurationError(f"in the rules for topics: {error}") from error
+        for topic in self.topics:
+            try:
+                check_topic(topic)
+            except BadTopicError as error:
+                raise ConfigurationError(f"in the topics to create: {error}") from error
+            if topic.startswith(RESERVED):
+                raise ConfigurationError(f"topic {shown(topic)} cannot be created: names with $ are the broker's own")
+        for name, (low, high) in BOUNDS.items():
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise ConfigurationError(f"{name} is {value}: it must lie between {low} and {high}")
+        if len(self.topics) > self.max_topics:
+            raise ConfigurationError(
+                f"{len(self.topics)} topics are to be created and max_topics is {self.max_topics}: raise it"
+            )
+
+    def policy_of(self, topic: str) -> Policy:
+        """Who brings this topic into being."""
+        return next((policy for pattern, policy in self.policies if matches(pattern, topic)), self.default_policy)
+
+
+def _check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise ConfigurationError(f"the policy {shown(policy)} does not exist: choose one of {', '.join(POLICIES)}")

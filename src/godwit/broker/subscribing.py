@@ -1,0 +1,131 @@
+"""Requests about subscriptions: subscribe, unsubscribe, commit."""
+
+from __future__ import annotations
+
+from godwit.broker.catalogue import Catalogue, TooManyTopicsError
+from godwit.broker.delivery import Delivery
+from godwit.broker.effects import Effect, Locate, Notice, Send
+from godwit.broker.failure import RequestFailure
+from godwit.broker.feed import Feed
+from godwit.broker.session import Link, Session, check_name
+from godwit.broker.topics import check_filter, is_pattern
+from godwit.errors import BadFilterError, UsageError
+from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
+
+
+class Subscribing:
+    """Each method is one request; what cannot be done is a RequestFailure."""
+
+    def __init__(self, catalogue: Catalogue, delivery: Delivery, effects: list[Effect]) -> None:
+        self._catalogue = catalogue
+        self._delivery = delivery
+        self._effects = effects
+        self._next_serial = 0
+
+    def subscribe(self, link: Link, session: Session, request: Subscribe, offset: int | None = None) -> None:
+        """`offset`: what request.since_us was found to mean."""
+        filters = self._check(session, request)
+        feed = session.feeds.get((filters, request.cursor))
+        if feed is not None and feed.link is not None:
+            self._reply(link, request, feed, is_new=False)
+            return
+        if request.subscription in link.feeds:
+            raise RequestFailure(Code.MALFORMED, f"subscription {request.subscription} exists with other filters")
+        if request.since_us is not None and offset is None:
+            self._effects.append(Locate(link.connection, request, request.since_us))
+            return
+        most = self._catalogue.settings.max_subscriptions
+        if feed is None and len(session.feeds) >= most:
+            raise RequestFailure(Code.TOO_MANY, f"{session.name} has {most} subscriptions, which is the limit here")
+        self._create_topics(filters)
+        start = self._start(request, feed, offset)
+        is_latest = request.start == "latest" or (request.start is None and offset is None)
+        with_retained = request.retained or (feed is None and is_latest)
+        if feed is None:
+            feed = Feed(self._next_serial, session, filters, request.cursor, start)
+            self._next_serial += 1
+            session.feeds[filters, request.cursor] = feed
+            self._delivery.add(feed)
+            text = f"{session.name} subscribed to {', '.join(filters)}"
+            self._effects.append(
+                Notice("subscribed", text, {"client": session.name, "filters": list(filters), "offset": start})
+            )
+        self._delivery.attach(feed, link, request.subscription, start, with_retained=with_retained)
+        self._reply(link, request, feed, is_new=True)
+
+    def unsubscribe(self, link: Link, session: Session, request: Unsubscribe) -> None:
+        feed = self._feed(link, request.subscription)
+        if request.keep:
+            self._delivery.pause(feed)
+            return
+        self.end(session, feed)
+        text = f"{session.name} unsubscribed from {', '.join(feed.filters)}"
+        self._effects.append(Notice("unsubscribed", text, {"client": session.name, "filters": list(feed.filters)}))
+
+    def end(self, session: Session, feed: Feed) -> None:
+        session.feeds.pop((feed.filters, feed.cursor), None)
+        self._delivery.end(feed)
+
+    def commit(self, link: Link, request: Commit) -> None:
+        feed = self._feed(link, request.subscription)
+        if feed.cursor is None:
+            raise RequestFailure(
+                Code.MALFORMED, "the subscription has no named cursor: it moves by itself; subscribe with cursor=..."
+            )
+        if request.offset > self._delivery.next_offset:
+            raise RequestFailure(Code.MALFORMED, f"offset {request.offset} does not exist yet")
+        feed.resume_at = request.offset
+
+    # -- the parts ----------------------------------------------------------------------------------------------------
+
+    def _check(self, session: Session, request: Subscribe) -> tuple[str, ...]:
+        access = self._catalogue.settings.access
+        try:
+            for pattern in request.filters:
+                check_filter(pattern)
+            if request.cursor is not None:
+                check_name(request.cursor)
+        except BadFilterError as error:
+            raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        except UsageError as error:
+            raise RequestFailure(Code.BAD_NAME, f"as a cursor: {error}") from None
+        if request.start is not None and request.since_us is not None:
+            raise RequestFailure(Code.MALFORMED, "a start and a time: give one of them")
+        for pattern in request.filters:
+            if not access.may(session.name, session.is_proved, "subscribe", pattern):
+                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
+        return tuple(sorted(set(request.filters)))
+
+    def _create_topics(self, filters: tuple[str, ...]) -> None:
+        """A filter without wildcards is the name of a topic, which must be there or come into being."""
+        missing = [name for name in filters if not is_pattern(name) and self._catalogue.get(name) is None]
+        for name in missing:
+            if name.startswith("$") or self._catalogue.settings.policy_of(name) != "open":
+                raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist")
+        try:
+            for name in missing:
+                self._catalogue.create(name)
+        except TooManyTopicsError as error:
+            raise RequestFailure(Code.TOO_MANY, str(error)) from None
+
+    def _start(self, request: Subscribe, feed: Feed | None, offset: int | None) -> int:
+        end = self._delivery.next_offset
+        if offset is not None:
+            return min(offset, end)
+        if request.start is None:
+            return end if feed is None else feed.resume_at
+        if request.start == "latest":
+            return end
+        if request.start == "earliest":
+            return self._delivery.first_offset
+        return min(request.start, end)
+
+    def _feed(self, link: Link, number: int) -> Feed:
+        feed = link.feeds.get(number)
+        if feed is None:
+            raise RequestFailure(Code.NOT_SUBSCRIBED, f"there is no subscription {number}")
+        return feed
+
+    def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool) -> None:
+        reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=feed.position)
+        self._effects.append(Send(link.connection, 0, encode_control(reply)))

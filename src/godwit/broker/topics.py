@@ -1,0 +1,180 @@
+"""Topics and filters: how they are written, what a filter matches, when one filter covers another.
+
+A topic is a name with levels, `home/room1/temperature`. A filter is a topic in which whole levels may be wildcards:
+
+    +   one level, anywhere
+    *   one or more levels, anywhere
+    #   what remains, also nothing: `home/#` matches `home` too. Only at the end
+
+A level may be empty, case and blanks count. A topic that begins with `$` belongs to the broker: a filter that begins
+with a wildcard does not match it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import Final, NamedTuple
+
+from godwit.errors import BadFilterError, BadTopicError
+from godwit.limits import MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
+
+ONE: Final = "+"
+SOME: Final = "*"
+REST: Final = "#"
+WILDCARDS: Final = frozenset((ONE, SOME, REST))
+RESERVED: Final = "$"
+
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_NOT_IN_TOPIC: Final = re.compile(r"[\x00-\x1f\x7f+*#]")
+_WILD: Final = re.compile(r"[+*#]")
+_SHOWN_CHARACTERS: Final = 80
+
+
+def check_topic(name: str) -> None:
+    """BadTopicError if nobody can publish under this name."""
+    if problem := _size_problem(name):
+        raise BadTopicError(f"topic {shown(name)} {problem}")
+    if bad := _NOT_IN_TOPIC.search(name):
+        if bad[0] in WILDCARDS:
+            raise BadTopicError(
+                f"topic {shown(name)} contains {bad[0]!r}: "
+                "wildcards are for subscriptions; publish under a name without + * #"
+            )
+        raise BadTopicError(f"topic {shown(name)} {_control_problem(bad[0])}")
+
+
+def check_filter(text: str) -> None:
+    """BadFilterError if it cannot be subscribed to."""
+    if problem := _size_problem(text):
+        raise BadFilterError(f"filter {shown(text)} {problem}")
+    if bad := _CONTROL.search(text):
+        raise BadFilterError(f"filter {shown(text)} {_control_problem(bad[0])}")
+    if not _WILD.search(text):
+        return
+    levels = split(text)
+    for level in levels:
+        if level not in WILDCARDS and (bad := _WILD.search(level)):
+            raise BadFilterError(
+                f"filter {shown(text)} has {bad[0]!r} inside the level {shown(level)}: "
+                "a wildcard stands alone between slashes, as in home/+/temperature"
+            )
+    if REST in levels[:-1]:
+        raise BadFilterError(
+            f"filter {shown(text)} has '#' before its end, where it cannot stand: "
+            "use + (one level) or * (one or more levels) there"
+        )
+
+
+def split(text: str) -> list[str]:
+    """The levels of a topic or a filter."""
+    return text.split("/")
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a filter has a wildcard; one without matches the topic of its own name and nothing else."""
+    return _WILD.search(text) is not None
+
+
+def matches(filter: str, topic: str) -> bool:
+    """Whether a topic matches a filter, both checked before. FilterTrie and TopicTree answer the same for many."""
+    wanted = split(filter)
+    levels = split(topic)
+    if topic.startswith(RESERVED) and wanted[0] in WILDCARDS:
+        return False
+    count = len(levels)
+    reached = {0}  # how many levels of the topic the filter's levels so far may stand for
+    for level in wanted:
+        if level == REST:
+            return True
+        if level == SOME:
+            reached = set(range(min(reached) + 1, count + 1))
+        else:
+            reached = {at + 1 for at in reached if at < count and level in (ONE, levels[at])}
+        if not reached:
+            return False
+    return count in reached
+
+
+def covers(outer: str, inner: str) -> bool:
+    """Whether every topic that `inner` matches is matched by `outer` too. Both may also be plain topics.
+
+    The outer filter is laid over the inner one: a literal over the same literal, a run of wildcards over so many
+    levels, exactly or at least. Nothing exact may lie over what has no fixed length.
+    """
+    if inner.startswith(RESERVED) and split(outer)[0] in WILDCARDS:
+        return False
+    parts = _parts(inner)
+    least = [0]  # levels that the first so many parts stand for at least
+    for part in parts:
+        least.append(least[-1] + (part is not None))
+    reached = [0]  # where in the parts the outer filter's items so far can end
+    for item in _items(outer):
+        if not reached:
+            return False
+        if isinstance(item, str):
+            reached = [at + 1 for at in reached if at < len(parts) and parts[at] == item]
+        elif item.is_open:
+            reached = list(range(bisect_left(least, least[reached[0]] + item.levels, lo=reached[0]), len(least)))
+        else:
+            stops = ((at, at + item.levels) for at in reached)
+            reached = [stop for at, stop in stops if stop < len(least) and least[stop] - least[at] == item.levels]
+    return len(parts) in reached
+
+
+def shown(text: str) -> str:
+    """A name as an error text quotes it: never long, nothing that a terminal would act on."""
+    return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
+
+
+class _Gap(NamedTuple):
+    """A run of wildcards: so many levels, or at least so many."""
+
+    levels: int
+    is_open: bool
+
+
+def _items(filter: str) -> list[str | _Gap]:
+    """A filter's literal levels, with a gap for each run of wildcards between them."""
+    items: list[str | _Gap] = []
+    gap: _Gap | None = None
+    for level in split(filter):
+        if level in WILDCARDS:
+            levels, is_open = gap or (0, False)
+            gap = _Gap(levels + (level != REST), is_open or level != ONE)
+            continue
+        if gap is not None:
+            items.append(gap)
+            gap = None
+        items.append(level)
+    return items if gap is None else [*items, gap]
+
+
+def _parts(filter: str) -> list[str | None]:
+    """A filter's levels, with `*` as `+` and None, and `#` as None: any number of levels, also none."""
+    parts: list[str | None] = []
+    for level in split(SOME if filter == REST else filter):  # a topic has a level, so alone they mean the same
+        if level != REST:
+            parts.append(ONE if level == SOME else level)
+        if level in (SOME, REST):
+            parts.append(None)
+    return parts
+
+
+def _size_problem(text: str) -> str | None:
+    if not text:
+        return "is empty: give it at least one character"
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        return "is not valid Unicode (half of a surrogate pair): it could not be written as UTF-8"
+    if size_bytes > MAX_TOPIC_BYTES:
+        return f"is {size_bytes} bytes long: at most {MAX_TOPIC_BYTES} are allowed"
+    levels = text.count("/") + 1
+    if levels > MAX_TOPIC_LEVELS:
+        return f"has {levels} levels: at most {MAX_TOPIC_LEVELS} are allowed"
+    return None
+
+
+def _control_problem(character: str) -> str:
+    return f"contains the control character U+{ord(character):04X}: leave it out"

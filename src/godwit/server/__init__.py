@@ -1,0 +1,1 @@
+"""Endpoint, broker and store as one machine, sans-IO, and the file that configures it."""

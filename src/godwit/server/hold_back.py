@@ -1,0 +1,73 @@
+"""Appends wait while they would push out of the log what a connected subscriber still needs, for a limited time."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from godwit.broker.broker import Broker
+from godwit.broker.effects import Append, Committed, Losing
+from godwit.store.memory import entry_bytes
+from godwit.store.port import Entry, Store
+
+READ_BYTES = 1024 * 1024
+
+
+class HoldBack:
+    """Feed: append, work. It answers the broker with Committed, and with Losing before the log forgets anything."""
+
+    def __init__(self, broker: Broker, store: Store) -> None:
+        self._broker = broker
+        self._store = store
+        self._waiting: deque[Append] = deque()
+        self._held_until_us: int | None = None
+        self.held_bytes = 0
+
+    @property
+    def due_us(self) -> int | None:
+        """When `work` wants to be called, if nothing else happens before."""
+        return self._held_until_us
+
+    def append(self, effect: Append, now_us: int) -> None:
+        self._waiting.append(effect)
+        self.held_bytes += _size_bytes(effect)
+        self.work(now_us)
+
+    def work(self, now_us: int) -> None:
+        """Appends what may be appended now, in order."""
+        while self._waiting:
+            effect = self._waiting[0]
+            size_bytes = _size_bytes(effect)
+            floor = self._store.floor_after(size_bytes)
+            if floor > self._store.first_offset and not self._may_forget(floor, now_us):
+                return
+            self._waiting.popleft()
+            self.held_bytes -= size_bytes
+            first_offset = self._store.append(effect.entries)
+            self._broker.handle(Committed(first_offset), now_us)
+
+    def _may_forget(self, floor: int, now_us: int) -> bool:
+        broker = self._broker
+        late = broker.overrun(floor)
+        if late:
+            if self._held_until_us is None:
+                self._held_until_us = now_us + int(broker.settings.hold_back_s * 1e6)
+            if now_us < self._held_until_us:
+                return False
+            broker.abandon(late)
+        self._held_until_us = None
+        losing = self._below(floor) if broker.needs_below(floor) else []
+        broker.handle(Losing(losing, floor), now_us)
+        return True
+
+    def _below(self, floor: int) -> list[tuple[int, Entry]]:
+        entries: list[tuple[int, Entry]] = []
+        offset = self._store.first_offset
+        while offset < floor:
+            found = self._store.read(offset, READ_BYTES)
+            entries += [(first, entry) for first, entry in found.entries if first < floor]
+            offset = found.next_offset
+        return entries
+
+
+def _size_bytes(effect: Append) -> int:
+    return sum([entry_bytes(entry) for entry in effect.entries])

@@ -1,0 +1,241 @@
+"""Endpoints, broker and store as one machine, sans-IO. A listener is one socket's part of it.
+
+    feed     Listener.receive, Listener.handle_timers (the contract of godwit.net.drive); change_settings, close
+    drain    Listener.events (notices for the people who run it), Listener.next_train, Listener.next_timer
+    look     buffered_bytes, broker, store
+
+All listeners share one broker: what is fed to one may give another something to send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from godwit import limits
+from godwit.broker.broker import Broker
+from godwit.broker.effects import (
+    Append,
+    Close,
+    Confirm,
+    Consume,
+    Found,
+    Locate,
+    Located,
+    Notice,
+    Open,
+    Read,
+    Send,
+    Tick,
+)
+from godwit.broker.settings import Settings
+from godwit.errors import ChannelError, ConnectionClosedError, SendBufferFullError, UsageError
+from godwit.server.hold_back import HoldBack
+from godwit.store.port import Store
+from godwit.transport.config import EndpointConfig
+from godwit.transport.endpoint import Endpoint
+from godwit.transport.train import Train
+from godwit.wire.control import Code
+
+READS_A_TURN: Final = 4
+"""Of the log, for subscriptions that are behind: then the others have their turn."""
+
+
+class Server:
+    """One broker with its log, for any number of listeners."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        entropy: Callable[[int], bytes],
+        now: float,
+        epoch_us: int,
+    ) -> None:
+        self._entropy = entropy
+        self._now = now
+        self._wall_us = 0
+        self.set_wall_clock(now, epoch_us)
+        self.store = store
+        self.broker = Broker(
+            settings,
+            entropy=entropy,
+            now_us=epoch_us,
+            log_id=store.log_id,
+            first_offset=store.first_offset,
+            next_offset=store.next_offset,
+        )
+        self.listeners: list[Listener] = []
+        self._hold_back = HoldBack(self.broker, store)
+        self._reads: deque[Read] = deque()
+        self._notices: list[Notice] = []
+        self._apply: dict[type[Any], Callable[[Any], None]] = {
+            Send: self._send,
+            Confirm: self._confirm,
+            Consume: self._consume,
+            Append: self._append,
+            Open: self._open,
+            Close: self._close,
+            Read: self._reads.append,
+            Locate: self._locate,
+            Notice: self._notices.append,
+        }
+
+    def listen(self, config: EndpointConfig) -> Listener:
+        """One more socket; `config` says what its kernel can do, the limits come from the settings."""
+        listener = Listener(self, Endpoint(config, entropy=self._entropy))
+        self.listeners.append(listener)
+        return listener
+
+    def set_wall_clock(self, now: float, epoch_us: int) -> None:
+        """Tells what time it is at `now`. It never goes backwards: an earlier time than before is not taken."""
+        self._wall_us = max(self._wall_us, epoch_us - int(now * 1e6))
+
+    def change_settings(self, settings: Settings) -> None:
+        """New topics, policies and access rules. Limits of connections hold for new listeners."""
+        self.broker.change_settings(settings)
+
+    def close(self, now: float) -> None:
+        """Tells all clients that the broker is being stopped."""
+        self._now = now
+        for listener in self.listeners:
+            for connection in list(listener.endpoint.connections.values()):
+                connection.close(now, Code.SHUTDOWN, "the broker is being stopped")
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What is held beside the log: in the transport, and of appends that wait."""
+        return sum(listener.endpoint.buffered_bytes for listener in self.listeners) + self._hold_back.held_bytes
+
+    # -- the turn -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _now_us(self) -> int:
+        return int(self._now * 1e6) + self._wall_us
+
+    def advance(self, now: float) -> None:
+        """Time has passed."""
+        if now > self._now:
+            self._now = now
+
+    def next_timer(self) -> float:
+        """When a turn is wanted, if nothing else happens before."""
+        if self._reads:
+            return self._now
+        due_us = self.broker.next_timer_us()
+        held_until_us = self._hold_back.due_us
+        if held_until_us is not None:
+            due_us = min(due_us, held_until_us)
+        return (due_us + 1 - self._wall_us) / 1e6  # rounded down it would come too early, again and again
+
+    def turn(self) -> list[Notice]:
+        """Everything that was fed since the last turn goes through broker and store. Gives the notices."""
+        broker = self.broker
+        now_us = self._now_us
+        for listener in self.listeners:
+            for event in listener.endpoint.events():
+                broker.handle(event, now_us)
+        if broker.next_timer_us() <= now_us:
+            broker.handle(Tick(), now_us)
+        self._hold_back.work(now_us)
+        self._carry_out()
+        for _ in range(min(len(self._reads), READS_A_TURN)):
+            read = self._reads.popleft()
+            found = self.store.read(read.offset, read.max_bytes)
+            broker.handle(Found(read.feed, found.entries, found.next_offset), now_us)
+        self._carry_out()
+        notices = self._notices[:]
+        self._notices.clear()
+        return notices
+
+    def _carry_out(self) -> None:
+        apply = self._apply
+        while effects := self.broker.effects():
+            for effect in effects:
+                apply[type(effect)](effect)
+
+    # -- effects ------------------------------------------------------------------------------------------------------
+
+    def _send(self, effect: Send) -> None:
+        try:
+            effect.connection.send(effect.channel, effect.body, reliable=effect.reliable, last=effect.last)
+        except ConnectionClosedError:
+            pass  # its Closed event is on the way to the broker
+        except (SendBufferFullError, UsageError) as error:
+            # Too many replies wait that it does not take, or it takes only shorter records than it asked for.
+            effect.connection.close(self._now, Code.LIMIT, f"nothing more can be sent to it: {error}"[:200])
+
+    def _confirm(self, effect: Confirm) -> None:
+        with contextlib.suppress(ConnectionClosedError):
+            effect.connection.confirm(effect.channel, effect.record, effect.reached)
+
+    def _consume(self, effect: Consume) -> None:
+        effect.connection.consume(effect.channel, effect.body_bytes)
+
+    def _open(self, effect: Open) -> None:
+        try:
+            channel = effect.connection.open_channel()
+        except ConnectionClosedError:
+            return
+        except ChannelError as error:
+            effect.connection.close(self._now, Code.LIMIT, f"it takes too few channels for its subscriptions: {error}")
+            return
+        assert channel == effect.channel, f"the broker counted {effect.channel}, the transport {channel}"
+
+    def _close(self, effect: Close) -> None:
+        effect.connection.close(self._now, effect.code, effect.reason)
+
+    def _append(self, effect: Append) -> None:
+        self._hold_back.append(effect, self._now_us)
+
+    def _locate(self, effect: Locate) -> None:
+        offset = self.store.offset_at(effect.time_us)
+        self.broker.handle(Located(effect.connection, effect.request, offset), self._now_us)
+
+
+class Listener:
+    """One socket's endpoint, in the shape that the driver knows."""
+
+    def __init__(self, server: Server, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._server = server
+
+    def receive(self, train: Train, now: float) -> None:
+        self._server.advance(now)
+        self.endpoint.receive(train, now)
+
+    def handle_timers(self, now: float) -> None:
+        self._server.advance(now)
+        self.endpoint.handle_timers(now)
+
+    def events(self) -> list[Notice]:
+        """Does the server's work for everything that was fed, and gives what is worth telling."""
+        return self._server.turn()
+
+    def next_train(self, now: float) -> Train | None:
+        return self.endpoint.next_train(now)
+
+    def next_timer(self) -> float | None:
+        timer = self.endpoint.next_timer()
+        due = self._server.next_timer()
+        return due if timer is None else min(timer, due)
+
+
+def endpoint_config(settings: Settings, *, receive_buffer_bytes: int, max_datagram_bytes: int) -> EndpointConfig:
+    """What a listener offers: the kernel's figures, and the limits of the settings."""
+    max_record_bytes = settings.max_message_bytes + (limits.MAX_RECORD_BYTES - limits.MAX_MESSAGE_BYTES)
+    return EndpointConfig(
+        accepts=True,
+        receive_buffer_bytes=receive_buffer_bytes,
+        max_datagram_bytes=max_datagram_bytes,
+        max_connections=settings.max_clients,
+        max_connections_per_host=settings.max_clients_per_host,
+        max_record_bytes=max_record_bytes,
+        connection_window_bytes=settings.client_window_bytes,
+        channel_window_bytes=min(limits.CHANNEL_WINDOW_BYTES, settings.client_window_bytes),
+        # The broker bounds what is under way by the window; one record may be longer than that.
+        send_buffer_bytes=settings.client_window_bytes + max_record_bytes,
+    )

@@ -1,0 +1,309 @@
+"""Who comes in under which name, who takes over from whom, and what happens to a client that is gone."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.world import LOG_ID, Peer, World
+
+from godwit.broker.access import Access, Rule
+from godwit.broker.settings import Settings
+from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
+from godwit.wire import control as c
+from godwit.wire.control import Code, Will
+from godwit.wire.proof import is_proof, make_proof
+
+SECRET = b"correct horse battery staple"
+EVERYTHING = Rule(clients=("*",), allow=frozenset({"publish", "subscribe", "create", "kick"}), topics=("#",))
+
+
+def guarded(*, anonymous: bool = True) -> Settings:
+    return Settings(access=Access(secrets={"alice": SECRET}, rules=(EVERYTHING,), allows_anonymous=anonymous))
+
+
+def refused(peer: Peer) -> Code:
+    assert peer.closed is not None
+    assert peer.closed[1], "a refusal gives its reason"
+    return Code(peer.closed[0])
+
+
+# -- logins -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_words() -> None:
+    world = World()
+    welcome = world.peer().login("alice")
+    assert welcome.name == "alice"
+    assert not welcome.resumed
+    assert welcome.proof == b""
+    assert welcome.log == LOG_ID
+    assert welcome.max_message_bytes == world.server.broker.settings.max_message_bytes
+    assert world.told("connected") == ["alice connected from 192.0.2.1:40000"]
+
+
+def test_a_client_without_a_name_gets_one_and_no_session() -> None:
+    world = World()
+    first, second = world.peer().login(), world.peer().login()
+    assert first.name != second.name
+    assert first.name.startswith("anonymous-")
+    world.peers[0].subscribe("a")
+    world.peers[0].leave()
+    assert first.name not in world.server.broker._admission.sessions
+    assert world.server.broker.figures()["subscriptions"] == 0
+
+
+def test_a_proof_opens_the_name_and_the_broker_proves_itself() -> None:
+    world = World(guarded())
+    peer = world.peer()
+    welcome = peer.login("alice", secret=SECRET)
+    assert is_proof(welcome.proof, SECRET, "server", peer.binding, "alice")
+
+
+def test_a_wrong_proof_is_refused() -> None:
+    world = World(guarded())
+    elsewhere = make_proof(SECRET, "client", bytes(32), "alice")  # right, but for another connection
+    for proof in (b"", bytes(32), elsewhere):
+        peer = world.peer()
+        peer.try_login("alice", proof=proof)
+        assert refused(peer) is Code.NOT_ALLOWED
+        assert "secret" in (peer.closed or (0, ""))[1]
+    assert not world.server.broker._admission.sessions
+
+
+def test_what_the_broker_said_proves_nothing() -> None:
+    world = World(guarded())
+    peer = world.peer()
+    peer.try_login("alice", proof=make_proof(SECRET, "server", peer.binding, "alice"))
+    assert refused(peer) is Code.NOT_ALLOWED
+
+
+def test_a_broker_for_known_clients_only() -> None:
+    world = World(guarded(anonymous=False))
+    for name in (None, "bob"):
+        peer = world.peer()
+        peer.try_login(name)
+        assert refused(peer) is Code.NOT_ALLOWED
+    world.peer().login("alice", secret=SECRET)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "$broker", "\x7f", "\u00fc" * (MAX_CLIENT_NAME_BYTES // 2 + 1)])
+def test_names_that_nobody_may_have(name: str) -> None:
+    peer = World().peer()
+    peer.try_login(name)
+    assert refused(peer) is Code.BAD_NAME
+
+
+def test_a_longest_name_and_blanks_are_fine() -> None:
+    world = World()
+    assert world.peer().login("n" * MAX_CLIENT_NAME_BYTES).name == "n" * MAX_CLIENT_NAME_BYTES
+    assert world.peer().login("the sensor in room 1").name == "the sensor in room 1"
+
+
+def test_without_a_login_the_connection_ends() -> None:
+    world = World()
+    peer, client = world.peer(), world.client("alice")
+    world.pass_s(LOGIN_TIMEOUT_S - 0.1)
+    assert peer.closed is None
+    world.pass_s(0.2)
+    assert refused(peer) is Code.NOT_LOGGED_IN
+    assert client.closed is None
+
+
+def test_there_are_only_so_many_sessions() -> None:
+    world = World(Settings(max_sessions=2))
+    world.client("a", session_expiry_s=100).leave()
+    world.client("b")
+    peer = world.peer()
+    peer.try_login("c")
+    assert refused(peer) is Code.TOO_MANY
+    assert world.peer().login("a").resumed
+
+
+# -- takeover ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_run_of_a_client_takes_over_its_older_connection() -> None:
+    world = World()
+    instance = b"run 1 of alice.."
+    older = world.client("alice", instance=instance, will=Will(topic="wills", payload=b"gone"))
+    watcher = world.client("watcher")
+    watcher.subscribe("wills")
+    assert world.peer().login("alice", instance=instance).resumed
+    assert refused(older) is Code.TAKEN_OVER
+    assert watcher.got == []  # it is not gone
+
+
+def test_who_proves_the_name_takes_it_and_the_former_one_is_gone() -> None:
+    world = World(guarded())
+    older = world.client("alice", secret=SECRET, will=Will(topic="wills", payload=b"gone"))
+    watcher = world.client("watcher")
+    watcher.subscribe("wills")
+    world.peer().login("alice", secret=SECRET)
+    assert refused(older) is Code.TAKEN_OVER
+    assert watcher.payloads == [b"gone"]
+
+
+def test_a_name_in_use_is_kept_by_whoever_answers() -> None:
+    world = World()
+    holder = world.client("alice")
+    second = world.peer()
+    second.try_login("alice")
+    assert refused(second) is Code.NAME_IN_USE
+    assert holder.closed is None
+    assert len(holder.all(c.Ping)) == 1
+
+
+def test_a_holder_that_does_not_answer_loses_its_name() -> None:
+    world = World()
+    holder = world.client("alice", session_expiry_s=100)
+    holder.answers_pings = False
+    second, third = world.peer(), world.peer()
+    second.try_login("alice")
+    third.try_login("alice")
+    assert refused(second) is Code.NAME_IN_USE  # one at a time may wait: the last who came
+    assert third.closed is None
+    assert not third.all(c.Welcome)
+    world.pass_s(NAME_PING_S + 0.1)
+    assert refused(holder) is Code.TIMEOUT
+    assert third.last(c.Welcome).name == "alice"
+
+
+def test_a_holder_that_leaves_meanwhile_makes_room() -> None:
+    world = World()
+    holder = world.client("alice")
+    holder.answers_pings = False
+    second = world.peer()
+    second.try_login("alice")
+    holder.leave()
+    assert second.last(c.Welcome).name == "alice"
+
+
+def test_who_waits_for_a_name_and_goes_is_forgotten() -> None:
+    world = World()
+    holder = world.client("alice")
+    holder.answers_pings = False
+    second = world.peer()
+    second.try_login("alice")
+    second.die()
+    world.pass_s(NAME_PING_S + 0.1)
+    assert holder.closed is None
+    third = world.peer()
+    holder.answers_pings = True
+    third.try_login("alice")
+    assert refused(third) is Code.NAME_IN_USE
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_outlives_its_connection_for_as_long_as_was_asked() -> None:
+    world = World()
+    world.client("alice", session_expiry_s=60).leave()
+    world.pass_s(59)
+    second = world.peer()
+    assert second.login("alice", session_expiry_s=60).resumed
+    second.die()
+    world.pass_s(61)
+    assert world.told("session_expired") == ["the session of alice expired"]
+    assert not world.peer().login("alice").resumed
+
+
+def test_without_an_expiry_it_ends_with_the_connection() -> None:
+    world = World()
+    first = world.client("alice")
+    first.subscribe("a/#")
+    first.leave()
+    assert world.server.broker.figures()["subscriptions"] == 0
+    assert not world.peer().login("alice").resumed
+
+
+def test_a_broker_keeps_no_session_for_ever() -> None:
+    world = World(Settings(max_session_expiry_s=10))
+    world.client("alice", session_expiry_s=MAX_SESSION_EXPIRY_S).leave()
+    world.pass_s(11)
+    assert not world.peer().login("alice").resumed
+
+
+def test_a_fresh_start_forgets_the_session() -> None:
+    world = World()
+    first = world.client("alice", session_expiry_s=100)
+    first.subscribe("a")
+    first.leave()
+    publisher = world.client("bob")
+    publisher.publish(publisher.open("a"), b"missed")
+    second = world.peer()
+    assert not second.login("alice", fresh=True).resumed
+    second.subscribe("a")
+    assert second.got == []
+
+
+# -- wills ------------------------------------------------------------------------------------------------------------
+
+
+def watched(**fields: object) -> tuple[World, Peer, Peer]:
+    """A world, one who has left a will, and one who waits for it."""
+    world = World()
+    watcher = world.client("watcher")
+    watcher.subscribe("wills/#")
+    will = Will(topic="wills/alice", payload=b"gone", **fields)  # type: ignore[arg-type]
+    return world, world.client("alice", will=will, session_expiry_s=100), watcher
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_will_is_published_when_its_client_dies(qos: int) -> None:
+    world, client, watcher = watched(qos=qos)
+    client.die()
+    (got,) = watcher.got
+    assert (got.topic, got.payload, got.publisher, got.qos) == ("wills/alice", b"gone", "alice", qos)
+    assert got.published_us == world.now_us
+    late = world.client("late")
+    late.subscribe("wills/alice")
+    assert late.got == []
+
+
+def test_a_will_can_be_retained() -> None:
+    world, client, _ = watched(retain=True)
+    client.die()
+    late = world.client("late")
+    late.subscribe("wills/alice")
+    assert [(got.payload, got.retain) for got in late.got] == [(b"gone", True)]
+
+
+@pytest.mark.parametrize("code", [Code.NORMAL, Code.SHUTDOWN])
+def test_a_goodbye_keeps_the_will_back(code: Code) -> None:
+    world, client, watcher = watched()
+    client.leave(code)
+    assert watcher.got == []
+    assert world.peer().login("alice").resumed
+
+
+@pytest.mark.parametrize("code", [Code.PROTOCOL, Code.INTERNAL])
+def test_an_end_that_is_no_goodbye_does_not(code: Code) -> None:
+    _, client, watcher = watched()
+    client.leave(code)
+    assert watcher.payloads == [b"gone"]
+
+
+def test_a_will_is_published_once() -> None:
+    world, client, watcher = watched()
+    client.die()
+    world.client("alice").die()
+    assert watcher.payloads == [b"gone"]
+
+
+def test_a_will_that_cannot_be_is_refused_with_the_login() -> None:
+    settings = Settings(
+        policies=(("made/#", "explicit"),),
+        access=Access(rules=(Rule(clients=("*",), allow=frozenset({"publish"}), topics=("allowed/#", "made/#")),)),
+    )
+    world = World(settings)
+    for topic, code in (
+        ("a/+", Code.BAD_TOPIC),
+        ("", Code.BAD_TOPIC),
+        ("$sys/x", Code.NOT_ALLOWED),
+        ("other", Code.NOT_ALLOWED),
+        ("made/up", Code.NO_SUCH_TOPIC),
+    ):
+        peer = world.peer()
+        peer.try_login("alice", will=Will(topic=topic, payload=b""))
+        assert refused(peer) is code, topic
+    world.peer().login("alice", will=Will(topic="allowed/x", payload=b""))

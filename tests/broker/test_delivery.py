@@ -1,0 +1,259 @@
+"""Delivery: windows, catching up, gaps, live numbers, retained messages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.broker.world import Got, Peer, World
+
+from godwit.broker.settings import Settings
+from godwit.limits import KIB, MAX_UNRELIABLE_BYTES
+from godwit.wire import control as c
+
+WINDOW = 64 * KIB
+
+
+def pair(world: World, *, qos: c.Qos = 1, pattern: str = "news") -> tuple[Peer, int, Peer]:
+    """A publisher with its channel, and a subscriber that takes nothing by itself."""
+    alice, bob = world.client("alice"), world.client("bob", session_expiry_s=1000)
+    bob.confirms_itself = False
+    bob.subscribe(pattern, number=1)
+    bob.confirm_all()
+    world.run()
+    return alice, alice.open("news", qos), bob
+
+
+def offsets(peer: Peer) -> list[int]:
+    return [got.offset for got in peer.got]
+
+
+# -- the window -------------------------------------------------------------------------------------------------------
+
+
+def test_a_subscriber_that_takes_nothing_gets_its_window_and_no_more() -> None:
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, bob = pair(world)
+    for number in range(100):
+        alice.publish(channel, b"%4d" % number + bytes(4 * KIB))
+    assert alice.confirmed[channel][0] == 100  # the publisher does not feel it
+    assert 10 < len(bob.got) < WINDOW // (4 * KIB) + 2
+    bob.confirms_itself = True
+    world.run()
+    assert offsets(bob) == list(range(100))
+    assert bob.gaps == []
+    alice.publish(channel, b"live again")
+    assert offsets(bob)[-1] == 100
+
+
+def test_a_slow_subscriber_does_not_slow_the_others() -> None:
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, _ = pair(world)
+    quick = world.client("quick")
+    quick.subscribe("news")
+    for _ in range(100):
+        alice.publish(channel, bytes(4 * KIB))
+    assert len(quick.got) == 100
+
+
+def test_the_window_is_that_of_a_client_and_not_of_a_subscription() -> None:
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, bob = pair(world)
+    for number in range(2, 12):
+        bob.subscribe("news", cursor=str(number), number=number)
+    for _ in range(40):
+        alice.publish(channel, bytes(4 * KIB))
+    assert sum(len(got.payload) for got in bob.got) <= WINDOW + 12 * 4 * KIB
+    bob.confirms_itself = True
+    world.run()
+    assert len(bob.got) == 11 * 40
+    assert all(offsets_of_lane == list(range(40)) for offsets_of_lane in _by_lane(bob))
+
+
+def _by_lane(peer: Peer) -> list[list[int]]:
+    """Offsets of each subscription: they all got the same, so every offset comes as often as there are of them."""
+    counts: dict[int, int] = {}
+    rows: list[list[int]] = []
+    for offset in offsets(peer):
+        place = counts.get(offset, 0)
+        counts[offset] = place + 1
+        if place == len(rows):
+            rows.append([])
+        rows[place].append(offset)
+    return rows
+
+
+def test_a_message_longer_than_the_window_comes_alone() -> None:
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, bob = pair(world)
+    for size in (10, 5 * WINDOW, 10):
+        alice.publish(channel, bytes(size))
+    bob.confirms_itself = True
+    world.run()
+    assert [len(got.payload) for got in bob.got] == [10, 5 * WINDOW, 10]
+
+
+def test_small_batches_are_joined_to_few_records() -> None:
+    world = World()
+    _, _, bob = pair(world, pattern="#")
+    clients = [world.client() for _ in range(50)]
+    channels = [client.start(f"room/{number}") for number, client in enumerate(clients)]
+    records = bob.lanes[1].records
+    for client, channel in zip(clients, channels, strict=True):
+        client.record(channel, b"\x41" + bytes(8) + b"21.5")
+    world.run()
+    assert len(bob.got) == 50
+    assert bob.lanes[1].records - records <= 2  # the labels, and one record for all
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_catching_up_loses_and_repeats_nothing(seed: int) -> None:
+    """Publishers, a subscriber that takes now and then, and one that comes and goes: every offset once, in order."""
+    rng = random.Random(seed)
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, bob = pair(world)
+    other = alice.open("other")
+    wanted: list[int] = []
+    next_offset = 0
+    for _ in range(300):
+        match rng.randrange(8):
+            case 0:
+                bob.confirm_all()
+            case 1:
+                alice.publish(other, *[bytes(rng.randrange(2000))] * (count := rng.randrange(1, 4)))
+                next_offset += count
+            case _:
+                count = rng.randrange(1, 6)
+                alice.publish(channel, *[bytes(rng.randrange(4000))] * count)
+                wanted += range(next_offset, next_offset + count)
+                next_offset += count
+    bob.confirms_itself = True
+    world.run()
+    assert offsets(bob) == wanted
+    assert bob.gaps == []
+
+
+# -- gaps -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_left_the_log_while_a_client_was_away_is_counted() -> None:
+    world = World(ring_bytes=64 * KIB)
+    alice, channel, bob = pair(world)
+    other = alice.open("other")
+    alice.publish(channel, b"taken")
+    bob.confirm_all()
+    world.run()
+    bob.die()
+    for _ in range(20):
+        alice.publish(channel, bytes(4 * KIB), b"and a small one")
+        alice.publish(other, bytes(4 * KIB))
+    first = world.store.first_offset
+    bob = world.client("bob", session_expiry_s=1000)
+    bob.subscribe("news")
+    (gap,) = bob.gaps
+    assert bob.order[0] is gap
+    assert gap.next_offset == first
+    assert gap.count + len(bob.got) == 40  # those on the other topic are not counted
+    assert all(offset >= first for offset in offsets(bob))
+
+
+def test_a_gap_stands_in_its_place() -> None:
+    world = World(Settings(client_window_bytes=WINDOW, hold_back_s=0), ring_bytes=2 * WINDOW)
+    alice, channel, bob = pair(world)
+    for _ in range(200):
+        alice.publish(channel, bytes(4 * KIB))
+    bob.confirms_itself = True
+    world.run()
+    (gap,) = bob.gaps
+    place = bob.order.index(gap)
+    before = [message.offset for message in bob.order[:place] if isinstance(message, Got)]
+    behind = [message.offset for message in bob.order[place + 1 :] if isinstance(message, Got)]
+    assert before == list(range(len(before)))
+    assert behind == list(range(gap.next_offset, 200))
+    assert gap.count == gap.next_offset - len(before)
+    assert world.told("slow") == ["bob is too slow for news: it will miss messages"]
+
+
+def test_a_start_before_the_log_begins_is_a_gap() -> None:
+    world = World(ring_bytes=64 * KIB)
+    alice = world.client("alice")
+    channel = alice.open("news")
+    for _ in range(40):
+        alice.publish(channel, bytes(4 * KIB))
+    bob = world.client("bob")
+    bob.subscribe("news", start=0)
+    first = world.store.first_offset
+    assert bob.gaps == [c.Gap(count=first, next_offset=first)]
+    assert offsets(bob) == list(range(first, 40))
+    carol = world.client("carol")
+    carol.subscribe("news", start="earliest")
+    assert carol.gaps == []
+    assert offsets(carol) == offsets(bob)
+
+
+# -- the live channel -------------------------------------------------------------------------------------------------
+
+
+def test_live_messages_are_numbered_so_that_losses_show() -> None:
+    world = World()
+    alice, channel, bob = pair(world, qos=0)
+    alice.publish(channel, b"0", b"1", qos=0, reliable=False)
+    bob.loses_unreliable = True
+    alice.publish(channel, b"2", b"3", b"4", qos=0, reliable=False)
+    bob.loses_unreliable = False
+    alice.publish(channel, b"5", qos=0, reliable=False)
+    assert [(got.payload, got.offset, got.live) for got in bob.got] == [
+        (b"0", 0, True),
+        (b"1", 1, True),
+        (b"5", 5, True),
+    ]
+
+
+def test_what_the_broker_drops_is_counted_too() -> None:
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, bob = pair(world, qos=0)
+    for _ in range(50):
+        alice.publish(channel, bytes(4 * KIB), qos=0)  # too long for a datagram, so it would have to be held
+    sent = len(bob.got)
+    assert 5 < sent < 30
+    bob.confirm_all()
+    world.run()
+    alice.publish(channel, b"x", qos=0, reliable=False)
+    assert bob.got[-1].offset == 50
+    assert world.server.broker.figures()["messages/dropped"] == 50 - sent
+
+
+def test_live_messages_come_with_their_labels_and_in_small_records() -> None:
+    world = World()
+    alice, channel, bob = pair(world, qos=0)
+    for _ in range(20):
+        alice.record(channel, b"\x01" + bytes(8) + bytes(100), reliable=False)
+    world.run()
+    assert len(bob.got) == 20
+    assert MAX_UNRELIABLE_BYTES < 20 * 100
+
+
+def test_live_and_logged_messages_do_not_mix_their_numbers() -> None:
+    world = World()
+    alice, channel, bob = pair(world)
+    live = alice.open("news", 0)
+    alice.publish(channel, b"logged")
+    alice.publish(live, b"live", qos=0, reliable=False)
+    assert [(got.payload, got.offset, got.live, got.qos) for got in bob.got] == [
+        (b"logged", 0, False, 1),
+        (b"live", 0, True, 0),
+    ]
+
+
+# -- labels -----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.broker.lane.MAX_LABELS", 10)
+    world = World()
+    _, _, bob = pair(world, pattern="#")
+    alice = world.client("many")
+    for number in range(60):
+        alice.publish(alice.open(f"room/{number}"), b"x")
+        assert len(bob.lanes[1].topics) <= 11
+    assert [got.topic for got in bob.got] == [f"room/{number}" for number in range(60)]

@@ -1,0 +1,125 @@
+"""Requests and replies: everything is answered, nothing before the login, and not without end."""
+
+from __future__ import annotations
+
+import cbor2
+import pytest
+from tests.broker.world import World
+
+from godwit.broker.desk import REQUEST_BURST_S
+from godwit.limits import REQUESTS_PER_S
+from godwit.wire import control as c
+from godwit.wire.control import Code, encode_control
+
+
+def test_a_ping_is_answered() -> None:
+    assert World().client("alice").ask(c.Ping(request=77)) == c.Pong(request=77)
+
+
+def test_nothing_is_done_before_the_login() -> None:
+    world = World()
+    peer = world.peer()
+    for message in (
+        c.Ping(request=1),
+        c.Subscribe(request=2, subscription=1, filters=["a"]),
+        c.Kick(request=3, client="alice"),
+        c.Topics(request=4),
+    ):
+        assert peer.refusal(message) is Code.NOT_LOGGED_IN
+    assert peer.closed is None
+    assert peer.login("alice").name == "alice"
+
+
+def test_a_channel_before_the_login_ends_the_connection() -> None:
+    world = World()
+    peer = world.peer()
+    peer.start("a")
+    assert peer.end == Code.NOT_LOGGED_IN
+
+
+def test_a_second_login_is_refused() -> None:
+    alice = World().client("alice")
+    assert alice.refusal(c.Login(request=50, name="bob", instance=bytes(16))) is Code.MALFORMED
+
+
+def test_an_unknown_kind_is_answered() -> None:
+    world = World()
+    alice = world.client("alice")
+    alice.receive(0, 9, cbor2.dumps({"kind": "teleport", "request": 8}))
+    world.run()
+    error = alice.last(c.Error)
+    assert (error.code, error.request) == (Code.UNKNOWN_KIND, 8)
+    assert "teleport" in error.text
+
+
+def test_a_malformed_request_is_answered() -> None:
+    world = World()
+    alice = world.client("alice")
+    alice.receive(0, 9, cbor2.dumps({"kind": "subscribe", "request": 8, "subscription": 1, "filters": []}))
+    world.run()
+    error = alice.last(c.Error)
+    assert (error.code, error.request) == (Code.MALFORMED, 8)
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"\x80", cbor2.dumps({"request": 1})])
+def test_what_is_no_message_ends_the_connection(body: bytes) -> None:
+    world = World()
+    alice = world.client("alice")
+    alice.receive(0, 9, body)
+    world.run()
+    assert alice.end == Code.PROTOCOL
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        c.Welcome(request=1, name="x", max_message_bytes=1),
+        c.Subscribed(request=1, subscription=1),
+        c.Done(request=1),
+        c.Opened(channel=1),
+        c.Labels(),
+        c.Feed(subscription=1),
+        c.Open(topic="a"),
+    ],
+)
+def test_what_only_a_broker_says_is_not_taken(message: c.ControlMessage) -> None:
+    world = World()
+    alice = world.client("alice")
+    before = len(alice.said)
+    alice.say(message)
+    world.run()
+    (error,) = alice.said[before:]
+    assert isinstance(error, c.Error)
+    assert error.code == Code.MALFORMED
+
+
+def test_an_error_and_an_unasked_pong_are_never_answered() -> None:
+    world = World()
+    alice = world.client("alice")
+    before = len(alice.said)
+    alice.say(c.Error(code=1, text="?", request=1))
+    alice.say(c.Pong(request=1))
+    world.run()
+    assert len(alice.said) == before
+
+
+def test_a_flood_of_requests_ends_the_connection_and_hurts_nobody() -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    ping = encode_control(c.Ping(request=1))
+    for number in range(REQUESTS_PER_S * REQUEST_BURST_S + 10):
+        alice.receive(0, number, ping)
+    world.run()
+    assert alice.end == Code.LIMIT
+    assert bob.ask(c.Ping(request=1)) == c.Pong(request=1)
+
+
+def test_a_steady_rate_of_requests_is_fine() -> None:
+    world = World()
+    alice = world.client("alice")
+    for _ in range(30):
+        world.pass_s(0.5)
+        for number in range(REQUESTS_PER_S // 2 - 10):
+            alice.say(c.Ping(request=number))
+        world.run()
+    assert alice.closed is None

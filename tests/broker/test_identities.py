@@ -1,0 +1,134 @@
+"""QoS 2: what is sent again is recognised, whatever the connection, the channel and the cutting into batches."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.world import World
+
+from godwit.broker import identities
+from godwit.broker.identities import Identities
+from godwit.limits import PUBLISHER_EXPIRY_S
+from godwit.wire import control as c
+from godwit.wire.control import Code
+
+KEY = ("alice", "till", "orders")
+
+
+def test_what_is_known_is_counted() -> None:
+    known = Identities()
+    assert known.open(KEY, 0, 0)
+    assert known.new_messages(KEY, 0, 0, 3, 0) == 0
+    assert known.new_messages(KEY, 0, 0, 3, 0) == 3
+    assert known.new_messages(KEY, 0, 1, 4, 0) == 2  # 1 and 2 are known, 3 and 4 are not
+    assert known.new_messages(KEY, 0, 9, 1, 0) == 0  # a gap is the publisher's affair
+    progress = known.get(KEY)
+    assert progress is not None
+    assert (progress.epoch, progress.next_sequence) == (0, 10)
+
+
+def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
+    known = Identities()
+    assert known.open(KEY, 1, 0)
+    assert known.new_messages(KEY, 1, 0, 5, 0) == 0
+    assert known.open(KEY, 2, 0)
+    assert known.new_messages(KEY, 2, 0, 5, 0) == 0
+    assert not known.open(KEY, 1, 0)
+    assert known.new_messages(KEY, 1, 5, 1, 0) is None
+
+
+def test_what_was_silent_for_long_is_forgotten() -> None:
+    known = Identities()
+    known.open(KEY, 0, 0)
+    known.open(("bob", "x", "y"), 0, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
+    assert known.get(KEY) is None
+    assert len(known) == 1
+
+
+def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 3)
+    known = Identities()
+    for number in range(5):
+        known.open(("alice", str(number), "t"), 0, number)
+    assert len(known) == 3
+    assert known.get(("alice", "0", "t")) is None
+
+
+# -- through the broker -----------------------------------------------------------------------------------------------
+
+
+def test_a_message_sent_again_is_confirmed_and_not_kept_twice() -> None:
+    world = World()
+    alice, bob = world.client("alice", session_expiry_s=100), world.client("bob")
+    bob.subscribe("orders")
+    channel = alice.open("orders", 2, publisher="till")
+    alice.publish(channel, b"0", b"1", qos=2, sequence=0)
+    alice.die()
+    again = world.client("alice", session_expiry_s=100)
+    channel = again.open("orders", 2, publisher="till")
+    again.publish(channel, b"0", b"1", qos=2, sequence=0)
+    assert again.confirmed[channel] == (1, 1)
+    again.publish(channel, b"1", b"2", b"3", qos=2, sequence=1)  # its head is known
+    assert again.confirmed[channel] == (2, 1)
+    assert bob.payloads == [b"0", b"1", b"2", b"3"]
+    assert [got.offset for got in bob.got] == [0, 1, 2, 3]
+
+
+def test_a_repeat_is_not_confirmed_before_what_it_repeats() -> None:
+    """Both come in one turn: the second brings nothing new, and waits in line all the same."""
+    world = World()
+    alice = world.client("alice")
+    first, second = (alice.open("orders", 2, publisher="till") for _ in range(2))
+    alice.publish(first, b"0", qos=2, sequence=0)
+    alice.publish(second, b"0", qos=2, sequence=0)
+    assert alice.confirmed[first] == alice.confirmed[second] == (1, 0)
+    assert world.store.next_offset == 1
+
+
+def test_an_identity_belongs_to_its_client_and_topic() -> None:
+    world = World()
+    for name, topic, identity in (("alice", "a", "x"), ("bob", "a", "x"), ("alice", "b", "x"), ("alice", "a", "y")):
+        client = world.client(name)
+        client.publish(client.open(topic, 2, publisher=identity), b"0", qos=2, sequence=0)
+        client.leave()
+    assert world.store.next_offset == 4
+
+
+def test_without_an_identity_each_run_of_a_client_counts_for_itself() -> None:
+    world = World()
+    for instance in (b"a" * 16, b"a" * 16, b"b" * 16):
+        client = world.client("alice", instance=instance)
+        client.publish(client.open("orders", 2), b"0", qos=2, sequence=0)
+        client.leave()
+    assert world.store.next_offset == 2
+
+
+def test_an_old_epoch_is_refused_also_in_the_middle() -> None:
+    world = World()
+    alice = world.client("alice")
+    old = alice.open("orders", 2, publisher="till", epoch=1)
+    alice.publish(old, b"0", qos=2, sequence=0)
+    new = alice.open("orders", 2, publisher="till", epoch=2)
+    alice.publish(new, b"0 of run 2", qos=2, sequence=0)
+    alice.publish(old, b"1", qos=2, sequence=1)
+    refused = alice.last(c.Refused)
+    assert (refused.channel, refused.code) == (old, Code.STALE_EPOCH)
+    assert alice.refused_open("orders", 2, publisher="till", epoch=1) is Code.STALE_EPOCH
+    assert world.store.next_offset == 2
+
+
+def test_a_batch_of_qos_2_must_have_a_sequence() -> None:
+    alice = World().client("alice")
+    alice.publish(alice.open("orders", 2), b"0", qos=2)
+    assert alice.end == Code.PROTOCOL
+
+
+def test_progress_tells_where_to_go_on() -> None:
+    world = World()
+    alice = world.client("alice")
+    ask = {"topic": "orders", "publisher": "till"}
+    assert alice.expect(c.Progress(request=1, **ask), c.Progressed) == c.Progressed(request=1)
+    alice.publish(alice.open("orders", 2, publisher="till", epoch=5), b"0", b"1", qos=2, sequence=0)
+    expected = c.Progressed(request=2, epoch=5, next_sequence=2)
+    assert alice.expect(c.Progress(request=2, **ask), c.Progressed) == expected
+    bob = world.client("bob")
+    assert bob.expect(c.Progress(request=1, **ask), c.Progressed) == c.Progressed(request=1)  # not his till

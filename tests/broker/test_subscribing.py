@@ -1,0 +1,285 @@
+"""Subscriptions: what is the same one, where it begins, what it remembers."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.world import Peer, World
+
+from godwit.broker.access import Access, Rule
+from godwit.broker.settings import Settings
+from godwit.wire import control as c
+from godwit.wire.control import Code
+
+
+def publisher_of(world: World, topic: str, *payloads: bytes) -> tuple[Peer, int]:
+    """A client that has published these, one batch each, and its channel."""
+    peer = world.client("publisher")
+    channel = peer.open(topic)
+    for payload in payloads:
+        peer.publish(channel, payload)
+    return peer, channel
+
+
+def test_a_subscriber_gets_what_comes_after_its_subscription() -> None:
+    world = World()
+    publisher, channel = publisher_of(world, "news", b"before")
+    bob = world.client("bob")
+    reply = bob.subscribe("news")
+    assert (reply.is_new, reply.next_offset) == (True, 1)
+    publisher.publish(channel, b"after")
+    assert [(got.payload, got.offset, got.retain) for got in bob.got] == [(b"after", 1, False)]
+    assert world.told("subscribed") == ["bob subscribed to news"]
+
+
+def test_each_message_comes_once_even_if_several_filters_match() -> None:
+    world = World()
+    bob = world.client("bob")
+    bob.subscribe("news/+", "news/#", "news/today")
+    publisher_of(world, "news/today", b"x")
+    assert bob.payloads == [b"x"]
+
+
+def test_two_subscriptions_get_a_copy_each() -> None:
+    world = World()
+    bob = world.client("bob")
+    bob.subscribe("news/+")
+    bob.subscribe("news/today")
+    publisher, channel = publisher_of(world, "news/today", b"x")
+    assert bob.payloads == [b"x", b"x"]
+    assert publisher.confirmed[channel] == (1, 2)
+
+
+def test_the_same_filters_again_are_the_same_subscription() -> None:
+    world = World()
+    bob = world.client("bob")
+    first = bob.subscribe("b", "a", number=7)
+    again = bob.subscribe("a", "b", "a", number=8)
+    assert first.is_new
+    assert (again.is_new, again.subscription) == (False, 7)
+    publisher_of(world, "a", b"x")
+    assert bob.payloads == [b"x"]
+    assert len(bob.lanes) == 2
+
+
+def test_a_number_stands_for_one_subscription() -> None:
+    bob = World().client("bob")
+    bob.subscribe("a", number=1)
+    assert bob.refusal(c.Subscribe(request=50, subscription=1, filters=["b"])) is Code.MALFORMED
+
+
+def test_many_subscribers_and_many_topics() -> None:
+    world = World()
+    peers = [world.client(f"client-{number}") for number in range(20)]
+    for number, peer in enumerate(peers):
+        peer.subscribe(f"room/{number % 5}/#", "all")
+    publisher = world.client("publisher")
+    for room in range(5):
+        publisher.publish(publisher.open(f"room/{room}/temperature"), b"%d" % room)
+    channel = publisher.open("all")
+    publisher.publish(channel, b"everybody")
+    assert publisher.confirmed[channel] == (1, 20)
+    assert [peer.payloads for peer in peers] == [[b"%d" % (number % 5), b"everybody"] for number in range(20)]
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["", "a/#/b", "a+", "**", "a\nb", "\u00fc" * 600, "/".join("a" * 65)])
+def test_filters_that_cannot_be(pattern: str) -> None:
+    assert World().client("bob").refused_subscribe("fine", pattern) is Code.BAD_FILTER
+
+
+def test_no_right_to_subscribe() -> None:
+    rule = Rule(clients=("*",), allow=frozenset({"subscribe"}), topics=("open/#",))
+    bob = World(Settings(access=Access(rules=(rule,)))).client("bob")
+    for pattern in ("secret", "#", "+/x", "*", "openly"):
+        assert bob.refused_subscribe(pattern) is Code.NOT_ALLOWED, pattern
+    assert bob.refused_subscribe("open/x", "secret") is Code.NOT_ALLOWED
+    for pattern in ("open", "open/+/x", "open/*", "open/#"):
+        bob.subscribe(pattern)
+
+
+def test_there_are_only_so_many_subscriptions() -> None:
+    bob = World(Settings(max_subscriptions=2)).client("bob")
+    bob.subscribe("a")
+    bob.subscribe("b")
+    assert bob.refused_subscribe("c") is Code.TOO_MANY
+    bob.expect(c.Unsubscribe(request=90, subscription=2), c.Done)
+    bob.subscribe("c")
+
+
+def test_a_start_and_a_time_together_are_nonsense() -> None:
+    assert World().client("bob").refused_subscribe("a", start=1, since_us=1) is Code.MALFORMED
+
+
+def test_a_cursor_needs_a_name() -> None:
+    assert World().client("bob").refused_subscribe("a", cursor="") is Code.BAD_NAME
+
+
+# -- policies ---------------------------------------------------------------------------------------------------------
+
+POLICIES = Settings(
+    policies=(("open/#", "open"), ("publishers/#", "publishers"), ("explicit/#", "explicit")),
+    topics=("explicit/there",),
+)
+
+
+def test_open_topics_come_into_being_by_any_use() -> None:
+    world = World(POLICIES)
+    bob = world.client("bob")
+    bob.subscribe("open/a")
+    names = [info.name for info in bob.expect(c.Topics(request=99), c.TopicList).topics]
+    assert names == ["explicit/there", "open/a"]
+
+
+def test_topics_of_publishers_are_made_by_publishing() -> None:
+    world = World(POLICIES)
+    bob = world.client("bob")
+    assert bob.refused_subscribe("publishers/a") is Code.NO_SUCH_TOPIC
+    publisher_of(world, "publishers/a", b"x")
+    bob.subscribe("publishers/a")
+
+
+def test_explicit_topics_must_be_created() -> None:
+    world = World(POLICIES)
+    alice = world.client("alice")
+    assert alice.refused_open("explicit/a") is Code.NO_SUCH_TOPIC
+    assert alice.refused_subscribe("explicit/a") is Code.NO_SUCH_TOPIC
+    alice.expect(c.Create(request=70, topic="explicit/a"), c.Done)
+    alice.subscribe("explicit/a")
+    alice.publish(alice.open("explicit/a"), b"x")
+    alice.publish(alice.open("explicit/there"), b"from the configuration")
+    assert alice.payloads == [b"x"]
+
+
+def test_a_wildcard_needs_no_topic_and_sees_later_ones() -> None:
+    world = World(POLICIES)
+    bob = world.client("bob")
+    bob.subscribe("publishers/#", "explicit/+")
+    publisher_of(world, "publishers/a", b"x")
+    assert bob.payloads == [b"x"]
+
+
+def test_a_subscription_that_is_refused_creates_nothing() -> None:
+    world = World(POLICIES)
+    bob = world.client("bob")
+    assert bob.refused_subscribe("open/a", "publishers/a") is Code.NO_SUCH_TOPIC
+    assert world.server.broker._catalogue.get("open/a") is None
+
+
+# -- where it begins --------------------------------------------------------------------------------------------------
+
+
+def test_start_positions() -> None:
+    world = World()
+    publisher, channel = publisher_of(world, "news", b"0", b"1", b"2")
+    noon_us = world.now_us + 60_000_000
+    world.pass_s(60)
+    publisher.publish(channel, b"3", b"4")
+    for start, expected in (
+        ({"start": "latest"}, []),
+        ({}, []),
+        ({"start": "earliest"}, [b"0", b"1", b"2", b"3", b"4"]),
+        ({"start": 0}, [b"0", b"1", b"2", b"3", b"4"]),
+        ({"start": 2}, [b"2", b"3", b"4"]),
+        ({"start": 4}, [b"4"]),  # in the middle of a batch
+        ({"start": 1_000_000}, []),
+        ({"since_us": noon_us}, [b"3", b"4"]),
+        ({"since_us": 0}, [b"0", b"1", b"2", b"3", b"4"]),
+        ({"since_us": noon_us + 1}, []),
+    ):
+        peer = world.client()
+        peer.subscribe("news", **start)
+        assert peer.payloads == expected, start
+        peer.leave()
+    bob = world.client("bob")
+    bob.subscribe("news", start=3)
+    publisher.publish(channel, b"5")
+    assert bob.payloads == [b"3", b"4", b"5"]  # history runs into the present
+
+
+# -- sessions and cursors ---------------------------------------------------------------------------------------------
+
+
+def test_a_session_goes_on_where_the_application_stood() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news")
+    publisher, channel = publisher_of(world, "news", b"0", b"1")
+    bob.confirms_itself = False
+    publisher.publish(channel, b"2")  # arrives, and is not taken
+    assert bob.payloads == [b"0", b"1", b"2"]
+    bob.die()
+    publisher.publish(channel, b"3")
+    bob = world.peer()
+    assert bob.login("bob", session_expiry_s=100).resumed
+    assert bob.got == []  # nothing comes by itself
+    assert bob.subscribe("news").next_offset == 2
+    assert bob.payloads == [b"2", b"3"]
+    publisher.publish(channel, b"4")
+    assert bob.payloads == [b"2", b"3", b"4"]
+
+
+def test_a_client_that_knows_better_says_where_to_go_on() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news")
+    bob.confirms_itself = False
+    publisher_of(world, "news", b"0", b"1", b"2")
+    bob.die()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", start=2)
+    assert bob.payloads == [b"2"]
+
+
+def test_a_named_cursor_moves_by_commits_alone() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing", number=1)
+    publisher_of(world, "news", b"0", b"1", b"2", b"3")
+    assert len(bob.got) == 4
+    bob.expect(c.Commit(request=50, subscription=1, offset=2), c.Done)
+    bob.die()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing")
+    assert bob.payloads == [b"2", b"3"]
+    bob.subscribe("news", cursor="other", start="earliest")
+    assert len(bob.got) == 2 + 4
+
+
+def test_what_cannot_be_committed() -> None:
+    world = World()
+    bob = world.client("bob")
+    bob.subscribe("news", number=1)
+    bob.subscribe("news", cursor="c", number=2)
+    assert bob.refusal(c.Commit(request=50, subscription=1, offset=0)) is Code.MALFORMED
+    assert bob.refusal(c.Commit(request=51, subscription=2, offset=1)) is Code.MALFORMED  # nothing is there yet
+    assert bob.refusal(c.Commit(request=52, subscription=3, offset=0)) is Code.NOT_SUBSCRIBED
+
+
+def test_unsubscribing_ends_both_channels_and_the_memory() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", number=1)
+    publisher, channel = publisher_of(world, "news", b"0")
+    bob.expect(c.Unsubscribe(request=50, subscription=1), c.Done)
+    assert [lane.ended for lane in bob.lanes.values()] == [True, True]
+    publisher.publish(channel, b"1")
+    assert bob.payloads == [b"0"]
+    assert bob.refusal(c.Unsubscribe(request=51, subscription=1)) is Code.NOT_SUBSCRIBED
+    assert bob.subscribe("news", number=1).next_offset == 2  # a new one, with channels of its own
+    assert len(bob.lanes) == 4
+    assert world.told("unsubscribed") == ["bob unsubscribed from news"]
+
+
+def test_a_right_that_ends_ends_the_subscription() -> None:
+    world = World()
+    bob = world.client("bob")
+    bob.subscribe("a", number=1)
+    bob.subscribe("b", number=2)
+    rule = Rule(clients=("*",), allow=frozenset({"subscribe", "publish"}), topics=("b",))
+    world.server.change_settings(Settings(access=Access(rules=(rule,))))
+    world.run()
+    assert [message.subscription for message in bob.all(c.Kicked)] == [1]
+    publisher_of(world, "b", b"x")
+    assert bob.payloads == [b"x"]

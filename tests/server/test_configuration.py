@@ -1,0 +1,235 @@
+"""The file that configures a broker: what it says is done, what is wrong in it is named."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from godwit.broker.access import Access
+from godwit.broker.settings import Settings
+from godwit.errors import ConfigurationError
+from godwit.server.configuration import Configuration, load_configuration
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
+FILES = {"one.secret": b"0123456789abcdef\n", "empty.secret": b"\n"}
+
+
+def read_secret(path: str) -> bytes:
+    if path not in FILES:
+        raise FileNotFoundError(2, "No such file or directory", path)
+    return FILES[path]
+
+
+def load(text: str) -> Configuration:
+    return load_configuration(text, read_secret=read_secret)
+
+
+def test_an_empty_file_is_the_default() -> None:
+    assert load("") == Configuration()
+    assert load("").listen == ["127.0.0.1:50000"]
+    assert load("").settings.access.is_open
+
+
+def test_the_example_is_whole_and_gives_no_warning() -> None:
+    found = load(EXAMPLE.read_text(encoding="utf-8"))
+    settings = found.settings
+    assert found.listen == ["127.0.0.1:50000", "[::1]:50000"]
+    assert found.warnings == []
+    assert settings.topics == ("home/room1/temperature", "home/room2/temperature", "home/room3/temperature")
+    assert settings.policy_of("plant/line1") == "explicit"
+    assert settings.policy_of("home") == "open"
+    access = settings.access
+    assert access.allows_anonymous
+    assert access.may(None, False, "subscribe", "home/+/temperature")
+    assert not access.may(None, False, "publish", "home/sensor-1/temperature")
+    assert access.may("sensor-1", True, "publish", "home/sensor-1/temperature")
+    assert not access.may("sensor-1", True, "publish", "home/sensor-2/temperature")
+    assert access.may("operator", True, "kick")
+    assert access.may("operator", True, "subscribe", "$sys/#")
+
+
+def test_the_example_shows_the_defaults_of_all_limits() -> None:
+    """What it says of limits is what holds without it, and no key is left out."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    limits = "[limits]\n" + text.partition("[limits]")[2].partition("[access]")[0]
+    assert load(limits).settings == Settings()
+    assert load("sys_interval_s = 10").settings == Settings()
+    with pytest.raises(ConfigurationError) as raised:
+        load("[limits]\nzzzzzzzz = 1")
+    known = str(raised.value).partition("known here: ")[2].split(", ")
+    assert sorted(known) == sorted(values["limits"])
+    for table, keys in (
+        ("topics", ["create", "policy", "rule"]),
+        ("access", ["anonymous", "client", "rule"]),
+    ):
+        assert sorted(values[table]) == keys
+
+
+def test_everything_that_can_be_said() -> None:
+    found = load(
+        """
+        listen = ["0.0.0.0:0"]
+        sys_interval_s = 0.5
+        [topics]
+        policy = "publishers"
+        create = ["a", "b c/d", "a"]
+        [[topics.rule]]
+        filter = "x/#"
+        policy = "explicit"
+        [limits]
+        clients = 10
+        clients_per_host = 5
+        message_bytes = 1000
+        client_memory_bytes = 100_000
+        messages_per_s = 2.5
+        ring_bytes = 1_000_000
+        hold_back_s = 0
+        topics = 7
+        subscriptions_per_client = 3
+        sessions = 20
+        session_expiry_s = 60
+        [access]
+        [[access.client]]
+        name = "me"
+        secret_file = "one.secret"
+        [[access.client]]
+        name = "you"
+        secret = "grünes Haus am See"
+        [[access.rule]]
+        clients = ["me", "y*"]
+        allow = ["publish", "create"]
+        topics = ["#"]
+        """
+    )
+    assert found.listen == ["0.0.0.0:0"]
+    assert found.warnings == []
+    access = found.settings.access
+    assert found.settings == Settings(
+        topics=("a", "b c/d"),
+        default_policy="publishers",
+        policies=(("x/#", "explicit"),),
+        sys_interval_s=0.5,
+        max_clients=10,
+        max_clients_per_host=5,
+        max_message_bytes=1000,
+        client_window_bytes=100_000,
+        messages_per_s=2.5,
+        ring_bytes=1_000_000,
+        hold_back_s=0,
+        max_topics=7,
+        max_subscriptions=3,
+        max_sessions=20,
+        max_session_expiry_s=60,
+        access=access,
+    )
+    assert access.secret_of("me") == b"0123456789abcdef"
+    assert access.secret_of("you") == "grünes Haus am See".encode()
+    assert not access.allows_anonymous
+    assert access.may("you", True, "create", "a")
+
+
+def test_zero_means_no_limit_where_it_says_so() -> None:
+    settings = load("limits.messages_per_s = 0\nlimits.clients_per_host = 0").settings
+    assert (settings.messages_per_s, settings.max_clients_per_host) == (None, None)
+
+
+def test_anonymous_clients_by_default_only_if_none_is_listed() -> None:
+    client = '[[access.client]]\nname = "me"\nsecret = "0123456789abcdef"'
+    assert load("[access]").settings.access == Access(allows_anonymous=True)
+    assert not load(client).settings.access.allows_anonymous
+    assert load(f"[access]\nanonymous = true\n{client}").settings.access.allows_anonymous
+    assert not load("[access]\nanonymous = false").settings.access.allows_anonymous
+
+
+RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("listen", "the configuration is not TOML: "),
+        ("a = " + "[" * 5000, "the configuration is not TOML: "),
+        ("x = " + "9" * 5000, "the configuration is not TOML: "),
+        ("listen = []", "listen is empty: give at least one address"),
+        ('listen = "localhost"', "listen is text in quotes: it must be a list"),
+        ('lisen = ["a"]', "lisen is not a known key; did you mean listen?"),
+        ("[limit]", "limit is not a known key; did you mean limits?"),
+        ("[limits]\nclient = 5", "limits.client is not a known key; did you mean clients?"),
+        ("[limits]\nclients = 0", "limits.clients is 0: it must lie between 1 and "),
+        ("[limits]\nclients = 1.5", "limits.clients is a number: it must be a whole number"),
+        (
+            "[limits]\nmessages_per_s = -1",
+            "limits.messages_per_s is -1: it must lie between 0.001 and 4294967296, or 0",
+        ),
+        ("[limits]\nhold_back_s = nan", "limits.hold_back_s is nan: it must lie between"),
+        ("[limits]\nhold_back_s = inf", "limits.hold_back_s is inf: it must lie between"),
+        ("sys_interval_s = 0", "sys_interval_s is 0: it must lie between 0.1 and"),
+        ('[topics]\npolicy = "publisher"', "topics.policy is 'publisher': did you mean publishers? choose from open, "),
+        ('[topics]\ncreate = ["a/#"]', "topics.create: topic 'a/#' contains '#'"),
+        ('[topics]\ncreate = ["$sys/a"]', "topics.create: topic '$sys/a' begins with $"),
+        ('[topics]\ncreate = ["a", "b"]\n[limits]\ntopics = 1', "topics.create lists 2 topics, and limits.topics is 1"),
+        ('[[topics.rule]]\nfilter = "a#"\npolicy = "open"', "topics.rule number 1: filter 'a#' has '#' inside"),
+        ('[[topics.rule]]\nfilter = "a"', "topics.rule number 1: policy is missing"),
+        ('[topics.rule]\nfilter = "a"', "topics.rule is a table: begin each with a line [[topics.rule]]"),
+        ("[access]\nanonymus = true", "access.anonymus is not a known key; did you mean anonymous?"),
+        ("[access]\nanonymous = 1", "access.anonymous is a whole number: it must be true or false"),
+        ('[[access.client]]\nname = "me"', "access.client number 1: give either secret or secret_file"),
+        ('[[access.client]]\nname = "me"\nsecret = "a"\nsecret_file = "b"', "access.client number 1: give either"),
+        ('[[access.client]]\nsecret = "a"', "access.client number 1: name is missing"),
+        ('[[access.client]]\nname = "me"\nsecret = 5', "access.client number 1: secret is a whole number"),
+        (
+            '[[access.client]]\nname = "me"\nsecrt = "a"',
+            "access.client number 1: secrt is not a known key; did you mean",
+        ),
+        (
+            '[[access.client]]\nname = "me"\nsecret_file = "gone"',
+            "access.client number 1: secret_file: cannot read 'gone' (No such file or directory): check the path",
+        ),
+        ('[[access.client]]\nname = "me"\nsecret_file = "empty.secret"', "the secret of client 'me' is 0 bytes long"),
+        ('[[access.client]]\nname = "me"\nsecret = "a"\n' * 2, "access.client number 2: name: 'me' is listed twice"),
+        (RULE, "access.rule number 1: a rule allows publish on no topic"),
+        (RULE + 'topics = ["a/#/b"]', "access.rule number 1: in a rule: filter 'a/#/b' has '#' before its end"),
+        (
+            '[[access.rule]]\nclients = ["*"]\nallow = ["puplish"]',
+            "access.rule number 1: allow is 'puplish': did you mean",
+        ),
+        ('[[access.rule]]\nallow = ["kick"]', "access.rule number 1: clients is missing"),
+        ('[[access.rule]]\nclients = []\nallow = ["kick"]', "access.rule number 1: a rule names no client"),
+        ('[[access.rule]]\nclients = ["*"]\nallow = []', "access.rule number 1: allow is empty: choose from publish"),
+    ],
+)
+def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load(text)
+    assert str(raised.value).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("text", "warning"),
+    [
+        ("[access]", "access has no rules"),
+        ("[access]\nanonymous = false", "access lists no client and anonymous is false: nobody can connect"),
+        ('[[access.client]]\nname = "me"\nsecret = "hunter2"', "the secret of client 'me' has 7 bytes"),
+        ('[[access.rule]]\nclients = ["sensor-*"]\nallow = ["kick"]', "access.rule number 1 is for 'sensor-*'"),
+    ],
+)
+def test_what_is_hardly_meant_is_warned_of(text: str, warning: str) -> None:
+    found = load(text).warnings
+    assert any(sentence.startswith(warning) for sentence in found)
+    assert "hunter2" not in "".join(found)
+
+
+@given(st.text(alphabet='abt[]="\n.#{}0 -', max_size=60) | st.text(max_size=60))
+def test_any_text_gives_a_configuration_or_one_error(text: str) -> None:
+    try:
+        load(text)
+    except ConfigurationError as error:
+        message = str(error)
+    else:
+        message = "fine"
+    assert message

@@ -1,0 +1,102 @@
+"""Publishers wait for a connected subscriber that the ring would overrun, for a limited time."""
+
+from __future__ import annotations
+
+from tests.broker.world import Peer, World
+
+from godwit.broker.settings import Settings
+from godwit.limits import KIB
+
+RING = 128 * KIB
+
+
+def held(hold_back_s: float = 10) -> tuple[World, Peer, int, Peer]:
+    """A publisher that has filled the ring, before a connected subscriber that takes nothing."""
+    world = World(Settings(hold_back_s=hold_back_s, client_window_bytes=RING // 2), ring_bytes=RING)
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.confirms_itself = False
+    bob.subscribe("news")
+    channel = alice.open("news")
+    while alice.publish(channel, bytes(4 * KIB)) == alice.confirmed[channel][0]:
+        assert alice.confirmed[channel][0] < 100
+    return world, alice, channel, bob
+
+
+def test_a_full_ring_confirms_no_more_while_somebody_needs_it() -> None:
+    world, alice, channel, _ = held()
+    assert world.store.first_offset == 0
+    confirmed = alice.confirmed[channel]
+    alice.publish(channel, b"more")
+    world.pass_s(9)
+    assert alice.confirmed[channel] == confirmed
+    assert world.server.buffered_bytes > 4 * KIB
+
+
+def test_when_it_was_taken_publishers_go_on_and_nothing_is_lost() -> None:
+    world, alice, channel, bob = held()
+    alice.publish(channel, b"more")
+    world.pass_s(5)
+    bob.confirms_itself = True
+    world.run()
+    count = alice.confirmed[channel][0]
+    assert [got.offset for got in bob.got] == list(range(count))
+    assert bob.payloads[-1] == b"more"
+    assert bob.gaps == []
+    assert world.server._hold_back.held_bytes == 0
+
+
+def test_after_a_while_nobody_waits_any_longer_and_the_slow_one_is_told() -> None:
+    world, alice, channel, bob = held()
+    world.pass_s(11)
+    assert world.told("slow") == ["bob is too slow for news: it will miss messages"]
+    for _ in range(100):
+        record = alice.publish(channel, bytes(4 * KIB))
+        assert alice.confirmed[channel][0] == record  # not held back again and again
+    bob.confirms_itself = True
+    world.run()
+    (gap,) = bob.gaps
+    assert len(bob.got) + gap.count == alice.confirmed[channel][0]
+
+
+def test_one_that_has_caught_up_is_waited_for_again() -> None:
+    world, alice, channel, bob = held()
+    world.pass_s(11)
+    bob.confirms_itself = True
+    world.run()
+    bob.confirms_itself = False
+    alice.publish(channel, b"x")
+    held_back = False
+    for _ in range(100):
+        held_back |= alice.publish(channel, bytes(4 * KIB)) > alice.confirmed[channel][0]
+    assert held_back
+
+
+def test_one_that_is_away_is_not_waited_for() -> None:
+    world = World(ring_bytes=RING)
+    alice, bob = world.client("alice"), world.client("bob", session_expiry_s=100)
+    bob.subscribe("news")
+    bob.die()
+    channel = alice.open("news")
+    for _ in range(100):
+        assert alice.publish(channel, bytes(4 * KIB)) == alice.confirmed[channel][0]
+
+
+def test_one_that_leaves_is_waited_for_no_more() -> None:
+    world, alice, channel, bob = held()
+    alice.publish(channel, b"more")
+    bob.die()
+    assert alice.publish(channel, b"and more") == alice.confirmed[channel][0]
+    assert world.now < 1010
+
+
+def test_other_topics_wait_too_but_qos_0_does_not() -> None:
+    world, alice, _, bob = held()
+    carol = world.client("carol")
+    carol.subscribe("other")
+    other = alice.open("other")
+    alice.publish(other, bytes(4 * KIB))
+    assert other not in alice.confirmed  # there is one log
+    live = alice.open("other", 0)
+    alice.publish(live, b"now", qos=0, reliable=False)
+    assert carol.payloads == [b"now"]
+    assert bob.closed is None

@@ -191,6 +191,36 @@ def test_a_start_before_the_log_begins_is_a_gap() -> None:
     assert offsets(carol) == offsets(bob)
 
 
+def test_a_gap_that_was_not_taken_is_told_again() -> None:
+    """The program crashed before it heard of it; its next run does not know where it stood."""
+    world = World(ring_bytes=64 * KIB)
+    alice, channel, bob = pair(world)
+    bob.die()
+    for _ in range(40):
+        alice.publish(channel, bytes(4 * KIB))
+    for _ in range(2):
+        bob = world.client("bob", session_expiry_s=1000)
+        bob.confirms_itself = False
+        bob.subscribe("news")
+        assert [gap.count for gap in bob.gaps] == [world.store.first_offset]
+        bob.die()
+
+
+def test_what_was_sent_and_not_taken_may_leave_the_log_and_is_told_then() -> None:
+    """It was live, and everything was under way to it, when its connection broke."""
+    world = World(Settings(hold_back_s=0), ring_bytes=64 * KIB)
+    alice, channel, bob = pair(world)
+    for _ in range(40):
+        alice.publish(channel, bytes(4 * KIB))
+    assert len(bob.got) == 40
+    bob.die()
+    bob = world.client("bob", session_expiry_s=1000)
+    bob.subscribe("news")
+    first = world.store.first_offset
+    assert bob.gaps == [c.Gap(count=first, next_offset=first)]
+    assert offsets(bob) == list(range(first, 40))
+
+
 # -- the live channel -------------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,19 @@ def test_qos_0_is_forwarded_and_neither_kept_nor_confirmed() -> None:
     assert world.store.next_offset == 0
 
 
+def test_late_batches_of_qos_0_are_dropped_if_they_say_that_they_are() -> None:
+    """Reliable and unreliable records of one channel can overtake each other."""
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("news")
+    channel = alice.open("news", 0)
+    for sequence, payloads in ((0, [b"0"]), (3, [b"3", b"4"]), (1, [b"1", b"2"]), (5, [b"5"])):
+        alice.publish(channel, *payloads, qos=0, sequence=sequence, reliable=sequence == 1)
+    alice.publish(channel, b"as it comes", qos=0, reliable=False)
+    assert bob.payloads == [b"0", b"3", b"4", b"5", b"as it comes"]
+    assert [got.offset for got in bob.got] == [0, 1, 2, 3, 4]  # the broker never had what was late
+
+
 def test_order_holds_for_each_publisher() -> None:
     world = World()
     alice, bob = world.client("alice"), world.client("bob")

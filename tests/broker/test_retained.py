@@ -38,8 +38,8 @@ def test_the_last_message_of_a_batch(batch: Batch, last: tuple[bytes, int]) -> N
 
 
 def test_an_empty_one_is_not_kept() -> None:
-    assert keep(entry_of(Batch([b"x", b""], 5)), 3) is None
-    kept = keep(entry_of(Batch([b"x"], 5)), 3)
+    assert keep(entry_of(Batch([b"x", b""], 5)), 3, 1) is None
+    kept = keep(entry_of(Batch([b"x"], 5)), 3, 1)
     assert kept is not None
     assert (kept.payload, kept.offset, kept.qos) == (b"x", 3, 1)
 
@@ -176,3 +176,19 @@ def test_a_message_that_replaces_it_meanwhile_is_not_told_twice() -> None:
     news = [got for got in bob.got if got.payload.startswith(b"new")]
     assert [got.payload for got in news] == [b"new %02d" % number for number in range(60)]
     assert not any(got.retain for got in news)
+
+
+def test_a_live_message_that_replaces_it_meanwhile_is_not_told_twice() -> None:
+    world = World(Settings(client_window_bytes=64 * KIB))
+    alice = world.client("alice")
+    for number in range(60):
+        publish(alice, f"room/{number:02}", bytes(4 * KIB))
+    bob = world.client("bob")
+    bob.confirms_itself = False
+    bob.subscribe("room/#")
+    for number in range(60):
+        publish(alice, f"room/{number:02}", b"new %02d" % number, qos=0)
+    bob.confirms_itself = True
+    world.run()
+    news = [got.payload for got in bob.got if got.payload.startswith(b"new")]
+    assert sorted(news) == [b"new %02d" % number for number in range(60)]

@@ -272,6 +272,21 @@ def test_unsubscribing_ends_both_channels_and_the_memory() -> None:
     assert world.told("unsubscribed") == ["bob unsubscribed from news"]
 
 
+def test_a_subscription_that_is_kept_goes_on_where_it_stood() -> None:
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.subscribe("news", cursor="billing", number=1)
+    publisher, channel = publisher_of(world, "news", b"0", b"1")
+    bob.expect(c.Commit(request=49, subscription=1, offset=1), c.Done)
+    bob.expect(c.Unsubscribe(request=50, subscription=1, keep=True), c.Done)
+    assert [lane.ended for lane in bob.lanes.values()] == [True, True]
+    publisher.publish(channel, b"2")
+    assert publisher.confirmed[channel] == (3, 0)
+    assert bob.payloads == [b"0", b"1"]
+    assert bob.subscribe("news", cursor="billing", number=1).next_offset == 1
+    assert bob.payloads == [b"0", b"1", b"1", b"2"]
+
+
 def test_a_right_that_ends_ends_the_subscription() -> None:
     world = World()
     bob = world.client("bob")

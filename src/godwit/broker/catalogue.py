@@ -56,6 +56,8 @@ class Catalogue:
         self._kept = TopicTree()
         self._next_number = 1
         self._own = 0
+        self.keeps = 0
+        """How often a retained message was set or cleared."""
         for name in settings.topics:
             self.create(name)
 
@@ -89,7 +91,8 @@ class Catalogue:
         return topic
 
     def keep(self, topic: Topic, kept: Kept | None) -> None:
-        """The topic has another retained message from now on, or none."""
+        """The topic has another retained message from now on, or none. Its serial must be `keeps` + 1."""
+        self.keeps += 1
         topic.kept = kept
         if kept is None:
             self._kept.discard(topic.name)

@@ -12,8 +12,9 @@ from godwit.broker.feed import Feed
 from godwit.broker.lane import RECORD_BYTES, Lane, routed
 from godwit.broker.session import Link
 from godwit.broker.trie import FilterTrie, matches
+from godwit.broker.trim import without_first
 from godwit.limits import MAX_UNRELIABLE_BYTES
-from godwit.wire.batch import RETAIN, Batch, decode_batch, encode_batch, encode_head
+from godwit.wire.batch import RETAIN
 from godwit.wire.control import Gap
 from godwit.wire.entry import Entry
 
@@ -56,19 +57,17 @@ class Delivery:
         self._absent[feed] = None
         self.subscriptions += 1
 
-    def attach(self, feed: Feed, link: Link, number: int, offset: int, *, with_retained: bool) -> None:
-        """Its client is there: begin at the offset."""
+    def attach(self, feed: Feed, link: Link, number: int, offset: int, *, resumes: bool, with_retained: bool) -> None:
+        """Its client is there: begin at the offset. `resumes`: it goes on where its session stood."""
         self._generation += 1
         self._absent.pop(feed, None)
         feed.link = link
         feed.number = number
         feed.is_live = feed.is_reading = feed.is_abandoned = False
-        if offset < self.first_offset:
+        if not resumes:
             # How many of these were for it is known only of those that left the log while it was absent.
-            missed = self.first_offset - offset
+            missed = max(self.first_offset - offset, 0)
             feed.lost = missed if offset < feed.counted_from else min(feed.lost, missed)
-        elif offset != feed.resume_at:
-            feed.lost = 0  # the client came further than its session knows
         offset = max(offset, self.first_offset)
         feed.position = offset
         feed.live_number = 0
@@ -79,6 +78,7 @@ class Delivery:
         link.lanes[channel] = link.lanes[live_channel] = feed
         link.unconfirmed_bytes += feed.lane.begin(number, live=False, offset=offset)
         link.unconfirmed_bytes += feed.live_lane.begin(number, live=True, offset=offset)
+        feed.kept_before = self._catalogue.keeps
         feed.waiting_retained = [(place, "") for place in range(len(feed.filters))] if with_retained else []
         self._fall_behind(feed, link)
         self._needed_bound = min(self._needed_bound, offset)
@@ -93,6 +93,9 @@ class Delivery:
         if feed.cursor is None:
             feed.resume_at = feed.done_below(self.next_offset)
         feed.counted_from = feed.resume_at
+        feed.lost += sum(count for _, count in feed.gaps) + max(self.first_offset - feed.resume_at, 0)
+        feed.gaps.clear()
+        feed.resume_at = max(feed.resume_at, self.first_offset)
         self._settle(feed, link)
         feed.link = None
         feed.is_live = False
@@ -228,6 +231,8 @@ class Delivery:
             return
         lane = feed.lane if feed.lane.channel == channel else feed.live_lane
         link.unconfirmed_bytes -= lane.on_confirm(record)
+        while feed.gaps and lane is feed.lane and feed.gaps[0][0] <= record:
+            del feed.gaps[0]
         if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
             self._lagging.pop(feed, None)
         if link.behind and link.unconfirmed_bytes <= link.window_bytes // 2:
@@ -274,8 +279,9 @@ class Delivery:
             feed.position = found.entries[0][0]
         if feed.lost:
             gap = Gap(count=feed.lost, next_offset=feed.position)
-            feed.lost = 0
             link.unconfirmed_bytes += feed.lane.say(gap, feed.position)
+            feed.gaps.append((feed.lane.next_record - 1, feed.lost))
+            feed.lost = 0
         for offset, entry in found.entries:
             end = offset + entry.count
             if end <= feed.position:
@@ -310,8 +316,8 @@ class Delivery:
                 kept = topic.kept
                 if kept is None or any(matches(pattern, after) for pattern in feed.filters[:place]):
                     continue  # one of the filters before it sends it
-                if kept.qos and kept.offset >= feed.position:
-                    continue  # newer than the subscription: it comes from the log
+                if kept.serial > feed.kept_before or (kept.qos and kept.offset >= feed.position):
+                    continue  # newer than the subscription: it came live, or comes from the log
                 left -= 1
                 entry = kept.entry(after)
                 publisher = self._names.number(kept.publisher)
@@ -360,34 +366,3 @@ class Delivery:
                 feed.resume_at = floor
             else:
                 feed.position = floor
-
-
-def without_first(entry: Entry, count: int) -> Entry:
-    """The batch without its first messages, which are known already. Rare, so it is opened and packed anew."""
-    data = encode_head(entry.flags, entry.published_us, None, None) + entry.rest
-    batch, _ = decode_batch(data)
-    deltas = batch.deltas_us
-    shorter = Batch(
-        batch.payloads[count:],
-        batch.published_us,
-        batch.qos,
-        batch.retain,
-        None,
-        None,
-        deltas[count:] if deltas is not None else None,
-        batch.extension,
-    )
-    packed = encode_batch(shorter)
-    head_bytes = len(encode_head(0, 0, None, None))
-    sequence = None if entry.sequence is None else entry.sequence + count
-    return Entry(
-        entry.topic,
-        entry.publisher,
-        packed[0],
-        entry.published_us,
-        entry.received_us,
-        sequence,
-        entry.epoch,
-        entry.count - count,
-        packed[head_bytes:],
-    )

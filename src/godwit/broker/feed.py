@@ -23,8 +23,25 @@ class Feed:
     """A subscription's state. Delivery moves it."""
 
     __slots__ = (
-        "counted_from", "cursor", "filters", "is_abandoned", "is_live", "is_reading", "lane", "link", "live_lane",
-        "live_number", "lost", "number", "position", "resume_at", "serial", "session", "waiting_retained",
+        "counted_from",
+        "cursor",
+        "filters",
+        "gaps",
+        "is_abandoned",
+        "is_live",
+        "is_reading",
+        "kept_before",
+        "lane",
+        "link",
+        "live_lane",
+        "live_number",
+        "lost",
+        "number",
+        "position",
+        "resume_at",
+        "serial",
+        "session",
+        "waiting_retained",
     )  # fmt: skip
 
     NOWHERE: Final = 2**63
@@ -54,6 +71,10 @@ class Feed:
         """Where it goes on after a break: kept up to date while absent or with a named cursor."""
         self.counted_from = self.NOWHERE
         """Where `lost` begins to count, since it is absent."""
+        self.gaps: list[tuple[int, int]] = []
+        """Those that the client has been told of and has not confirmed: record, count."""
+        self.kept_before = 0
+        """Retained messages up to this one are older than the subscription."""
         self.lost = 0
         """Messages that left the log unsent; told with the next record."""
         self.waiting_retained: list[tuple[int, str]] = []

@@ -12,12 +12,13 @@ from collections import deque
 from typing import Final
 
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
-from godwit.broker.delivery import Delivery, without_first
+from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Append, Confirm, Consume, Effect, Notice, Send
 from godwit.broker.identities import Identities, Key
 from godwit.broker.retained import keep
 from godwit.broker.session import Link, Session
 from godwit.broker.topics import RESERVED
+from godwit.broker.trim import without_first
 from godwit.errors import BadTopicError, DecodeError
 from godwit.transport.events import Received
 from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, decode_head
@@ -317,7 +318,7 @@ class Publishing:
             self._effects.append(Confirm(inlet.link.connection, inlet.channel, record, reached))
 
     def _keep(self, topic: Topic, entry: Entry, offset: int) -> None:
-        self._catalogue.keep(topic, keep(entry, offset))
+        self._catalogue.keep(topic, keep(entry, offset, self._catalogue.keeps + 1))
 
     # -- pace ---------------------------------------------------------------------------------------------------------
 

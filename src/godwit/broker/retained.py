@@ -22,6 +22,8 @@ class Kept(msgspec.Struct, frozen=True):
     qos: int
     offset: int
     """Its place in the log; 0 for QoS 0, which is in none."""
+    serial: int
+    """Grows with every retained message of the broker."""
 
     def entry(self, topic: str) -> Entry:
         """As a batch of its own."""
@@ -45,10 +47,10 @@ def last_message(entry: Entry) -> tuple[bytes, int]:
     return (rest[-last_bytes:] if last_bytes else b""), published_us
 
 
-def keep(entry: Entry, offset: int) -> Kept | None:
+def keep(entry: Entry, offset: int, serial: int) -> Kept | None:
     """What the topic keeps after this batch, whose last message has this offset: None if it was empty."""
     payload, published_us = last_message(entry)
     if not payload:
         return None
     qos = entry.flags >> QOS_SHIFT
-    return Kept(payload, entry.publisher, published_us, entry.received_us, qos, offset if qos else 0)
+    return Kept(payload, entry.publisher, published_us, entry.received_us, qos, offset if qos else 0, serial)

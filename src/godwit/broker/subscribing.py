@@ -41,6 +41,7 @@ class Subscribing:
         start = self._start(request, feed, offset)
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
+        resumes = feed is not None and request.start is None and offset is None
         if feed is None:
             feed = Feed(self._next_serial, session, filters, request.cursor, start)
             self._next_serial += 1
@@ -50,7 +51,7 @@ class Subscribing:
             self._effects.append(
                 Notice("subscribed", text, {"client": session.name, "filters": list(filters), "offset": start})
             )
-        self._delivery.attach(feed, link, request.subscription, start, with_retained=with_retained)
+        self._delivery.attach(feed, link, request.subscription, start, resumes=resumes, with_retained=with_retained)
         self._reply(link, request, feed, is_new=True)
 
     def unsubscribe(self, link: Link, session: Session, request: Unsubscribe) -> None:

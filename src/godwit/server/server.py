@@ -36,9 +36,11 @@ from godwit.server.hold_back import HoldBack
 from godwit.store.port import Store
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
+from godwit.transport.events import Connected
 from godwit.transport.train import Train
 from godwit.wire.control import Code
 
+STOPPING: Final = "the broker is being stopped"
 READS_A_TURN: Final = 4
 """Of the log, for subscriptions that are behind: then the others have their turn."""
 
@@ -56,6 +58,7 @@ class Server:
         epoch_us: int,
     ) -> None:
         self._entropy = entropy
+        self._is_stopping = False
         self._now = now
         self._wall_us = 0
         self.set_wall_clock(now, epoch_us)
@@ -101,9 +104,10 @@ class Server:
     def close(self, now: float) -> None:
         """Tells all clients that the broker is being stopped."""
         self._now = now
+        self._is_stopping = True
         for listener in self.listeners:
             for connection in list(listener.endpoint.connections.values()):
-                connection.close(now, Code.SHUTDOWN, "the broker is being stopped")
+                connection.close(now, Code.SHUTDOWN, STOPPING)
 
     @property
     def buffered_bytes(self) -> int:
@@ -137,6 +141,9 @@ class Server:
         now_us = self._now_us
         for listener in self.listeners:
             for event in listener.endpoint.events():
+                if self._is_stopping and type(event) is Connected:
+                    event.connection.close(self._now, Code.SHUTDOWN, STOPPING)  # it came back too early
+                    continue
                 broker.handle(event, now_us)
         if broker.next_timer_us() <= now_us:
             broker.handle(Tick(), now_us)

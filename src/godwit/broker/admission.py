@@ -143,13 +143,15 @@ class Admission:
         if session is not None:
             former = session.link
             if former is not None:
+                self._refuse_waiting(name)  # somebody with a better right is here
                 self._effects.append(
                     Close(former.connection, Code.TAKEN_OVER, f"{name} has connected again, from {link.address}")
                 )
                 self.on_gone(former, now_us, was_expected=session.instance == login.instance, reason="taken over")
-            if login.fresh:
-                self.forget(session)
-                session = None
+                session = self.sessions.get(name)  # one that does not outlive its connection is gone now
+        if session is not None and login.fresh:
+            self.forget(session)
+            session = None
         if session is None and len(self.sessions) >= self._catalogue.settings.max_sessions:
             self.turn_away(link, RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here"))
             return
@@ -197,10 +199,13 @@ class Admission:
 
     def on_pong(self, link: Link) -> None:
         """The holder of a name lives: who asked for it must choose another."""
-        session = link.session
-        waiting = self._waiting.pop(session.name, None) if session is not None else None
+        if link.session is not None:
+            self._refuse_waiting(link.session.name)
+
+    def _refuse_waiting(self, name: str) -> None:
+        waiting = self._waiting.pop(name, None)
         if waiting is not None and waiting.link.is_open:
-            self.turn_away(waiting.link, RequestFailure(Code.NAME_IN_USE, _in_use(waiting.login.name or "")))
+            self.turn_away(waiting.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
 
     # -- going --------------------------------------------------------------------------------------------------------
 

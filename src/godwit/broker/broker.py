@@ -290,7 +290,7 @@ class Broker:
         if link is None or link.session is None or not link.is_open:
             return
         try:
-            self._subscribing.subscribe(link, link.session, event.request, event.offset)
+            self._subscribing.on_located(link, link.session, event.request, event.offset)
         except RequestFailure as failure:
             self._send(link, control.Error(code=failure.code, text=failure.text, request=event.request.request))
 

@@ -9,7 +9,7 @@ from godwit.broker.rate import Bucket
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.control import Will
+from godwit.wire.control import Subscribe, Will
 
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
@@ -61,7 +61,8 @@ class Link:
 
     __slots__ = (
         "_next_channel", "address", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
-        "login_by_us", "messages_out", "requests", "session", "since_us", "unconfirmed_bytes", "unpaid", "window_bytes",
+        "locating", "login_by_us", "messages_out", "requests", "session", "since_us", "unconfirmed_bytes",
+        "unpaid", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, address: str, now_us: int, window_bytes: int) -> None:
@@ -78,6 +79,8 @@ class Link:
         """Its subscriptions, by the numbers that it gave them."""
         self.lanes: dict[int, Feed] = {}
         """The same, by the channels that lead to it."""
+        self.locating: dict[int, Subscribe] = {}
+        """Subscriptions whose start is being looked up, by their numbers."""
         self.behind: dict[Feed, None] = {}
         self.window_bytes = window_bytes
         self.unconfirmed_bytes = 0

@@ -29,9 +29,10 @@ class Subscribing:
         if feed is not None and feed.link is not None:
             self._reply(link, request, feed, is_new=False)
             return
-        if request.subscription in link.feeds:
+        if request.subscription in link.feeds or request.subscription in link.locating:
             raise RequestFailure(Code.MALFORMED, f"subscription {request.subscription} exists with other filters")
         if request.since_us is not None and offset is None:
+            link.locating[request.subscription] = request
             self._effects.append(Locate(link.connection, request, request.since_us))
             return
         most = self._catalogue.settings.max_subscriptions
@@ -54,7 +55,15 @@ class Subscribing:
         self._delivery.attach(feed, link, request.subscription, start, resumes=resumes, with_retained=with_retained)
         self._reply(link, request, feed, is_new=True)
 
+    def on_located(self, link: Link, session: Session, request: Subscribe, offset: int) -> None:
+        """The start of a subscription was looked up; it may have been given up meanwhile."""
+        if link.locating.get(request.subscription) is request:
+            del link.locating[request.subscription]
+            self.subscribe(link, session, request, offset)
+
     def unsubscribe(self, link: Link, session: Session, request: Unsubscribe) -> None:
+        if link.locating.pop(request.subscription, None) is not None:
+            return
         feed = self._feed(link, request.subscription)
         if request.keep:
             self._delivery.pause(feed)

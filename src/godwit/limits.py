@@ -113,6 +113,13 @@ MAX_SESSIONS: Final = 50_000
 """Connected and remembered, together."""
 MAX_SUBSCRIPTIONS: Final = 1024
 """Of one client."""
+MAX_FILTER_LEVELS: Final = 16_384
+"""Of all subscriptions of one client together."""
+MAX_FILTER_NODES: Final = 1_000_000
+"""Of all clients together, what their filters have in common counted once; each costs about 650 bytes."""
+MAX_TOPIC_NODES: Final = 1_000_000
+"""Of all topics, what their names have in common counted once; each costs about 330 bytes."""
+MAX_RETAINED_BYTES: Final = 64 * MIB
 SESSION_EXPIRY_S: Final = 3600
 """What a client of ours asks for."""
 MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600
@@ -147,5 +154,6 @@ assert HANDSHAKE_TIMEOUT_S < COOKIE_LIFETIME_S
 assert PACKET_GAP_THRESHOLD < MAX_PACKET_GAP_THRESHOLD
 assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100
 assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES
+assert MAX_TOPICS < MAX_TOPIC_NODES
 assert MAX_WILL_BYTES < MAX_CONTROL_RECORD_BYTES
 assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_CONTROL_RECORD_BYTES

@@ -124,12 +124,25 @@ def test_there_are_only_so_many_sessions() -> None:
 def test_the_same_run_of_a_client_takes_over_its_older_connection() -> None:
     world = World()
     instance = b"run 1 of alice.."
-    older = world.client("alice", instance=instance, will=Will(topic="wills", payload=b"gone"))
+    will = Will(topic="wills", payload=b"gone")
+    older = world.client("alice", instance=instance, will=will, session_expiry_s=100)
     watcher = world.client("watcher")
     watcher.subscribe("wills")
     assert world.peer().login("alice", instance=instance).resumed
     assert refused(older) is Code.TAKEN_OVER
     assert watcher.got == []  # it is not gone
+
+
+def test_a_session_that_ends_with_its_connection_is_not_resumed_by_a_takeover() -> None:
+    world = World()
+    instance = b"run 1 of alice.."
+    older = world.client("alice", instance=instance)
+    older.subscribe("news")
+    newer = world.peer()
+    assert not newer.login("alice", instance=instance).resumed
+    assert refused(older) is Code.TAKEN_OVER
+    assert world.server.broker.figures()["subscriptions"] == 0
+    newer.subscribe("news")
 
 
 def test_who_proves_the_name_takes_it_and_the_former_one_is_gone() -> None:

@@ -12,6 +12,7 @@ from godwit.broker.settings import Settings
 from godwit.limits import KIB
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_head, encode_batch
+from godwit.wire.control import Code
 from godwit.wire.entry import Entry
 
 
@@ -192,3 +193,25 @@ def test_a_live_message_that_replaces_it_meanwhile_is_not_told_twice() -> None:
     world.run()
     news = [got.payload for got in bob.got if got.payload.startswith(b"new")]
     assert sorted(news) == [b"new %02d" % number for number in range(60)]
+
+
+def test_all_retained_messages_together_are_bounded() -> None:
+    world = World(Settings(max_retained_bytes=2000))
+    alice = world.client("alice")
+    first = alice.open("a")
+    alice.publish(first, bytes(1000), retain=True)
+    alice.publish(first, bytes(1500), retain=True)  # takes the place of the former
+    second = alice.open("b")
+    alice.publish(second, bytes(1000), retain=True)
+    assert alice.last(c.Refused).code == Code.TOO_MANY
+    unkept = alice.open("c", qos=0)
+    alice.publish(unkept, bytes(1000), qos=0, retain=True)
+    bob = world.client("bob")
+    bob.subscribe("#")
+    assert [(got.topic, len(got.payload)) for got in bob.got] == [("a", 1500)]
+    alice.publish(first, b"", retain=True)
+    third = alice.open("d")
+    alice.publish(third, bytes(1000), retain=True)
+    carol = world.client("carol")
+    carol.subscribe("#")
+    assert [(got.topic, len(got.payload)) for got in carol.got] == [("d", 1000)]

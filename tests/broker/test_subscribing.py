@@ -7,6 +7,7 @@ from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
+from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTERS, MAX_TOPIC_LEVELS
 from godwit.wire import control as c
 from godwit.wire.control import Code
 
@@ -287,6 +288,19 @@ def test_a_subscription_that_is_kept_goes_on_where_it_stood() -> None:
     assert bob.payloads == [b"0", b"1", b"1", b"2"]
 
 
+def test_a_subscription_that_is_left_in_one_turn_with_its_beginning_is_gone() -> None:
+    """A start by time is looked up in the log, which takes until the end of the turn."""
+    world = World()
+    bob = world.client("bob", session_expiry_s=100)
+    bob.say(c.Subscribe(request=50, subscription=1, filters=["news"], since_us=0))
+    bob.say(c.Unsubscribe(request=51, subscription=1))
+    world.run()
+    assert world.server.broker.figures()["subscriptions"] == 0
+    publisher, channel = publisher_of(world, "news", b"x")
+    assert publisher.confirmed[channel] == (1, 0)
+    assert bob.subscribe("news", number=1).is_new
+
+
 def test_a_right_that_ends_ends_the_subscription() -> None:
     world = World()
     bob = world.client("bob")
@@ -298,3 +312,14 @@ def test_a_right_that_ends_ends_the_subscription() -> None:
     assert [message.subscription for message in bob.all(c.Kicked)] == [1]
     publisher_of(world, "b", b"x")
     assert bob.payloads == [b"x"]
+
+
+def test_the_levels_of_all_filters_of_a_client_are_bounded() -> None:
+    world = World()
+    bob = world.client("bob")
+    deep = "/".join(["x"] * (MAX_TOPIC_LEVELS - 1))
+    fits = MAX_FILTER_LEVELS // (MAX_FILTERS * MAX_TOPIC_LEVELS)
+    replies = [bob.subscribe(*(f"{deep}/{place}-{at}" for at in range(MAX_FILTERS))) for place in range(fits)]
+    assert bob.refused_subscribe("one/more") is Code.TOO_MANY
+    bob.ask(c.Unsubscribe(request=99, subscription=replies[0].subscription))
+    assert bob.subscribe("one/more").is_new

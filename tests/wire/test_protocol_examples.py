@@ -26,6 +26,7 @@ from tests.wire.protocol_page import (
 
 from godwit.broker.topics import check_filter, check_topic, matches
 from godwit.broker.trie import FilterTrie, TopicTree
+from godwit.client.files import CHUNK_BYTES, FileHeader, decode_header
 from godwit.errors import BadFilterError, BadTopicError
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport import handshake
@@ -133,6 +134,7 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
             assert decode_in_band(data) == to_control(value)
         case "file":
             assert cbor2.loads(data) == {"file": to_plain(value)}
+            assert decode_header(data, "files/reports", 300_000 - CHUNK_BYTES) == FileHeader(**to_plain(value))
         case "parameters":
             assert decode_parameters(data) == to_parameters(value)
         case "unknown-kind":

@@ -15,6 +15,9 @@ from tests.wire.protocol_page import FLAGS, PAGE, VECTORS, read_table
 from tests.wire.strategies import REASONS
 
 from godwit import limits
+from godwit.broker.settings import Settings
+from godwit.server.server import Server
+from godwit.store.memory import MemoryStore
 from godwit.wire import batch as batches
 from godwit.wire import frames as f
 from godwit.wire.control import ClientInfo, Code, ControlMessage, TopicInfo, Will
@@ -124,6 +127,13 @@ def test_the_index_of_control_messages() -> None:
     for kind, section in rows.items():
         above = PAGE.split(f"\n#### `{kind}`\n")[0]
         assert re.findall(r"^## (\d+) ", above, re.MULTILINE)[-1] == section, kind
+
+
+def test_the_table_of_figures() -> None:
+    store = MemoryStore(log_id=b"")
+    server = Server(Settings(), store, entropy=bytes, now=0.0, epoch_us=0)
+    named = {row[0] for row in read_table("### What the broker says of itself")}
+    assert named == {f"$sys/{name}" for name in server.broker.figures()}
 
 
 def marked_as_protocol() -> set[str]:

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from godwit.broker.settings import Policy, Settings
-from godwit.broker.topics import check_topic
+from godwit.broker.topics import RESERVED, check_topic
 from godwit.broker.trie import TopicTree
+from godwit.limits import MAX_TOPIC_NODES
 
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
     from godwit.broker.retained import Kept
 
+KEPT_COST_BYTES: Final = 256
+"""What Python needs for a retained message beside its payload."""
 MAX_NAMES: Final = 262_144
 """Publishers' names that have a number; beyond it the longest unused one is forgotten, and gets a new number later."""
 
@@ -42,6 +45,10 @@ class Topic:
         self.generation = -1
 
 
+def _cost_bytes(kept: Kept | None) -> int:
+    return 0 if kept is None else len(kept.payload) + KEPT_COST_BYTES
+
+
 class TooManyTopicsError(Exception):
     """There are as many as there may be."""
 
@@ -56,6 +63,7 @@ class Catalogue:
         self._kept = TopicTree()
         self._next_number = 1
         self._own = 0
+        self._retained_bytes = 0
         self.keeps = 0
         """How often a retained message was set or cleared."""
         for name in settings.topics:
@@ -72,7 +80,7 @@ class Catalogue:
         """A topic that is not there yet. BadTopicError, TooManyTopicsError."""
         check_topic(name)
         if self.is_full:
-            raise TooManyTopicsError(f"there are {self.settings.max_topics} topics, which is the limit here")
+            raise TooManyTopicsError(f"there are {len(self)} topics, and no room for more here: use one that is there")
         return self._add(name)
 
     def own(self, name: str) -> Topic:
@@ -93,11 +101,20 @@ class Catalogue:
     def keep(self, topic: Topic, kept: Kept | None) -> None:
         """The topic has another retained message from now on, or none. Its serial must be `keeps` + 1."""
         self.keeps += 1
+        if not topic.name.startswith(RESERVED):
+            self._retained_bytes += _cost_bytes(kept) - _cost_bytes(topic.kept)
         topic.kept = kept
         if kept is None:
             self._kept.discard(topic.name)
         else:
             self._kept.add(topic.name)
+
+    def may_keep(self, topic: Topic, payload_bytes: int) -> bool:
+        """Whether there is room for a retained message of this length."""
+        if topic.name.startswith(RESERVED):
+            return True  # the broker's own figures are few
+        kept_bytes = self._retained_bytes - _cost_bytes(topic.kept)
+        return kept_bytes + payload_bytes + KEPT_COST_BYTES <= self.settings.max_retained_bytes
 
     @property
     def retained(self) -> int:
@@ -116,7 +133,7 @@ class Catalogue:
 
     @property
     def is_full(self) -> bool:
-        return len(self) >= self.settings.max_topics
+        return len(self) >= self.settings.max_topics or self._tree.nodes >= MAX_TOPIC_NODES
 
     def on_settings(self, settings: Settings) -> None:
         """New rules hold for the topics that are there, too."""

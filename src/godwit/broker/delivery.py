@@ -48,6 +48,11 @@ class Delivery:
         self.messages_out = 0
         self.live_dropped = 0
 
+    @property
+    def filter_nodes(self) -> int:
+        """What the memory for the filters of all subscriptions goes with."""
+        return self._trie.nodes
+
     # -- subscriptions come and go ------------------------------------------------------------------------------------
 
     def add(self, feed: Feed) -> None:

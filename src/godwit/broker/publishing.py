@@ -15,7 +15,7 @@ from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Append, Confirm, Consume, Effect, Notice, Send
 from godwit.broker.identities import Identities, Key
-from godwit.broker.retained import keep
+from godwit.broker.retained import keep, last_message
 from godwit.broker.session import Link, Session
 from godwit.broker.topics import RESERVED
 from godwit.broker.trim import without_first
@@ -202,7 +202,7 @@ class Publishing:
         topic = inlet.topic.name
         publisher = inlet.session.name
         max_bytes = self._catalogue.settings.max_message_bytes
-        if flags & _PLAIN == LONE and inlet.qos != 2 and len(body) - _HEAD_BYTES <= max_bytes:
+        if flags & (_PLAIN | RETAIN) == LONE and inlet.qos != 2 and len(body) - _HEAD_BYTES <= max_bytes:
             # The usual case of a small sender: one message.
             (published_us,) = _U64.unpack_from(body.ljust(_HEAD_BYTES, b"\xff"), 1)
             _check_head(inlet, flags, published_us)
@@ -222,6 +222,8 @@ class Publishing:
             entry = Entry(
                 topic, publisher, stored_flags, head.published_us, now_us, head.sequence, inlet.epoch, head.count, rest
             )
+            if head.flags & RETAIN and not self._may_keep(inlet, entry):
+                return None, 0
             at = head.end
             if inlet.qos == 0 and head.sequence is not None:
                 if head.sequence < inlet.next_sequence:
@@ -237,6 +239,17 @@ class Publishing:
                 entries.append(entry)
         return entries, total
 
+    def _may_keep(self, inlet: Inlet, entry: Entry) -> bool:
+        """Whether its last message can be retained. What QoS 0 brings is not kept then, but delivered."""
+        payload, _ = last_message(entry)
+        if inlet.qos == 0 or not payload or self._catalogue.may_keep(inlet.topic, len(payload)):
+            return True
+        most = self._catalogue.settings.max_retained_bytes
+        self.refuse(
+            inlet, Code.TOO_MANY, f"the retained messages here take all of their {most} bytes: clear some first"
+        )
+        return False
+
     def _without_known(self, inlet: Inlet, key: Key, entry: Entry, now_us: int) -> list[Entry] | None:
         if entry.sequence is None:
             raise DecodeError("batch", "a batch of QoS 2 has no sequence")
@@ -250,7 +263,7 @@ class Publishing:
 
     def _forward_live(self, topic: Topic, publisher: int, entries: list[Entry]) -> None:
         for entry in entries:
-            if entry.flags & RETAIN:
+            if entry.flags & RETAIN and self._catalogue.may_keep(topic, len(entry.rest)):
                 self._keep(topic, entry, 0)
             self._delivery.forward_live(topic, publisher, entry)
 

@@ -35,8 +35,8 @@ class Session:
     """A client's name and what belongs to it."""
 
     __slots__ = (
-        "ends_at_us", "expiry_s", "feeds", "instance", "is_proved", "is_remembered", "link", "messages_in", "name",
-        "publisher_number", "will",
+        "ends_at_us", "expiry_s", "feeds", "filter_levels", "instance", "is_proved", "is_remembered", "link",
+        "messages_in", "name", "publisher_number", "will",
     )  # fmt: skip
 
     def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
@@ -53,6 +53,8 @@ class Session:
         self.will: Will | None = None
         self.feeds: dict[tuple[tuple[str, ...], str | None], Feed] = {}
         """By their filters and cursor's name: the same ones again are the same subscription."""
+        self.filter_levels = 0
+        """Of all its subscriptions."""
         self.messages_in = 0
 
 

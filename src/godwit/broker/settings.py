@@ -21,6 +21,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "client_window_bytes": (64 * limits.KIB, 2**34),
     "messages_per_s": (0.001, 2**32),
     "ring_bytes": (64 * limits.KIB, 2**44),
+    "max_retained_bytes": (0, 2**44),
     "hold_back_s": (0, 24 * 3600),
     "sys_interval_s": (0.1, 24 * 3600),
     "max_topics": (1, 2**24),
@@ -52,6 +53,8 @@ class Settings:
     messages_per_s: float | None = None
     """Published by one client; None: as many as it can."""
     ring_bytes: int = limits.RING_BYTES
+    max_retained_bytes: int = limits.MAX_RETAINED_BYTES
+    """Of all retained messages together."""
     hold_back_s: float = limits.HOLD_BACK_S
     sys_interval_s: float = limits.SYS_INTERVAL_S
     max_topics: int = limits.MAX_TOPICS

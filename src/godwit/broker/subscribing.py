@@ -8,8 +8,9 @@ from godwit.broker.effects import Effect, Locate, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.feed import Feed
 from godwit.broker.session import Link, Session, check_name
-from godwit.broker.topics import check_filter, is_pattern
+from godwit.broker.topics import check_filter, is_pattern, split
 from godwit.errors import BadFilterError, UsageError
+from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
 
 
@@ -35,9 +36,8 @@ class Subscribing:
             link.locating[request.subscription] = request
             self._effects.append(Locate(link.connection, request, request.since_us))
             return
-        most = self._catalogue.settings.max_subscriptions
-        if feed is None and len(session.feeds) >= most:
-            raise RequestFailure(Code.TOO_MANY, f"{session.name} has {most} subscriptions, which is the limit here")
+        if feed is None:
+            self._require_room(session, filters)
         self._create_topics(filters)
         start = self._start(request, feed, offset)
         is_latest = request.start == "latest" or (request.start is None and offset is None)
@@ -47,6 +47,7 @@ class Subscribing:
             feed = Feed(self._next_serial, session, filters, request.cursor, start)
             self._next_serial += 1
             session.feeds[filters, request.cursor] = feed
+            session.filter_levels += _levels(filters)
             self._delivery.add(feed)
             text = f"{session.name} subscribed to {', '.join(filters)}"
             self._effects.append(
@@ -73,7 +74,8 @@ class Subscribing:
         self._effects.append(Notice("unsubscribed", text, {"client": session.name, "filters": list(feed.filters)}))
 
     def end(self, session: Session, feed: Feed) -> None:
-        session.feeds.pop((feed.filters, feed.cursor), None)
+        if session.feeds.pop((feed.filters, feed.cursor), None) is not None:
+            session.filter_levels -= _levels(feed.filters)
         self._delivery.end(feed)
 
     def commit(self, link: Link, request: Commit) -> None:
@@ -105,6 +107,17 @@ class Subscribing:
             if not access.may(session.name, session.is_proved, "subscribe", pattern):
                 raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
         return tuple(sorted(set(request.filters)))
+
+    def _require_room(self, session: Session, filters: tuple[str, ...]) -> None:
+        most = self._catalogue.settings.max_subscriptions
+        if len(session.feeds) >= most:
+            raise RequestFailure(Code.TOO_MANY, f"{session.name} has {most} subscriptions, which is the limit here")
+        if session.filter_levels + _levels(filters) > MAX_FILTER_LEVELS:
+            text = f"the filters of {session.name} have more than {MAX_FILTER_LEVELS} levels: use fewer or shorter ones"
+            raise RequestFailure(Code.TOO_MANY, text)
+        if self._delivery.filter_nodes >= MAX_FILTER_NODES:
+            text = "the subscriptions of all clients take all of their room: try again later"
+            raise RequestFailure(Code.TOO_MANY, text)
 
     def _create_topics(self, filters: tuple[str, ...]) -> None:
         """A filter without wildcards is the name of a topic, which must be there or come into being."""
@@ -139,3 +152,7 @@ class Subscribing:
     def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool) -> None:
         reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=feed.position)
         self._effects.append(Send(link.connection, 0, encode_control(reply)))
+
+
+def _levels(filters: tuple[str, ...]) -> int:
+    return sum([len(split(text)) for text in filters])

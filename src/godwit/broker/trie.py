@@ -29,11 +29,13 @@ class _FilterNode(Generic[T]):
 class FilterTrie(Generic[T]):
     """Values under filters. Finding those of a topic costs the filters that go its way, not the others."""
 
-    __slots__ = ("_root", "_size")
+    __slots__ = ("_root", "_size", "nodes")
 
     def __init__(self) -> None:
         self._root: _FilterNode[T] = _FilterNode(is_some=False)
         self._size = 0
+        self.nodes = 0
+        """Levels of filters, those that they have in common once: what the trie's memory goes with."""
 
     def __len__(self) -> int:
         """How many pairs of filter and value there are."""
@@ -46,6 +48,7 @@ class FilterTrie(Generic[T]):
             found = node.below.get(level)
             if found is None:
                 found = node.below[level] = _FilterNode(is_some=level == SOME)
+                self.nodes += 1
             node = found
         if node.values is None:
             node.values = {}
@@ -76,6 +79,7 @@ class FilterTrie(Generic[T]):
             if child.below or child.values is not None:
                 break
             del parent.below[level]
+            self.nodes -= 1
 
     def match(self, topic: str) -> set[T]:
         """All values under filters that match the topic, each once."""
@@ -175,11 +179,13 @@ class _Pattern:
 class TopicTree:
     """Topics by their levels. Finding those that match a filter walks only where one can be."""
 
-    __slots__ = ("_root", "_size")
+    __slots__ = ("_root", "_size", "nodes")
 
     def __init__(self) -> None:
         self._root = _TopicNode()
         self._size = 0
+        self.nodes = 0
+        """Levels of topics, those that they have in common once: what the tree's memory goes with."""
 
     def __len__(self) -> int:
         return self._size
@@ -203,6 +209,7 @@ class TopicTree:
             found = node.below.get(level)
             if found is None:
                 found = node.below[level] = _TopicNode()
+                self.nodes += 1
             node = found
         self._size += not node.is_topic
         node.is_topic = True
@@ -223,6 +230,7 @@ class TopicTree:
             if child.below or child.is_topic:
                 break
             del parent.below[level]
+            self.nodes -= 1
 
     def match(self, filter: str) -> list[str]:
         """All topics that match a filter, in the order of their names."""

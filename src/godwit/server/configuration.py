@@ -25,6 +25,7 @@ _LIMITS: Final = {
     "client_memory_bytes": "client_window_bytes",
     "messages_per_s": "messages_per_s",
     "ring_bytes": "ring_bytes",
+    "retained_bytes": "max_retained_bytes",
     "hold_back_s": "hold_back_s",
     "topics": "max_topics",
     "subscriptions_per_client": "max_subscriptions",

@@ -1,0 +1,26 @@
+"""Receives the files that are sent to the topic `files` into a folder, until Ctrl-C.
+
+python examples/receive_file.py FOLDER [HOST:PORT]
+"""
+
+import sys
+
+import godwit
+
+
+async def main(folder: str, broker: str) -> None:
+    # With a name the broker remembers the subscription: after a break the rest of a file arrives.
+    async with (
+        godwit.connect(broker, name="file-receiver") as client,
+        client.receive_files("files", folder=folder, on_problem=print, keep=True) as files,
+    ):
+        print("waiting for files", flush=True)
+        async for file in files:  # each once it is complete and its hash is right
+            print(f"{file.path.name}: {file.size_bytes:,} bytes, SHA-256 {file.sha256.hex()}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
+    except KeyboardInterrupt:
+        print("bye")

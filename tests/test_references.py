@@ -1,0 +1,421 @@
+"""The reference systems R1 to R4: which test proves each of their features. (R5 hands out work, which comes later.)
+
+A row names the feature as Godwit has it, tests that prove it on the way from the wire to the command line, and what of
+it is not there yet. The rest of the file checks that every named test exists.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Row(NamedTuple):
+    """One feature of one system."""
+
+    system: str
+    feature: str
+    tests: str
+    later: str = ""
+
+
+ROWS = [
+    # -- R1: rooms and temperatures -----------------------------------------------------------------------------------
+    Row(
+        "R1",
+        "numbered topics, real sequence numbers, datagrams as long as the path allows",
+        """
+        broker/test_lane.py::test_labels_stand_before_the_batches_that_use_them_and_are_said_once
+        wire/test_packet.py::test_a_number_less_than_half_a_turn_away_comes_back_whole
+        transport/test_mtu.py::test_a_connection_finds_the_size_of_its_path
+        """,
+    ),
+    Row(
+        "R1",
+        "all types have a counterpart in the control messages",
+        """
+        wire/test_control.py::test_every_kind_is_known_by_its_name
+        wire/test_control.py::test_each_message_comes_back
+        wire/test_protocol_tables.py::test_the_tables_of_control_messages
+        """,
+    ),
+    Row(
+        "R1",
+        "topic policy `explicit`: a topic is created before it is published to",
+        """
+        broker/test_subscribing.py::test_explicit_topics_must_be_created
+        broker/test_requests.py::test_create
+        net/test_publishing.py::test_a_topic_that_must_be_created_is_refused_until_it_is
+        cli/test_topics.py::test_create
+        """,
+    ),
+    Row(
+        "R1",
+        "topics listed in the broker's configuration are there from the start",
+        """
+        broker/test_catalogue.py::test_topics_of_the_configuration_are_there
+        server/test_configuration.py::test_everything_that_can_be_said
+        cli/test_broker.py::test_a_configuration
+        """,
+    ),
+    Row(
+        "R1",
+        "every request gets a typed reply; errors have a code and a text; a readable sentence on the terminal",
+        """
+        broker/test_desk.py::test_an_unknown_kind_is_answered
+        broker/test_desk.py::test_a_malformed_request_is_answered
+        net/test_publishing.py::test_what_the_broker_refuses_is_a_typed_error_and_the_rest_goes_on
+        cli/test_pub.py::test_errors_that_need_a_broker
+        cli/test_shell.py::test_the_answers_of_the_reference_systems
+        """,
+    ),
+    Row(
+        "R1",
+        "a publisher sees how many subscribers its topic has, and is told when a publication reached none",
+        """
+        broker/test_publishing.py::test_a_publication_is_confirmed_with_the_number_reached
+        net/test_publishing.py::test_publish_returns_when_confirmed_and_tells_how_many_it_reached
+        net/test_publishing.py::test_the_subscribers_of_a_topic_are_known
+        cli/test_pub.py::test_a_publisher_is_told_when_there_is_no_subscriber
+        cli/test_topics.py::test_show_tells_how_many_subscribers_there_are
+        """,
+    ),
+    Row(
+        "R1",
+        "a seeded sensor simulator with believable rooms",
+        """
+        sim/test_sensors.py::test_every_fault_shows
+        sim/test_sensors.py::test_the_same_seed_gives_the_same_readings_and_faults
+        cli/test_sensors.py::test_a_subscriber_gets_readings
+        """,
+    ),
+    Row(
+        "R1",
+        "kick: an authorised client removes a subscription or a client, which is told why",
+        """
+        broker/test_requests.py::test_a_client_is_removed_and_told_why
+        broker/test_requests.py::test_a_subscription_is_removed_and_the_client_is_told
+        broker/test_requests.py::test_kicks_that_cannot_be
+        net/test_connect.py::test_a_kicked_client_is_told_why_and_does_not_come_back
+        net/test_subscribing.py::test_a_kicked_subscription_says_why_after_what_was_delivered
+        cli/test_sub.py::test_a_kicked_subscriber_is_told_and_ends
+        cli/test_kick.py::test_a_subscription_then_the_client
+        cli/test_shell_commands.py::test_clients_and_kick
+        """,
+    ),
+    Row(
+        "R1",
+        "the broker listens on several addresses, and is the only link between two networks",
+        """
+        net/test_two_networks.py::test_the_broker_is_the_only_link_between_two_networks
+        server/test_server.py::test_from_one_listener_to_the_other
+        net/test_serve.py::test_it_listens_on_several_addresses_and_joins_who_comes_to_each
+        cli/test_broker.py::test_several_addresses
+        """,
+        later="a compose file with the two networks",
+    ),
+    Row(
+        "R1",
+        "a readable event log on the broker's terminal, one line an event",
+        """
+        net/test_notices.py::test_a_line_has_a_time_and_a_text
+        net/test_notices.py::test_json_by_choice
+        net/test_serve.py::test_what_happens_is_told
+        cli/test_broker.py::test_it_tells_what_happens_and_stops_cleanly
+        broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
+        """,
+    ),
+    Row(
+        "R1",
+        "wished for: several subscribers for a topic, several topics for a subscriber, segmentation",
+        """
+        broker/test_subscribing.py::test_many_subscribers_and_many_topics
+        transport/test_send.py::test_records_are_cut_to_the_room_and_covered_exactly
+        transport/test_end_to_end.py::test_big_records
+        """,
+    ),
+    # -- R2: stop-and-wait, and topics that publishers create ---------------------------------------------------------
+    Row(
+        "R2",
+        "publish, subscribe, unsubscribe, list topics as control messages",
+        """
+        broker/test_subscribing.py::test_unsubscribing_ends_both_channels_and_the_memory
+        broker/test_requests.py::test_topics_come_in_order_and_in_pages
+        net/test_connect.py::test_topics_are_listed_created_and_described
+        net/test_blocking.py::test_everything_that_can_be_asked
+        cli/test_topics.py::test_list
+        cli/test_shell.py::test_a_script
+        """,
+    ),
+    Row(
+        "R2",
+        "topic policy `publishers`: publishing creates a topic, subscribing to an unknown one is refused",
+        """
+        broker/test_subscribing.py::test_topics_of_publishers_are_made_by_publishing
+        net/test_subscribing.py::test_a_topic_that_is_not_there_is_refused_by_policy
+        cli/test_shell_commands.py::test_an_unknown_topic
+        """,
+    ),
+    Row(
+        "R2",
+        "a subscriber gets messages from its subscription on",
+        """
+        broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
+        broker/test_subscribing.py::test_start_positions
+        net/test_subscribing.py::test_where_a_subscription_begins
+        cli/test_sub.py::test_what_came_before_is_not_shown_unless_asked_for
+        """,
+    ),
+    Row(
+        "R2",
+        "blanks are allowed in topics",
+        """
+        broker/test_publishing.py::test_topic_names_may_have_blanks_case_and_empty_levels
+        cli/test_shell_commands.py::test_blanks_and_quotes
+        """,
+    ),
+    Row(
+        "R2",
+        "an interactive shell in which typing and messages never block each other, with the same answers",
+        """
+        cli/test_shell.py::test_messages_arrive_while_somebody_types
+        cli/test_shell.py::test_a_flood_does_not_stop_the_typing
+        cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
+        broker/test_subscribing.py::test_the_same_filters_again_are_the_same_subscription
+        """,
+    ),
+    Row(
+        "R2",
+        "ARQ discipline `stop-and-wait`, resent until acknowledged",
+        """
+        transport/test_arq.py::test_stop_and_wait_has_one_fragment_under_way
+        wire/test_small_profile.py::test_a_client_from_the_page_alone
+        """,
+    ),
+    Row(
+        "R2",
+        "many publishers and subscribers at once, on ports that the system picks",
+        """
+        broker/test_subscribing.py::test_many_subscribers_and_many_topics
+        broker/test_requests.py::test_clients_come_in_pages
+        system/test_many_clients.py::test_all_connected_clients_are_reached_in_little_memory
+        """,
+    ),
+    Row(
+        "R2",
+        "a datagram is as long as what it carries",
+        """
+        wire/test_frames.py::test_a_one_message_qos_1_publication_on_an_open_channel_costs_at_most_40_bytes
+        wire/test_protocol_examples.py::test_the_session_logs_in_and_publishes
+        """,
+    ),
+    Row(
+        "R2",
+        "wished for: sequence numbers and queues, better error control",
+        """
+        transport/test_recovery.py::test_a_packet_is_lost_when_one_three_newer_has_arrived
+        broker/test_delivery.py::test_catching_up_loses_and_repeats_nothing
+        server/test_hold_back.py::test_when_it_was_taken_publishers_go_on_and_nothing_is_lost
+        """,
+        later="several brokers",
+    ),
+    # -- R3: files of any size ----------------------------------------------------------------------------------------
+    Row(
+        "R3",
+        "file transfer of any size in bounded memory, with progress, checked by hash, resumed after a break",
+        """
+        client/test_files.py::test_a_file_grows_to_its_whole_from_chunks_that_repeat_and_overlap
+        client/test_files.py::test_a_run_goes_on_where_the_last_one_broke_off
+        client/test_files.py::test_a_name_from_the_network_stays_in_its_folder
+        net/test_files.py::test_a_file_arrives_as_it_was_sent
+        net/test_files.py::test_files_cross_a_bad_network
+        net/test_files.py::test_memory_stays_bounded
+        net/test_files.py::test_a_sender_that_breaks_off_goes_on_where_it_was
+        net/test_files.py::test_a_receiver_that_breaks_off_goes_on_where_it_was
+        system/test_file_transfer.py::test_a_large_file_crosses_the_broker_whole
+        cli/test_pub.py::test_a_file_crosses_the_broker
+        """,
+    ),
+    Row(
+        "R3",
+        "packet numbers that do not wrap in practice",
+        """
+        wire/test_packet.py::test_numbers_follow_each_other_over_the_wrap
+        wire/test_packet.py::test_expansion_is_the_definition
+        """,
+    ),
+    Row(
+        "R3",
+        "handshake; acknowledgement ranges, whose gaps are the NAKs; begin and end of a transfer",
+        """
+        transport/test_end_to_end.py::test_a_handshake_under_heavy_loss
+        transport/test_acknowledge.py::test_tells_exactly_what_arrived
+        broker/test_publishing.py::test_the_end_of_a_channel
+        client/test_files.py::test_chunks_of_a_file
+        """,
+    ),
+    Row(
+        "R3",
+        "subscribe and unsubscribe with replies",
+        """
+        broker/test_subscribing.py::test_unsubscribing_ends_both_channels_and_the_memory
+        net/test_subscribing.py::test_leaving_the_block_ends_it_at_the_broker
+        """,
+    ),
+    Row(
+        "R3",
+        "loss detection by gaps, and by a probe timer that follows the measured round trip",
+        """
+        transport/test_recovery.py::test_a_packet_is_lost_when_nine_eighths_of_a_round_trip_have_passed
+        transport/test_recovery.py::test_a_probe_is_due_when_nothing_is_heard_with_growing_patience
+        """,
+    ),
+    Row(
+        "R3",
+        "ARQ disciplines `go-back-n` and `selective-repeat`",
+        """
+        transport/test_arq.py::test_go_back_n_resends_from_the_loss_on
+        transport/test_arq.py::test_selective_repeat_resends_one_of_many
+        transport/test_end_to_end.py::test_the_disciplines_stand_in_the_order_of_the_theory
+        """,
+    ),
+    Row(
+        "R3",
+        "several publishers, several subscribers",
+        """
+        broker/test_subscribing.py::test_many_subscribers_and_many_topics
+        net/test_publishing.py::test_everything_arrives_in_order_over_a_bad_network
+        system/test_lossy_network.py::test_all_messages_reach_all_subscribers_in_order
+        """,
+        later="several brokers",
+    ),
+    # -- R4: hierarchical topics, QoS 1, retained messages ------------------------------------------------------------
+    Row(
+        "R4",
+        "control messages; compact acknowledgements",
+        """
+        wire/test_control.py::test_what_has_its_default_value_is_not_sent
+        transport/test_acknowledge.py::test_numbers_and_positions_are_truncated
+        """,
+    ),
+    Row(
+        "R4",
+        "topics have levels; case matters; blanks are allowed; no wildcards when publishing",
+        """
+        broker/test_topics.py::test_good_topics
+        broker/test_topics.py::test_bad_topics_are_told_what_is_wrong
+        broker/test_publishing.py::test_topics_that_cannot_be
+        broker/test_publishing.py::test_topic_names_may_have_blanks_case_and_empty_levels
+        cli/test_pub.py::test_bad_input_is_one_line
+        """,
+    ),
+    Row(
+        "R4",
+        "`*` stands for one or more levels, anywhere; `+` and `#` as in MQTT",
+        """
+        broker/test_topics.py::test_matching
+        broker/test_topics.py::test_matching_is_as_defined
+        broker/test_trie.py::test_a_trie_finds_what_matches
+        cli/test_sub.py::test_several_filters_and_wildcards
+        """,
+    ),
+    Row(
+        "R4",
+        "the table of `home/bedroom/*`",
+        "wire/test_protocol_examples.py::test_the_filters broker/test_trie.py::test_the_vectors_hold_for_trie_and_tree",
+    ),
+    Row(
+        "R4",
+        "the table of `*/temperature`",
+        "wire/test_protocol_examples.py::test_the_filters broker/test_trie.py::test_the_vectors_hold_for_trie_and_tree",
+    ),
+    Row(
+        "R4",
+        "the table of `home/*/temperature`",
+        "wire/test_protocol_examples.py::test_the_filters broker/test_trie.py::test_the_vectors_hold_for_trie_and_tree",
+    ),
+    Row(
+        "R4",
+        "topic policy `open`, the default: subscribing to an unknown topic creates it",
+        "broker/test_subscribing.py::test_open_topics_come_into_being_by_any_use",
+    ),
+    Row(
+        "R4",
+        "a second subscription of the same client to the same topic changes nothing",
+        """
+        broker/test_subscribing.py::test_the_same_filters_again_are_the_same_subscription
+        client/test_inbox.py::test_the_same_filters_are_the_same_subscription
+        cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
+        net/test_subscribing.py::test_the_same_subscription_again_is_told
+        """,
+    ),
+    Row(
+        "R4",
+        "QoS 0, 1 and 2; every request is resent until it is answered",
+        """
+        broker/test_publishing.py::test_qos_0_is_forwarded_and_neither_kept_nor_confirmed
+        broker/test_publishing.py::test_a_confirm_says_that_the_log_has_it
+        broker/test_identities.py::test_a_message_sent_again_is_confirmed_and_not_kept_twice
+        client/test_client.py::test_unconfirmed_records_are_sent_again_byte_for_byte_in_order
+        client/test_client.py::test_requests_are_answered_and_asked_again_until_then
+        client/test_with_server.py::test_nothing_is_lost_or_repeated_over_reconnects
+        net/test_publishing.py::test_an_identity_is_recognised_after_a_crash
+        net/test_connect.py::test_a_restarted_broker_gets_everything_that_was_not_confirmed
+        """,
+    ),
+    Row(
+        "R4",
+        "retained messages, also for wildcards; an empty one clears",
+        """
+        broker/test_retained.py::test_a_newcomer_gets_the_last_message_with_the_flag
+        broker/test_retained.py::test_also_by_wildcards_and_each_once
+        broker/test_retained.py::test_an_empty_message_clears_it_and_is_delivered
+        net/test_subscribing.py::test_retained_messages_come_first
+        cli/test_pub.py::test_a_retained_message_waits_for_later_subscribers_until_it_is_cleared
+        cli/test_shell_commands.py::test_retain
+        """,
+        later="retained messages that survive a restart of the broker",
+    ),
+    Row(
+        "R4",
+        "the default port is 50000",
+        "net/test_address.py::test_a_broker_is_named_in_the_usual_ways",
+    ),
+    Row("R4", "a dissector, a flow picture of a capture, a compose file with the same cast", "", later="all of it"),
+    Row(
+        "R4",
+        "wished for: QoS 2, a smaller header",
+        """
+        broker/test_identities.py::test_a_message_sent_again_is_confirmed_and_not_kept_twice
+        wire/test_frames.py::test_a_one_message_qos_1_publication_on_an_open_channel_costs_at_most_40_bytes
+        """,
+        later="several brokers",
+    ),
+]
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """The test functions of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in tree.body if isinstance(node, kinds) and node.name.startswith("test_"))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.system}: {row.feature}")
+def test_every_feature_has_its_test(row: Row) -> None:
+    assert row.tests or row.later
+    for name in row.tests.split():
+        path, _, function = name.partition("::")
+        assert function in names_in(ROOT / "tests" / path), name
+
+
+def test_every_row_of_the_systems_is_there() -> None:
+    assert Counter(row.system for row in ROWS) == {"R1": 11, "R2": 9, "R3": 7, "R4": 13}

@@ -98,8 +98,11 @@ class Delivery:
         if feed.cursor is None:
             feed.resume_at = feed.done_below(self.next_offset)
         feed.counted_from = feed.resume_at
-        feed.lost += sum(count for _, count in feed.gaps) + max(self.first_offset - feed.resume_at, 0)
+        feed.lost += sum(count for _, count in feed.gaps)
         feed.gaps.clear()
+        gone = self.first_offset - feed.resume_at
+        if gone > 0:
+            feed.lost = gone  # how many of them were for it nobody knows: not more than these
         feed.resume_at = max(feed.resume_at, self.first_offset)
         self._settle(feed, link)
         feed.link = None

@@ -1,0 +1,1 @@
+"""The client's side of a broker, sans-IO: publishers, subscriptions, requests, reconnect."""

@@ -1,0 +1,63 @@
+"""The settings of a client, checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from godwit import limits
+from godwit.errors import ConfigurationError
+from godwit.transport.config import EndpointConfig
+from godwit.wire.control import Will
+
+SEND_BUFFER_BYTES: Final = 16 * limits.MIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientConfig:
+    """Who the client is, and what it may hold. Nothing has to be set."""
+
+    name: str | None = None
+    """Without one there is no session at the broker, which makes a name up."""
+    secret: bytes = b""
+    """Proves the name, and the broker must prove that it knows it too. It never travels."""
+    session_expiry_s: int = limits.SESSION_EXPIRY_S
+    """How long the broker keeps this name's subscriptions after the connection has ended."""
+    fresh: bool = False
+    """Forget the session of an earlier run."""
+    will: Will | None = None
+    """Published by the broker if the client is gone without a goodbye."""
+    send_buffer_bytes: int = SEND_BUFFER_BYTES
+    """What all publishers may hold that is not confirmed; beyond it `send` raises BufferFullError."""
+    retry_min_s: float = 0.1
+    retry_max_s: float = 5.0
+    """Between two attempts to connect lies a random time between these, which grows with each failure."""
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            _check_name(self.name)
+        elif self.secret:
+            raise ConfigurationError("a secret proves a name: give a name too, or leave the secret out")
+        if len(self.secret) > limits.MAX_SECRET_BYTES:
+            raise ConfigurationError(f"secret has {len(self.secret)} bytes: at most {limits.MAX_SECRET_BYTES}")
+        if not 0 <= self.session_expiry_s < 2**32:
+            raise ConfigurationError(f"session_expiry_s is {self.session_expiry_s}: it lies between 0 and 2**32 - 1")
+        if self.send_buffer_bytes < 1:
+            raise ConfigurationError(f"send_buffer_bytes is {self.send_buffer_bytes}: it must be at least 1")
+        if not 0 < self.retry_min_s <= self.retry_max_s:
+            raise ConfigurationError(
+                f"retry_min_s is {self.retry_min_s} and retry_max_s {self.retry_max_s}: "
+                "the first must be above 0 and not above the second"
+            )
+        if self.endpoint.accepts:
+            raise ConfigurationError("endpoint.accepts is set: a client accepts no connections, leave it out")
+
+
+def _check_name(name: str) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"the name {name!r} has characters that cannot be written as UTF-8") from None
+    if not 1 <= size <= limits.MAX_CLIENT_NAME_BYTES:
+        raise ConfigurationError(f"a name has 1 to {limits.MAX_CLIENT_NAME_BYTES} bytes in UTF-8, this one {size}")

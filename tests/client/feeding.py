@@ -1,0 +1,112 @@
+"""An inbox on a stub connection, and the broker's side of its channels, record by record."""
+
+from __future__ import annotations
+
+from tests.client.stubs import StubConnection
+
+from godwit.client.events import ClientEvent
+from godwit.client.inbox import Inbox
+from godwit.client.message import Message
+from godwit.client.requests import Requests
+from godwit.client.subscription import Start, Subscription
+from godwit.transport.connection import Connection
+from godwit.transport.events import Received
+from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
+from godwit.wire.control import ControlMessage, Feed, Labels, Subscribe, Subscribed, decode_control, encode_control
+from godwit.wire.feed import encode_in_band
+
+FEED, LIVE = 1, 2
+
+
+def batch(payloads: list[bytes], offset: int, *, qos: int = 1, retain: bool = False, topic: int = 1) -> bytes:
+    return encode_joinable(Batch(payloads, 100, qos, retain, None, Route(topic, 1, offset, 200)))
+
+
+class Desk:
+    """What the tests hold on to."""
+
+    def __init__(self) -> None:
+        self.events: list[ClientEvent] = []
+        self.violations: list[str] = []
+        self.requests = Requests()
+        self.inbox = Inbox(self.requests, self.events, self._note)
+        self.connection = StubConnection()
+        self.answered = 0
+        self.records: dict[int, int] = {}
+
+    def _note(self, connection: Connection, reason: str) -> None:
+        assert connection is self.connection.real
+        self.violations.append(reason)
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    def attach(self, log: bytes = b"log") -> None:
+        self.connection = StubConnection()
+        self.records = {}
+        self.answered = 0
+        self.requests.attach(self.connection.real)
+        self.inbox.attach(self.connection.real, log)
+        self.requests.resend()
+
+    def detach(self) -> None:
+        self.requests.detach()
+        self.inbox.detach()
+
+    def said(self) -> list[ControlMessage]:
+        """What the client has said since the last call."""
+        self.requests.pump(0.0)
+        new = self.connection.sent[self.answered :]
+        self.answered = len(self.connection.sent)
+        messages = []
+        for record in new:
+            message = decode_control(record.body)
+            assert isinstance(message, ControlMessage)
+            messages.append(message)
+        return messages
+
+    def asked(self) -> list[Subscribe]:
+        return [message for message in self.said() if isinstance(message, Subscribe)]
+
+    # -- the broker ---------------------------------------------------------------------------------------------------
+
+    def started(self, *, start: Start = None, next_offset: int = 0, cursor: str | None = None) -> Subscription:
+        """A subscription that the broker has agreed to."""
+        subscription = self.inbox.subscribe(("a/#",), start=start, since_us=None, cursor=cursor)
+        (ask,) = self.asked()
+        self.agree(ask, next_offset)
+        return subscription
+
+    def agree(self, ask: Subscribe, next_offset: int) -> None:
+        self.open(ask.subscription)
+        reply = Subscribed(request=ask.request, subscription=ask.subscription, next_offset=next_offset)
+        assert self.inbox.on_subscribed(reply)
+
+    def open(self, number: int = 0) -> None:
+        for channel, live in ((FEED + 2 * number, False), (LIVE + 2 * number, True)):
+            self.bring(channel, encode_control(Feed(subscription=number, live=live)))
+            labels = Labels(topics=[(1, "a/b"), (2, "a/c")], publishers=[(1, "someone")])
+            self.bring(channel, encode_in_band(labels))
+
+    def bring(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> int:
+        """A record arrives; gives its number."""
+        number = 0
+        if reliable:
+            number = self.records.get(channel, 0)
+            self.records[channel] = number + 1
+        self.inbox.on_received(Received(self.connection.real, channel, number, body, reliable, last))
+        return number
+
+    def bring_live(self, payloads: list[bytes], number: int) -> None:
+        body = encode_batch(Batch(payloads, 100, 0, False, None, Route(1, 1, number, 200)))
+        self.bring(LIVE, body, reliable=False)
+
+
+def take_all(subscription: Subscription) -> list[Message]:
+    found = []
+    while (messages := subscription.take()) is not None:
+        found += messages
+    return found
+
+
+def payloads(messages: list[Message] | None) -> list[bytes]:
+    return [message.payload for message in messages or []]

@@ -1,0 +1,351 @@
+"""A publisher: how batches are cut, what is kept until it is confirmed, what is sent again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.client.stubs import StubConnection
+
+from godwit.client.events import ClientEvent, Confirmed, Refused
+from godwit.client.outbox import Outbox
+from godwit.client.publisher import OFFLINE_UNRELIABLE_BYTES, TOGETHER_US, UNRELIABLE_AHEAD_BYTES, Publisher
+from godwit.errors import BufferFullError, RecordTooLargeError, UsageError
+from godwit.limits import MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, MIB
+from godwit.wire.batch import LONE, Batch, decode_batches
+from godwit.wire.control import Code, Open, Qos, decode_control
+
+NOW_US = 1_700_000_000_000_000
+
+
+class Bench(NamedTuple):
+    """A publisher on its connection."""
+
+    publisher: Publisher
+    outbox: Outbox
+    connection: StubConnection
+    events: list[ClientEvent]
+
+    def batches(self) -> list[Batch]:
+        """What has gone to the transport, opens left out."""
+        return [batch for record in self.connection.bodies(1) for batch in decode_batches(record)]
+
+
+def bench(qos: Qos = 1, *, online: bool = True, buffer_bytes: int = MIB, train_bytes: int = 1000) -> Bench:
+    events: list[ClientEvent] = []
+    outbox = Outbox(buffer_bytes, events, "run")
+    connection = StubConnection(train_bytes)
+    if online:
+        outbox.attach(connection.real, 16 * MIB)
+    return Bench(outbox.publisher("t", qos, None, 0, 0), outbox, connection, events)
+
+
+class Sending(NamedTuple):
+    payload: bytes
+    published_us: int
+    retain: bool
+
+
+SENDINGS = st.lists(
+    st.tuples(
+        st.one_of(st.binary(max_size=60), st.integers(0, 3000).map(bytes)),
+        st.sampled_from([0, 0, 0, 1, 400, TOGETHER_US, 5_000, 2**32, -1, -3_000]),
+        st.sampled_from([False, False, False, True]),
+        st.sampled_from(["", "", "", "cut", "confirm", "reconnect"]),
+    ),
+    max_size=60,
+)
+
+
+@given(SENDINGS, st.sampled_from([0, 1, 2]), st.integers(200, 3000), st.booleans())
+def test_every_message_is_in_one_batch_in_order_with_its_time(
+    steps: list[tuple[bytes, int, bool, str]], qos: Qos, train_bytes: int, starts_online: bool
+) -> None:
+    publisher, outbox, connection, _ = bench(qos, online=starts_online, train_bytes=train_bytes)
+    asked: list[Sending] = []
+    seen: list[bytes] = []
+    now_us = NOW_US
+    if not starts_online and qos == 0:
+        outbox.attach(connection.real, MIB)  # while there is no broker, old ones are dropped
+    for payload, more_us, retain, then in steps:
+        now_us += more_us
+        assert publisher.send(payload, now_us, retain) == len(asked)
+        asked.append(Sending(payload, now_us, retain))
+        if then == "cut":
+            outbox.cut_begun()
+        elif then == "confirm" and outbox.is_online:
+            outbox.on_confirmed(1, (publisher._backlog.last_record or 1) // 2, 5)
+        elif then == "reconnect" and qos:
+            outbox.detach()
+            seen += _new(seen, connection)
+            connection = StubConnection(train_bytes)
+            outbox.attach(connection.real, MIB)
+    if not outbox.is_online:
+        outbox.attach(connection.real, MIB)
+    outbox.cut_begun()
+    seen += _new(seen, connection)
+    got: list[Sending] = []
+    for record in seen:
+        (batch,) = decode_batches(record)
+        assert batch.sequence == (len(got) if qos != 1 else None)
+        assert bool(record[0] & LONE) == (len(batch.payloads) == 1)
+        if len(batch.payloads) > 1 and qos == 0:
+            assert len(record) <= MAX_UNRELIABLE_BYTES
+        deltas = batch.deltas_us or (0,) * len(batch.payloads)
+        got += [
+            Sending(payload, batch.published_us + delta, batch.retain)
+            for payload, delta in zip(batch.payloads, deltas, strict=True)
+        ]
+    assert [(one.payload, one.retain) for one in got] == [(one.payload, one.retain) for one in asked]
+    for one, other in zip(got, asked, strict=True):
+        assert 0 <= other.published_us - one.published_us <= TOGETHER_US
+    if qos:
+        outbox.on_confirmed(1, publisher._backlog.last_record or 0, 5)
+    assert publisher.confirmed_sequence == publisher.next_sequence == len(asked)
+    assert publisher.is_idle
+    assert outbox.held_bytes == 0
+
+
+def _new(seen: list[bytes], connection: StubConnection) -> list[bytes]:
+    """The records on this connection that were not on an earlier one. They must be the same bytes."""
+    bodies = connection.bodies(1)
+    overlap = next(
+        size for size in range(min(len(seen), len(bodies)), -1, -1) if seen[len(seen) - size :] == bodies[:size]
+    )
+    return bodies[overlap:]
+
+
+@given(st.lists(st.integers(0, 400), min_size=1, max_size=200), st.integers(500, 4000))
+def test_batches_are_as_full_as_a_train(sizes: list[int], train_bytes: int) -> None:
+    one = bench(train_bytes=train_bytes)
+    for size in sizes:
+        one.publisher.send(bytes(size), NOW_US)
+    records = one.connection.bodies(1)
+    assert all(len(record) <= train_bytes for record in records if not record[0] & LONE)
+    longest = max(sizes) + 4 + 21
+    assert all(len(record) > train_bytes - longest for record in records)
+
+
+def test_first_record_opens_the_channel() -> None:
+    one = bench(2)
+    one.publisher.send(b"x", NOW_US)
+    assert one.connection.sent == []
+    one.outbox.cut_begun()
+    message = decode_control(one.connection.sent[0].body)
+    assert message == Open(topic="t", qos=2, publisher="run", epoch=0)
+    assert one.connection.sent[1].reliable
+
+
+def test_messages_within_a_millisecond_share_a_time_others_have_their_own() -> None:
+    one = bench()
+    for more_us in (0, 300, 1000):
+        one.publisher.send(b"a", NOW_US + more_us)
+    one.outbox.cut_begun()
+    for more_us in (0, 300, 1001, 1002, 5_000_000):
+        one.publisher.send(b"b", NOW_US + more_us)
+    one.outbox.cut_begun()
+    first, second = one.batches()
+    assert first.deltas_us is None
+    assert second.deltas_us == (0, 0, 1001, 1002, 5_000_000)
+
+
+def test_a_clock_that_goes_back_begins_a_batch() -> None:
+    one = bench()
+    one.publisher.send(b"a", NOW_US)
+    one.publisher.send(b"b", NOW_US - 1)
+    one.publisher.send(b"c", NOW_US - 1 + 2**32)
+    one.outbox.cut_begun()
+    assert [batch.published_us for batch in one.batches()] == [NOW_US, NOW_US - 1, NOW_US - 1 + 2**32]
+
+
+def test_a_batch_has_a_bounded_number_of_messages() -> None:
+    one = bench(train_bytes=10 * MIB, buffer_bytes=64 * MIB)
+    for _ in range(MAX_BATCH_MESSAGES + 3):
+        one.publisher.send(b"", NOW_US)
+    one.outbox.cut_begun()
+    first, second = [len(batch.payloads) for batch in one.batches()]
+    assert MAX_BATCH_MESSAGES - 10 < first <= MAX_BATCH_MESSAGES
+    assert first + second == MAX_BATCH_MESSAGES + 3
+
+
+def test_quality_0_goes_in_single_datagrams_and_long_ones_reliably() -> None:
+    one = bench(0)
+    longest = MAX_UNRELIABLE_BYTES - 17
+    for size in (longest, longest + 1, 10, 20):
+        one.publisher.send(bytes(size), NOW_US)
+    one.outbox.cut_begun()
+    assert [(record.reliable, len(record.body)) for record in one.connection.sent[1:]] == [
+        (False, MAX_UNRELIABLE_BYTES),
+        (True, MAX_UNRELIABLE_BYTES + 1),
+        (False, 17 + 4 + 2 * 4 + 30),
+    ]
+    assert one.publisher.confirmed_sequence == 4
+    assert one.events == [Confirmed(one.publisher, 4, 0)]
+    assert one.outbox.held_bytes == 0
+
+
+def test_quality_0_waits_while_the_transport_has_much_to_send() -> None:
+    one = bench(0)
+    one.connection.unsent_bytes = UNRELIABLE_AHEAD_BYTES + 1
+    one.publisher.send(b"x", NOW_US)
+    one.outbox.cut_begun()
+    assert len(one.connection.sent) == 1
+    assert one.outbox.has_kept
+    assert one.publisher.confirmed_sequence == 0
+    one.connection.unsent_bytes = 0
+    one.outbox.go_on()
+    assert len(one.connection.sent) == 2
+    assert not one.outbox.has_kept
+
+
+def test_quality_0_keeps_only_the_newest_while_there_is_no_broker() -> None:
+    one = bench(0, online=False)
+    for place in range(200):
+        one.publisher.send(b"%d" % place + bytes(1100), NOW_US)
+    one.outbox.attach(one.connection.real, MIB)
+    one.outbox.cut_begun()
+    got = one.batches()
+    assert one.publisher.dropped == 200 - len(got)
+    assert 50 < len(got) < 60
+    assert sum(len(batch.payloads[0]) for batch in got) < OFFLINE_UNRELIABLE_BYTES + 2 * 1200
+    assert got[-1].payloads[0].startswith(b"199")
+    assert one.outbox.held_bytes == 0
+
+
+def test_an_extension_has_a_batch_of_its_own() -> None:
+    one = bench(2)
+    one.publisher.send(b"before", NOW_US)
+    assert one.publisher.send_extended(b"chunk", NOW_US, b"about it") == 1
+    one.publisher.send(b"behind", NOW_US)
+    one.outbox.cut_begun()
+    before, chunk, behind = one.batches()
+    assert (chunk.payloads, chunk.extension, chunk.sequence) == ([b"chunk"], b"about it", 1)
+    assert (before.extension, behind.extension, behind.sequence) == (None, None, 2)
+    one.outbox.on_confirmed(1, 3, 0)
+    assert one.outbox.held_bytes == 0
+
+
+def test_confirms_are_cumulative_and_told_once() -> None:
+    one = bench()
+    for payload in (b"a", b"b", b"c"):
+        one.publisher.send(payload, NOW_US)
+        one.outbox.cut_begun()
+    one.outbox.on_confirmed(1, 0, 0)
+    assert one.events == []
+    one.outbox.on_confirmed(1, 2, 7)
+    assert one.events == [Confirmed(one.publisher, 2, 7)]
+    assert (one.publisher.confirmed_sequence, one.publisher.reached) == (2, 7)
+    one.outbox.on_confirmed(1, 2, 9)
+    assert len(one.events) == 1
+    one.outbox.on_confirmed(1, 3, 1)
+    assert one.events == [Confirmed(one.publisher, 3, 1)]  # nobody had fetched the first
+    assert one.publisher.is_idle
+
+
+def test_a_record_that_the_other_side_does_not_take_fails_alone() -> None:
+    one = bench(train_bytes=50)
+    one.connection.longest_bytes = 100
+    for size in (10, 500, 20):
+        one.publisher.send(bytes(size), NOW_US)
+        one.outbox.cut_begun()
+    assert one.events == [Refused(one.publisher, Code.TOO_LARGE, "too long", 1, 2)]
+    one.outbox.on_confirmed(1, 2, 0)
+    assert one.publisher.confirmed_sequence == 3
+    one.publisher.send(bytes(500), NOW_US)
+    one.outbox.cut_begun()
+    assert one.events[-2:] == [Refused(one.publisher, Code.TOO_LARGE, "too long", 3, 4), Confirmed(one.publisher, 4, 0)]
+    assert one.outbox.held_bytes == 0
+
+
+@pytest.mark.parametrize("payload", [5, None, [b"x"], (1, 2)])
+def test_a_payload_is_bytes_or_a_text(payload: object) -> None:
+    one = bench()
+    one.publisher.send(b"x", NOW_US)
+    with pytest.raises((UsageError, TypeError)):
+        one.publisher.send(payload, NOW_US)  # type: ignore[arg-type]
+    assert one.publisher.next_sequence == 1
+
+
+def test_other_kinds_of_bytes_are_copied() -> None:
+    one = bench()
+    changing = bytearray(b"abc")
+    one.publisher.send(b"x", NOW_US)
+    one.publisher.send(changing, NOW_US)
+    one.publisher.send(memoryview(b"def"), NOW_US)
+    one.publisher.send("gr\u00fcn", NOW_US)
+    changing[0] = 0
+    one.outbox.cut_begun()
+    assert one.batches()[0].payloads == [b"x", b"abc", b"def", b"gr\xc3\xbcn"]
+
+
+def test_too_long_a_message_is_refused_at_once() -> None:
+    one = bench()
+    one.outbox.max_message_bytes = 10
+    with pytest.raises(RecordTooLargeError, match="takes 10"):
+        one.publisher.send(bytes(11), NOW_US)
+    with pytest.raises(RecordTooLargeError):
+        one.publisher.send_extended(bytes(5), NOW_US, bytes(6))
+    assert one.publisher.send(bytes(10), NOW_US) == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_limit_below_the_size_of_a_batch_holds_for_every_message(qos: Qos) -> None:
+    one = bench(qos, train_bytes=5000)
+    one.publisher.send(b"begun before", NOW_US)
+    one.outbox.attach(one.connection.real, 50)
+    for _ in range(3):
+        one.publisher.send(bytes(50), NOW_US)
+        with pytest.raises(RecordTooLargeError):
+            one.publisher.send(bytes(51), NOW_US)
+    one.outbox.cut_begun()
+    assert sum(len(batch.payloads) for batch in one.batches()) == 4
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_message_that_was_packed_before_the_limit_was_known_fails_alone(qos: Qos) -> None:
+    one = bench(qos, online=False)
+    for size in (100, 30_000, 30_001, 200):
+        one.publisher.send(bytes(size), NOW_US)
+    one.outbox.attach(one.connection.real, 30_000)
+    one.outbox.cut_begun()
+    assert [(event.first_sequence, event.sequence) for event in one.events if isinstance(event, Refused)] == [(2, 3)]
+    assert [len(batch.payloads[0]) for batch in one.batches()] == [100, 30_000, 200]
+
+
+def test_quality_0_that_the_other_side_does_not_take_fails_alone() -> None:
+    one = bench(0)
+    one.connection.longest_bytes = 2000
+    one.publisher.send(bytes(3000), NOW_US)
+    assert [type(event) for event in one.events] == [Refused, Confirmed]
+    assert one.outbox.held_bytes == 0
+
+
+def test_a_failed_send_changes_nothing() -> None:
+    one = bench(online=False, buffer_bytes=5000)
+    while one.publisher.next_sequence < 15:
+        one.publisher.send(bytes(300), NOW_US)
+    with pytest.raises(BufferFullError, match="5000"):
+        one.publisher.send(bytes(1000), NOW_US)
+    sent = one.publisher.next_sequence
+    assert sent == 15
+    assert one.publisher.is_full == (one.outbox.held_bytes >= 5000)
+    one.outbox.attach(one.connection.real, MIB)
+    one.outbox.cut_begun()
+    assert sum(len(batch.payloads) for batch in one.batches()) == sent
+
+
+def test_closing_waits_for_the_confirm_then_ends_the_channel() -> None:
+    one = bench()
+    one.publisher.send(b"x", NOW_US)
+    one.publisher.close()
+    one.publisher.close()
+    assert [record.last for record in one.connection.sent] == [False, False]
+    with pytest.raises(UsageError, match="closed"):
+        one.publisher.send(b"y", NOW_US)
+    assert one.outbox.publisher("t", 1, None, 0, 0) is not one.publisher
+    one.outbox.on_confirmed(1, 1, 0)
+    assert one.connection.sent[-1].last
+    assert one.connection.sent[-1].body == b""
+    assert one.publisher.channel is None

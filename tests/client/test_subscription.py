@@ -1,0 +1,354 @@
+"""A subscription: what it gives, when it confirms, what it does with repeats, gaps and reconnects."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.client.feeding import FEED, LIVE, Desk, batch, payloads, take_all
+
+from godwit.client.events import Available, Missed
+from godwit.client.subscription import MAX_UNRELIABLE_HELD_BYTES, Subscription
+from godwit.wire.control import Done, Gap, Labels, Subscribed
+from godwit.wire.feed import encode_in_band
+
+
+def started(next_offset: int = 0) -> tuple[Desk, Subscription]:
+    desk = Desk()
+    desk.attach()
+    subscription = desk.started(next_offset=next_offset)
+    take_all(subscription)
+    desk.events.clear()
+    desk.inbox.on_events_fetched()
+    desk.connection.confirmed.clear()
+    desk.connection.consumed.clear()
+    return desk, subscription
+
+
+def reconnect(desk: Desk, next_offset: int | None = None) -> None:
+    """The broker agrees to what is asked, or says where its log ends."""
+    desk.detach()
+    desk.attach()
+    (ask,) = desk.asked()
+    assert isinstance(ask.start, int)
+    desk.agree(ask, ask.start if next_offset is None else next_offset)
+
+
+def test_a_record_is_confirmed_when_the_next_is_asked_for() -> None:
+    desk, subscription = started()
+    first = desk.bring(FEED, batch([b"a", b"b"], 0))
+    second = desk.bring(FEED, batch([b"c"], 2))
+    assert payloads(subscription.take()) == [b"a", b"b"]
+    assert desk.connection.confirmed == []
+    assert payloads(subscription.take()) == [b"c"]
+    assert desk.connection.confirmed == [(FEED, first)]
+    assert desk.connection.consumed == [(FEED, len(batch([b"a", b"b"], 0)))]
+    assert subscription.take() is None
+    assert desk.connection.confirmed == [(FEED, first), (FEED, second)]
+    assert subscription.take() is None
+    assert len(desk.connection.confirmed) == len(desk.connection.consumed) == 2
+
+
+def test_one_event_tells_of_many_records() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"a"], 0))
+    desk.bring(FEED, batch([b"b"], 1))
+    assert desk.events == [Available(subscription)]
+    assert subscription.held_bytes > 0
+
+
+def test_repeats_are_confirmed_but_not_given() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"a", b"b"], 0))
+    repeat = desk.bring(FEED, batch([b"a", b"b"], 0))
+    overlap = desk.bring(FEED, batch([b"b", b"c"], 1))
+    assert payloads(take_all(subscription)) == [b"a", b"b", b"c"]
+    assert desk.connection.confirmed[1:] == [(FEED, repeat), (FEED, overlap)]
+    assert subscription.position == 3
+
+
+def test_gaps_are_told_where_they_are() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"a"], 0))
+    desk.bring(FEED, encode_in_band(Gap(count=7, next_offset=10)))
+    desk.bring(FEED, batch([b"b"], 10))
+    subscription.take()
+    assert subscription.missed == 0
+    assert payloads(subscription.take()) == [b"b"]
+    assert subscription.missed == 7
+    assert desk.events[-1] == Missed(subscription, 7, live=False, next_offset=10)
+
+
+def test_a_gap_at_the_end_is_told_and_confirmed() -> None:
+    desk, subscription = started()
+    number = desk.bring(FEED, encode_in_band(Gap(count=3, next_offset=3)))
+    assert desk.events == [Available(subscription)]
+    assert subscription.take() is None
+    assert (subscription.missed, subscription.position) == (3, 3)
+    assert desk.connection.confirmed == [(FEED, number)]
+
+
+def test_in_band_words_of_a_later_version_are_passed_over() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, encode_in_band(Done(request=1)))
+    desk.bring(FEED, b"\xff\xa1\x64kind\x63new")
+    desk.bring(FEED, batch([b"a"], 0))
+    assert payloads(take_all(subscription)) == [b"a"]
+    assert desk.violations == []
+
+
+# -- QoS 0 ------------------------------------------------------------------------------------------------------------
+
+
+def test_live_messages_need_no_confirm_and_jumps_are_missed() -> None:
+    desk, subscription = started()
+    desk.bring_live([b"0", b"1"], 0)
+    desk.bring_live([b"4"], 4)
+    desk.bring_live([b"2"], 2)
+    messages = take_all(subscription)
+    assert payloads(messages) == [b"0", b"1", b"4"]
+    assert [message.offset for message in messages] == [None] * 3
+    assert subscription.missed == 2
+    assert desk.events[-1] == Missed(subscription, 2, live=True)
+    assert desk.connection.confirmed == []
+    assert subscription.position == 0
+
+
+def test_a_long_live_message_came_reliably_and_is_confirmed() -> None:
+    desk, subscription = started()
+    number = desk.bring(LIVE, batch([bytes(3000)], 0, qos=0))
+    assert len(take_all(subscription)) == 1
+    assert desk.connection.confirmed == [(LIVE, number)]
+
+
+def test_what_nobody_takes_of_quality_0_is_bounded_and_counted() -> None:
+    desk, subscription = started()
+    most = MAX_UNRELIABLE_HELD_BYTES
+    for place in range(3000):
+        desk.bring_live([b"%d" % place + bytes(900)], place)
+        assert subscription.held_bytes <= most
+    reliable = desk.bring(FEED, batch([b"safe"], 0))
+    taken = payloads(take_all(subscription))
+    assert taken[-2].startswith(b"2999")
+    assert taken[-1] == b"safe"
+    assert subscription.missed == 3000 - (len(taken) - 1)
+    assert (FEED, reliable) in desk.connection.confirmed
+
+
+def test_a_late_live_record_with_an_old_label_is_dropped() -> None:
+    desk, subscription = started()
+    desk.bring(LIVE, encode_in_band(Labels(topics=[(5, "a/new")], publishers=[(1, "someone")], forget=True)))
+    desk.bring_live([b"old"], 0)
+    assert take_all(subscription) == []
+    assert desk.violations == []
+
+
+# -- reconnects -------------------------------------------------------------------------------------------------------
+
+
+def test_goes_on_from_what_the_application_has_asked_past() -> None:
+    desk, subscription = started(next_offset=10)
+    desk.bring(FEED, batch([b"a", b"b"], 10))
+    desk.bring(FEED, batch([b"c"], 12))
+    subscription.take()
+    desk.detach()
+    desk.attach()
+    (ask,) = desk.asked()
+    assert ask.start == 10  # the application may die over what it has in hand
+    desk.agree(ask, 10)
+    desk.bring(FEED, batch([b"a", b"b", b"c", b"d"], 10))
+    assert payloads(take_all(subscription)) == [b"c", b"d"]
+    assert subscription.position == 14
+    desk.detach()
+    desk.attach()
+    assert desk.asked()[0].start == 14
+
+
+def test_what_has_arrived_is_given_though_the_connection_is_lost() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"kept"], 5, retain=True))
+    desk.bring(FEED, batch([b"a"], 0))
+    desk.bring_live([b"live"], 0)
+    desk.detach()
+    assert payloads(subscription.take()) == [b"kept"]
+    desk.attach()
+    (ask,) = desk.asked()
+    assert payloads(subscription.take()) == [b"a"]
+    desk.open()
+    desk.bring(FEED, batch([b"a", b"b"], 0))
+    assert payloads(subscription.take()) == [b"live"]
+    assert subscription.take() is None  # what the new connection brought waits for the broker's word
+    desk.inbox.on_subscribed(Subscribed(request=ask.request, subscription=0, next_offset=0))
+    assert payloads(take_all(subscription)) == [b"b"]
+
+
+def test_what_cannot_be_read_is_not_kept_over_a_reconnect() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, b"\xff\x00")
+    desk.bring(FEED, batch([b"behind"], 0))
+    desk.detach()
+    assert not subscription.has_records
+
+
+def test_reconnects_do_not_pile_up_records() -> None:
+    desk, subscription = started()
+    sizes = []
+    for _ in range(5):
+        for place in range(20):
+            desk.bring(FEED, batch([bytes(1000)], place))
+        sizes.append(subscription.held_bytes)
+        reconnect(desk)
+    assert sizes[1] == sizes[-1] < 2.1 * sizes[0]
+    desk.bring(FEED, batch([bytes(1000)] * 2, 19))
+    assert len(take_all(subscription)) == 21
+
+
+def test_a_log_that_ends_earlier_is_another_one() -> None:
+    """A broker without a disk was restarted: its offsets begin anew."""
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"%d" % place for place in range(50)], 0))
+    take_all(subscription)
+    desk.bring(FEED, batch([b"of the old log"], 50))
+    reconnect(desk, next_offset=2)
+    assert Missed(subscription, None, next_offset=2) in desk.events
+    desk.bring(FEED, batch([b"new"], 2))
+    assert payloads(take_all(subscription)) == [b"new"]
+    assert subscription.position == 3
+
+
+def test_another_log_is_read_from_its_beginning() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"%d" % place for place in range(50)], 0))
+    take_all(subscription)
+    desk.detach()
+    desk.attach(b"another log")
+    (ask,) = desk.asked()
+    assert ask.start == "earliest"
+    desk.agree(ask, 40)
+    assert Missed(subscription, None, next_offset=40) in desk.events
+    desk.bring(FEED, batch([b"new"], 40))
+    assert payloads(take_all(subscription)) == [b"new"]
+
+
+def test_the_same_log_is_not_read_again() -> None:
+    desk, subscription = started()
+    reconnect(desk)
+    assert not [event for event in desk.events if isinstance(event, Missed)]
+    assert subscription.state == "active"
+
+
+def test_a_gap_before_the_start_is_missed() -> None:
+    """A session comes back after the log has forgotten its place: the start is behind the gap already."""
+    desk, subscription = started(next_offset=254)
+    desk.bring(FEED, encode_in_band(Gap(count=200, next_offset=254)))
+    assert subscription.take() is None
+    assert (subscription.missed, subscription.position) == (200, 254)
+
+
+def test_what_the_application_has_in_hand_is_not_missed() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"0", b"1", b"2"], 0))
+    subscription.take()
+    reconnect(desk)
+    desk.bring(FEED, encode_in_band(Gap(count=5, next_offset=5)))
+    desk.bring(FEED, batch([b"5"], 5))
+    assert payloads(subscription.take()) == [b"5"]
+    assert subscription.missed == 2
+    assert desk.events[-1] == Missed(subscription, 2, live=False, next_offset=5)
+
+
+def test_retained_messages_that_come_again_are_known() -> None:
+    desk, subscription = started(next_offset=9)
+    assert desk.inbox.connection is not None
+    desk.bring(FEED, batch([b"kept"], 3, retain=True))
+    assert payloads(take_all(subscription)) == [b"kept"]
+    desk.detach()
+    desk.attach()
+    (ask,) = desk.asked()
+    assert (ask.start, ask.retained) == (9, True)
+    desk.agree(ask, 9)
+    desk.bring(FEED, batch([b"kept"], 3, retain=True))
+    desk.bring(FEED, batch([b"another"], 4, retain=True, topic=2) + batch([b"log"], 9))
+    assert payloads(take_all(subscription)) == [b"another", b"log"]
+    desk.detach()
+    desk.attach()
+    assert not desk.asked()[0].retained
+
+
+@given(st.data())
+def test_no_message_is_lost_or_given_twice_or_counted_wrongly(data: st.DataObject) -> None:
+    """The broker sends from where it is asked to, in records of any size; the connection breaks anywhere; the log
+    forgets its oldest messages."""
+    desk, subscription = started()
+    log = [b"%d" % place for place in range(data.draw(st.integers(0, 60)))]
+    sent = floor = 0
+    taken: list[bytes] = []
+
+    def skip_forgotten() -> int:
+        if sent < floor:
+            desk.bring(FEED, encode_in_band(Gap(count=floor - sent, next_offset=floor)))
+        return max(sent, floor)
+
+    for step in data.draw(st.lists(st.sampled_from(["send", "send", "take", "take", "break", "forget"]), max_size=60)):
+        if step == "send" and sent < len(log):
+            count = data.draw(st.integers(1, 10))
+            desk.bring(FEED, batch(log[sent : sent + count], sent))
+            sent = min(sent + count, len(log))
+        elif step == "take":
+            taken += payloads(subscription.take())
+        elif step == "break":
+            desk.detach()
+            if data.draw(st.booleans()):
+                taken += payloads(subscription.take())
+            desk.attach()
+            (ask,) = desk.asked()
+            assert isinstance(ask.start, int)
+            sent = ask.start
+            desk.agree(ask, sent)
+            sent = skip_forgotten()
+        elif step == "forget":
+            floor = data.draw(st.integers(floor, len(log)))
+            sent = skip_forgotten()
+        assert [int(payload) for payload in taken] == sorted({int(payload) for payload in taken})
+        assert subscription.missed <= len(log) - len(taken)
+    if sent < len(log):
+        desk.bring(FEED, batch(log[sent:], sent))
+    taken += payloads(take_all(subscription))
+    assert [int(payload) for payload in taken] == sorted({int(payload) for payload in taken})
+    assert len(taken) + subscription.missed == len(log)
+    assert desk.violations == []
+
+
+# -- nonsense and the end ---------------------------------------------------------------------------------------------
+
+
+def test_nonsense_ends_the_connection_not_the_application() -> None:
+    for body in (b"\xff\x00", b"\x00", batch([b"x"], 0, topic=77), encode_in_band(Labels())[:-1]):
+        desk, subscription = started()
+        desk.bring(FEED, body)
+        desk.bring(FEED, batch([b"behind"], 0))
+        assert subscription.take() is None
+        assert len(desk.violations) == 1
+        assert not subscription.has_records
+
+
+def test_after_its_end_it_gives_nothing_and_gives_credit_back() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"a"], 0))
+    desk.bring(FEED, batch([b"b"], 1))
+    subscription.take()
+    desk.inbox.unsubscribe(subscription, keep=False)
+    assert subscription.state == "ended"
+    assert len(desk.connection.consumed) == 2
+    assert subscription.take() is None
+    assert len(desk.connection.consumed) == 2
+    desk.bring(FEED, batch([b"c"], 2))
+    assert len(desk.connection.consumed) == 3
+    assert subscription.take() is None
+
+
+def test_a_connection_that_has_just_closed_is_no_error() -> None:
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"a"], 0))
+    subscription.take()
+    desk.connection.is_closed = True
+    assert subscription.take() is None

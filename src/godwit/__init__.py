@@ -1,14 +1,84 @@
-"""Godwit moves messages and work over plain UDP datagrams and loses none."""
+"""Godwit moves messages and work over plain UDP datagrams and loses none.
 
-__all__ = ["__version__"]
+import godwit
 
-__version__: str
+async with godwit.connect("localhost", name="sensor-1") as client:
+    await client.publish("home/room1/temperature", b"21.5")
+
+with godwit.sync.connect("localhost") as client:      # the same, blocking
+    client.publish("home/room1/temperature", b"21.5")
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from godwit import sync
+    from godwit.client.message import Message
+    from godwit.errors import (
+        AccessError,
+        BrokerError,
+        BrokerUnreachableError,
+        FileTransferError,
+        GodwitError,
+        KickedError,
+        NameInUseError,
+        TakenOverError,
+        TopicError,
+        UsageError,
+    )
+    from godwit.net.connect import AsyncClient, connect
+    from godwit.net.loop import run
+    from godwit.net.publishing import BufferFull
+    from godwit.wire.control import Will
+
+    __version__: str
+
+__all__ = [
+    "AccessError",
+    "AsyncClient",
+    "BrokerError",
+    "BrokerUnreachableError",
+    "BufferFull",
+    "FileTransferError",
+    "GodwitError",
+    "KickedError",
+    "Message",
+    "NameInUseError",
+    "TakenOverError",
+    "TopicError",
+    "UsageError",
+    "Will",
+    "__version__",
+    "connect",
+    "run",
+    "sync",
+]
+
+_HOMES = {
+    "AsyncClient": "godwit.net.connect",
+    "BufferFull": "godwit.net.publishing",
+    "Message": "godwit.client.message",
+    "Will": "godwit.wire.control",
+    "connect": "godwit.net.connect",
+    "run": "godwit.net.loop",
+}
 
 
-def __getattr__(name: str) -> str:
-    """Look the version up when it is asked for: every layer imports this module, so it imports nothing itself."""
+def __getattr__(name: str) -> Any:
+    """Looked up when it is asked for (PEP 562): every layer imports this module, so it imports nothing itself."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":
         from importlib.metadata import version
 
         return version("godwit")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    if name == "sync":
+        return import_module("godwit.sync")
+    value = globals()[name] = getattr(import_module(_HOMES.get(name, "godwit.errors")), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from godwit.errors import AddressError, GodwitError
-from godwit.net.address import family_of, format_address, resolve, resolve_all
+from godwit.net.address import family_of, format_address, is_loopback, parse_broker, resolve, resolve_all
 from godwit.net.udp import UdpSocket
 from godwit.transport.train import Train
 
@@ -92,3 +92,57 @@ def test_an_ipv4_number_is_no_ipv6_address() -> None:
 def test_addresses_read_as_people_write_them() -> None:
     assert format_address(("127.0.0.1", 4000)) == "127.0.0.1:4000"
     assert format_address(("::1", 4000, 0, 0)) == "[::1]:4000"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost", ("localhost", 50_000)),
+        ("broker.example:1234", ("broker.example", 1234)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]", ("::1", 50_000)),
+        ("[::1]:1234", ("::1", 1234)),
+        ("::1", ("::1", 50_000)),
+        ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
+        ("udp://localhost:65535", ("localhost", 65535)),
+        ("UDP://[::1]:7/", ("::1", 7)),
+        (" localhost ", ("localhost", 50_000)),
+    ],
+)
+def test_a_broker_is_named_in_the_usual_ways(text: str, expected: tuple[str, int]) -> None:
+    assert parse_broker(text) == expected
+
+
+def test_another_default_port() -> None:
+    assert parse_broker("::", default_port=0) == ("::", 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        ":1",
+        "[]:1",
+        "[::1",
+        "[::1]x",
+        "a:b",
+        "a:",
+        "a:65536",
+        "a:-1",
+        "a:²",
+        f"a:{'1' * 5000}",
+        "a:1:2",
+        "tcp://a:1",
+        "udp://",
+        "http://a",
+    ],
+)
+def test_what_names_no_broker_says_how_to_write_it(text: str) -> None:
+    with pytest.raises(AddressError, match=r"write host:port"):
+        parse_broker(text)
+
+
+def test_loopback_is_told_from_the_rest() -> None:
+    assert all(is_loopback(address) for address in [("127.0.0.1", 1), ("127.9.9.9", 1), ("::1", 1, 0, 0)])
+    assert not any(is_loopback(address) for address in [("0.0.0.0", 1), ("::", 1, 0, 0), ("fe80::1%lo", 1, 0, 1)])

@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from godwit.errors import SendBufferFullError
+from godwit.net import drive
 from godwit.net.drive import TRAINS_A_TURN, EndpointDriver
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.udp import UdpSocket
@@ -278,6 +279,20 @@ def test_takes_a_bounded_number_of_trains_a_turn(loop: Loop) -> None:
             await on.fake.until(lambda: len(on.fake.received) == 3 * TRAINS_A_TURN)
             await on.fake.until(lambda: sum(map(len, on.events)) == 3 * TRAINS_A_TURN)
             assert max(map(len, on.events)) == TRAINS_A_TURN
+
+    run(loop, test)
+
+
+def test_takes_a_bounded_number_of_bytes_a_turn(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive, "BYTES_A_TURN", 5000)
+
+    async def test() -> None:
+        with stage() as on:
+            for n in range(12):
+                on.other.send(Train(on.address, bytes(1000 + n), 1000 + n))
+            await on.fake.until(lambda: len(on.fake.received) == 12)
+            await on.fake.until(lambda: sum(map(len, on.events)) == 12)
+            assert max(map(len, on.events)) <= 5
 
     run(loop, test)
 

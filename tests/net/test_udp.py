@@ -124,12 +124,22 @@ def test_receives_at_most_the_limit(opened: ExitStack) -> None:
     assert len(receive(receiver, 12)) == 12
 
 
+def test_receives_no_more_when_it_has_enough_bytes(opened: ExitStack) -> None:
+    sender = opened.enter_context(UdpSocket("127.0.0.1", gso=False))
+    receiver = opened.enter_context(UdpSocket("127.0.0.1", gro=False))
+    sender.send(Train(receiver.local_address, bytes(20_000), 1000))
+    select.select([receiver], [], [], DEADLINE_S)
+    assert len(receiver.receive_trains(16, 3500)) == 4
+    assert len(receive(receiver, 16)) == 16
+
+
 def test_an_empty_train_sends_nothing(opened: ExitStack) -> None:
     sender = opened.enter_context(UdpSocket("127.0.0.1"))
     receiver = opened.enter_context(UdpSocket("127.0.0.1"))
     assert sender.send(Train(receiver.local_address, b"", 1200)) is None
     assert sender.send(Train(receiver.local_address, b"end", 1200)) is None
     assert cut(receive(receiver, 1)) == [b"end"]
+    assert not receiver.dropped
 
 
 # -- the kernel refuses trains ----------------------------------------------------------------------------------------

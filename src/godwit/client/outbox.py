@@ -46,8 +46,10 @@ class Outbox:
         self._held_bytes = 0
         self._connection: Connection | None = None
         self._known: WeakValueDictionary[tuple[str, Qos], Publisher] = WeakValueDictionary()
-        self._sequences: dict[str, int] = {}
-        """By topic, where a publisher of QoS 2 that is made again goes on."""
+        self._progress: dict[str, tuple[str, int]] = {}
+        """By topic, the identity and the sequence with which a publisher of QoS 2 that is made again goes on."""
+        self._left = 0
+        """How many publishers of QoS 2 were closed before all of theirs was confirmed."""
         self._busy: dict[Publisher, None] = {}
         """Those with a channel or something to send, the longest unused first. Others live while somebody has them."""
         self._by_channel: dict[int, Publisher] = {}
@@ -102,16 +104,22 @@ class Outbox:
         publisher = self._known.get(key)
         if publisher is None:
             if qos == 2:
-                sequence = max(sequence, self._sequences.get(topic, 0))
-                identity = self._run
+                identity, next_sequence = self._progress.get(topic, (self._run, 0))
+                sequence = max(sequence, next_sequence)
             publisher = self._known[key] = Publisher(self, topic, qos, identity, epoch, sequence)
         return publisher
 
     def on_closed(self, publisher: Publisher) -> None:
-        if self._known.get((publisher.topic, publisher.qos)) is publisher:
-            del self._known[publisher.topic, publisher.qos]
-        if publisher.is_idle:
+        is_idle = publisher.is_idle
+        if is_idle:
             self._end(publisher)
+        key = (publisher.topic, publisher.qos)
+        if self._known.get(key) is publisher:
+            del self._known[key]
+            if publisher.qos == 2 and not is_idle:
+                # Some of it may still be under way: the next one must not be taken for it, nor it for the next one.
+                self._left += 1
+                self._progress[publisher.topic] = f"{self._run}-{self._left}", 0
 
     def use(self, publisher: Publisher) -> None:
         self._busy.pop(publisher, None)
@@ -125,8 +133,8 @@ class Outbox:
             publisher.on_channel_ended()
             self._end_channel(channel)
         self._busy.pop(publisher, None)
-        if publisher.qos == 2 and publisher.identity == self._run:
-            self._sequences[publisher.topic] = publisher.next_sequence
+        if publisher.qos == 2 and publisher.identity and self._known.get((publisher.topic, 2)) is publisher:
+            self._progress[publisher.topic] = publisher.identity, publisher.next_sequence
 
     def _end_channel(self, channel: int) -> None:
         assert self._connection is not None
@@ -209,7 +217,7 @@ class Outbox:
         self._connection = connection
         self.max_message_bytes = min(max_message_bytes, MAX_MESSAGE_BYTES)
         for publisher in list(self._busy):
-            publisher.on_connected()
+            publisher.end_moment()
             self._hand_over(publisher, connection)
 
     def detach(self) -> None:

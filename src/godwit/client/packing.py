@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, TypeAlias
 
+from godwit.errors import UsageError
 from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN
 
+Payload: TypeAlias = bytes | bytearray | memoryview | str
+"""What can be sent; a text travels as UTF-8."""
 LENGTH_BYTES: Final = 4
 """Of a message in a batch, beside its body; as much again if the batch has times for each message."""
 HEAD_BYTES: Final = 9 + 8 + 4
@@ -15,6 +18,15 @@ HEAD_BYTES: Final = 9 + 8 + 4
 _HEAD: Final = struct.Struct(">BQ")
 _HEAD_WITH_SEQUENCE: Final = struct.Struct(">BQQ")
 _U32: Final = struct.Struct(">I")
+
+
+def to_bytes(payload: Payload) -> bytes:
+    """A text travels as UTF-8."""
+    if isinstance(payload, str):
+        return payload.encode()
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise UsageError(f"a payload of type {type(payload).__name__}: give bytes or a text")
 
 
 def pack_batch(

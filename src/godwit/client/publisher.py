@@ -8,10 +8,11 @@ A batch once packed is never packed anew: after a reconnect the same bytes trave
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from godwit.client.backlog import Backlog, Packed, cost_bytes
-from godwit.client.packing import HEAD_BYTES, LENGTH_BYTES, pack_batch
+from godwit.client.packing import HEAD_BYTES, LENGTH_BYTES, Payload, pack_batch, to_bytes
 from godwit.errors import ChannelError, ConnectionClosedError, RecordTooLargeError, SendBufferFullError, UsageError
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
@@ -25,6 +26,8 @@ TOGETHER_US: Final = 1000
 MAX_DELTA_US: Final = 2**32 - 1
 LARGEST_BATCH_BYTES: Final = LENGTH_BYTES * MAX_BATCH_MESSAGES
 """No more, however long a train is: so a batch of empty messages is full before there are too many of them."""
+ROUTE_BYTES: Final = 32
+"""A subscriber's head is longer by this at most: what fits one train on its way in fits one on its way out."""
 FIRST_GRANT_BYTES: Final = 2 * KIB
 """What a batch takes of the buffer when it begins; then it takes in larger steps."""
 GRANT_GROWTH: Final = 8
@@ -33,8 +36,6 @@ UNRELIABLE_AHEAD_BYTES: Final = 128 * KIB
 OFFLINE_UNRELIABLE_BYTES: Final = 64 * KIB
 """Of QoS 0, so much of the newest is kept for each publisher while there is no broker."""
 
-Payload: TypeAlias = bytes | bytearray | memoryview | str
-"""What can be sent; a text travels as UTF-8."""
 Obstacle: TypeAlias = Literal["", "buffer", "ahead", "channels", "closed"]
 """What keeps a publisher from handing more to the transport; empty: nothing."""
 
@@ -108,6 +109,27 @@ class Publisher:
         payloads.append(payload)
         return self._before + len(payloads)
 
+    def make_quick_send(self, careful: Callable[[Payload], None]) -> Callable[[Payload], None]:
+        """A `send` without time, flag and result, for those that send very many: only the short way.
+
+        What cannot take it goes to `careful`, which calls `send`. What follows shares the time of that message until
+        end_moment is called. A closure: it is called for every message, so nothing in it is looked up twice.
+        """
+
+        def send(payload: Payload) -> None:
+            filled_bytes = self._filled_bytes + len(payload) + LENGTH_BYTES
+            if filled_bytes > self._limit_bytes or payload.__class__ is not bytes:
+                careful(payload)
+            else:
+                self._filled_bytes = filled_bytes
+                self._payloads.append(payload)
+
+        return send
+
+    def end_moment(self) -> None:
+        """The next message is looked at: its time, and what the broker takes."""
+        self._limit_bytes = 0
+
     def send_extended(self, payload: Payload, published_us: int, extension: bytes) -> int:
         """A message in a batch of its own, with an extension that the broker carries along unopened."""
         payload = self._checked(payload, len(extension))
@@ -146,11 +168,6 @@ class Publisher:
         return self._before + len(self._payloads) + 1
 
     @property
-    def is_full(self) -> bool:
-        """Whether `send` would very likely raise BufferFullError."""
-        return self._outbox.is_full
-
-    @property
     def is_idle(self) -> bool:
         """Everything is confirmed (QoS 0: handed to the transport)."""
         return not (self._payloads or self._backlog)
@@ -182,7 +199,7 @@ class Publisher:
 
     def _checked(self, payload: Payload, more_bytes: int = 0) -> bytes:
         if type(payload) is not bytes:
-            payload = _as_bytes(payload)
+            payload = to_bytes(payload)
         outbox = self._outbox
         if self._is_closed or outbox.is_closed:
             raise UsageError(f"the publisher of {self.topic!r} is closed: make another one with client.publisher()")
@@ -213,7 +230,8 @@ class Publisher:
         if not payloads:
             self._filled_bytes = 0
             self._granted_bytes = 0
-            self._full_bytes = MAX_UNRELIABLE_BYTES if self.qos == 0 else min(outbox.batch_bytes(), LARGEST_BATCH_BYTES)
+            most_bytes = MAX_UNRELIABLE_BYTES if self.qos == 0 else min(outbox.batch_bytes(), LARGEST_BATCH_BYTES)
+            self._full_bytes = most_bytes - ROUTE_BYTES
             filled_bytes = self._head_bytes + LENGTH_BYTES + len(payload)
         else:
             filled_bytes = self._filled_bytes + self._cost_bytes(len(payload), published_us)
@@ -235,7 +253,7 @@ class Publisher:
             self._deltas_us.append(published_us - self._since_us)
         payloads.append(payload)
         self._filled_bytes = filled_bytes
-        if retain or outbox.max_message_bytes < self._full_bytes:
+        if retain or self._deltas_us is not None or outbox.max_message_bytes < self._full_bytes:
             self._limit_bytes = 0
         else:  # the message that fills the batch up takes the long way too
             self._limit_bytes = min(self._granted_bytes, self._full_bytes - len(payload) - LENGTH_BYTES)
@@ -361,10 +379,6 @@ class Publisher:
             self._settle()
         return True
 
-    def on_connected(self) -> None:
-        """Perhaps to a broker with another limit: the next message is looked at."""
-        self._limit_bytes = 0
-
     def on_disconnected(self) -> None:
         """What was sent and not confirmed will be sent again."""
         self._backlog.on_disconnected()
@@ -384,11 +398,3 @@ class Publisher:
         self.confirmed_sequence = self._before + 1
         self._outbox.give_back(freed_bytes)
         return first, self.confirmed_sequence
-
-
-def _as_bytes(payload: Payload) -> bytes:
-    if isinstance(payload, str):
-        return payload.encode()
-    if isinstance(payload, bytes | bytearray | memoryview):
-        return bytes(payload)
-    raise UsageError(f"a payload of type {type(payload).__name__}: give bytes or a text")

@@ -3,10 +3,58 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
+from typing import Final
 
 from godwit.errors import AddressError
 from godwit.transport.train import Address
+
+DEFAULT_PORT: Final = 50_000
+"""The broker's; it has identified the protocol since the first of its ancestors."""
+_SCHEME: Final = "udp://"
+
+
+def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
+    """Host and port of `host`, `host:port`, `[::1]`, `[::1]:port`, `::1`, each also with `udp://` before it."""
+    example = f"write host:port, for example localhost:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
+    rest = text.strip()
+    if "://" in rest:
+        if not rest.lower().startswith(_SCHEME):
+            raise AddressError(f"{text!r} is no address of a broker: brokers are reached by {_SCHEME}; {example}")
+        rest = rest[len(_SCHEME) :].removesuffix("/")
+    if rest.startswith("["):
+        host, bracket, tail = rest[1:].partition("]")
+        if not bracket or (tail and not tail.startswith(":")):
+            raise AddressError(f"{text!r} is no address of a broker; {example}")
+        port_text = tail[1:] if tail else None
+    elif rest.count(":") > 1:
+        if not _is_ipv6(rest):
+            raise AddressError(f"{text!r} is no address of a broker; {example}")
+        host, port_text = rest, None
+    else:
+        host, colon, tail = rest.partition(":")
+        port_text = tail if colon else None
+    if not host:
+        raise AddressError(f"{text!r} names no host; {example}")
+    if port_text is None:
+        return host, default_port
+    if not (port_text.isascii() and port_text.isdigit()) or len(port_text) > 5 or int(port_text) > 65535:
+        raise AddressError(f"{port_text!r} in {text!r} is no port: a port is a number from 1 to 65535; {example}")
+    return host, int(port_text)
+
+
+def is_loopback(address: Address) -> bool:
+    """Whether only this machine can reach it."""
+    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def resolve(host: str, port: int, *, family: int = socket.AF_UNSPEC) -> Address:

@@ -7,12 +7,15 @@ import time
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
+from godwit.limits import KIB
 from godwit.net.timer import RESOLUTION_S, LoopTimer
 from godwit.net.udp import UdpSocket
 from godwit.transport.train import Train
 
-TRAINS_A_TURN: Final = 8
-"""What is taken from the socket before the loop has its turn: about a millisecond's work, then others may run."""
+TRAINS_A_TURN: Final = 64
+BYTES_A_TURN: Final = 8 * 64 * KIB
+"""What is taken from the socket before the loop has its turn: about a millisecond's work, then others may run. It is
+reached with eight full trains, or with many lone datagrams."""
 
 E = TypeVar("E")
 
@@ -92,7 +95,7 @@ class EndpointDriver(Generic[E]):
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        trains = self.udp.receive_trains(TRAINS_A_TURN)
+        trains = self.udp.receive_trains(TRAINS_A_TURN, BYTES_A_TURN)
         now = self.clock()
         receive = self.endpoint.receive
         for train in trains:

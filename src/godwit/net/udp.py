@@ -93,8 +93,9 @@ class UdpSocket:
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
-    def receive_trains(self, limit: int = 16) -> list[Train]:
-        """What has arrived, at most `limit` buffers of the kernel: 64 KiB each at most, with GRO a train each."""
+    def receive_trains(self, limit: int = 16, most_bytes: int = MIB) -> list[Train]:
+        """What has arrived, at most `limit` buffers of the kernel: 64 KiB each at most, with GRO a train each. No
+        more are taken once they have `most_bytes` together."""
         trains: list[Train] = []
         recvmsg = self._recvmsg
         for _ in range(limit):
@@ -117,6 +118,9 @@ class UdpSocket:
                 self.dropped["empty"] += 1
             else:
                 trains.append(Train(address, data, segment_bytes))
+                most_bytes -= len(data)
+                if most_bytes <= 0:
+                    break
         return trains
 
     def _read_ancillary(self, ancillary: list[tuple[int, int, bytes]], segment_bytes: int) -> int:
@@ -148,7 +152,15 @@ class UdpSocket:
         """
         data = train.data
         segment_bytes = train.segment_bytes
-        if len(data) <= segment_bytes or not self.gso:
+        if 0 < len(data) <= segment_bytes:  # a lone datagram, as most are on a server with many small senders
+            try:
+                self._sendto(data, train.address)
+            except OSError as error:
+                if error.errno in _FULL:
+                    return train
+                self._count_error("send", error)
+            return None
+        if not self.gso or not data:
             return self._send_one_by_one(train)
         if segment_bytes != self._ancillary_segment_bytes:
             self._ancillary_segment_bytes = segment_bytes

@@ -1,0 +1,273 @@
+"""Files over the broker: sent in chunks with back-pressure and resumed where they broke off, received into a folder."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from godwit.client.files import (
+    CHUNK_BYTES,
+    FileHeader,
+    Run,
+    decode_header,
+    encode_header,
+    file_id,
+    plan,
+    publisher_of,
+    wire_name,
+)
+from godwit.client.message import Message
+from godwit.errors import DecodeError, FileTransferError
+from godwit.limits import MIB
+from godwit.net.inbox import Growing, Inbox, Outcome, Problem, ReceivedFile
+from godwit.wire.control import Progress, Progressed
+
+if TYPE_CHECKING:
+    from godwit.net.shell import ClientShell
+    from godwit.net.subscribing import AsyncSubscription
+
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""done_bytes, total_bytes"""
+OnFileProgress: TypeAlias = Callable[[str, int, int], None]
+"""name, done_bytes, total_bytes"""
+
+WINDOW_CHUNKS: Final = 16
+"""Chunks of one file that are not confirmed: 4 MiB, whatever the file's size."""
+_HASH_BYTES: Final = 1 * MIB
+
+
+class SentFile(msgspec.Struct, frozen=True):
+    """A file that the broker has, every chunk of it confirmed."""
+
+    name: str
+    topic: str
+    size_bytes: int
+    sha256: bytes
+    resumed_at_bytes: int
+    """What an earlier, broken run had sent already."""
+    reached: int
+    """Connected subscriptions that the last chunk matched."""
+
+
+# -- sending ----------------------------------------------------------------------------------------------------------
+
+
+async def send_file(
+    client: ClientShell,
+    topic: str,
+    path: str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    progress: OnProgress | None = None,
+    hashing: OnProgress | None = None,
+) -> SentFile:
+    """Sends a file; returns when the broker has confirmed all of it. `name`: what receivers call it.
+
+    Stopped in the middle (by an error, a cancel, a crash), the same call later goes on where it was.
+    `progress` counts confirmed bytes, `hashing` those that were read for the hash before that.
+    """
+    source = Path(path)
+    file = await _in_thread(_open, source)
+    try:
+        before = os.fstat(file.fileno())
+        sha256 = await _hash(file, before.st_size, hashing)
+        sent_name = wire_name(name if name is not None else source.name)
+        header = FileHeader(
+            id=file_id(sha256, sent_name, topic), run=0, name=sent_name, size=before.st_size, at=0, sha256=sha256
+        )
+        identity = publisher_of(header.id)
+        known = await client.request(lambda n: Progress(request=n, topic=topic, publisher=identity), Progressed)
+        run = plan(header.size, known.epoch, known.next_sequence)
+        header = msgspec.structs.replace(header, run=run.epoch)
+        reached = await _send_chunks(client, topic, file, header, run, progress)
+        after = os.fstat(file.fileno())
+        if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+            raise _changed(source)
+        return SentFile(sent_name, topic, header.size, sha256, min(run.first_byte, header.size), reached)
+    finally:
+        file.close()
+
+
+async def _send_chunks(
+    client: ClientShell, topic: str, file: FileIO, header: FileHeader, run: Run, progress: OnProgress | None
+) -> int:
+    """Sends what is missing, never more than the window ahead of the broker."""
+    publishing = client.publishing
+    lane = publishing.chunk_lane(topic, publisher_of(header.id), epoch=run.epoch, sequence=run.first_chunk)
+    reached = 0
+
+    async def confirmed(chunks: int) -> int:
+        reached = await lane.confirmed(chunks)
+        if progress is not None:
+            progress(min(chunks * CHUNK_BYTES, header.size), header.size)
+        return reached
+
+    try:
+        if progress is not None:
+            progress(min(run.first_byte, header.size), header.size)
+        for number in range(run.first_chunk, run.chunks):
+            at = number * CHUNK_BYTES
+            wanted_bytes = min(CHUNK_BYTES, header.size - at)
+            chunk = await _in_thread(_read_at, file, wanted_bytes, at)
+            if len(chunk) != wanted_bytes:
+                raise _changed(Path(header.name))
+            await publishing.send_chunk(lane, chunk, encode_header(msgspec.structs.replace(header, at=at)))
+            if number - run.first_chunk >= WINDOW_CHUNKS:
+                await confirmed(number + 1 - WINDOW_CHUNKS)
+        first_open = max(run.first_chunk, run.chunks - WINDOW_CHUNKS)
+        for chunks in range(first_open + 1, run.chunks + 1):
+            reached = await confirmed(chunks)
+    finally:
+        lane.core.close()
+        publishing.schedule_flush()
+    return reached
+
+
+async def _hash(file: FileIO, total_bytes: int, hashing: OnProgress | None) -> bytes:
+    """Reads the file once, in a thread that stops when nobody waits for it any more."""
+    loop = asyncio.get_running_loop()
+    stopped = threading.Event()
+
+    def work() -> bytes:
+        digest = hashlib.sha256()
+        done_bytes = 0
+        while not stopped.is_set() and (data := _read_at(file, _HASH_BYTES, done_bytes)):
+            digest.update(data)
+            done_bytes += len(data)
+            if hashing is not None:
+                loop.call_soon_threadsafe(hashing, done_bytes, total_bytes)
+        return digest.digest()
+
+    future = loop.run_in_executor(None, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        stopped.set()
+        await asyncio.wait([future])  # it still uses the file
+        raise
+
+
+def _open(path: Path) -> FileIO:
+    try:
+        if path.is_dir():
+            raise FileTransferError(f"{path} is a folder: send its files one by one")
+        return path.open("rb", buffering=0)
+    except OSError as error:
+        raise FileTransferError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+
+
+def _read_at(file: FileIO, size_bytes: int, at: int) -> bytes:
+    """So many bytes from there on; fewer only at the end."""
+    file.seek(at)
+    data = file.read(size_bytes)
+    while len(data) < size_bytes and (more := file.read(size_bytes - len(data))):
+        data += more
+    return data
+
+
+def _changed(path: Path) -> FileTransferError:
+    return FileTransferError(f"{path.name} was changed while it was sent: receivers will not keep it; send it again")
+
+
+async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+# -- receiving --------------------------------------------------------------------------------------------------------
+
+
+class FileReceiver:
+    """The files that arrive, each when it is complete and its hash is right. Made by `AsyncClient.receive_files`.
+
+    Used with `async with` it is subscribed from the beginning of the block, else from the first step of `async for`.
+    Messages that are no files are passed over.
+    """
+
+    def __init__(
+        self,
+        subscription: AsyncSubscription,
+        folder: str | os.PathLike[str],
+        *,
+        progress: OnFileProgress | None,
+        on_problem: Callable[[str], None] | None,
+        max_file_bytes: int | None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.problems = 0
+        """Files that could not be kept so far: `on_problem` is told why, a sentence each."""
+        self._subscription = subscription
+        self._progress = progress
+        self._on_problem = on_problem
+        self._max_file_bytes = max_file_bytes
+        self._inbox: Inbox | None = None
+        self._pending: asyncio.Future[Outcome] | None = None
+        """A chunk that is being written. Kept, so that a cancel between does not lose what came of it."""
+
+    async def __aenter__(self) -> FileReceiver:
+        self._inbox = await _in_thread(lambda: Inbox(self.folder, max_file_bytes=self._max_file_bytes))
+        await self._subscription.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._subscription.__aexit__(kind, error, traceback)
+
+    async def __aiter__(self) -> AsyncIterator[ReceivedFile]:
+        if self._inbox is not None:
+            while True:
+                yield await self.__anext__()
+        async with self:
+            while True:
+                yield await self.__anext__()
+
+    async def __anext__(self) -> ReceivedFile:
+        """The next file that is complete."""
+        while True:
+            if self._pending is None:
+                message = await self._subscription.__anext__()
+                self._pending = self._begin(message)
+            else:
+                try:
+                    outcome = await asyncio.shield(self._pending)
+                except FileTransferError:
+                    self._pending = None
+                    raise
+                self._pending = None
+                if isinstance(outcome, ReceivedFile):
+                    self._tell(outcome.path.name, outcome.size_bytes, outcome.size_bytes)
+                    return outcome
+                if isinstance(outcome, Growing):
+                    self._tell(outcome.name, outcome.done_bytes, outcome.size_bytes)
+                elif isinstance(outcome, Problem):
+                    self._complain(outcome.text)
+
+    def _begin(self, message: Message) -> asyncio.Future[Outcome] | None:
+        assert self._inbox is not None
+        try:
+            header = decode_header(message.extension, message.topic, len(message.payload))
+        except DecodeError as error:
+            self._complain(f"a message on {message.topic} claims to be part of a file: {error}")
+            return None
+        if header is None:
+            return None
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(None, self._inbox.take, message.topic, message.publisher, header, message.payload)
+
+    def _tell(self, name: str, done_bytes: int, size_bytes: int) -> None:
+        if self._progress is not None:
+            self._progress(name, done_bytes, size_bytes)
+
+    def _complain(self, text: str) -> None:
+        self.problems += 1
+        if self._on_problem is not None:
+            self._on_problem(text)

@@ -1,0 +1,269 @@
+"""The shell around the sans-IO client in an event loop: sockets, events, who waits for which answer, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Final, TypeAlias, TypeVar
+
+from godwit.client.client import Client, ClientState
+from godwit.client.config import ClientConfig
+from godwit.client.events import (
+    Available,
+    ClientEvent,
+    Ended,
+    Missed,
+    Offline,
+    Online,
+    Reply,
+    SubscriptionEnded,
+    SubscriptionStarted,
+)
+from godwit.client.subscription import Start, Subscription
+from godwit.errors import GodwitError, SocketError, UsageError, broker_error
+from godwit.net.address import family_of
+from godwit.net.pair import ANY_HOST, open_driver
+from godwit.net.publishing import Publishing
+from godwit.net.subscribing import AsyncSubscription
+from godwit.net.udp import UdpSocket
+from godwit.transport.statistics import Statistics
+from godwit.transport.train import Address
+from godwit.wire.control import Code, ControlMessage, Error
+
+GOODBYE_PATIENCE_S: Final = 0.25
+"""So long a client stays to say goodbye again: one that gets lost would release the last will."""
+_GOODBYE_LOOK_S: Final = 0.005
+
+OnState: TypeAlias = Callable[[ClientState, str], None]
+T = TypeVar("T")
+
+
+class ClientShell:
+    """One client in the running event loop. The application sees it as godwit.net.connect.AsyncClient."""
+
+    def __init__(self, config: ClientConfig, addresses: Sequence[Address], *, on_state: OnState | None = None) -> None:
+        self.last_reason = ""
+        """Why the connection was lost, or could not be made, the last time."""
+        sockets = open_sockets(addresses)
+        usable = {family_of(udp.local_address) for udp in sockets}
+        receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in sockets)
+        config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
+        self._core = core = Client(config, entropy=os.urandom, random=random.Random())
+        self._on_state = on_state
+        self._failure: GodwitError | None = None
+        """Why the client has ended."""
+        self._loop = asyncio.get_running_loop()
+        self._online: asyncio.Future[None] = self._loop.create_future()
+        self._requests: dict[int, asyncio.Future[ControlMessage]] = {}
+        self._subscriptions: dict[Subscription, AsyncSubscription] = {}
+        self._driver = open_driver(core, sockets, self._on_events)
+        self.schedule_flush = self._driver.schedule_flush
+        self.publishing = Publishing(core, self._driver.flush, self.schedule_flush)
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Online: self._on_online,
+            Offline: self._on_offline,
+            Ended: self._on_ended,
+            Reply: self._on_reply,
+            SubscriptionStarted: self._on_subscription,
+            Available: self._on_subscription,
+            Missed: self._on_subscription,
+            SubscriptionEnded: self._on_subscription,
+            **self.publishing.handlers,
+        }
+        core.connect([address for address in addresses if family_of(address) in usable], self._driver.clock())
+        self.schedule_flush()
+
+    # -- look ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The client's; the broker gives one to a client without."""
+        return self._core.name
+
+    @property
+    def state(self) -> ClientState:
+        """connecting, online, offline (between two attempts) or closed."""
+        return self._core.state
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of the present connection: packets, losses, round trip, rate."""
+        return self._core.statistics
+
+    def require_open(self) -> None:
+        """Raises why the client has ended, if it has."""
+        if self._failure is not None:
+            raise copy(self._failure)
+
+    # -- begin and end ------------------------------------------------------------------------------------------------
+
+    async def welcomed(self) -> None:
+        """Waits until the broker has welcomed the client for the first time."""
+        await asyncio.shield(self._online)
+
+    async def end(self, timeout_s: float) -> bool:
+        """Waits so long for confirms, says goodbye. Whether everything was confirmed. May be repeated."""
+        is_safe = True
+        try:
+            if self._core.state != "closed":
+                await self._drain(timeout_s)
+        finally:
+            is_safe = self._core.held_bytes == 0
+            try:
+                self._driver.flush()  # the word of what was delivered goes before the goodbye
+                self._core.close(self._driver.clock())
+                self._driver.flush()
+                await self._say_goodbye()
+            finally:
+                self._driver.close()
+        return is_safe
+
+    def abort(self) -> None:
+        """Ends at once; the goodbye is said once."""
+        self._core.close(self._driver.clock())
+        self._driver.flush()
+        self._driver.close()
+
+    async def _drain(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.publishing.drained()
+        except TimeoutError:
+            pass
+
+    async def _say_goodbye(self) -> None:
+        until = time.monotonic() + GOODBYE_PATIENCE_S
+        while self._core.endpoint.connections and not self._driver.closed and time.monotonic() < until:
+            await asyncio.sleep(_GOODBYE_LOOK_S)
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def request(self, make: Callable[[int], ControlMessage], kind: type[T]) -> T:
+        """Asks what `make` gives for the request's number, again after each reconnect until it is answered."""
+        self.require_open()
+        number = self._core.request(make)
+        try:
+            reply = await self._answer(number)
+        except asyncio.CancelledError:
+            self._core.forget(number)  # nobody wants to know any more
+            raise
+        if not isinstance(reply, kind):
+            raise broker_error(Code.PROTOCOL, f"the broker answered with {type(reply).__name__}: is it a newer one?")
+        return reply
+
+    async def _answer(self, number: int) -> ControlMessage:
+        future: asyncio.Future[ControlMessage] = self._loop.create_future()
+        self._requests[number] = future
+        self.schedule_flush()
+        try:
+            return await future
+        finally:
+            self._requests.pop(number, None)
+
+    # -- subscriptions ------------------------------------------------------------------------------------------------
+
+    def begin_subscription(
+        self,
+        subscription: AsyncSubscription,
+        *,
+        start: Start,
+        since_us: int | None,
+        cursor: str | None,
+    ) -> Subscription:
+        self.require_open()
+        core = self._core.subscribe(subscription.filters, start=start, since_us=since_us, cursor=cursor)
+        if core in self._subscriptions:
+            raise UsageError(f"already subscribed to {', '.join(core.filters)}: use that subscription")
+        self._subscriptions[core] = subscription
+        self.schedule_flush()
+        return core
+
+    async def leave_subscription(self, core: Subscription, *, keep: bool) -> None:
+        """Ends it at the broker too, and waits for that; with `keep` the session remembers its place."""
+        if self._subscriptions.pop(core, None) is not None:
+            self._driver.flush()  # the word of what was delivered goes before
+            await self._answer(self._core.unsubscribe(core, keep=keep))
+
+    def drop_subscription(self, core: Subscription) -> None:
+        """Ends it without waiting for the broker's answer."""
+        if self._subscriptions.pop(core, None) is not None:
+            self._core.unsubscribe(core)
+            self.schedule_flush()
+
+    async def commit_subscription(self, core: Subscription, offset: int) -> None:
+        self.require_open()
+        await self._answer(self._core.commit(core, offset))
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _on_events(self, events: list[ClientEvent]) -> None:
+        handlers = self._handlers
+        for event in events:
+            handlers[type(event)](event)
+
+    def _on_online(self, event: Online) -> None:
+        if not self._online.done():
+            self._online.set_result(None)
+        self._tell_state("online", "")
+
+    def _on_offline(self, event: Offline) -> None:
+        self.last_reason = event.reason
+        self._tell_state("offline", event.reason)
+
+    def _on_ended(self, event: Ended) -> None:
+        self.last_reason = event.reason
+        if event.code == Code.NORMAL:
+            failure: GodwitError = UsageError("the client is closed: connect anew")
+        else:
+            failure = broker_error(event.code, event.reason)
+        self._failure = failure
+        futures: list[asyncio.Future[Any]] = [self._online, *self._requests.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(copy(failure))
+        if self._online.done() and not self._online.cancelled():
+            self._online.exception()  # seen, even if nobody waits
+        self.publishing.on_ended(failure)
+        for subscription in list(self._subscriptions.values()):
+            subscription.on_client_ended(failure)
+        self._subscriptions.clear()
+        self._tell_state("closed", event.reason)
+
+    def _on_reply(self, event: Reply) -> None:
+        future = self._requests.get(event.request)
+        if future is None or future.done():
+            return  # nobody waits for it any more
+        if isinstance(event.message, Error):
+            future.set_exception(broker_error(event.message.code, event.message.text))
+        else:
+            future.set_result(event.message)
+
+    def _on_subscription(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
+        subscription = self._subscriptions.get(event.subscription)
+        if subscription is not None:
+            if isinstance(event, SubscriptionEnded):
+                del self._subscriptions[event.subscription]
+            subscription.on_event(event)
+
+    def _tell_state(self, state: ClientState, reason: str) -> None:
+        if self._on_state is not None:
+            self._on_state(state, reason)
+
+
+def open_sockets(addresses: Sequence[Address]) -> list[UdpSocket]:
+    """One for each family that the addresses have and the system can use, at least one."""
+    opened: list[UdpSocket] = []
+    refusal: SocketError | None = None
+    for family in dict.fromkeys(family_of(address) for address in addresses):
+        try:
+            opened.append(UdpSocket(ANY_HOST[family]))
+        except SocketError as error:  # such as a system without IPv6, whose resolver names such addresses anyway
+            refusal = error
+    if not opened and refusal is not None:
+        raise refusal
+    return opened

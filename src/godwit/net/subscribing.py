@@ -1,0 +1,208 @@
+"""Subscriptions for asyncio: `async with client.subscribe(...) as messages: async for message in messages: ...`"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from copy import copy
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from godwit.client.events import Available, Missed, SubscriptionEnded, SubscriptionStarted
+from godwit.client.message import Message
+from godwit.client.subscription import Start, Subscription
+from godwit.errors import GodwitError, UsageError, broker_error
+
+if TYPE_CHECKING:
+    from godwit.net.shell import ClientShell
+
+Since: TypeAlias = datetime | int
+OnGap: TypeAlias = Callable[[int | None], None]
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_microseconds(since: Since | None) -> int | None:
+    """Microseconds since the epoch; a datetime without a time zone is local time."""
+    if isinstance(since, datetime):
+        return (since.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    return since
+
+
+class AsyncSubscription:
+    """Messages that match the filters, in order. Made by `AsyncClient.subscribe`.
+
+    A message counts as delivered once the next one is asked for. `batches()` gives them in lists, as they came. Leaving
+    the block ends the subscription at the broker too, unless it was made with `keep` or has a cursor.
+    """
+
+    def __init__(
+        self,
+        client: ClientShell,
+        filters: tuple[str, ...],
+        *,
+        start: Start,
+        since: Since | None,
+        cursor: str | None,
+        on_gap: OnGap | None,
+        keep: bool | None,
+    ) -> None:
+        self.filters = filters
+        self._client = client
+        self._start = start
+        self._since_us = to_microseconds(since)
+        self._cursor = cursor
+        self._on_gap = on_gap
+        self._keep = cursor is not None if keep is None else keep
+        self._core: Subscription | None = None
+        self._failure: GodwitError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        # What the core gave last, and how far the application is with it.
+        self._messages: list[Message] = []
+        self.rest: Iterator[Message] = iter(())
+        """Of the present messages, those that are not handed out yet. `fetch` brings more."""
+        self._done_before = 0
+        """The first offset that was not handed out before these messages."""
+
+    # -- the block ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> AsyncSubscription:
+        if self._core is not None:
+            raise UsageError("this subscription is in use already: ask the client for another one")
+        core = self._core = self._client.begin_subscription(
+            self, start=self._start, since_us=self._since_us, cursor=self._cursor
+        )
+        try:
+            while core.state == "asking":
+                await self._wait()
+        except asyncio.CancelledError:
+            self._client.drop_subscription(core)
+            raise
+        self._done_before = core.position
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends the subscription, and waits until the broker knows. May be repeated."""
+        if self._core is not None and self._failure is None:
+            self._end(UsageError(f"the subscription to {', '.join(self.filters)} was left: subscribe again"))
+            await self._client.leave_subscription(self._core, keep=self._keep)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        # A generator: for each message that is quicker than a coroutine for __anext__. What it has not handed out stays
+        # in `rest` when its loop is left.
+        return self._generate()
+
+    async def _generate(self) -> AsyncIterator[Message]:
+        while True:
+            for message in self.rest:
+                yield message
+            await self.fetch()
+
+    async def __anext__(self) -> Message:
+        while True:
+            for message in self.rest:
+                return message
+            await self.fetch()
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """The messages in lists, as they came: one record of the transport each."""
+        while True:
+            messages = list(self.rest)
+            if messages:
+                yield messages
+            await self.fetch()
+
+    async def fetch(self) -> None:
+        """Waits for messages and makes them the present ones."""
+        if self._core is None:
+            raise UsageError("a subscription begins with `async with client.subscribe(...) as messages:`")
+        while not self._take():
+            await self._wait()
+
+    def _take(self) -> bool:
+        core = self._core
+        assert core is not None
+        if self._failure is not None:
+            return False
+        missed = core.missed
+        self._done_before = core.position
+        messages = core.take()
+        self._client.schedule_flush()
+        if core.missed > missed and self._on_gap is not None:
+            self._on_gap(core.missed - missed)  # before the messages behind the gap
+        if messages is None:
+            return False
+        self._messages = messages
+        self.rest = iter(messages)
+        return True
+
+    async def _wait(self) -> None:
+        """Until something happens to the subscription."""
+        if self._failure is not None:
+            raise copy(self._failure)
+        if self._waiter is not None:
+            raise UsageError("two tasks wait for messages of one subscription: let one hand them to the other")
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+        if self._failure is not None:
+            raise copy(self._failure)
+
+    # -- the place in the log -----------------------------------------------------------------------------------------
+
+    @property
+    def missed(self) -> int:
+        """Messages that could not be delivered: a slow subscriber's at QoS 0, or gone from the log."""
+        return 0 if self._core is None else self._core.missed
+
+    @property
+    def position(self) -> int:
+        """The first offset that was not handed out yet: what to store with results, and to give as `start`."""
+        handed_out = len(self._messages) - _remaining(self.rest)
+        for message in reversed(self._messages[:handed_out]):
+            if message.offset is not None and not message.retained:
+                return max(message.offset + 1, self._done_before)
+        return self._done_before
+
+    async def commit(self, offset: int | None = None) -> None:
+        """Moves the cursor: after a break the subscription goes on from `offset`, or behind the last message."""
+        if self._core is None or self._cursor is None:
+            raise UsageError("only a subscription with a cursor is committed: subscribe(..., cursor='name')")
+        await self._client.commit_subscription(self._core, self.position if offset is None else offset)
+
+    # -- what the client tells ----------------------------------------------------------------------------------------
+
+    def on_event(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
+        if isinstance(event, Missed):
+            # Only what nobody can count. The rest is seen when it is taken, in order with the messages.
+            if event.count is None and self._on_gap is not None:
+                self._on_gap(None)
+        elif isinstance(event, SubscriptionEnded):
+            self._end(broker_error(event.code, event.text))
+        else:
+            self._wake()
+
+    def on_client_ended(self, error: GodwitError) -> None:
+        self._end(copy(error))
+
+    def _end(self, error: GodwitError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _remaining(iterator: Iterator[Message]) -> int:
+    return iterator.__length_hint__() if hasattr(iterator, "__length_hint__") else 0

@@ -1,0 +1,34 @@
+"""The package itself: what it offers, and that it imports nothing before it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import godwit
+import godwit.sync
+from godwit import errors
+from godwit.net import blocking, connect, publishing
+
+
+def test_everything_it_offers_is_there() -> None:
+    for name in godwit.__all__:
+        assert getattr(godwit, name) is not None
+        assert name in dir(godwit)
+    assert godwit.connect is connect.connect
+    assert godwit.sync.connect is blocking.connect
+    assert godwit.BufferFull is publishing.BufferFull is errors.BufferFullError
+    assert godwit.AccessError is errors.AccessError
+
+
+def test_what_it_does_not_offer_is_told() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'publish'"):
+        _ = godwit.publish
+
+
+def test_it_imports_no_layer_by_itself() -> None:
+    program = "import sys, godwit; print([name for name in sys.modules if name.startswith('godwit.')])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

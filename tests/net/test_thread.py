@@ -1,0 +1,114 @@
+"""An event loop in a thread: results, errors, time limits, and an end in every state."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from godwit.errors import UsageError
+from godwit.net.thread import LoopThread
+
+DEADLINE_S = 20.0
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def fail() -> None:
+    raise ValueError("broken")
+
+
+async def for_ever(cancelled: threading.Event) -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
+def test_results_and_errors_come_back() -> None:
+    thread = LoopThread()
+    assert thread.call(double(4)) == 8
+    with pytest.raises(ValueError, match="broken"):
+        thread.call(fail())
+    thread.stop()
+
+
+def test_a_time_limit_cancels() -> None:
+    thread = LoopThread()
+    cancelled = threading.Event()
+    with pytest.raises(TimeoutError):
+        thread.call(for_ever(cancelled), 0.01)
+    assert cancelled.wait(DEADLINE_S)
+    assert thread.call(double(1)) == 2
+    thread.stop()
+
+
+def test_many_threads_may_call() -> None:
+    thread = LoopThread()
+    results: list[int] = []
+    callers = [threading.Thread(target=lambda n=n: results.append(thread.call(double(n)))) for n in range(20)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(DEADLINE_S)
+    assert sorted(results) == [2 * n for n in range(20)]
+    thread.stop()
+
+
+def test_after_the_end_everything_is_refused_kindly() -> None:
+    thread = LoopThread()
+    thread.stop()
+    thread.stop()
+    with pytest.raises(UsageError, match="closed"):
+        thread.call(double(1))
+    assert not thread.call_soon(lambda: None)
+
+
+def test_the_end_cancels_what_runs() -> None:
+    thread = LoopThread()
+    cancelled = threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            thread.call(for_ever(cancelled))
+        except BaseException as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not thread.call(_others()):
+        pass
+    thread.stop()
+    waiting.join(DEADLINE_S)
+    assert cancelled.is_set()
+    assert len(errors) == 1
+
+
+async def _others() -> int:
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_its_own_thread_cannot_wait_for_itself() -> None:
+    thread = LoopThread()
+
+    async def inside() -> None:
+        with pytest.raises(UsageError, match="callback"):
+            thread.call(double(1))
+        thread.stop()  # does not wait for itself either
+
+    thread.call(inside())
+    thread.stop()
+
+
+def test_something_is_done_soon() -> None:
+    thread = LoopThread()
+    done = threading.Event()
+    assert thread.call_soon(done.set)
+    assert done.wait(DEADLINE_S)
+    thread.stop()

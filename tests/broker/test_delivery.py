@@ -253,6 +253,18 @@ def test_what_the_broker_drops_is_counted_too() -> None:
     assert world.server.broker.figures()["messages/dropped"] == 50 - sent
 
 
+def test_a_live_message_that_is_longer_than_the_window_goes_when_half_of_it_is_free() -> None:
+    world = World(Settings(client_window_bytes=WINDOW))
+    alice, channel, bob = pair(world, qos=0)
+    alice.publish(channel, bytes(2 * WINDOW), qos=0)
+    alice.publish(channel, bytes(2 * WINDOW), qos=0)
+    assert [len(got.payload) for got in bob.got] == [2 * WINDOW]
+    bob.confirm_all()
+    world.run()
+    alice.publish(channel, bytes(2 * WINDOW), qos=0)
+    assert offsets(bob) == [0, 2]
+
+
 def test_live_messages_come_with_their_labels_and_in_small_records() -> None:
     world = World()
     alice, channel, bob = pair(world, qos=0)

@@ -168,6 +168,19 @@ def test_a_client_is_removed_and_told_why() -> None:
     assert world.told("kicked") == ["admin removed bob: maintenance"]
 
 
+def test_who_waits_for_the_name_of_a_removed_client_gets_a_session_of_its_own() -> None:
+    world = World()
+    admin, holder = world.client("admin"), world.client("bob", session_expiry_s=1000)
+    holder.answers_pings = False
+    holder.subscribe("news")
+    second = world.peer()
+    second.try_login("bob")
+    admin.expect(c.Kick(request=50, client="bob"), c.Done)
+    assert holder.end == Code.KICKED
+    assert not second.last(c.Welcome).resumed
+    assert [info.name for info in admin.expect(c.Clients(request=51), c.ClientList).clients] == ["admin", "bob"]
+
+
 def test_a_subscription_is_removed_and_the_client_is_told() -> None:
     world = World()
     admin, bob = world.client("admin"), world.client("bob")

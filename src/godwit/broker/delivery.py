@@ -204,7 +204,8 @@ class Delivery:
             size = len(head) + len(rest)
             lane = feed.live_lane
             reliable = size > MAX_UNRELIABLE_BYTES
-            if reliable and link.unconfirmed_bytes + size > link.window_bytes:
+            # One that is longer than the window goes when half of it is free: else it could never go.
+            if reliable and link.unconfirmed_bytes + min(size, link.window_bytes // 2) > link.window_bytes:
                 self.live_dropped += entry.count
                 continue
             if lane.pieces_bytes + size > MAX_UNRELIABLE_BYTES:

@@ -143,8 +143,10 @@ class Requests:
         if link is not None:
             text = f"{session.name} removed this client{why}"
             self._effects.append(Close(link.connection, Code.KICKED, text))
+            target.expiry_s = 0  # it ends here and now, before somebody who waits for the name gets it
             self._admission.on_gone(link, now_us, was_expected=False, reason=f"kicked by {session.name}{why}")
-        self._admission.forget(target)
+        else:
+            self._admission.forget(target)
         self._effects.append(Notice("kicked", f"{session.name} removed {target.name}{why}", fields))
 
     def _kick_subscription(self, session: Session, target: Session, request: Kick) -> None:

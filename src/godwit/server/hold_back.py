@@ -18,7 +18,8 @@ class HoldBack:
     def __init__(self, broker: Broker, store: Store) -> None:
         self._broker = broker
         self._store = store
-        self._waiting: deque[Append] = deque()
+        self._waiting: deque[tuple[Append, int]] = deque()
+        """With their bytes in the log."""
         self._held_until_us: int | None = None
         self.held_bytes = 0
 
@@ -28,15 +29,15 @@ class HoldBack:
         return self._held_until_us
 
     def append(self, effect: Append, now_us: int) -> None:
-        self._waiting.append(effect)
-        self.held_bytes += _size_bytes(effect)
+        size_bytes = sum([entry_bytes(entry) for entry in effect.entries])
+        self._waiting.append((effect, size_bytes))
+        self.held_bytes += size_bytes
         self.work(now_us)
 
     def work(self, now_us: int) -> None:
         """Appends what may be appended now, in order."""
         while self._waiting:
-            effect = self._waiting[0]
-            size_bytes = _size_bytes(effect)
+            effect, size_bytes = self._waiting[0]
             floor = self._store.floor_after(size_bytes)
             if floor > self._store.first_offset and not self._may_forget(floor, now_us):
                 return
@@ -67,7 +68,3 @@ class HoldBack:
             entries += [(first, entry) for first, entry in found.entries if first < floor]
             offset = found.next_offset
         return entries
-
-
-def _size_bytes(effect: Append) -> int:
-    return sum([entry_bytes(entry) for entry in effect.entries])

@@ -60,6 +60,21 @@ def test_a_publisher_of_quality_2_that_is_made_again_goes_on_counting() -> None:
     assert decode_batches(connection.sent[-1].body)[0].sequence == 1
 
 
+def test_who_follows_a_closed_publisher_of_quality_2_is_not_taken_for_it() -> None:
+    outbox, connection, _ = outbox_with()
+    first = publish(outbox, "t", qos=2)
+    first.close()  # and its message is not confirmed: it may be lost, and sent again behind those of the next one
+    second = publish(outbox, "t", b"y", qos=2)
+    assert second is not first
+    assert second.identity != first.identity
+    outbox.on_confirmed(1, 1, 0)
+    outbox.on_confirmed(2, 1, 0)
+    second.close()  # all is confirmed: who comes next may go on counting
+    third = publish(outbox, "t", b"z", qos=2)
+    assert (third.identity, third.next_sequence) == (second.identity, 2)
+    assert decode_batches(connection.sent[-1].body)[0].sequence == 1
+
+
 def test_an_identity_keeps_its_own_count() -> None:
     outbox, connection, _ = outbox_with()
     publisher = outbox.publisher("t", 2, "me", 4, 100)

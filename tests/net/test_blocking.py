@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import subprocess
 import sys
@@ -146,3 +147,17 @@ def test_a_program_that_just_ends_says_goodbye() -> None:
         assert (result.returncode, result.stderr) == (0, b"")
         reader.publish("end", b"")
         assert [messages.get().topic, messages.get().topic] == ["a", "end"]
+
+
+def test_a_client_that_is_dropped_leaves_no_thread_behind() -> None:
+    with broker_in_thread() as url:
+        before = set(threading.enumerate())
+        client = connect(url)
+        assert client.publish("a", "x") == 0
+        threads = set(threading.enumerate()) - before
+        assert threads
+        del client
+        gc.collect()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -12,7 +12,15 @@ from tests.net.running import both_loops, broker_and_client, lossy, run, service
 
 from godwit.broker.access import Access, Rule
 from godwit.client.packing import Payload, to_bytes
-from godwit.errors import AccessError, BrokerError, BufferFullError, RecordTooLargeError, TopicError, UsageError
+from godwit.errors import (
+    AccessError,
+    BrokerError,
+    BufferFullError,
+    KickedError,
+    RecordTooLargeError,
+    TopicError,
+    UsageError,
+)
 from godwit.net.connect import connect
 from godwit.net.publishing import AsyncPublisher, BufferFull
 
@@ -390,5 +398,32 @@ def test_a_cancelled_flush_changes_nothing() -> None:
             publisher.send(b"2")
             await publisher.flush()
             assert publisher.unconfirmed == 0
+
+    run(test)
+
+
+def test_nobody_waits_for_confirms_of_a_client_that_is_over() -> None:
+    async def test() -> None:
+        async with (
+            service() as broker,
+            connect(broker.urls[0]) as other,
+            connect(broker.urls[0], name="me", send_buffer_bytes=100_000) as client,
+        ):
+            publisher = client.publisher("a")
+
+            async def fill_until_over(wait: Callable[[], Awaitable[None]]) -> None:
+                while True:
+                    await wait()
+                    fill(publisher)
+
+            fill(publisher)
+            await other.kick("me")
+            for wait in (publisher.flush, publisher.ready):
+                with pytest.raises(KickedError):
+                    await fill_until_over(wait)
+            with pytest.raises(KickedError):
+                publisher.send(b"more")
+            with pytest.raises(KickedError):
+                await client.publish("a", "more")
 
     run(test)

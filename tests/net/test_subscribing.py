@@ -204,6 +204,50 @@ def test_leaving_the_block_ends_it_at_the_broker() -> None:
     run(test)
 
 
+def test_leaving_does_not_wait_long_for_a_broker_that_is_away() -> None:
+    async def test() -> None:
+        broker = service()
+        await broker.start()
+        async with connect(broker.urls[0]) as client:
+            async with client.subscribe("a"):
+                await broker.stop()
+                while client.state == "online":
+                    await asyncio.sleep(0)
+                began = time.monotonic()
+            assert time.monotonic() - began < 5
+            broker = await restarted(broker)
+            assert await client.publish("a", b"x") == 0
+        await broker.stop()
+
+    run(test)
+
+
+def test_a_cancel_leaves_at_once() -> None:
+    async def test() -> None:
+        broker = service()
+        await broker.start()
+        client = await connect(broker.urls[0])
+
+        async def read() -> None:
+            async with client.subscribe("a") as messages:
+                async for _ in messages:
+                    pass
+
+        reading = asyncio.create_task(read())
+        while not await client.publish("a", b"x"):
+            pass
+        await broker.stop()
+        reading.cancel()
+        await turns(5)
+        assert reading.cancelled()
+        broker = await restarted(broker)
+        assert await client.publish("a", b"x") == 0
+        await client.close()
+        await broker.stop()
+
+    run(test)
+
+
 def test_a_subscription_needs_its_block() -> None:
     async def test() -> None:
         async with broker_and_client() as (_, client):
@@ -404,5 +448,49 @@ def test_another_log_is_a_gap_of_unknown_size() -> None:
             assert await payloads(messages, 1) == [b"3"]
             assert gaps == [None]
         await broker.stop()
+
+    run(test)
+
+
+def test_a_subscription_cancelled_while_it_begins_keeps_its_cursor() -> None:
+    async def test() -> None:
+        async with broker_and_client("loader") as (_, client):
+            async with client.subscribe("a", cursor="table", start="earliest") as messages:
+                await publish_all(client, "a", 1, 2)
+                assert await payloads(messages, 1) == [b"1"]
+                await messages.commit()
+            beginning = asyncio.create_task(client.subscribe("a", cursor="table").__aenter__())
+            await turns(1)
+            beginning.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await beginning
+            async with client.subscribe("a", cursor="table") as messages:
+                assert await payloads(messages, 1) == [b"2"]
+
+    run(test)
+
+
+def test_a_callback_that_fails_stops_nothing() -> None:
+    async def test() -> None:
+        told: list[dict[str, object]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+
+        def fail(*_: object) -> None:
+            raise ValueError("a mistake of the application")
+
+        broker = service()
+        await broker.start()
+        async with (
+            connect(broker.urls[0], on_state=fail) as client,
+            client.subscribe("a", on_gap=fail) as messages,
+        ):
+            await publish_all(client, "a", 1)
+            assert await payloads(messages, 1) == [b"1"]
+            broker = await restarted(broker)
+            await publish_all(client, "a", 2)
+            assert await payloads(messages, 1) == [b"2"]
+        await broker.stop()
+        assert len(told) >= 4  # online, offline, online, another log
+        assert {type(context["exception"]) for context in told} == {ValueError}
 
     run(test)

@@ -117,12 +117,13 @@ class Publisher:
         """
 
         def send(payload: Payload) -> None:
-            filled_bytes = self._filled_bytes + len(payload) + LENGTH_BYTES
-            if filled_bytes > self._limit_bytes or payload.__class__ is not bytes:
-                careful(payload)
-            else:
-                self._filled_bytes = filled_bytes
-                self._payloads.append(payload)
+            if payload.__class__ is bytes:
+                filled_bytes = self._filled_bytes + len(payload) + LENGTH_BYTES
+                if filled_bytes <= self._limit_bytes:
+                    self._filled_bytes = filled_bytes
+                    self._payloads.append(payload)
+                    return
+            careful(payload)
 
         return send
 
@@ -330,8 +331,7 @@ class Publisher:
 
     def _check_alone(self, packed: Packed) -> None:
         """A long message that was packed before the broker said what it takes must not cost the others."""
-        most_bytes = self._outbox.max_message_bytes
-        size = len(packed[2]) - self._head_bytes + LENGTH_BYTES
+        size, most_bytes = len(packed[2]) - self._head_bytes + LENGTH_BYTES, self._outbox.max_message_bytes
         if packed[1] == 1 and size > most_bytes:
             raise RecordTooLargeError(f"a message of {size} bytes for {self.topic!r}: the broker takes {most_bytes}")
 

@@ -59,6 +59,9 @@ class BlockingClient:
             self._thread.stop()
             raise
         _open_clients.add(self)
+        # One that is dropped without a close leaves no thread and no socket behind. At the program's end: _close_all.
+        self._abandon = weakref.finalize(self, _abandon, self._thread, self._client)
+        self._abandon.atexit = False
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -75,6 +78,7 @@ class BlockingClient:
         if self not in _open_clients:
             return True
         _open_clients.discard(self)
+        self._abandon.detach()
         try:
             return self._thread.call(self._client.close(timeout_s=timeout_s))
         finally:
@@ -199,6 +203,11 @@ class BlockingClient:
             keep=keep,
         )
         return BlockingFiles(self._thread, inner, timeout_s)
+
+
+def _abandon(thread: LoopThread, client: AsyncClient) -> None:
+    thread.call_soon(client.abort)
+    thread.stop()
 
 
 async def _wait_for(connecting: Connecting) -> AsyncClient:

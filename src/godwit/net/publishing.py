@@ -69,6 +69,7 @@ class Lane:
         "_waiting",
         "_waiting_for_room",
         "core",
+        "ended",
         "failure",
         "has_senders",
         "is_starved",
@@ -76,6 +77,8 @@ class Lane:
 
     def __init__(self, core: Publisher) -> None:
         self.core = core
+        self.ended: GodwitError | None = None
+        """Why the client is over, once it is: nothing will be confirmed any more."""
         self.failure: GodwitError | None = None
         """What became of messages that nobody waited for: told to the next call."""
         self.has_senders = False
@@ -90,15 +93,22 @@ class Lane:
         """Waits until everything below `sequence` is safe; gives how many the last record reached."""
         if self.core.confirmed_sequence >= sequence:
             return self.core.reached
+        self.require_open()
         future: asyncio.Future[int] = self._loop.create_future()
         self._waiting.append((sequence, future))
         return await future
 
     async def room(self) -> None:
         """Waits for the next word about room."""
+        self.require_open()
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting_for_room.append(future)
         await future
+
+    def require_open(self) -> None:
+        """Raises why the client is over, if it is."""
+        if self.ended is not None:
+            raise copy(self.ended)
 
     def raise_failure(self) -> None:
         """Raises what became of earlier messages, once."""
@@ -137,6 +147,7 @@ class Lane:
         self.wake()
 
     def on_ended(self, error: GodwitError) -> None:
+        self.ended = error
         futures: list[asyncio.Future[Any]] = [future for _, future in self._waiting]
         for future in futures + list(self._waiting_for_room):
             if not future.done():
@@ -155,6 +166,7 @@ class Publishing:
         core.on_sending(begun=self._turn.on_batch_begun, full=self._turn.on_batch_full)
         self._crowd_bytes = core.config.send_buffer_bytes * 3 // 4
         self._lanes: WeakValueDictionary[Publisher, Lane] = WeakValueDictionary()  # while somebody uses them
+        self._ended: GodwitError | None = None
         self._crowd: list[Lane] = []
         self._drained: list[asyncio.Future[None]] = []
         self.handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -192,6 +204,7 @@ class Publishing:
     async def send(self, lane: Lane, core_send: Callable[..., int], payload: bytes, more: bool | bytes) -> int:
         """Sends as soon as there is room, and gives the message's sequence."""
         while True:
+            lane.require_open()
             try:
                 return core_send(payload, self._turn.begin(lane.core), more)
             except BufferFullError:
@@ -209,8 +222,8 @@ class Publishing:
         await lane.room()
 
     async def drained(self) -> None:
-        """Waits until nothing is unconfirmed."""
-        while self._core.held_bytes > 0:
+        """Waits until nothing is unconfirmed, or nothing will be confirmed any more."""
+        while self._core.held_bytes > 0 and self._ended is None:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._drained.append(future)
             await future
@@ -219,6 +232,7 @@ class Publishing:
         lane = self._lanes.get(core)
         if lane is None:
             lane = self._lanes[core] = Lane(core)
+            lane.ended = self._ended
         return lane
 
     # -- what the client tells ----------------------------------------------------------------------------------------
@@ -245,13 +259,14 @@ class Publishing:
             crowd, self._crowd = self._crowd, []
             for lane in crowd:
                 lane.wake()
-        if self._drained and self._core.held_bytes == 0:
+        if self._drained and (self._core.held_bytes == 0 or self._ended is not None):
             drained, self._drained = self._drained, []
             for future in drained:
                 if not future.done():
                     future.set_result(None)
 
     def on_ended(self, error: GodwitError) -> None:
+        self._ended = error
         for lane in list(self._lanes.values()):
             lane.on_ended(error)
         self._on_progress()
@@ -268,7 +283,7 @@ class AsyncPublisher:
                 publisher.send(payload)
         await publisher.flush()
 
-    What the broker refuses is raised by the next send, ready or flush.
+    What the broker refuses is raised by ready, flush or one of the next sends (at the latest when a batch is full).
     """
 
     __slots__ = ("_lane", "_publishing", "send")
@@ -340,6 +355,7 @@ def _make_send(lane: Lane, turn: Turn, retain: bool) -> Callable[[Payload], None
     core = lane.core
 
     def send_with_care(payload: Payload) -> None:
+        lane.require_open()
         if lane.failure is not None:
             lane.raise_failure()
         try:

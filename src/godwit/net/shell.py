@@ -37,6 +37,9 @@ from godwit.wire.control import Code, ControlMessage, Error
 
 GOODBYE_PATIENCE_S: Final = 0.25
 """So long a client stays to say goodbye again: one that gets lost would release the last will."""
+LEAVE_PATIENCE_S: Final = 5.0
+ABSENT_PATIENCE_S: Final = 0.5
+"""So long the end of a subscription waits for the broker's answer, if the broker is there and if it is not."""
 _GOODBYE_LOOK_S: Final = 0.005
 
 OnState: TypeAlias = Callable[[ClientState, str], None]
@@ -184,15 +187,21 @@ class ClientShell:
         return core
 
     async def leave_subscription(self, core: Subscription, *, keep: bool) -> None:
-        """Ends it at the broker too, and waits for that; with `keep` the session remembers its place."""
+        """Ends it at the broker too, and waits a while for that; with `keep` the session remembers its place."""
         if self._subscriptions.pop(core, None) is not None:
             self._driver.flush()  # the word of what was delivered goes before
-            await self._answer(self._core.unsubscribe(core, keep=keep))
+            number = self._core.unsubscribe(core, keep=keep)
+            try:
+                async with asyncio.timeout(LEAVE_PATIENCE_S if self.state == "online" else ABSENT_PATIENCE_S):
+                    await self._answer(number)
+            except TimeoutError:
+                pass  # it will be asked again when the broker is back
 
-    def drop_subscription(self, core: Subscription) -> None:
+    def drop_subscription(self, core: Subscription, *, keep: bool) -> None:
         """Ends it without waiting for the broker's answer."""
         if self._subscriptions.pop(core, None) is not None:
-            self._core.unsubscribe(core)
+            self._driver.flush()
+            self._core.unsubscribe(core, keep=keep)
             self.schedule_flush()
 
     async def commit_subscription(self, core: Subscription, offset: int) -> None:
@@ -252,7 +261,15 @@ class ClientShell:
 
     def _tell_state(self, state: ClientState, reason: str) -> None:
         if self._on_state is not None:
-            self._on_state(state, reason)
+            self.call_back(self._on_state, state, reason)
+
+    def call_back(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Calls what the application gave. What goes wrong there is told to the loop, and stops nothing here."""
+        try:
+            callback(*arguments)
+        except Exception as error:
+            context = {"message": "a callback of a godwit client failed", "exception": error}
+            self._loop.call_exception_handler(context)
 
 
 def open_sockets(addresses: Sequence[Address]) -> list[UdpSocket]:

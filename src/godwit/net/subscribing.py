@@ -76,7 +76,7 @@ class AsyncSubscription:
             while core.state == "asking":
                 await self._wait()
         except asyncio.CancelledError:
-            self._client.drop_subscription(core)
+            self._client.drop_subscription(core, keep=self._keep)
             raise
         self._done_before = core.position
         return self
@@ -84,13 +84,23 @@ class AsyncSubscription:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self.close()
+        """Waits until the broker knows, but not after a cancel."""
+        if kind is None or issubclass(kind, Exception):
+            await self.close()
+        elif (core := self._leave()) is not None:
+            self._client.drop_subscription(core, keep=self._keep)
 
     async def close(self) -> None:
-        """Ends the subscription, and waits until the broker knows. May be repeated."""
-        if self._core is not None and self._failure is None:
-            self._end(UsageError(f"the subscription to {', '.join(self.filters)} was left: subscribe again"))
-            await self._client.leave_subscription(self._core, keep=self._keep)
+        """Ends the subscription, and waits a while for the broker to know. May be repeated."""
+        if (core := self._leave()) is not None:
+            await self._client.leave_subscription(core, keep=self._keep)
+
+    def _leave(self) -> Subscription | None:
+        """What is to be ended, if it has not ended yet."""
+        if self._core is None or self._failure is not None:
+            return None
+        self._end(UsageError(f"the subscription to {', '.join(self.filters)} was left: subscribe again"))
+        return self._core
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -135,13 +145,12 @@ class AsyncSubscription:
         self._done_before = core.position
         messages = core.take()
         self._client.schedule_flush()
-        if core.missed > missed and self._on_gap is not None:
-            self._on_gap(core.missed - missed)  # before the messages behind the gap
-        if messages is None:
-            return False
-        self._messages = messages
-        self.rest = iter(messages)
-        return True
+        if messages is not None:
+            self._messages = messages
+            self.rest = iter(messages)
+        if core.missed > missed:
+            self._tell_gap(core.missed - missed)  # before the messages behind the gap
+        return messages is not None
 
     async def _wait(self) -> None:
         """Until something happens to the subscription."""
@@ -184,12 +193,16 @@ class AsyncSubscription:
     def on_event(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
         if isinstance(event, Missed):
             # Only what nobody can count. The rest is seen when it is taken, in order with the messages.
-            if event.count is None and self._on_gap is not None:
-                self._on_gap(None)
+            if event.count is None:
+                self._tell_gap(None)
         elif isinstance(event, SubscriptionEnded):
             self._end(broker_error(event.code, event.text))
         else:
             self._wake()
+
+    def _tell_gap(self, count: int | None) -> None:
+        if self._on_gap is not None:
+            self._client.call_back(self._on_gap, count)
 
     def on_client_ended(self, error: GodwitError) -> None:
         self._end(copy(error))

@@ -320,3 +320,72 @@ def test_a_will_that_cannot_be_is_refused_with_the_login() -> None:
         peer.try_login("alice", will=Will(topic=topic, payload=b""))
         assert refused(peer) is code, topic
     world.peer().login("alice", will=Will(topic="allowed/x", payload=b""))
+
+
+def test_a_will_whose_right_has_ended_is_not_published() -> None:
+    def rules(*topics: str) -> Settings:
+        everyone = Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), topics=topics)
+        return Settings(access=Access(rules=(everyone,)))
+
+    world = World(rules("#"))
+    alice = world.client("alice", will=Will(topic="old", payload=b"x"))
+    bob = world.client("bob", will=Will(topic="new", payload=b"y"))
+    world.server.change_settings(rules("new"))
+    alice.die()
+    bob.die()
+    assert [entry.topic for _, entry in world.store.read(0, 10_000).entries] == ["new"]
+
+
+def test_who_waits_for_a_name_comes_in_by_the_rules_of_then() -> None:
+    world = World()
+    alice = world.client("alice")
+    alice.answers_pings = False
+    mallory = world.peer()
+    mallory.try_login("alice")
+    access = Access(secrets={"alice": b"s" * 16}, allows_anonymous=False)
+    world.server.change_settings(Settings(access=access))
+    world.run()
+    assert (alice.end, mallory.end) == (Code.NOT_ALLOWED, Code.NOT_ALLOWED)
+    assert not mallory.all(c.Welcome)
+
+
+def test_a_secret_that_was_changed_proves_nothing_any_more() -> None:
+    def secrets(of_alice: bytes) -> Settings:
+        return Settings(access=Access(secrets={"alice": of_alice, "bob": b"b" * 16}))
+
+    world = World(secrets(b"a" * 16))
+    alice = world.client("alice", secret=b"a" * 16)
+    bob = world.client("bob", secret=b"b" * 16)
+    world.server.change_settings(secrets(b"n" * 16))
+    world.run()
+    assert (alice.end, bob.end) == (Code.NOT_ALLOWED, None)
+
+
+def test_who_waits_for_the_name_of_one_that_is_kicked_gets_a_session_of_its_own() -> None:
+    world = World()
+    alice = world.client("alice", session_expiry_s=100)
+    alice.answers_pings = False
+    other = world.peer()
+    other.try_login("alice", session_expiry_s=100)
+    admin = world.client("admin")
+    admin.expect(c.Kick(request=admin.number(), client="alice"), c.Done)
+    assert other.last(c.Welcome).resumed is False
+    admin.expect(c.Kick(request=admin.number(), client="alice"), c.Done)  # it is there, and can be removed as well
+    assert other.end == Code.KICKED
+
+
+def test_sessions_that_anybody_can_leave_behind_do_not_lock_out_who_proves_a_name() -> None:
+    secrets = {name: name.encode() * 16 for name in ("a", "b", "c", "d")}
+    world = World(Settings(max_sessions=3, access=Access(secrets=secrets, allows_anonymous=True)))
+    world.client("a", secret=secrets["a"], session_expiry_s=1000).leave()
+    for name in ("x", "y"):
+        world.client(name, session_expiry_s=1000).leave()
+    late = world.peer()
+    late.try_login("z")
+    assert late.end == Code.TOO_MANY
+    for name in ("b", "c"):
+        world.client(name, secret=secrets[name])
+    assert set(world.server.broker._admission.sessions) == {"a", "b", "c"}
+    last = world.peer()
+    last.try_login("d", proof=make_proof(secrets["d"], "client", last.binding, "d"))
+    assert last.end == Code.TOO_MANY

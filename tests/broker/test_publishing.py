@@ -283,3 +283,66 @@ def test_above_the_rate_what_may_be_lost_is_dropped() -> None:
         alice.publish(channel, b"x", qos=0, reliable=False)
     assert len(bob.got) == 10
     assert world.server.broker.figures()["messages/dropped"] == 15
+
+
+def test_an_unreliable_record_where_a_reliable_one_belongs_ends_the_connection() -> None:
+    world = World()
+    alice = world.client("alice")
+    for qos in (1, 2):
+        mallory = world.client()
+        channel = mallory.open("news", qos)
+        consumed = mallory.consumed[channel]
+        mallory.publish(channel, b"x", qos=qos, sequence=0 if qos == 2 else None, reliable=False)
+        assert mallory.end == Code.PROTOCOL
+        assert mallory.consumed[channel] == consumed  # the transport would not take it
+    assert world.store.next_offset == 0
+    assert alice.closed is None
+
+
+def test_a_channel_that_is_refused_with_its_last_record_is_over() -> None:
+    world = World()
+    alice = world.client("alice")
+    old = alice.open("news", 2, publisher="p", epoch=1)
+    alice.open("news", 2, publisher="p", epoch=2)
+    link = world.server.broker._links[alice]  # type: ignore[index]
+    alice.record(old, encode_batch(Batch([b"x"], 0, qos=2, sequence=0)), last=True)
+    world.run()
+    assert alice.last(c.Refused).code == Code.STALE_EPOCH
+    assert old not in link.inlets
+    topic = world.server.broker._catalogue.get("news")
+    assert topic is not None
+    assert topic.publishers == 1
+
+
+def test_a_sequence_that_no_reply_could_tell_ends_the_connection() -> None:
+    world = World()
+    alice = world.client("alice")
+    channel = alice.open("news", 2, publisher="p")
+    alice.publish(channel, b"x", qos=2, sequence=2**64 - 1)
+    assert alice.end == Code.PROTOCOL
+    again = world.client("alice")
+    assert again.ask(c.Progress(request=9, topic="news", publisher="p")) == c.Progressed(request=9)
+
+
+def test_a_live_publisher_beyond_its_rate_gets_its_credit_back_without_help_of_others() -> None:
+    world = World(Settings(messages_per_s=10))
+    alice = world.client("alice")
+    channel = alice.open("news", 0)
+    before = alice.consumed[channel]
+    for _ in range(30):
+        alice.publish(channel, b"x" * 20, qos=0)
+    assert alice.consumed[channel] - before < 30 * 29
+    world.pass_s(10)
+    assert alice.consumed[channel] - before == 30 * 29
+
+
+def test_retained_messages_of_wills_and_of_one_turn_stay_within_their_room() -> None:
+    world = World(Settings(max_retained_bytes=4000))
+    for number in range(10):
+        will = c.Will(topic=f"will/{number}", payload=bytes(1000), retain=True)
+        world.client(f"w{number}", will=will).die()
+    alice = world.client("alice")
+    for channel in [alice.open(f"news/{number}") for number in range(10)]:
+        alice.record(channel, encode_batch(Batch([bytes(100)], 0, retain=True)))
+    world.run()
+    assert 3000 < world.server.broker._catalogue._retained_bytes <= 4000

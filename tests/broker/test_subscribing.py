@@ -323,3 +323,17 @@ def test_the_levels_of_all_filters_of_a_client_are_bounded() -> None:
     assert bob.refused_subscribe("one/more") is Code.TOO_MANY
     bob.ask(c.Unsubscribe(request=99, subscription=replies[0].subscription))
     assert bob.subscribe("one/more").is_new
+
+
+def test_all_clients_together_have_so_many_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.broker.subscribing.MAX_FILTER_PLACES", 5)
+    world = World()
+    for name in ("alice", "bob"):
+        peer = world.client(name, session_expiry_s=100)
+        peer.subscribe("a", "b")
+        peer.leave()
+    carol = world.client("carol")
+    carol.subscribe("a", cursor="1")
+    assert carol.refused_subscribe("a", cursor="2") == Code.TOO_MANY  # though the filter is there already
+    world.pass_s(101)
+    carol.subscribe("a", cursor="2")

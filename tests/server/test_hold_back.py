@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.broker.world import Peer, World
 
 from godwit.broker.settings import Settings
@@ -100,3 +101,19 @@ def test_other_topics_wait_too_but_qos_0_does_not() -> None:
     alice.publish(live, b"now", qos=0, reliable=False)
     assert carol.payloads == [b"now"]
     assert bob.closed is None
+
+
+def test_publishers_that_come_and_go_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.server.hold_back.LEAST_HELD_BYTES", 0)
+    monkeypatch.setattr("godwit.server.hold_back.MOST_HELD_RINGS", 4)
+    settings = Settings(client_window_bytes=64 * KIB, ring_bytes=RING)
+    world = World(settings, ring_bytes=RING)
+    bob = world.client("bob")
+    bob.confirms_itself = False
+    bob.subscribe("news")
+    for _ in range(100):
+        mallory = world.client()
+        mallory.publish(mallory.open("news"), bytes(32 * KIB))
+        mallory.leave()
+        assert world.server._hold_back.held_bytes < 6 * RING
+    assert world.now < 1010

@@ -152,13 +152,24 @@ class Admission:
         if session is not None and login.fresh:
             self.forget(session)
             session = None
-        if session is None and len(self.sessions) >= self._catalogue.settings.max_sessions:
+        is_full = len(self.sessions) >= self._catalogue.settings.max_sessions
+        if session is None and is_full and not (is_proved and self._give_way()):
             self.turn_away(link, RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here"))
             return
         resumed = session is not None
         if session is None:
             session = Session(name, self._names.number(name), is_remembered=True)
         self._admit(link, login, session, resumed, now_us, is_proved=is_proved)
+
+    def _give_way(self) -> bool:
+        """Anybody can leave sessions behind under names of his choice: the oldest makes room for who has proved one."""
+        for session in self.sessions.values():
+            if session.link is None and not session.is_proved:
+                self.forget(session)
+                text = f"the session of {session.name} made room for a client that proved its name"
+                self._effects.append(Notice("session_expired", text, {"client": session.name}))
+                return True
+        return False
 
     def _admit(
         self, link: Link, login: Login, session: Session, resumed: bool, now_us: int, *, is_proved: bool = False
@@ -240,7 +251,12 @@ class Admission:
             self.forget(session)
         next_one = self._waiting.pop(session.name, None)
         if next_one is not None and next_one.link.is_open:
-            self._enter(next_one.link, next_one.login, False, now_us)
+            try:
+                is_proved = self._check(next_one.link, next_one.login)  # the rules may have changed meanwhile
+            except RequestFailure as failure:
+                self.turn_away(next_one.link, failure)
+            else:
+                self._enter(next_one.link, next_one.login, is_proved, now_us)
 
     def _drop_old_endings(self) -> None:
         """A client that comes and goes leaves one behind each time."""
@@ -252,6 +268,9 @@ class Admission:
         heapify(self._endings)
 
     def _publish_will(self, session: Session, will: Will, now_us: int) -> None:
+        access = self._catalogue.settings.access
+        if not access.may(session.name, session.is_proved, "publish", will.topic):
+            return  # it was allowed at the login; the rules have changed
         if self._catalogue.get(will.topic) is None:
             if self._catalogue.settings.policy_of(will.topic) == "explicit" or self._catalogue.is_full:
                 return

@@ -121,14 +121,16 @@ class Broker:
 
     def change_settings(self, settings: Settings) -> None:
         """New rules: who has lost a right is told, and what it was doing ends."""
+        former = self.settings.access
         self._catalogue.on_settings(settings)
         access = settings.access
         for link in list(self._links.values()):
             session = link.session
             if session is None:
                 continue
-            is_listed = access.secret_of(session.name) is not None
-            if (is_listed and not session.is_proved) or (not is_listed and not access.allows_anonymous):
+            secret = access.secret_of(session.name)
+            has_proved = session.is_proved and secret == former.secret_of(session.name)
+            if not (has_proved if secret is not None else access.allows_anonymous):
                 self._close(link, Code.NOT_ALLOWED, "the broker's access rules have changed: connect again")
                 continue
             for inlet in list(link.inlets.values()):
@@ -225,6 +227,8 @@ class Broker:
         try:
             if inlet is not None:
                 self._publishing.receive(inlet, event, now_us)
+                if self._pay_at_us is None and self._publishing.is_owing:
+                    self._pay_at_us = now_us
             elif event.reliable:
                 self._on_open(link, event, now_us)
             # An unreliable record that has overtaken its channel's open is lost, as it may be.

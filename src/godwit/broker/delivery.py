@@ -22,6 +22,8 @@ _serial = attrgetter("serial")
 READ_BYTES: Final = 512 * 1024
 """What a feed that is behind reads at once."""
 RETAINED_A_TURN: Final = 2000
+LOOKS_A_TURN: Final = 5000
+"""Filters that are laid over topics for one feed; then the others have their turn."""
 
 
 class Delivery:
@@ -53,6 +55,11 @@ class Delivery:
         """What the memory for the filters of all subscriptions goes with."""
         return self._trie.nodes
 
+    @property
+    def filter_places(self) -> int:
+        """How many filters the subscriptions have, each of each."""
+        return len(self._trie)
+
     # -- subscriptions come and go ------------------------------------------------------------------------------------
 
     def add(self, feed: Feed) -> None:
@@ -68,7 +75,8 @@ class Delivery:
         self._absent.pop(feed, None)
         feed.link = link
         feed.number = number
-        feed.is_live = feed.is_reading = feed.is_abandoned = False
+        feed.is_live = feed.is_abandoned = False
+        feed.reading = None
         if not resumes:
             # How many of these were for it is known only of those that left the log while it was absent.
             missed = max(self.first_offset - offset, 0)
@@ -252,10 +260,13 @@ class Delivery:
         for feed in list(link.behind):
             if link.unconfirmed_bytes >= link.window_bytes:
                 return
-            if feed.is_reading:
+            if feed.reading is not None:
                 continue
             self._send_retained(feed, link)
             if feed.waiting_retained:
+                if link.unconfirmed_bytes < link.window_bytes:  # it has looked at many: on_found lets it go on
+                    feed.reading = Read(feed, feed.position, 1)
+                    self._effects.append(feed.reading)
                 continue
             if feed.position >= self.next_offset and not feed.lost:
                 feed.is_live = True
@@ -264,9 +275,9 @@ class Delivery:
                 if not feed.lane.unconfirmed and not feed.lane.pieces:
                     self._lagging.pop(feed, None)
             else:
-                feed.is_reading = True
                 room = (link.window_bytes - link.unconfirmed_bytes) // len(link.behind)
-                self._effects.append(Read(feed, feed.position, max(1, min(room, READ_BYTES))))
+                feed.reading = Read(feed, feed.position, max(1, min(room, READ_BYTES)))
+                self._effects.append(feed.reading)
                 # The others have their turn first next time.
                 del link.behind[feed]
                 link.behind[feed] = None
@@ -278,11 +289,14 @@ class Delivery:
 
     def on_found(self, found: Found) -> None:
         """What the log had for a feed that is behind."""
-        feed = found.feed
+        feed = found.read.feed
         link = feed.link
-        if link is None or not feed.is_reading:
+        if link is None or found.read is not feed.reading:
             return
-        feed.is_reading = False
+        feed.reading = None
+        if feed.waiting_retained:
+            self.pump(link)
+            return
         if found.entries and found.entries[0][0] > feed.position:
             feed.lost += found.entries[0][0] - feed.position  # how many of them were for it, nobody knows
             feed.position = found.entries[0][0]
@@ -291,12 +305,18 @@ class Delivery:
             link.unconfirmed_bytes += feed.lane.say(gap, feed.position)
             feed.gaps.append((feed.lane.next_record - 1, feed.lost))
             feed.lost = 0
+        matching: dict[str, bool] = {}
         for offset, entry in found.entries:
             end = offset + entry.count
             if end <= feed.position:
                 continue
             topic = self._catalogue.get(entry.topic)
-            if topic is None or not feed.matches(entry.topic):
+            if entry.topic not in matching:
+                if len(matching) * len(feed.filters) > LOOKS_A_TURN:
+                    self.pump(link)
+                    return
+                matching[entry.topic] = feed.matches(entry.topic)
+            if topic is None or not matching[entry.topic]:
                 feed.position = end
                 continue
             if offset < feed.position:
@@ -315,13 +335,15 @@ class Delivery:
         """As many as the window allows, and not too many in one turn; the client's confirm lets it go on."""
         waiting = feed.waiting_retained
         left = RETAINED_A_TURN
+        looks = LOOKS_A_TURN
         while waiting:
             place, after = waiting.pop()
             for topic in self._catalogue.with_retained(feed.filters[place], after):
-                if link.unconfirmed_bytes >= link.window_bytes or left == 0:
+                if link.unconfirmed_bytes >= link.window_bytes or left == 0 or looks <= 0:
                     waiting.append((place, after))
                     return
                 after = topic.name
+                looks -= 1 + place
                 kept = topic.kept
                 if kept is None or any(matches(pattern, after) for pattern in feed.filters[:place]):
                     continue  # one of the filters before it sends it
@@ -360,16 +382,16 @@ class Delivery:
         floor = self.first_offset = losing.floor
         late: dict[Feed, int] = {feed: feed.resume_at for feed in self._absent if feed.resume_at < floor}
         late.update((feed, feed.position) for feed in self._lagging if feed.position < floor and not feed.is_live)
-        matching: dict[str, Iterable[Feed]] = {}
+        spans_of: dict[str, list[tuple[int, int]]] = {}  # by topic: there may be very many absent feeds
         for offset, entry in losing.entries:
-            end = min(offset + entry.count, floor)
-            feeds = matching.get(entry.topic)
-            if feeds is None:
-                feeds = matching[entry.topic] = self._trie.match(entry.topic)
-            for feed in feeds:
+            spans_of.setdefault(entry.topic, []).append((offset, min(offset + entry.count, floor)))
+        for topic, spans in spans_of.items():
+            count = sum([end - offset for offset, end in spans])
+            for feed in self._trie.match(topic):
                 needs = late.get(feed)
-                if needs is not None and needs < end:
-                    feed.lost += end - max(offset, needs)
+                if needs is not None:
+                    is_all = needs <= spans[0][0]
+                    feed.lost += count if is_all else sum([max(end - max(offset, needs), 0) for offset, end in spans])
         for feed in late:
             if feed.link is None:
                 feed.resume_at = floor

@@ -34,7 +34,7 @@ class Committed(msgspec.Struct, frozen=True):
 class Found(msgspec.Struct, frozen=True):
     """The answer to a Read: batches with their offsets, and where to read on."""
 
-    feed: Feed
+    read: Read
     entries: list[tuple[int, Entry]]
     next_offset: int
 

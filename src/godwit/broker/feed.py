@@ -16,6 +16,7 @@ from godwit.broker.lane import Lane
 from godwit.broker.trie import matches
 
 if TYPE_CHECKING:
+    from godwit.broker.effects import Read
     from godwit.broker.session import Link, Session
 
 
@@ -29,7 +30,6 @@ class Feed:
         "gaps",
         "is_abandoned",
         "is_live",
-        "is_reading",
         "kept_before",
         "lane",
         "link",
@@ -38,6 +38,7 @@ class Feed:
         "lost",
         "number",
         "position",
+        "reading",
         "resume_at",
         "serial",
         "session",
@@ -62,7 +63,8 @@ class Feed:
         """What the client calls it on the present connection."""
         self.link: Link | None = None
         self.is_live = False
-        self.is_reading = False
+        self.reading: Read | None = None
+        """What the log is being asked for; its answer to anything else comes too late."""
         self.is_abandoned = False
         """Publishers have waited for it long enough, and do so again only when it has caught up once."""
         self.position = offset

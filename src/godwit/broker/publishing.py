@@ -34,6 +34,8 @@ APPEND_BYTES: Final = 64 * 1024
 """What one append is filled up to: much less than any log, so that none pushes itself out."""
 LATEST_US: Final = 2**62
 """No clock shows more: a time beyond it is nonsense, and would not fit the log."""
+LAST_SEQUENCE: Final = 2**62
+"""Nobody counts so far: the next one always fits the reply to `progress`."""
 
 
 class Inlet:
@@ -169,10 +171,11 @@ class Publishing:
             if event.last:
                 self.end(inlet)
             return
+        if inlet.qos and not event.reliable:
+            raise DecodeError("batch", f"an unreliable record on a channel that was opened for QoS {inlet.qos}")
         entries, count = self._entries(inlet, body, now_us)
         if entries is None:
-            if event.reliable:
-                self._effects.append(Consume(link.connection, event.channel, len(body)))
+            self.receive(inlet, event, now_us)  # refused by now
             return
         if link.bucket is not None and not link.bucket.take(count, now_us) and not event.reliable:
             self.rate_dropped += count
@@ -253,6 +256,8 @@ class Publishing:
     def _without_known(self, inlet: Inlet, key: Key, entry: Entry, now_us: int) -> list[Entry] | None:
         if entry.sequence is None:
             raise DecodeError("batch", "a batch of QoS 2 has no sequence")
+        if entry.sequence > LAST_SEQUENCE:
+            raise DecodeError("batch", "a sequence that nobody can have counted up to")
         repeated = self._identities.new_messages(key, inlet.epoch, entry.sequence, entry.count, now_us)
         if repeated is None:
             self.refuse(inlet, Code.STALE_EPOCH, f"a newer run of publisher {key[1]!r} has begun")
@@ -331,7 +336,9 @@ class Publishing:
             self._effects.append(Confirm(inlet.link.connection, inlet.channel, record, reached))
 
     def _keep(self, topic: Topic, entry: Entry, offset: int) -> None:
-        self._catalogue.keep(topic, keep(entry, offset, self._catalogue.keeps + 1))
+        kept = keep(entry, offset, self._catalogue.keeps + 1)
+        if kept is None or self._catalogue.may_keep(topic, len(kept.payload)):  # others may have been faster, or a will
+            self._catalogue.keep(topic, kept)
 
     # -- pace ---------------------------------------------------------------------------------------------------------
 

@@ -140,10 +140,10 @@ class Requests:
             self._effects.append(Notice("kicked", text, {**fields, "filters": list(request.filters)}))
             return
         link = target.link
+        target.expiry_s = 0  # who waits for the name begins anew
         if link is not None:
             text = f"{session.name} removed this client{why}"
             self._effects.append(Close(link.connection, Code.KICKED, text))
-            target.expiry_s = 0  # it ends here and now, before somebody who waits for the name gets it
             self._admission.on_gone(link, now_us, was_expected=False, reason=f"kicked by {session.name}{why}")
         else:
             self._admission.forget(target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Locate, Notice, Send
@@ -12,6 +14,9 @@ from godwit.broker.topics import check_filter, is_pattern, split
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
+
+MAX_FILTER_PLACES: Final = 500_000
+"""Of all clients together: each filter of each subscription is one. Alone in its subscription it costs a kilobyte."""
 
 
 class Subscribing:
@@ -115,7 +120,10 @@ class Subscribing:
         if session.filter_levels + _levels(filters) > MAX_FILTER_LEVELS:
             text = f"the filters of {session.name} have more than {MAX_FILTER_LEVELS} levels: use fewer or shorter ones"
             raise RequestFailure(Code.TOO_MANY, text)
-        if self._delivery.filter_nodes >= MAX_FILTER_NODES:
+        if (
+            self._delivery.filter_nodes >= MAX_FILTER_NODES
+            or self._delivery.filter_places + len(filters) > MAX_FILTER_PLACES
+        ):
             text = "the subscriptions of all clients take all of their room: try again later"
             raise RequestFailure(Code.TOO_MANY, text)
 

@@ -82,18 +82,28 @@ def matches(filter: str, topic: str) -> bool:
     levels = split(topic)
     if topic.startswith(RESERVED) and wanted[0] in WILDCARDS:
         return False
-    count = len(levels)
-    reached = {0}  # how many levels of the topic the filter's levels so far may stand for
+    end = 1 << len(levels)
+    reached = 1  # bit i: the filter's levels so far may stand for i levels of the topic
+    places: dict[str, int] | None = None
     for level in wanted:
         if level == REST:
             return True
         if level == SOME:
-            reached = set(range(min(reached) + 1, count + 1))
+            reached = 2 * end - 2 * (reached & -reached)  # everything behind the least
+        elif level == ONE:
+            reached = reached << 1 & (2 * end - 1)
+        elif not reached & (reached - 1):  # one bit
+            at = reached.bit_length() - 1
+            reached = reached << 1 if reached < end and levels[at] == level else 0
         else:
-            reached = {at + 1 for at in reached if at < count and level in (ONE, levels[at])}
+            if places is None:
+                places = {}
+                for at, name in enumerate(levels):
+                    places[name] = places.get(name, 0) | 1 << at
+            reached = (reached & places.get(level, 0)) << 1
         if not reached:
             return False
-    return count in reached
+    return bool(reached & end)
 
 
 def covers(outer: str, inner: str) -> bool:

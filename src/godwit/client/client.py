@@ -202,7 +202,7 @@ class Client:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
         for pattern in unique:
             check_filter(pattern)
-        if isinstance(start, str) and start not in ("latest", "earliest"):
+        if not isinstance(start, int) and start not in (None, "latest", "earliest"):
             raise UsageError(f"start is {start!r}: give an offset, 'latest' or 'earliest'")
         for what, value in (("start", start), ("since_us", since_us)):
             if isinstance(value, int) and not 0 <= value < 2**63:

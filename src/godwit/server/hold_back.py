@@ -10,6 +10,9 @@ from godwit.store.memory import entry_bytes
 from godwit.store.port import Entry, Store
 
 READ_BYTES = 1024 * 1024
+MOST_HELD_RINGS = 4
+LEAST_HELD_BYTES = 64 * 1024 * 1024
+"""Nobody is waited for while more than this and than so many rings are held: publishers may come again and again."""
 
 
 class HoldBack:
@@ -52,7 +55,8 @@ class HoldBack:
         if late:
             if self._held_until_us is None:
                 self._held_until_us = now_us + int(broker.settings.hold_back_s * 1e6)
-            if now_us < self._held_until_us:
+            most_bytes = max(MOST_HELD_RINGS * broker.settings.ring_bytes, LEAST_HELD_BYTES)
+            if now_us < self._held_until_us and self.held_bytes <= most_bytes:
                 return False
             broker.abandon(late)
         self._held_until_us = None

@@ -151,7 +151,7 @@ class Server:
         for _ in range(min(len(self._reads), READS_A_TURN)):
             read = self._reads.popleft()
             found = self.store.read(read.offset, read.max_bytes)
-            broker.handle(Found(read.feed, found.entries, found.next_offset), now_us)
+            broker.handle(Found(read, found.entries, found.next_offset), now_us)
         self._carry_out()
         notices = self._notices[:]
         self._notices.clear()

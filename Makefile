@@ -64,8 +64,9 @@ soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow test
 	$(BIN)/godwit sim scenarios
 	$(BIN)/python -m pytest -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 
-bench: $(STAMP) ## Measure the transport on this machine
+bench: $(STAMP) ## Measure on this machine: the transport, and the broker against its peers (minutes)
 	@$(BIN)/godwit bench transport
+	$(BIN)/godwit bench forward
 
 figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
 	@$(BIN)/python docs/figures/arq.py
@@ -73,7 +74,7 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear build/lock
 	build/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
-	build/lock/bin/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --upgrade --quiet \
+	build/lock/bin/uv pip compile pyproject.toml --group dev --extra bench --universal --python-version 3.11 --upgrade --quiet \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file $(LOCK)
 	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK); then
 	  echo "error: $(LOCK) names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
 
 import pytest
 
 from godwit import errors
-from godwit.errors import ConnectionClosedError, DecodeError, GodwitError
+from godwit.errors import (
+    AccessError,
+    BadFilterError,
+    BadTopicError,
+    BrokerError,
+    ConnectionClosedError,
+    DecodeError,
+    GodwitError,
+    KickedError,
+    NameInUseError,
+    TakenOverError,
+    TopicError,
+    UsageError,
+    broker_error,
+)
+from godwit.wire.control import Code
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__]
 
@@ -43,3 +60,31 @@ def test_a_closed_connection_says_why() -> None:
     assert (error.code, error.reason) == (3, "too much")
     assert str(error) == "the connection is closed (code 3): too much"
     assert str(ConnectionClosedError(0, "")) == "the connection is closed (code 0)"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.NOT_ALLOWED, AccessError),
+        (Code.NO_SUCH_TOPIC, TopicError),
+        (Code.BAD_TOPIC, BadTopicError),
+        (Code.BAD_FILTER, BadFilterError),
+        (Code.TOPIC_EXISTS, TopicError),
+        (Code.NAME_IN_USE, NameInUseError),
+        (Code.TAKEN_OVER, TakenOverError),
+        (Code.KICKED, KickedError),
+        (Code.STALE_EPOCH, BrokerError),
+        (60_000, BrokerError),
+    ],
+)
+def test_the_brokers_codes_have_their_classes(code: int, kind: type[BrokerError]) -> None:
+    error = broker_error(code, "no: ask somebody else")
+    for same in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(same) is kind
+        assert (same.code, same.text, str(same)) == (code, "no: ask somebody else", "no: ask somebody else")
+
+
+def test_a_bad_name_is_the_same_error_wherever_it_is_found() -> None:
+    for error in (BadTopicError("x"), BadFilterError("x")):
+        assert isinstance(error, TopicError)
+        assert isinstance(error, UsageError)

@@ -93,6 +93,8 @@ RECEIVE_BUFFER_BYTES: Final = 212_992
 # -- batches and control messages -------------------------------------------------------------------------------------
 MAX_BATCH_MESSAGES: Final = 65_536
 """*protocol*: in one batch."""
+MAX_RECORD_BATCHES: Final = 1024
+"""*protocol*: of a publisher in one record."""
 MAX_CONTROL_DEPTH: Final = 8
 """*protocol*: nesting of a control message."""
 
@@ -101,6 +103,8 @@ MAX_TOPIC_BYTES: Final = 1024
 """*protocol*: of a topic or a filter, in UTF-8."""
 MAX_TOPIC_LEVELS: Final = 64
 """*protocol*: of a topic or a filter."""
+MAX_STARS: Final = 8
+"""*protocol*: levels `*` in one filter; each multiplies the ways in which it can match."""
 MAX_CLIENT_NAME_BYTES: Final = 256
 """*protocol*: of a client's, a publisher's or a cursor's name, in UTF-8."""
 MAX_FILTERS: Final = 64
@@ -113,8 +117,10 @@ MAX_SESSIONS: Final = 50_000
 """Connected and remembered, together."""
 MAX_SUBSCRIPTIONS: Final = 1024
 """Of one client."""
-MAX_FILTER_LEVELS: Final = 16_384
+MAX_FILTER_LEVELS: Final = 8192
 """Of all subscriptions of one client together."""
+MAX_FILTER_PLACES: Final = 500_000
+"""Filters of all subscriptions of all clients; each costs up to a kilobyte with its subscription."""
 MAX_FILTER_NODES: Final = 1_000_000
 """Of all clients together, what their filters have in common counted once; each costs about 650 bytes."""
 MAX_TOPIC_NODES: Final = 1_000_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.broker.world import LOG_ID, Peer, World
 
@@ -18,6 +20,13 @@ EVERYTHING = Rule(clients=("*",), allow=frozenset({"publish", "subscribe", "crea
 
 def guarded(*, anonymous: bool = True) -> Settings:
     return Settings(access=Access(secrets={"alice": SECRET}, rules=(EVERYTHING,), allows_anonymous=anonymous))
+
+
+def rememberable(world: World, name: str, **fields: Any) -> Peer:
+    """A client whose session outlives its connection."""
+    client = world.client(name, **{"session_expiry_s": 1000, **fields})
+    client.subscribe("something")
+    return client
 
 
 def refused(peer: Peer) -> Code:
@@ -110,7 +119,7 @@ def test_without_a_login_the_connection_ends() -> None:
 
 def test_there_are_only_so_many_sessions() -> None:
     world = World(Settings(max_sessions=2))
-    world.client("a", session_expiry_s=100).leave()
+    rememberable(world, "a").leave()
     world.client("b")
     peer = world.peer()
     peer.try_login("c")
@@ -125,7 +134,7 @@ def test_the_same_run_of_a_client_takes_over_its_older_connection() -> None:
     world = World()
     instance = b"run 1 of alice.."
     will = Will(topic="wills", payload=b"gone")
-    older = world.client("alice", instance=instance, will=will, session_expiry_s=100)
+    older = rememberable(world, "alice", instance=instance, will=will)
     watcher = world.client("watcher")
     watcher.subscribe("wills")
     assert world.peer().login("alice", instance=instance).resumed
@@ -210,13 +219,22 @@ def test_who_waits_for_a_name_and_goes_is_forgotten() -> None:
 
 def test_a_session_outlives_its_connection_for_as_long_as_was_asked() -> None:
     world = World()
-    world.client("alice", session_expiry_s=60).leave()
+    rememberable(world, "alice", session_expiry_s=60).leave()
     world.pass_s(59)
     second = world.peer()
     assert second.login("alice", session_expiry_s=60).resumed
     second.die()
     world.pass_s(61)
     assert world.told("session_expired") == ["the session of alice expired"]
+    assert not world.peer().login("alice").resumed
+
+
+def test_a_session_without_subscriptions_is_not_remembered() -> None:
+    world = World()
+    client = world.client("alice", session_expiry_s=60)
+    subscription = client.subscribe("a").subscription
+    client.ask(c.Unsubscribe(request=9, subscription=subscription))
+    client.leave()
     assert not world.peer().login("alice").resumed
 
 
@@ -284,6 +302,7 @@ def test_a_will_can_be_retained() -> None:
 @pytest.mark.parametrize("code", [Code.NORMAL, Code.SHUTDOWN])
 def test_a_goodbye_keeps_the_will_back(code: Code) -> None:
     world, client, watcher = watched()
+    client.subscribe("a")
     client.leave(code)
     assert watcher.got == []
     assert world.peer().login("alice").resumed
@@ -376,10 +395,12 @@ def test_who_waits_for_the_name_of_one_that_is_kicked_gets_a_session_of_its_own(
 
 def test_sessions_that_anybody_can_leave_behind_do_not_lock_out_who_proves_a_name() -> None:
     secrets = {name: name.encode() * 16 for name in ("a", "b", "c", "d")}
-    world = World(Settings(max_sessions=3, access=Access(secrets=secrets, allows_anonymous=True)))
-    world.client("a", secret=secrets["a"], session_expiry_s=1000).leave()
+    everything = Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("#",))
+    access = Access(secrets=secrets, allows_anonymous=True, rules=(everything,))
+    world = World(Settings(max_sessions=3, access=access))
+    rememberable(world, "a", secret=secrets["a"]).leave()
     for name in ("x", "y"):
-        world.client(name, session_expiry_s=1000).leave()
+        rememberable(world, name).leave()
     late = world.peer()
     late.try_login("z")
     assert late.end == Code.TOO_MANY

@@ -124,7 +124,9 @@ def all_clients(peer: Peer) -> list[c.ClientInfo]:
 def test_clients_are_described() -> None:
     world = World()
     alice, bob = world.client("alice"), world.client("bob", session_expiry_s=100)
-    world.client("carol", session_expiry_s=100).leave()
+    carol = world.client("carol", session_expiry_s=100)
+    carol.subscribe("c")
+    carol.leave()
     bob.subscribe("b", "a")
     alice.publish(alice.open("a"), b"1", b"2")
     first, second, third = all_clients(alice)

@@ -12,7 +12,7 @@ from tests.broker.strategies import filters, filters_with_topics, topics
 
 from godwit.broker.topics import check_filter, check_topic, covers, is_pattern, matches, shown, split
 from godwit.errors import BadFilterError, BadTopicError, UsageError
-from godwit.limits import MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
+from godwit.limits import MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
 
 GOOD_TOPICS = [
     "a",
@@ -40,9 +40,23 @@ BAD_TOPICS = [
     ("é" * (MAX_TOPIC_BYTES // 2) + "x", f"is {MAX_TOPIC_BYTES + 1} bytes long: at most {MAX_TOPIC_BYTES} are allowed"),
     ("/" * MAX_TOPIC_LEVELS, f"has {MAX_TOPIC_LEVELS + 1} levels: at most {MAX_TOPIC_LEVELS} are allowed"),
 ]
-GOOD_FILTERS = [*GOOD_TOPICS, "#", "+", "*", "a/#", "+/+", "*/*/#", "a/*/b", "/+", "+/", "$sys/#", "*/" * 63 + "#"]
+GOOD_FILTERS = [
+    *GOOD_TOPICS,
+    "#",
+    "+",
+    "*",
+    "a/#",
+    "+/+",
+    "*/*/#",
+    "a/*/b",
+    "/+",
+    "+/",
+    "$sys/#",
+    "*/" * MAX_STARS + "#",
+]
 BAD_FILTERS = [
     ("", "filter '' is empty"),
+    ("*/" * MAX_STARS + "*", "has more than 8 levels"),
     ("a/#/b", "filter 'a/#/b' has '#' before its end, where it cannot stand"),
     ("#/#", "'#' before its end"),
     ("a#", "filter 'a#' has '#' inside the level 'a#': a wildcard stands alone between slashes"),

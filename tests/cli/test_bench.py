@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
+import pytest
 from typer.testing import CliRunner
 
+from godwit.bench import forward
+from godwit.bench.report import Report, Result
 from godwit.cli.main import build_app
+from godwit.errors import GodwitError
 
 
 def test_transport_prints_one_json_object() -> None:
@@ -17,8 +22,33 @@ def test_transport_prints_one_json_object() -> None:
     assert report["ratios"][0]["name"] == "reliable_vs_raw_single"
 
 
+def test_forward_prints_one_json_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, object] = {}
+
+    def run(*, on_round: Callable[[str], None], on_install: Callable[[str], None], **options: object) -> Report:
+        asked.update(options)
+        on_round("something")
+        on_install("apt-get install mosquitto")
+        return Report("forward", {"cores": 2}, [Result("small_senders", 1.0, "messages/s")], [])
+
+    monkeypatch.setattr(forward, "run", run)
+    result = CliRunner().invoke(build_app(), ["bench", "forward", "--rounds", "2", "--seconds", "0.5", "--json"])
+    assert result.exit_code == 0
+    assert asked == {"rounds": 2, "seconds": 0.5}
+    assert json.loads(result.stdout)["results"][0]["name"] == "small_senders"
+    assert "installing it: apt-get install mosquitto" in result.stderr
+
+
+def test_forward_without_a_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("godwit.bench.peers.find", lambda _: None)
+    result = CliRunner().invoke(build_app(), ["bench", "forward"])
+    assert isinstance(result.exception, GodwitError)  # which `godwit` turns into a line and exit code 1
+    assert "sudo apt-get install" in str(result.exception)
+
+
 def test_help_has_an_example() -> None:
-    for arguments in (["bench", "--help"], ["bench", "transport", "--help"]):
+    for arguments in (["bench", "--help"], ["bench", "transport", "--help"], ["bench", "forward", "--help"]):
         result = CliRunner().invoke(build_app(), arguments)
         assert result.exit_code == 0
         assert "Example: godwit bench" in result.stdout

@@ -10,41 +10,53 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from godwit.cli.demo_receive import Report, RoomReport
-from godwit.cli.demo_run import Picture, SentRoom, Settings
-from godwit.cli.demo_view import SPARK_WIDTH, Display, Lines, bar, joined, spark, summary, verdict
-from godwit.transport.connection import Statistics
+from godwit.cli.demo_check import DELAYS_MS, Delays, RoomReport, SentRoom, WatchReport, topic_of
+from godwit.cli.demo_rooms import RoomsReport
+from godwit.cli.demo_run import Phase, Picture, Settings
+from godwit.cli.demo_view import SPARK_WIDTH, Display, Lines, bar, frame, joined, spark, summary, verdict
+from godwit.sim.rooms import ROOMS
+
+SETTINGS = Settings(20.0, 0.05, 1000.0, 1)
 
 
 def picture(
-    *, elapsed_s: float = 4.0, seconds: float | None = 20.0, missing: int = 0, moved: int = 1, found: int = 1
+    *,
+    elapsed_s: float = 4.0,
+    seconds: float | None = 20.0,
+    missing: int = 0,
+    moved: int = 1,
+    phase: Phase = "sending",
+    confirmed: bool = True,
 ) -> Picture:
     rooms = tuple(
-        RoomReport(room, 1_000 - missing, missing, 0, celsius, "ab", True)
+        RoomReport(room, 1_000 - missing, missing, 0, celsius, "ab")
         for room, celsius in (("kitchen", 21.5), ("cellar", 12.25))
     )
     counters = Counter(
         {"offered": 4_000, "lost": 200, "queue_full": 3, "corrupted": 20, "duplicated": 40, "reordered": 80}
     )
+    retained = {topic_of(room): "cd" for room in ("kitchen", "cellar")}
     return Picture(
-        settings=Settings(seconds, 0.05, 1),
+        settings=Settings(seconds, 0.05, 1000.0, 1),
+        phase=phase,
         elapsed_s=elapsed_s,
-        finishing=False,
-        rooms=(SentRoom("kitchen", 1_000, "ab"), SentRoom("cellar", 1_000, "ab")),
-        report=Report(
+        rooms=RoomsReport(
+            rooms=(SentRoom("kitchen", 1_000, "ab"), SentRoom("cellar", 1_000, "ab")),
+            resent=223,
+            round_trip_s=0.034,
+            last_digests=retained if confirmed else {},
+        ),
+        seen=WatchReport(
             at_s=elapsed_s,
             rooms=rooms,
             received_bytes=8_000_000,
-            records=20,
-            active_s=4.0,
-            longest_pause_s=0.107,
-            moves=found,
-            dropped={"checksum": 19, "repeated": 38, "closed_connection": 1},
+            late=12,
+            delays=Delays((0, 0, 1900, 0, 0, 88) + (0,) * (len(DELAYS_MS) - 6) + (12,), 0.3071),
+            retained=retained,
         ),
         network={"to_target": counters, "to_client": Counter({"offered": 1_500, "lost": 70})},
-        statistics=Statistics(packets_sent=4_000, fragments_resent=223, round_trip_s=0.0341, shortest_trip_s=0.0309),
         moved_at_s=(2.0,) * moved,
-        recent_bits_per_s=17.2e6,
+        recent_per_s=4987.3,
     )
 
 
@@ -65,39 +77,57 @@ class Screen:
 
 def test_lines_come_every_two_seconds_and_with_every_change_of_address() -> None:
     screen = Screen(terminal=False)
-    lines = Lines(screen.console(), 0.05)
+    lines = Lines(screen.console(), SETTINGS)
     for tenth in range(1, 62):
         elapsed_s = tenth / 10
-        lines.show(picture(elapsed_s=elapsed_s, moved=elapsed_s > 3.05, found=elapsed_s > 3.15))
+        lines.show(picture(elapsed_s=elapsed_s, moved=elapsed_s > 3.05))
+    lines.show(picture(elapsed_s=9.0, phase="arriving"))
     lines.close()
     shown = screen.text.splitlines()
-    assert shown[0] == "5 rooms send their temperatures over a bad network: 20 Mbit/s, 15 ms each way, 5 % lost"
-    assert shown[1] == (
-        "   2.0 s      2,000 messages arrived, 17.2 Mbit/s, round trip 34 ms; 273 lost, 20 damaged, 223 sent again"
+    assert shown[0] == (
+        "5 rooms -> broker -> subscriber, over a bad network: 20 Mbit/s a client, 15 ms each way, 5 % lost"
     )
-    assert [line.split(" s ")[0].strip() for line in shown[1:]] == ["2.0", "2.0", "3.2", "4.0", "6.0"]
-    assert "another address" in shown[2]
-    assert "checked the new address" in shown[3]
+    assert shown[1] == "   2.0 s      2,000 messages arrived, 4,987 a second; datagrams: 273 lost, 20 damaged"
+    assert [line.split(" s ")[0].strip() for line in shown[1:]] == ["2.0", "2.0", "4.0", "6.0"]
+    assert "gives every client another address" in shown[2]
 
 
-def test_the_display_shows_rooms_network_and_transport() -> None:
+def test_the_display_shows_rooms_network_and_messages() -> None:
     screen = Screen(terminal=True)
-    display = Display(screen.console(), 0.05)
+    display = Display(screen.console(), SETTINGS)
     for elapsed_s in (0.0, 0.1, 0.5, 1.0, 4.0):
-        display.show(picture(elapsed_s=elapsed_s, moved=0, found=0))
+        display.show(picture(elapsed_s=elapsed_s))
     display.close()
-    for text in ("4.0 s of 20 s", "kitchen", "21.5 °C", "lost in a full queue", "34 ms", "86% of the line", "none yet"):
+    for text in (
+        "4.0 s of 20 s",
+        "kitchen",
+        "21.5 °C",
+        "lost in a full queue",
+        "4,987 a second",
+        "12 took more than 250 ms",
+        "223 fragments",
+    ):
         assert text in screen.text, text
 
 
-def test_the_display_says_when_the_new_address_is_still_being_checked() -> None:
-    for found, text in ((0, "checks the new address"), (1, "survived")):
-        screen = Screen(terminal=True)
-        display = Display(screen.console(), 0.05)
-        display.show(picture(found=found, seconds=None))
-        display.close()
-        assert text in screen.text
-        assert "until Ctrl-C" in screen.text
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (picture(seconds=None), "4 s, until Ctrl-C"),
+        (picture(phase="arriving"), "the rest is under way"),
+        (picture(phase="late subscriber"), "one more subscriber comes"),
+    ],
+)
+def test_the_display_says_where_it_is(shown: Picture, text: str) -> None:
+    screen = Screen(terminal=True)
+    display = Display(screen.console(), SETTINGS)
+    display.show(shown)
+    display.close()
+    assert text in screen.text
+
+
+def test_the_display_fits_a_small_terminal() -> None:
+    assert len(frame(picture(), {})) + len(ROOMS) - 2 < 24  # with its heading, and all rooms
 
 
 def test_the_summary_says_what_happened() -> None:
@@ -105,19 +135,15 @@ def test_the_summary_says_what_happened() -> None:
     for fact in (
         "datagrams                        4,000             1,500",
         "lost                               200                70",
-        "2,000 messages in batches of 100, 8.0 MB, on 2 channels",
-        "223 fragments, in 4,000 packets",
-        "19 damaged, 38 repeats",
-        "address changes         1 of 1 survived",
-        "longest pause           107 ms between two arrivals",
-        "34 ms, the shortest 31 ms",
-        "16.0 Mbit/s, 80% of the line's 20.0 Mbit/s",
+        "published               2,000 messages by 2 clients, all confirmed by the broker",
+        "received                2,000 messages, 8.0 MB, their numbers and the SHA-256 of each room checked",
+        "late                    12 took more than 250 ms",
+        "delay                   half within 40 ms, 99 % within 100 ms, the longest 307 ms",
+        "sent again              223 fragments, by the rooms",
+        "address changes         1, of every client",
+        "retained                2 of 2 last temperatures",
     ):
         assert fact in text, f"{fact!r} is not in\n{text}"
-
-
-def test_the_summary_of_a_run_that_was_too_short_for_a_change_of_address() -> None:
-    assert "address changes         none" in joined(summary(picture(moved=0, found=0))).plain
 
 
 def test_the_verdict() -> None:
@@ -125,8 +151,11 @@ def test_the_verdict() -> None:
     good, text = verdict(picture(missing=2))
     assert not good
     assert "kitchen: 998 of 1,000 messages arrived" in text
-    nothing = msgspec.structs.replace(picture(), rooms=(), report=Report())
-    assert verdict(nothing) == (True, "Stopped before anything was sent.")
+    good, text = verdict(picture(confirmed=False))
+    assert not good
+    assert "did not confirm everything" in text
+    nothing = msgspec.structs.replace(picture(), rooms=RoomsReport(), seen=WatchReport())
+    assert not verdict(nothing)[0]
 
 
 @pytest.mark.parametrize(

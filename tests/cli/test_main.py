@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import godwit
-from godwit.cli.main import build_app, run
+from godwit.cli.main import COMMANDS, build_app, run
 from godwit.errors import GodwitError
 
 SCRIPT = Path(sys.executable).with_name("godwit")
@@ -60,10 +60,41 @@ def test_without_arguments_shows_help() -> None:
     assert "Usage: godwit" in plain(CliRunner().invoke(build_app(), []).output)
 
 
+def test_help_texts_follow_the_width_of_the_terminal() -> None:
+    for name in (["pub"], ["demo"], ["bench", "forward"]):
+        text = plain(CliRunner().invoke(build_app(), [*name, "--help"], terminal_width=60).stdout)
+        paragraphs = re.split(r"\n\s*\n", text.partition("╭")[0].strip())
+        assert len(paragraphs) > 2
+        assert all(len(line.strip()) > 30 for part in paragraphs for line in part.splitlines()[:-1]), text
+
+
 def test_unknown_command_is_a_usage_error() -> None:
     result = CliRunner().invoke(build_app(), ["fly"])
     assert result.exit_code == 2
     assert "fly" in plain(result.stderr)
+
+
+def test_every_command_is_in_the_help_and_has_an_example() -> None:
+    text = plain(CliRunner().invoke(build_app(), ["--help"]).stdout)
+    for name in COMMANDS:
+        assert name in text
+        result = CliRunner().invoke(build_app(name), [name, "--help"])
+        assert result.exit_code == 0, result.output
+        assert f"Example: godwit {name}" in plain(result.stdout)
+
+
+IMPORTS = """
+import sys
+from godwit.cli.main import build_app
+build_app("pub")
+print([name for name in sys.modules if name.startswith(("godwit.bench", "godwit.sim", "prompt_toolkit"))])
+"""
+
+
+def test_only_what_is_wanted_is_imported() -> None:
+    result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=20, check=True)
+    assert "godwit" not in result.stdout
+    assert "prompt_toolkit" not in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -72,6 +103,7 @@ def test_unknown_command_is_a_usage_error() -> None:
         (GodwitError("port 7000 is taken: choose another"), "godwit: port 7000 is taken: choose another\n"),
         (GodwitError("first line\n  second line"), "godwit: first line second line\n"),
         (GodwitError(), "godwit: GodwitError\n"),
+        (GodwitError("the broker says \x1b[2J"), "godwit: the broker says \\x1b[2J\n"),
     ],
 )
 def test_own_error_is_one_line_on_stderr(
@@ -107,7 +139,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SLEEPER = """
 import time
-from godwit.cli.main import build_app, run
+from godwit.cli.main import COMMANDS, build_app, run
 
 app = build_app()
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from godwit.cli import sim
 from godwit.sim.scenarios import Row
 from godwit.sim.trace import Trace
-from godwit.sim.worlds import Outcome
+from godwit.sim.worlds import WORLDS, Outcome
 
 runner = CliRunner()
 
@@ -36,7 +36,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_line_counts() -> None:
     result = runner.invoke(sim.app, ["run", "--seeds", "5"])
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == ["5 seeds, 0 violations"]
+    assert result.stdout.splitlines() == [f"{5 * len(WORLDS)} seeds, 0 violations"]
 
 
 @pytest.mark.usefixtures("fake")
@@ -50,11 +50,12 @@ def test_a_violation_says_how_to_replay_it() -> None:
 
 @pytest.mark.usefixtures("fake")
 def test_verbose_prints_the_events_of_one_seed() -> None:
-    result = runner.invoke(sim.app, ["run", "--seeds", "1", "--verbose"])
+    result = runner.invoke(sim.app, ["run", "--world", "transport", "--seeds", "1", "--verbose"])
     assert result.exit_code == 0
     assert "an event" in result.stdout
     assert "trace d1635" in result.stdout
-    assert runner.invoke(sim.app, ["run", "--seeds", "2", "--verbose"]).exit_code == 2
+    for more in (["--world", "transport", "--seeds", "2"], ["--seeds", "1"]):
+        assert runner.invoke(sim.app, ["run", *more, "--verbose"]).exit_code == 2
 
 
 @pytest.mark.parametrize("arguments", [["run", "--world", "flat"], ["scenarios", "flat"], ["run", "--seeds", "0"]])
@@ -70,7 +71,7 @@ def test_help_has_an_example(command: str) -> None:
 
 
 def test_real_seeds_side_by_side() -> None:
-    result = runner.invoke(sim.app, ["run", "--seeds", "4", "--processes", "2"])
+    result = runner.invoke(sim.app, ["run", "--world", "transport", "--seeds", "4", "--processes", "2"])
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[-1] == "4 seeds, 0 violations"
 

@@ -143,8 +143,13 @@ def test_a_file_grows_to_its_whole_from_chunks_that_repeat_and_overlap(
 
 
 def test_parts_of_different_files_have_different_names() -> None:
-    names = {part_name("t", bytes(16)), part_name("u", bytes(16)), part_name("t", b"1" * 16)}
-    assert len(names) == 3
+    names = {
+        part_name("t", bytes(16), 5),
+        part_name("u", bytes(16), 5),
+        part_name("t", b"1" * 16, 5),
+        part_name("t", bytes(16), 6),
+    }
+    assert len(names) == 4
     assert all(name.startswith(".") and name.endswith(".part") and "/" not in name for name in names)
 
 

@@ -1,16 +1,22 @@
-"""Every example runs, ends by itself, and prints what its reader expects."""
+"""Every example runs, ends by itself or at Ctrl-C, and prints what its reader expects."""
 
 from __future__ import annotations
 
+import hashlib
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.net.running import broker_in_thread
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+DEADLINE_S = 60
 
-OUTPUT = {
+ALONE = {
     "two_endpoints.py": (
         "server: channel 1, record 0: 21.5\n"
         "server: channel 1, record 1: 21.6\n"
@@ -18,21 +24,78 @@ OUTPUT = {
         "client: the peer closed: thank you\n"
     ),
 }
+WITH_BROKER = {
+    "publish.py": "".join(f"{value} is safe, and reached 0 subscribers\n" for value in ("21.5", "21.6", "21.4")),
+    "fast_publisher.py": "100,000 messages are safe\n",
+    "blocking.py": "1: one\n2: two\n3: three\n",
+    "last_will.py": "sensor-2 is online\nsensor-2 was killed\nsensor-2 is offline\n",
+}
+IN_PAIRS = {"subscribe.py", "send_file.py", "receive_file.py"}
+
+
+def run(name: str, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    return result.returncode, result.stdout, result.stderr
+
+
+@contextmanager
+def running(name: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """An example that goes on until Ctrl-C, which ends it cleanly."""
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=DEADLINE_S) == ("bye\n", "")
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(OUTPUT)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ALONE, *WITH_BROKER, *IN_PAIRS}
 
 
-@pytest.mark.parametrize("name", sorted(OUTPUT))
+@pytest.mark.parametrize("name", sorted(ALONE))
 def test_example(name: str) -> None:
-    result = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (0, OUTPUT[name], "")
+    assert run(name) == (0, ALONE[name], "")
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
+@pytest.mark.parametrize("name", sorted(WITH_BROKER))
+def test_example_with_a_broker(name: str) -> None:
+    with broker_in_thread() as url:
+        assert run(name, url) == (0, WITH_BROKER[name], "")
+
+
+def test_one_publishes_and_the_other_subscribes() -> None:
+    with broker_in_thread() as url, running("subscribe.py", url) as subscriber:
+        assert line(subscriber) == "waiting for temperatures\n"
+        assert run("publish.py", url)[1].count("reached 1 subscribers") == 3
+        for value in ("21.5", "21.6", "21.4"):
+            assert line(subscriber) == f"home/room1/temperature: {value} (from sensor-1)\n"
+
+
+def test_one_sends_a_file_and_the_other_receives_it(tmp_path: Path) -> None:
+    source = tmp_path / "data.bin"
+    source.write_bytes(bytes(range(256)) * 4000)
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    with broker_in_thread() as url, running("receive_file.py", str(tmp_path / "inbox"), url) as receiver:
+        assert line(receiver) == "waiting for files\n"
+        code, out, err = run("send_file.py", str(source), url)
+        assert (code, out) == (0, f"data.bin: 1,024,000 bytes are safe, SHA-256 {digest}\n")
+        assert err.endswith("1,024,000 of 1,024,000 bytes")
+        assert line(receiver) == f"data.bin: 1,024,000 bytes, SHA-256 {digest}\n"
+    assert (tmp_path / "inbox" / "data.bin").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["publish.py", "subscribe.py"])
+def test_the_readme_shows_the_examples_as_they_are(name: str) -> None:
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    example = (EXAMPLES / "two_endpoints.py").read_text(encoding="utf-8")
-    body = example.partition('"""\n\n')[2].strip()
-    assert body in readme
-    assert OUTPUT["two_endpoints.py"].strip() in readme
+    assert f"```python\n{(EXAMPLES / name).read_text(encoding='utf-8')}```" in readme

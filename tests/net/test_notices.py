@@ -34,7 +34,11 @@ def test_json_has_the_fields_beside_the_text() -> None:
         "client": "x\ny", "n": 3, "raw": "AA==", "odd": [1, 2],
         "time": "2023-11-14T22:13:20.250000Z", "kind": "connected", "text": "x\ny connected",
     }  # fmt: skip
-    assert json.loads(json_line("a", "\ud800", {"path": "\udcff"}, NOON))["text"] == "\\ud800"
+    assert json.loads(json_line("a", "\ud800", {"path": "\udcff"}, NOON))["path"] == "\udcff"
+    assert json_line("a", "\x9b", {}, NOON).isascii()  # a terminal would take it for the beginning of a command
+    long = json_line("a", "b" * 100_000, {"filters": ["c" * 1000] * 1000}, NOON)
+    assert len(long) < 100_000
+    assert json.loads(long)["kind"] == "a"
     assert json.loads(json_line("a", "b", {"kind": "forged", "error": OSError("x")}, NOON))["kind"] == "a"
 
 

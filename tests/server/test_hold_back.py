@@ -117,3 +117,38 @@ def test_publishers_that_come_and_go_fill_no_memory(monkeypatch: pytest.MonkeyPa
         mallory.leave()
         assert world.server._hold_back.held_bytes < 6 * RING
     assert world.now < 1010
+
+
+def test_one_that_only_pretends_holds_the_others_up_for_a_small_part_of_the_time() -> None:
+    world, alice, channel, bob = held()
+    began_us = world.now_us
+    held_s = 0.0
+    while world.now_us - began_us < 200_000_000:
+        record = alice.publish(channel, bytes(4 * KIB))
+        while alice.confirmed[channel][0] < record:
+            world.pass_s(0.01)
+            held_s += 0.01
+        if world.told("slow") and bob.closed is None:
+            bob.die()  # and comes again, and takes nothing again
+            bob = world.client("bob", session_expiry_s=100)
+            bob.confirms_itself = False
+            bob.subscribe("news", start="earliest")
+            world.notices.clear()
+        world.pass_s(0.1)
+    assert held_s < 200 / 4
+
+
+def test_one_that_takes_steadily_is_waited_for_as_long_as_need_be() -> None:
+    world, alice, channel, bob = held()
+    for _ in range(400):
+        record = alice.publish(channel, bytes(4 * KIB))
+        waited_s = 0.0
+        while alice.confirmed[channel][0] < record:
+            bob.confirm_all()
+            world.pass_s(0.5)
+            waited_s += 0.5
+            assert waited_s < 60
+    bob.confirms_itself = True
+    world.run()
+    assert bob.gaps == []
+    assert [got.offset for got in bob.got] == list(range(alice.confirmed[channel][0]))

@@ -241,7 +241,7 @@ class Admission:
             self._publish_will(session, will, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": was_expected}))
-        if session.expiry_s and session.is_remembered:
+        if session.expiry_s and session.is_remembered and session.feeds:  # one without subscriptions holds nothing
             session.ends_at_us = now_us + session.expiry_s * 1_000_000
             self._serial += 1
             heappush(self._endings, (session.ends_at_us, self._serial, session))

@@ -10,6 +10,7 @@ from godwit.broker.catalogue import Catalogue, Names, Topic
 from godwit.broker.effects import Effect, Found, Losing, Read, Send
 from godwit.broker.feed import Feed
 from godwit.broker.lane import RECORD_BYTES, Lane, routed
+from godwit.broker.losses import count_losses
 from godwit.broker.session import Link
 from godwit.broker.trie import FilterTrie, matches
 from godwit.broker.trim import without_first
@@ -170,7 +171,7 @@ class Delivery:
                 if feed.is_live:
                     link = feed.link
                     assert link is not None
-                    if link.unconfirmed_bytes and link.unconfirmed_bytes + size > link.window_bytes:
+                    if not feed.may_hold(link, size):
                         feed.position = offset
                         self._fall_behind(feed, link)
                         continue
@@ -252,7 +253,7 @@ class Delivery:
             del feed.gaps[0]
         if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
             self._lagging.pop(feed, None)
-        if link.behind and link.unconfirmed_bytes <= link.window_bytes // 2:
+        if link.behind and (link.unconfirmed_bytes <= link.window_bytes // 2 or not feed.lane.held_bytes):
             self.pump(link)
 
     def pump(self, link: Link) -> None:
@@ -260,11 +261,11 @@ class Delivery:
         for feed in list(link.behind):
             if link.unconfirmed_bytes >= link.window_bytes:
                 return
-            if feed.reading is not None:
+            if feed.reading is not None or not feed.may_hold(link, 1):
                 continue
             self._send_retained(feed, link)
             if feed.waiting_retained:
-                if link.unconfirmed_bytes < link.window_bytes:  # it has looked at many: on_found lets it go on
+                if feed.may_hold(link, 1):  # it has looked at many: on_found lets it go on
                     feed.reading = Read(feed, feed.position, 1)
                     self._effects.append(feed.reading)
                 continue
@@ -322,7 +323,7 @@ class Delivery:
             if offset < feed.position:
                 entry = without_first(entry, feed.position - offset)
                 offset = feed.position
-            if link.unconfirmed_bytes and link.unconfirmed_bytes + len(entry.rest) > link.window_bytes:
+            if not feed.may_hold(link, len(entry.rest)):
                 return  # the next confirm lets it go on
             publisher = self._names.number(entry.publisher)
             head, rest = routed(entry, entry.flags & ~RETAIN, topic.number, publisher, offset)
@@ -339,7 +340,7 @@ class Delivery:
         while waiting:
             place, after = waiting.pop()
             for topic in self._catalogue.with_retained(feed.filters[place], after):
-                if link.unconfirmed_bytes >= link.window_bytes or left == 0 or looks <= 0:
+                if not feed.may_hold(link, 1) or left == 0 or looks <= 0:
                     waiting.append((place, after))
                     return
                 after = topic.name
@@ -382,16 +383,7 @@ class Delivery:
         floor = self.first_offset = losing.floor
         late: dict[Feed, int] = {feed: feed.resume_at for feed in self._absent if feed.resume_at < floor}
         late.update((feed, feed.position) for feed in self._lagging if feed.position < floor and not feed.is_live)
-        spans_of: dict[str, list[tuple[int, int]]] = {}  # by topic: there may be very many absent feeds
-        for offset, entry in losing.entries:
-            spans_of.setdefault(entry.topic, []).append((offset, min(offset + entry.count, floor)))
-        for topic, spans in spans_of.items():
-            count = sum([end - offset for offset, end in spans])
-            for feed in self._trie.match(topic):
-                needs = late.get(feed)
-                if needs is not None:
-                    is_all = needs <= spans[0][0]
-                    feed.lost += count if is_all else sum([max(end - max(offset, needs), 0) for offset, end in spans])
+        count_losses(losing, late, self._trie.match)
         for feed in late:
             if feed.link is None:
                 feed.resume_at = floor

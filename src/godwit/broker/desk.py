@@ -69,7 +69,11 @@ class Desk:
     def _require_rate(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> None:
         if link.requests is None:
             link.requests = Bucket(REQUESTS_PER_S, REQUESTS_PER_S * REQUEST_BURST_S, now_us)
-        cost = LIST_COST if isinstance(message, control.Topics | control.Clients) else 1
+        cost = 1
+        if isinstance(message, control.Topics | control.Clients):
+            cost = LIST_COST
+        elif isinstance(message, control.Subscribe):
+            cost = len(message.filters)
         if not link.requests.take(cost, now_us):
             raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
 

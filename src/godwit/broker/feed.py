@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from godwit.broker.effects import Read
     from godwit.broker.session import Link, Session
 
+SHARE: Final = 3
+"""A feed may hold so many times what is free of its client's window: alone three quarters of it. So the others of the
+same client go on, whatever one leaves untaken."""
+
 
 class Feed:
     """A subscription's state. Delivery moves it."""
@@ -93,3 +97,10 @@ class Feed:
         if unconfirmed:
             return unconfirmed[0][1]
         return end_offset if self.is_live else self.position
+
+    def may_hold(self, link: Link, size: int) -> bool:
+        """Whether so much more may be under way to it. One that holds nothing may have any message while there is room
+        at all, so that none is too long: only the last may go beyond the window."""
+        free_bytes = link.window_bytes - link.unconfirmed_bytes
+        held_bytes = self.lane.held_bytes
+        return held_bytes + size <= SHARE * free_bytes if held_bytes else free_bytes > 0

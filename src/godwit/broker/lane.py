@@ -53,7 +53,7 @@ class Lane:
 
     __slots__ = (
         "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_start", "_topics", "channel",
-        "connection", "next_record", "pieces", "pieces_bytes", "unconfirmed",
+        "connection", "held_bytes", "next_record", "pieces", "pieces_bytes", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, channel: int, effects: list[Effect]) -> None:
@@ -62,6 +62,8 @@ class Lane:
         self.next_record = 0
         self.pieces: list[bytes] = []
         self.pieces_bytes = 0
+        self.held_bytes = 0
+        """Of what is unconfirmed or waits to be joined."""
         self.unconfirmed: list[tuple[int, int, int]] = []
         """Record, the offset before which everything is done when it is the oldest, bytes."""
         self._effects = effects
@@ -105,8 +107,10 @@ class Lane:
         """A batch from `routed`. `offset` is where to begin again if this does not get through."""
         if not self.pieces:
             self._start = offset
+        size = len(head) + len(rest)
         self.pieces += (head, rest)
-        self.pieces_bytes += len(head) + len(rest)
+        self.pieces_bytes += size
+        self.held_bytes += size
 
     def cut(self) -> int:
         """Sends what waits as a record, its labels before it. Gives the bytes sent that nobody has counted yet."""
@@ -114,6 +118,7 @@ class Lane:
             return 0
         extra_bytes = self._say_labels(self._start)
         body = b"".join(self.pieces)
+        self.held_bytes -= self.pieces_bytes
         self.pieces = []
         self.pieces_bytes = 0
         self._send(body, self._start)
@@ -125,6 +130,7 @@ class Lane:
             return 0
         extra_bytes = self._say_labels(0)
         self._effects.append(Send(self.connection, self.channel, b"".join(self.pieces), reliable=False))
+        self.held_bytes -= self.pieces_bytes
         self.pieces = []
         self.pieces_bytes = 0
         return extra_bytes
@@ -139,6 +145,7 @@ class Lane:
         taken = bisect_right(unconfirmed, record, key=_record)
         freed_bytes = sum([size for _, _, size in unconfirmed[:taken]])
         del unconfirmed[:taken]
+        self.held_bytes -= freed_bytes
         return freed_bytes
 
     def _say_labels(self, offset: int) -> int:
@@ -153,6 +160,7 @@ class Lane:
         self._effects.append(Send(self.connection, self.channel, body))
         size = len(body) + RECORD_COST_BYTES
         self.unconfirmed.append((self.next_record, offset, size))
+        self.held_bytes += size
         self.next_record += 1
         return size
 

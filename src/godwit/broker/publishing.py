@@ -20,6 +20,7 @@ from godwit.broker.session import Link, Session
 from godwit.broker.topics import RESERVED
 from godwit.broker.trim import without_first
 from godwit.errors import BadTopicError, DecodeError
+from godwit.limits import MAX_RECORD_BATCHES
 from godwit.transport.events import Received
 from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, decode_head
 from godwit.wire.control import Code, Open, Opened, Refused, Will, encode_control
@@ -213,7 +214,11 @@ class Publishing:
         entries: list[Entry] = []
         total = 0
         at = 0
+        batches = 0
         while at < len(body):
+            batches += 1
+            if batches > MAX_RECORD_BATCHES:
+                raise DecodeError("batch", f"more than {MAX_RECORD_BATCHES} in a record")
             head = decode_head(body, at)
             _check_head(inlet, head.flags, head.published_us)
             rest = body[head.rest_at : head.end]

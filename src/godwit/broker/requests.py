@@ -31,6 +31,8 @@ from godwit.wire.control import (
 
 PAGE_BYTES = 64 * 1024
 """What a page of a list is filled up to: half of what a control message may have."""
+TOPICS_A_PAGE = 1000
+"""So many are looked at, also if the client may see none of them."""
 ENTRY_BYTES = 200
 """Of one entry of a list, besides the texts that are counted one by one."""
 
@@ -81,14 +83,17 @@ class Requests:
             raise RequestFailure(Code.BAD_FILTER, str(error)) from None
         found: list[TopicInfo] = []
         room = PAGE_BYTES
+        after = request.after or ""
         # Without a filter as with "#": the broker's own topics are shown to those who ask for them.
-        for topic in self._catalogue.after(request.filter or "#", request.after):
-            if not self._may_see(session, topic.name):
-                continue
+        for looked_at, topic in enumerate(self._catalogue.after(request.filter or "#", request.after)):
             room -= 4 * len(topic.name) + ENTRY_BYTES
-            if room < 0:
-                return TopicList(request=request.request, topics=found, more=True)
-            found.append(self._topic_info(topic))
+            if room < 0 or looked_at == TOPICS_A_PAGE:
+                return TopicList(request=request.request, topics=found, more=True, after=after)
+            after = topic.name
+            if self._may_see(session, topic.name):
+                found.append(self._topic_info(topic))
+            else:
+                room += 4 * len(topic.name) + ENTRY_BYTES
         return TopicList(request=request.request, topics=found)
 
     def _may_see(self, session: Session, topic: str) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Locate, Notice, Send
@@ -12,11 +10,8 @@ from godwit.broker.feed import Feed
 from godwit.broker.session import Link, Session, check_name
 from godwit.broker.topics import check_filter, is_pattern, split
 from godwit.errors import BadFilterError, UsageError
-from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES
+from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
-
-MAX_FILTER_PLACES: Final = 500_000
-"""Of all clients together: each filter of each subscription is one. Alone in its subscription it costs a kilobyte."""
 
 
 class Subscribing:

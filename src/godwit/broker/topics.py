@@ -17,7 +17,7 @@ from bisect import bisect_left
 from typing import Final, NamedTuple
 
 from godwit.errors import BadFilterError, BadTopicError
-from godwit.limits import MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
+from godwit.limits import MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
 
 ONE: Final = "+"
 SOME: Final = "*"
@@ -59,6 +59,8 @@ def check_filter(text: str) -> None:
                 f"filter {shown(text)} has {bad[0]!r} inside the level {shown(level)}: "
                 "a wildcard stands alone between slashes, as in home/+/temperature"
             )
+    if levels.count(SOME) > MAX_STARS:
+        raise BadFilterError(f"filter {shown(text)} has more than {MAX_STARS} levels '*': use + for single levels")
     if REST in levels[:-1]:
         raise BadFilterError(
             f"filter {shown(text)} has '#' before its end, where it cannot stand: "

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from godwit.bench import forward as forward_bench
 from godwit.bench import transport as transport_bench
 from godwit.bench.report import print_report
 
@@ -34,5 +35,23 @@ def transport(rounds: Rounds = 9, seconds: Seconds = 0.7, as_json: AsJson = Fals
     with console.status("starting") as status:
         report = transport_bench.run(
             rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
+        )
+    print_report(report, as_json=as_json)
+
+
+@app.command("forward", epilog="Example: godwit bench forward --json")
+def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False) -> None:
+    """The broker against Zenoh, NATS and Mosquitto, and against itself with 100,000 more subscriptions.
+
+    Takes about one and a half minutes. The peers' clients come with `pip install 'godwit[bench]'`; mosquitto and
+    nats-server are installed with apt-get if they are missing and you are root, else you are told how to get them.
+    """
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        report = forward_bench.run(
+            rounds=rounds,
+            seconds=seconds,
+            on_round=lambda name: status.update(f"measuring: {name}"),
+            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
         )
     print_report(report, as_json=as_json)

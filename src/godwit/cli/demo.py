@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from godwit.cli.demo_run import Demo, Picture, Settings
-from godwit.cli.demo_view import Display, Lines, View, summary, verdict
-from godwit.net import loop
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from godwit.cli.demo_run import Picture
+    from godwit.cli.demo_view import View
 
 EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
@@ -26,20 +26,29 @@ def demo(
     loss: Annotated[
         float, typer.Option(min=0.0, max=0.5, help="The share of datagrams that the network loses.")
     ] = 0.05,
+    rate: Annotated[float, typer.Option(min=1.0, max=4000.0, help="Messages a second, of each room.")] = 1000.0,
     seed: Annotated[int, typer.Option(help="Of the readings and of the network's faults.")] = 1,
     forever: Annotated[bool, typer.Option("--forever", help="Go on until Ctrl-C; then the summary comes.")] = False,
 ) -> None:
     """Watch messages survive a bad network.
 
-    Simulated rooms send their temperatures from one process to another, over real UDP sockets and through a relay that
-    loses, damages, repeats and reorders datagrams, and gives the sender another address half-way. The receiver checks
-    every message. The exit code is 0 if all of them arrived once and in order, 1 if not.
+    Simulated rooms publish their temperatures to a broker, and a subscriber gets them: real processes and UDP sockets,
+    with a relay between them that loses, damages, repeats and reorders datagrams, and gives every client another
+    address half-way. The subscriber checks every message. The exit code is 0 if all of them arrived once and in order,
+    1 if not.
     """
+    from rich.console import Console
+
+    from godwit.cli.demo_run import Demo, Settings
+    from godwit.cli.demo_view import Display, Lines
+    from godwit.net import loop
+
     console = Console()
+    settings = Settings(None if forever else seconds, loss, rate, seed)
     live = console.is_terminal and not console.is_dumb_terminal
-    view: View = Display(console, loss) if live else Lines(console, loss)
+    view: View = Display(console, settings) if live else Lines(console, settings)
     try:
-        picture = loop.run(Demo(Settings(None if forever else seconds, loss, seed), view.show).run())
+        picture = loop.run(Demo(settings, view.show).run())
     except KeyboardInterrupt:
         view.close()
         typer.echo("interrupted", err=True)
@@ -50,6 +59,10 @@ def demo(
 
 
 def _conclude(console: Console, picture: Picture) -> None:
+    from rich.text import Text
+
+    from godwit.cli.demo_view import summary, verdict
+
     good, text = verdict(picture)
     for line in (*summary(picture), Text(text, style="bold green" if good else "bold red")):
         console.print(line, soft_wrap=True)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import io
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Annotated, Final, NoReturn
 
 import typer
 
 import godwit
-from godwit.cli import bench, demo, sim
+from godwit.cli.streams import complete_streams
+from godwit.cli.text import safe
 from godwit.errors import GodwitError
 
 EXIT_ERROR: Final = 1
 EXIT_INTERRUPTED: Final = 130
 """What a shell reports for a program that Ctrl-C ended: 128 + SIGINT."""
 
-COMMANDS: Final[tuple[Callable[[typer.Typer], None], ...]] = (demo.register, sim.register, bench.register)
-"""The one place to register commands, in the order of the help text.
+COMMANDS: Final[Mapping[str, str]] = {
+    name: f"godwit.cli.{name}"
+    for name in (
+        "broker", "pub", "sub", "topics", "clients", "kick", "ping", "shell", "sensors", "demo", "sim", "bench"
+    )
+}  # fmt: skip
+"""The one place to register commands, in the order of the help text: the command, and the module that has it.
 
-Each file of this folder has a function `register(app)`, which adds its command (`app.command("demo")(demo)`) or its
-group (`app.add_typer(group, name="sim")`), with an example as `epilog`. Import the file above and name its `register`.
+Each module has a function `register(app)`, which adds its command (`app.command("demo")(demo)`) or its group
+(`app.add_typer(group, name="sim")`), with an example as `epilog`. Only the module of the command that is wanted is
+imported, so that it starts at once.
 """
 
 
@@ -38,8 +48,8 @@ def _root(
     """Move messages and work over plain UDP datagrams, and lose none."""
 
 
-def build_app() -> typer.Typer:
-    """The root command with everything that `COMMANDS` registers."""
+def build_app(wanted: str | None = None) -> typer.Typer:
+    """The root command with one of `COMMANDS`, or with all of them."""
     app = typer.Typer(
         name="godwit",
         add_completion=False,
@@ -48,9 +58,20 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(epilog="Example: godwit demo. Each command explains itself: godwit COMMAND --help")(_root)
-    for register in COMMANDS:
-        register(app)
+    for module in [COMMANDS[wanted]] if wanted is not None and wanted in COMMANDS else COMMANDS.values():
+        importlib.import_module(module).register(app)
+    _flow(app)
     return app
+
+
+def _flow(app: typer.Typer) -> None:
+    """Takes the line breaks out of the paragraphs of all help texts: a terminal has its own width."""
+    for command in app.registered_commands:
+        text = inspect.getdoc(command.callback) if command.callback else None
+        command.help = command.help or "\n\n".join(part.replace("\n", " ") for part in (text or "").split("\n\n"))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _flow(group.typer_instance)
 
 
 def run(app: typer.Typer) -> NoReturn:
@@ -59,7 +80,7 @@ def run(app: typer.Typer) -> NoReturn:
         app()
     except GodwitError as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        print(f"godwit: {text}", file=sys.stderr)
+        print(f"godwit: {safe(text)}", file=sys.stderr)  # a broker may have written it
         sys.exit(EXIT_ERROR)
     except KeyboardInterrupt:  # typer sees to it inside a command; this one is for the moments before and after
         sys.exit(EXIT_INTERRUPTED)
@@ -68,4 +89,11 @@ def run(app: typer.Typer) -> NoReturn:
 
 def main() -> NoReturn:
     """The `godwit` script."""
-    run(build_app())
+    complete_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal's character set is not UTF-8
+    try:
+        app = build_app(sys.argv[1] if len(sys.argv) > 1 else None)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    run(app)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -31,6 +32,11 @@ def register(root: typer.Typer) -> None:
     root.add_typer(app, name="sim")
 
 
+@app.callback(epilog="Example: godwit sim run --seeds 100")
+def group() -> None:
+    """Run Godwit in invented networks, in virtual time, from a seed."""
+
+
 @app.command("run", epilog="Example: godwit sim run --world transport --seeds 500")
 def run(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 100,
@@ -47,9 +53,11 @@ def run(
     """
     if world is not None and world not in WORLDS:
         raise typer.BadParameter(f"there is no world {world!r}; there are: {', '.join(WORLDS)}", param_hint="--world")
-    if verbose and seeds != 1:
-        raise typer.BadParameter("the events of one seed are enough to read: add --seeds 1", param_hint="--verbose")
     work = [(name, seed) for name in ([world] if world else WORLDS) for seed in range(first, first + seeds)]
+    if verbose and len(work) != 1:
+        raise typer.BadParameter(
+            "the events of one seed are enough to read: add --seeds 1 and --world", param_hint="--verbose"
+        )
     violations = 0
     try:
         outcomes = _here(work, verbose) if len(work) == 1 else _side_by_side(work, processes or os.cpu_count() or 1)
@@ -112,6 +120,10 @@ def _side_by_side(work: Sequence[tuple[str, int]], processes: int) -> Iterator[O
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.kill()  # the interpreter would wait for them at its end, and a seed can take long
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

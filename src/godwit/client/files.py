@@ -131,9 +131,12 @@ def unseen(have_bytes: int, at: int, chunk: bytes) -> bytes | None:
     return chunk[have_bytes - at :] if at < have_bytes else chunk
 
 
-def part_name(topic: str, id_: bytes) -> str:
-    """Where a file that is not complete yet is kept: hidden, the same whoever sends the rest of it."""
-    return PART_PATTERN.replace("*", hashlib.sha256(id_ + topic.encode()).hexdigest()[:32])
+def part_name(topic: str, id_: bytes, size: int) -> str:
+    """Where a file that is not complete yet is kept: hidden, the same whoever sends the rest of it.
+
+    The size is part of it, so that nobody spoils another's file by a false one.
+    """
+    return PART_PATTERN.replace("*", hashlib.sha256(id_ + size.to_bytes(8, "big") + topic.encode()).hexdigest()[:32])
 
 
 def safe_name(name: str) -> str:

@@ -113,7 +113,7 @@ class BlockingClient:
         *,
         qos: int = 1,
         identity: str | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         sequence: int = 0,
         retain: bool = False,
     ) -> BlockingPublisher:

@@ -164,7 +164,7 @@ class AsyncClient(ClientShell):
         *,
         qos: int = 1,
         identity: str | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         sequence: int = 0,
         retain: bool = False,
     ) -> AsyncPublisher:
@@ -174,8 +174,13 @@ class AsyncClient(ClientShell):
         to go on) and the `sequence` of the first message that is to be sent.
         """
         self.require_open()
+        if identity is not None and epoch is None:
+            raise UsageError(
+                f"the identity {identity!r} without an epoch: a later run would be taken for repeats of this one; "
+                "give epoch=, higher in each run, or the same and the sequence to go on with"
+            )
         return self.publishing.publisher(
-            topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence, retain=retain
+            topic, qos=qos, identity=identity, epoch=epoch or 0, sequence=sequence, retain=retain
         )
 
     # -- subscribe ----------------------------------------------------------------------------------------------------
@@ -205,12 +210,13 @@ class AsyncClient(ClientShell):
     async def topics(self, filter: str | None = None) -> list[TopicInfo]:
         """The topics that there are, by name; those that match the filter, if there is one."""
         found: list[TopicInfo] = []
+        after: str | None = None
         while True:
-            after = found[-1].name if found else None
             page = await self.request(partial(_topics, filter, after), TopicList)
             found += page.topics
-            if not page.more or not page.topics:
+            if not page.more or page.after <= (after or ""):  # a broker that does not come on is left
                 return found
+            after = page.after
 
     async def create_topic(self, topic: str) -> None:
         """Brings a topic into being: needed where the topic's policy is `explicit`."""

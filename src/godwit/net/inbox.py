@@ -141,7 +141,7 @@ class Inbox:
             return self._take(topic, publisher, header, chunk)
 
     def _take(self, topic: str, publisher: str, header: FileHeader, chunk: bytes) -> Outcome:
-        key = part_name(topic, header.id)
+        key = part_name(topic, header.id, header.size)
         name = safe_name(header.name)
         if self._max_file_bytes is not None and header.size > self._max_file_bytes:
             return self._complain(
@@ -155,8 +155,6 @@ class Inbox:
             return self._complain(
                 key, f"{name}: bytes {part.have_bytes:,} to {header.at:,} are missing; it must be sent again"
             )
-        if header.size != part.size_bytes:
-            return self._complain(key, f"{name} changed its size on the way; it must be sent again")
         try:
             if new or part.have_bytes == 0:
                 part.append(new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -15,6 +16,8 @@ LogFormat: TypeAlias = Literal["text", "json"]
 
 MAX_LINES_WAITING: Final = 10_000
 MAX_LINE_CHARACTERS: Final = 2000
+MAX_JSON_CHARACTERS: Final = 32_000
+"""An escape is up to twelve characters long, and there may be two texts of the former length."""
 CLOSE_PATIENCE_S: Final = 2.0
 
 
@@ -41,11 +44,12 @@ def text_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -
 def json_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -> str:
     """An object with time, kind, text and the fields of the notice."""
     stamp = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    line = {**fields, "time": stamp, "kind": kind, "text": text}
-    try:
-        return msgspec.json.encode(line, order="deterministic", enc_hook=repr).decode()
-    except UnicodeEncodeError:  # half a character, as in the name of a file that is not UTF-8
-        return json_line(kind, printable(text), {"fields": printable(repr(fields))}, epoch_s)
+    # In ASCII: what a terminal would act upon, and half a character too, is written as an escape.
+    plain = msgspec.to_builtins({**fields, "time": stamp, "kind": kind, "text": text}, enc_hook=repr)
+    line = json.dumps(plain, sort_keys=True)
+    if len(line) <= MAX_JSON_CHARACTERS:
+        return line
+    return json_line(kind, printable(text), {"fields": printable(repr(fields))}, epoch_s)
 
 
 class NoticeWriter:

@@ -31,7 +31,8 @@ _PMTUDISC_PROBE: Final = 3
 
 _RECEIVE_BYTES: Final = 65_536  # neither a datagram nor what GRO joins is longer
 _ANCILLARY_BYTES: Final = 2 * socket.CMSG_SPACE(4) if hasattr(socket, "CMSG_SPACE") else 0
-_TRUNCATED: Final = getattr(socket, "MSG_TRUNC", 0) | getattr(socket, "MSG_CTRUNC", 0)
+# A plain number: the arithmetic of the module's own flags takes as long as a system call.
+_TRUNCATED: Final = int(getattr(socket, "MSG_TRUNC", 0)) | int(getattr(socket, "MSG_CTRUNC", 0))
 _U32: Final = 0xFFFF_FFFF
 
 _FULL: Final = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS})

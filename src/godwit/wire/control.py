@@ -248,6 +248,8 @@ class TopicList(_Message, frozen=True, kw_only=True, tag="topic_list"):
     request: _Request
     topics: list[TopicInfo] = []
     more: bool = False
+    after: _Topic = ""
+    """Behind which topic the next page begins, if there is more: a page may be short, even empty."""
 
 
 class Clients(_Message, frozen=True, kw_only=True, tag="clients"):

@@ -1,0 +1,68 @@
+"""`godwit clients`: who is connected, and whose session the broker keeps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from godwit.cli.connecting import (
+    DEFAULT_BROKER,
+    TIMEOUT_S,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+    ask,
+)
+from godwit.cli.text import iso_time, moment
+
+if TYPE_CHECKING:
+    from godwit.wire.control import ClientInfo
+
+
+def register(root: typer.Typer) -> None:
+    """Adds `godwit clients`."""
+    root.command("clients", epilog="Example: godwit clients --json")(clients)
+
+
+def clients(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    """List the clients of the broker with their subscriptions; one without an address is away, but remembered."""
+    from godwit.cli.tables import show_objects, show_table
+
+    found = ask(Target.of(broker, name, secret_file, timeout), lambda client: client.clients())
+    if as_json:
+        show_objects([_object(each) for each in found])
+        return
+    titles = ("client", "address", "since (UTC)", "messages in", "messages out", "subscriptions")
+    show_table(titles, [_row(each) for each in found], right=("messages in", "messages out"))
+
+
+def subscriptions_text(client: ClientInfo) -> str:
+    """`home/#; a + b`: what subscriptions a client has; the filters of one are joined by +."""
+    return "; ".join(" + ".join(filters) for filters in client.subscriptions)
+
+
+def _row(client: ClientInfo) -> tuple[str, ...]:
+    return (
+        client.name,
+        client.address or "away",
+        moment(client.since_us),
+        f"{client.messages_in:,}",
+        f"{client.messages_out:,}",
+        subscriptions_text(client),
+    )
+
+
+def _object(client: ClientInfo) -> dict[str, object]:
+    fields = msgspec.structs.asdict(client)
+    since_us = fields.pop("since_us")
+    return {**fields, "since": iso_time(since_us) if since_us else None}

@@ -1,0 +1,204 @@
+"""What all commands that talk to a broker share: their options, and how they get, keep and lose a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+
+from godwit.cli.streams import OutputClosedError, discard_output
+from godwit.cli.text import safe
+from godwit.errors import BrokerUnreachableError, GodwitError, UsageError
+from godwit.limits import MAX_SECRET_BYTES
+
+if TYPE_CHECKING:
+    from godwit.net.connect import AsyncClient
+
+T = TypeVar("T")
+
+DEFAULT_BROKER: Final = "localhost:50000"
+TIMEOUT_S: Final = 10.0
+"""Of a command that asks one thing and ends."""
+SILENCE_S: Final = 1.0
+"""After so long without a broker the user is told what the program waits for."""
+LOOK_S: Final = 0.25
+FAREWELL_S: Final = 1.0
+"""How long an interrupted command may take to say goodbye."""
+
+BrokerOption = Annotated[
+    str, typer.Option("--broker", envvar="GODWIT_BROKER", metavar="HOST:PORT", help="Where the broker listens.")
+]
+NameOption = Annotated[
+    str | None,
+    typer.Option("--name", help="Who this client is; the broker remembers its subscriptions under this name."),
+]
+SecretOption = Annotated[
+    Path | None, typer.Option("--secret-file", metavar="FILE", help="Holds the secret that proves the name.")
+]
+TimeoutOption = Annotated[
+    float | None,
+    typer.Option("--timeout", metavar="SECONDS", help="Give up when the broker is out of reach for so long; 0: never."),
+]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which broker, as whom, and for how long to try. Without `timeout_s`: for ever, and the user is told so."""
+
+    broker: str
+    name: str | None = None
+    secret: bytes = b""
+    timeout_s: float | None = None
+
+    @classmethod
+    def of(cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None) -> Target:
+        """From the options of the command line."""
+        if timeout is not None and not timeout >= 0:
+            raise UsageError(f"--timeout {timeout:g} cannot be; give seconds, or 0 to try for ever")
+        if secret_file is not None and not name:
+            raise UsageError("a secret proves a name: add --name to --secret-file")
+        secret = b"" if secret_file is None else read_secret(secret_file)
+        return cls(broker, name, secret, timeout or None)
+
+
+def read_secret(path: Path) -> bytes:
+    """What a secret file holds, without the line end that editors add."""
+    from godwit.broker.access import secret_in
+
+    try:
+        with path.open("rb") as file:
+            secret = secret_in(file.read(MAX_SECRET_BYTES + 3))
+    except OSError as error:
+        raise GodwitError(f"cannot read the secret file {path}: {error.strerror}; check its path and rights") from error
+    if not secret:
+        raise UsageError(f"the secret file {path} is empty; write the secret into it")
+    if len(secret) > MAX_SECRET_BYTES:
+        raise UsageError(f"the secret in {path} is longer than {MAX_SECRET_BYTES} bytes; choose a shorter one")
+    return secret
+
+
+def tell(text: str) -> None:
+    """One line for the user, beside what the command puts out."""
+    print(f"godwit: {safe(text)}", file=sys.stderr, flush=True)
+
+
+def run(main: Coroutine[Any, Any, T], *, types: bool = False) -> T:
+    """Runs a command to its end. When the reader of its output is gone, that is the end, and a good one.
+
+    With `types` somebody types: uvloop, which makes a terminal that it reads non-blocking for all who use it, is not
+    taken then.
+    """
+    from godwit.net import loop
+
+    try:
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if types else loop.new_event_loop) as runner:
+            return runner.run(main)
+    except OutputClosedError:
+        discard_output()
+        raise typer.Exit(0) from None
+
+
+@asynccontextmanager
+async def connected(target: Target) -> AsyncIterator[AsyncClient]:
+    """A client that is online. While the block runs, the user hears when the broker is lost and found again.
+
+    The block is ended with BrokerUnreachableError if there is a time limit and the broker is away for longer, and with
+    the broker's reason if the client is sent away for good.
+    """
+    from godwit.net.connect import connect
+
+    opening = connect(target.broker, name=target.name, secret=target.secret, timeout_s=target.timeout_s)
+    waiting = asyncio.create_task(_say_what_it_waits_for(target))
+    try:
+        client = await opening
+    finally:
+        waiting.cancel()
+    async with client:
+        try:
+            async with asyncio.timeout(None) as limit:
+                watching = asyncio.create_task(_watch(client, target, limit))
+                try:
+                    yield client
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            client.require_open()  # raises why it has ended, if it has
+            raise BrokerUnreachableError(
+                f"the broker at {target.broker} was lost ({client.last_reason}) and did not come back within "
+                f"{target.timeout_s:g} s: see whether it runs, then try again"
+            ) from None
+
+
+def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Connects, asks one thing, and gives the answer; BrokerUnreachableError if it does not come in time."""
+
+    async def main() -> T:
+        async with connected(target) as client:
+            try:
+                async with asyncio.timeout(target.timeout_s):
+                    return await question(client)
+            except TimeoutError:
+                raise BrokerUnreachableError(
+                    f"the broker at {target.broker} did not answer within {target.timeout_s:g} s; try again, "
+                    "or give it more time with --timeout"
+                ) from None
+
+    return run(main())
+
+
+async def _say_what_it_waits_for(target: Target) -> None:
+    await asyncio.sleep(SILENCE_S)
+    if target.timeout_s is None:
+        tell(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
+
+
+async def _watch(client: AsyncClient, target: Target, limit: asyncio.Timeout) -> None:
+    now = asyncio.get_running_loop().time
+    lost_at: float | None = None
+    told = False
+    while client.state != "closed":
+        await asyncio.sleep(LOOK_S)
+        if client.state == "online":
+            if told:
+                tell(f"the broker at {target.broker} is back")
+            lost_at, told = None, False
+            continue
+        lost_at = now() if lost_at is None else lost_at
+        if target.timeout_s is not None and now() - lost_at >= target.timeout_s:
+            break
+        if target.timeout_s is None and not told and now() - lost_at >= SILENCE_S:
+            told = True
+            tell(f"lost the broker at {target.broker} ({client.last_reason}); trying to get it back (Ctrl-C ends)")
+    limit.reschedule(now())
+
+
+async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
+    """The result of the work, unless a guard raises something before it is done."""
+    working = asyncio.ensure_future(work)
+    watching = [asyncio.ensure_future(guard) for guard in guards]
+    tasks: list[asyncio.Future[Any]] = [working, *watching]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for guard in watching:
+            if guard.done() and not working.done():
+                guard.result()
+        return await working
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=FAREWELL_S)
+
+
+def check_qos(text: str) -> int:
+    """0, 1 or 2."""
+    if text not in ("0", "1", "2"):
+        raise UsageError(f"there is no QoS {text}; choose 0 (at most once), 1 (at least once) or 2 (exactly once)")
+    return int(text)

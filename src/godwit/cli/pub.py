@@ -1,0 +1,154 @@
+"""`godwit pub`: publish a message, the lines of standard input, or a file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from godwit.cli.connecting import (
+    DEFAULT_BROKER,
+    TIMEOUT_S,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+    check_qos,
+    connected,
+    run,
+)
+from godwit.cli.text import count, safe, size
+from godwit.errors import UsageError
+from godwit.limits import MAX_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from godwit.net.connect import AsyncClient
+
+_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
+
+
+def register(root: typer.Typer) -> None:
+    """Adds `godwit pub`."""
+    root.command(
+        "pub",
+        epilog="Example: godwit pub home/kitchen/temperature 21.5 --retain",
+        context_settings={"ignore_unknown_options": True},  # so that -5.5 is a temperature
+    )(pub)
+
+
+def pub(
+    topic: Annotated[str, typer.Argument(help="Where to; levels are parted by /.")],
+    message: Annotated[str | None, typer.Argument(help="What to say.", show_default=False)] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send this file.")] = None,
+    qos: Annotated[
+        str, typer.Option(metavar="0|1|2", help="0: at most once; 1: at least once; 2: exactly once. Files: always 2.")
+    ] = "1",
+    retain: Annotated[
+        bool, typer.Option("--retain", help="The broker keeps the last one for later subscribers; empty: forget it.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say whom it reached.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    """Publish a message, each line of standard input (--lines), or a file (--file).
+
+    Ends with 0 when the broker has confirmed everything; at QoS 0 when it is sent. How many subscribers the last
+    message reached is told on stderr.
+    """
+    from godwit.broker.topics import check_topic
+
+    if (message is not None) + lines + (file is not None) != 1:
+        raise UsageError("give one thing to publish: a MESSAGE, or --lines, or --file FILE")
+    if message is not None and _LOOKS_LIKE_AN_OPTION.match(message) and "--" not in sys.argv:
+        raise UsageError(f"there is no option {message}; if it is a message, put -- before it")
+    quality = check_qos(qos)
+    if file is not None and retain:
+        raise UsageError("a file cannot be retained; leave out --retain")
+    check_topic(topic)
+    target = Target.of(broker, name, secret_file, timeout)
+    if file is not None:
+        run(_send_file(target, topic, file, quiet))
+    elif lines:
+        run(_publish_lines(target, topic, quality, retain, quiet))
+    else:
+        # What was no UTF-8 on the command line goes out as the bytes that it was.
+        payload = (message or "").encode("utf-8", "surrogateescape")
+        run(_publish(target, topic, payload, quality, retain, quiet))
+
+
+def reached_text(reached: int | None) -> str:
+    """How a publication went."""
+    if reached is None:
+        return "sent (QoS 0 is not confirmed)"
+    return "reached no subscriber" if reached == 0 else f"reached {count(reached, 'subscriber')}"
+
+
+async def _publish(target: Target, topic: str, payload: bytes, qos: int, retain: bool, quiet: bool) -> None:
+    async with connected(target) as client:
+        reached = await client.publish(topic, payload, qos=qos, retain=retain)
+        if not quiet:
+            typer.echo(reached_text(reached), err=True)
+
+
+async def _publish_lines(target: Target, topic: str, qos: int, retain: bool, quiet: bool) -> None:
+    async with connected(target) as client:
+        sent, reached = await _send_lines(client, topic, qos, retain, shows=not quiet)
+    if not quiet and sent:
+        done = "sent" if qos == 0 else "confirmed"
+        last = "" if qos == 0 else f"; the last one {reached_text(reached)}"
+        typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
+    elif not quiet:
+        typer.echo("nothing to publish: standard input was empty", err=True)
+
+
+async def _send_lines(
+    client: AsyncClient, topic: str, qos: int, retain: bool, *, shows: bool
+) -> tuple[int, int | None]:
+    from godwit.cli.progress import LineProgress
+    from godwit.cli.streams import Input
+    from godwit.errors import BufferFullError
+
+    publisher = client.publisher(topic, qos=qos, retain=retain)
+    send = publisher.send
+    sent = 0
+    with LineProgress(enabled=shows and sys.stderr.isatty() and not sys.stdin.isatty()) as progress:
+        async for lines in Input().lines(MAX_MESSAGE_BYTES):
+            for line in lines:
+                while True:
+                    try:
+                        send(line)
+                        break
+                    except BufferFullError:
+                        await publisher.ready()
+            sent += len(lines)
+            progress.show(sent)
+        await publisher.flush()
+    return sent, publisher.reached
+
+
+async def _send_file(target: Target, topic: str, path: Path, quiet: bool) -> None:
+    from godwit.cli.progress import FileProgress
+
+    with FileProgress(enabled=not quiet and sys.stderr.isatty()) as progress:
+        checking = f"reading {path.name}"
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
+            progress.finish(checking)
+            progress.show(path.name, done_bytes, total_bytes)
+
+        async with connected(target) as client:
+            sent = await client.send_file(
+                topic, path, progress=on_progress, hashing=lambda done, total: progress.show(checking, done, total)
+            )
+    if not quiet:
+        earlier = f" ({size(sent.resumed_at_bytes)} of it earlier)" if sent.resumed_at_bytes else ""
+        typer.echo(
+            f"{safe(sent.name)}: {size(sent.size_bytes)} confirmed{earlier}, {reached_text(sent.reached)}", err=True
+        )

@@ -1,0 +1,188 @@
+"""`godwit sensors`: simulated rooms that publish their temperatures, from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+from godwit.cli.connecting import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+    check_qos,
+    connected,
+    run,
+)
+from godwit.cli.text import count as counted
+from godwit.errors import BufferFullError, UsageError
+
+if TYPE_CHECKING:
+    from godwit.net.connect import AsyncClient
+    from godwit.net.publishing import AsyncPublisher
+    from godwit.sim.sensors import Sensor
+
+MAX_ROOMS: Final = 10_000
+MAX_RATE: Final = 100_000.0
+TICK_S: Final = 0.02
+"""What is due within it goes out together."""
+MAX_LAG_S: Final = 1.0
+"""A sensor that was held up for longer does not make up for it."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a user can choose."""
+
+    rooms: int
+    rate: float
+    """Readings a second, of each room."""
+    seed: int
+    faults_per_thousand: float
+    prefix: str
+    qos: int
+    retain: bool
+    count: int | None
+    duration_s: float | None
+
+    def check(self) -> None:
+        from godwit.broker.topics import check_topic
+
+        if not 1 <= self.rooms <= MAX_ROOMS:
+            raise UsageError(f"--rooms {self.rooms} cannot be; give a number from 1 to {MAX_ROOMS:,}")
+        if not 0 < self.rate <= MAX_RATE:
+            raise UsageError(f"--rate {self.rate:g} cannot be; give readings a second, above 0, up to {MAX_RATE:,.0f}")
+        if not 0 <= self.faults_per_thousand <= 1000:
+            raise UsageError(f"--faults {self.faults_per_thousand:g} cannot be; give a number from 0 to 1000")
+        if self.count is not None and self.count < 1:
+            raise UsageError(f"--count {self.count} cannot be; give a number from 1 upward, or leave it out")
+        if self.duration_s is not None and not 0 < self.duration_s < math.inf:
+            raise UsageError(f"--duration {self.duration_s:g} cannot be; give seconds above 0, or leave it out")
+        check_topic(self.prefix)
+
+
+def register(root: typer.Typer) -> None:
+    """Adds `godwit sensors`."""
+    root.command("sensors", epilog="Example: godwit sensors --rooms 20 --rate 2 --duration 60")(sensors)
+
+
+def sensors(
+    rooms: Annotated[int, typer.Option(metavar="N", help="How many rooms.")] = 5,
+    rate: Annotated[float, typer.Option(metavar="R", help="Readings a second, of each room.")] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="The same seed gives the same weather and faults.")] = 1,
+    faults: Annotated[float, typer.Option(metavar="F", help="Faults in a thousand readings of a sensor.")] = 1.0,
+    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="End after so many readings.")] = None,
+    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="End after so long.")] = None,
+    prefix: Annotated[str, typer.Option(metavar="TOPIC", help="Above the rooms: TOPIC/kitchen/temperature.")] = "home",
+    qos: Annotated[str, typer.Option(metavar="0|1|2", help="As with godwit pub.")] = "1",
+    retain: Annotated[
+        bool, typer.Option("--retain", help="Later subscribers get the last reading of each room.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Simulated rooms publish their temperatures as JSON: daily cycle, drift, noise, and faults now and then.
+
+    Topics are home/kitchen/temperature and so on. A sensor can be stuck, spike, drift away or fall silent. Goes on
+    until Ctrl-C unless --count or --duration ends it.
+    """
+    plan = Plan(rooms, rate, seed, faults, prefix, check_qos(qos), retain, count, duration)
+    plan.check()
+    run(_run(Target.of(broker, name, secret_file, timeout), plan, quiet))
+
+
+async def _run(target: Target, plan: Plan, quiet: bool) -> None:
+    from godwit.cli.progress import LineProgress
+    from godwit.sim.sensors import sensors as house
+
+    async with connected(target) as client:
+        if not quiet:
+            text = f"{counted(plan.rooms, 'room')} at {plan.prefix}/+/temperature, {plan.rate:g} a second each"
+            typer.echo(f"publishing {text}", err=True)
+        source = Source(
+            client,
+            house(
+                plan.rooms,
+                plan.seed,
+                start_us=time.time_ns() // 1000,
+                step_us=max(round(1e6 / plan.rate), 1),
+                faults_per_reading=plan.faults_per_thousand / 1000,
+            ),
+            plan,
+        )
+        with LineProgress(enabled=not quiet and sys.stderr.isatty()) as progress:
+            await source.run(progress.show)
+    if not quiet:
+        typer.echo(f"{counted(source.sent, 'reading')} {'sent' if plan.qos == 0 else 'confirmed'}", err=True)
+
+
+class Source:
+    """The sensors and their publishers: who is due sends, one sensor after another, spread evenly over time."""
+
+    def __init__(self, client: AsyncClient, sensors: list[Sensor], plan: Plan) -> None:
+        self._plan = plan
+        self._pairs: list[tuple[Sensor, AsyncPublisher]] = [
+            (
+                sensor,
+                client.publisher(f"{plan.prefix}/{sensor.room}/temperature", qos=plan.qos, retain=plan.retain),
+            )
+            for sensor in sensors
+        ]
+        self.sent = 0
+
+    async def run(self, show: Callable[[int], None]) -> None:
+        """Until the plan's end; then everything is confirmed."""
+        plan = self._plan
+        now = asyncio.get_running_loop().time
+        turns_per_s = plan.rate * len(self._pairs)
+        began = started = now()
+        turn = 0
+        while not self._is_over(now() - began):
+            due = int((now() - started) * turns_per_s) + 1
+            if due - turn > max(turns_per_s * MAX_LAG_S, len(self._pairs)):
+                started = now() - turn / turns_per_s
+                continue
+            waited = False
+            while turn < due and self.sent != plan.count and not waited:
+                waited = await self._take_turn(turn)
+                turn += 1
+            show(self.sent)
+            pause_s = max(started + turn / turns_per_s - now(), TICK_S)
+            if plan.duration_s is not None:
+                pause_s = min(pause_s, began + plan.duration_s - now())
+            await asyncio.sleep(0 if waited or self.sent == plan.count else max(pause_s, 0))
+        for _, publisher in self._pairs:
+            await publisher.flush()
+
+    def _is_over(self, elapsed_s: float) -> bool:
+        duration_s = self._plan.duration_s
+        return self.sent == self._plan.count or (duration_s is not None and elapsed_s >= duration_s)
+
+    async def _take_turn(self, turn: int) -> bool:
+        """Whether it had to wait for room."""
+        sensor, publisher = self._pairs[turn % len(self._pairs)]
+        reading = sensor.read()
+        if reading is None:
+            return False
+        payload = msgspec.json.encode(reading)
+        waited = False
+        while True:
+            try:
+                publisher.send(payload)
+                break
+            except BufferFullError:
+                waited = True
+                await publisher.ready()
+        self.sent += 1
+        return waited

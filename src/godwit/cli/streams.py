@@ -1,0 +1,188 @@
+"""Standard input and output beside an event loop: a slow reader or a quiet writer at the other end never blocks it.
+
+Blocking calls run in daemon threads, on bare file descriptors: such a thread neither keeps the program from ending nor
+holds a lock that the interpreter wants at its end. The descriptors stay in blocking mode, because others share them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import select
+import stat
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NoReturn, TypeVar
+
+from godwit.errors import GodwitError
+from godwit.limits import KIB
+
+T = TypeVar("T")
+
+PIPE_ATOM_BYTES: Final = 4096
+"""So much a pipe takes without waiting once `poll` says that it can be written to."""
+READ_BYTES: Final = 256 * KIB
+WATCH_S: Final = 0.2
+
+
+class DaemonThread:
+    """Runs one blocking call after another for an event loop; may be left behind in the middle of one."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._name = name
+        self._started = False
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """What the function returns or raises."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.done():  # nobody waits any more
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            result, error = None, None
+            try:
+                result = function()
+            except BaseException as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(settle, result, error)
+
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        self._jobs.put(job)
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+class OutputClosedError(Exception):
+    """Whoever read our standard output is gone (`godwit sub x | head -1`): a good reason to end, not a failure."""
+
+
+class Output:
+    """Standard output. Everything written is with the system when `write` returns."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = sys.stdout.fileno() if fd is None else fd
+        mode = os.fstat(self._fd).st_mode
+        self._never_waits = stat.S_ISREG(mode)
+        self._is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+        self._poll: select.poll | None = None
+        if hasattr(select, "poll") and self._is_pipe:  # no Windows
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLOUT)
+        self._thread = DaemonThread("godwit-output")
+
+    async def write(self, data: bytes) -> None:
+        """OutputClosedError if nobody is there to read it."""
+        try:
+            if self._never_waits or (self._poll is not None and len(data) <= PIPE_ATOM_BYTES and self._has_room()):
+                self._write(data)
+            else:
+                await self._thread.call(lambda: self._write(data))
+        except BrokenPipeError:
+            raise OutputClosedError from None
+        except OSError as error:
+            raise GodwitError(f"cannot write to standard output: {error.strerror}; the rest is not shown") from error
+
+    async def until_closed(self) -> NoReturn:
+        """Raises OutputClosedError once the reader of the pipe is gone, also when there is nothing to write."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._poll is not None and any(event & select.POLLERR for _, event in self._poll.poll(0)):
+                raise OutputClosedError
+
+    def _has_room(self) -> bool:
+        assert self._poll is not None
+        return any(event & select.POLLOUT for _, event in self._poll.poll(0))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except BlockingIOError:  # somebody who shares it has set it so
+                select.select([], [self._fd], [])
+
+
+class Input:
+    """Standard input, read as it is asked for."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = sys.stdin.fileno() if fd is None else fd
+        self._thread = DaemonThread("godwit-input")
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while chunk := await self._thread.call(self._read):
+            yield chunk
+
+    def _read(self) -> bytes:
+        while True:
+            try:
+                return os.read(self._fd, READ_BYTES)
+            except BlockingIOError:  # somebody who shares it has set it so
+                select.select([self._fd], [], [])
+
+    async def lines(self, max_bytes: int) -> AsyncIterator[list[bytes]]:
+        """All whole lines of a chunk at a time, without their ends; a last line needs none.
+
+        GodwitError if one is longer than `max_bytes`, so that no input fills the memory.
+        """
+        number = 0
+        rest = bytearray()
+        async for chunk in self.chunks():
+            head, newline, tail = chunk.rpartition(b"\n")
+            if newline:
+                lines = bytes(rest + head).split(b"\n")
+                rest = bytearray(tail)
+                for line in lines:
+                    number += 1
+                    _check_length(line, max_bytes, number)
+                yield lines
+            else:
+                rest += tail
+            _check_length(rest, max_bytes, number + 1)
+        if rest:
+            yield [bytes(rest)]
+
+
+def _check_length(line: bytes | bytearray, max_bytes: int, number: int) -> None:
+    if len(line) > max_bytes:
+        raise GodwitError(
+            f"line {number:,} of standard input is longer than {max_bytes:,} bytes, the most that a message holds; "
+            "cut it, or send it with --file"
+        )
+
+
+def complete_streams() -> None:
+    """Gives a program that was started without a standard stream (`>&-`) an empty one.
+
+    Else the next file or socket would take its number, which uvloop does not survive.
+    """
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w"))
+
+
+def discard_output() -> None:
+    """After OutputClosedError: what the interpreter flushes at its end goes nowhere, and is no error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

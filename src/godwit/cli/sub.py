@@ -1,0 +1,176 @@
+"""`godwit sub`: print messages as they come, or keep the files that do."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from godwit.cli.connecting import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+    connected,
+    guarded,
+    run,
+    tell,
+)
+from godwit.cli.text import count as counted
+from godwit.cli.text import safe, safe_json
+from godwit.errors import UsageError
+
+if TYPE_CHECKING:
+    from godwit.client.subscription import Start
+    from godwit.net.connect import AsyncClient
+    from godwit.net.inbox import ReceivedFile
+
+
+def register(root: typer.Typer) -> None:
+    """Adds `godwit sub`."""
+    root.command("sub", epilog="Example: godwit sub 'home/+/temperature' --count 10")(sub)
+
+
+def sub(
+    filters: Annotated[
+        list[str],
+        typer.Argument(metavar="FILTER...", help="Topics; + is any one level, # the rest, * one or more levels."),
+    ],
+    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="End after so many.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, not `topic: payload`.")] = False,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="DIR", help="Receive files into this folder; prints their paths.")
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="WHERE", help="latest, earliest, an offset, or a time such as 2025-03-01T12:00 (UTC)."),
+    ] = None,
+    cursor: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Go on where a subscription of this name left off.")
+    ] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Print messages as they come: `topic: payload`, one a line.
+
+    What a terminal would act upon is shown as an escape; --json keeps every payload exactly, as `payload_base64` where
+    it is not UTF-8. Waits for the broker if it is not there yet, and comes back to it if it is lost. Missed messages
+    are told on stderr.
+    """
+    if count is not None and count < 1:
+        raise UsageError(f"--count {count} cannot be; give a number from 1 upward, or leave it out")
+    start_at, since = parse_start(start)
+    target = Target.of(broker, name, secret_file, timeout)
+    if save is not None:
+        if start is not None or cursor is not None:
+            raise UsageError("--save has no --start and no --cursor: files are received from now on")
+        run(_save(target, filters, save, count, as_json))
+    else:
+        run(_print(target, filters, count, as_json, start_at, since, cursor))
+
+
+def parse_start(text: str | None) -> tuple[Start, datetime | None]:
+    """A place in the log, or a time."""
+    if text is None:
+        return None, None
+    if text in ("latest", "earliest"):
+        return "latest" if text == "latest" else "earliest", None
+    if text.isascii() and text.isdigit() and int(text) < 2**63:
+        return int(text), None
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        moment = datetime.min.replace(tzinfo=UTC)
+    if moment.year < 1970:
+        raise UsageError(
+            f"--start {text!r} is no place to start at; write latest, earliest, an offset, or a time such as "
+            "2025-03-01T12:00"
+        )
+    return None, moment
+
+
+async def _print(
+    target: Target,
+    filters: list[str],
+    count: int | None,
+    as_json: bool,
+    start: Start,
+    since: datetime | None,
+    cursor: str | None,
+) -> None:
+    from godwit.cli.rendering import Lines
+    from godwit.cli.streams import Output
+
+    output = Output()
+    lines = Lines(as_json=as_json)
+
+    async def show(client: AsyncClient) -> None:
+        left = count
+        # `keep`: it ends with the connection. A client with a name finds its place again when it comes back.
+        subscription = client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=_tell_gap, keep=True)
+        async with subscription as messages:
+            async for batch in messages.batches():
+                if left is not None:
+                    batch = batch[:left]
+                    left -= len(batch)
+                await output.write(lines.render(batch))
+                if cursor is not None:
+                    await messages.commit()
+                if left == 0:
+                    return
+
+    async with connected(target) as client:
+        await guarded(show(client), output.until_closed())
+
+
+async def _save(target: Target, filters: list[str], folder: Path, count: int | None, as_json: bool) -> None:
+    from godwit.cli.progress import FileProgress
+    from godwit.cli.streams import Output
+
+    output = Output()
+
+    async def keep(client: AsyncClient, progress: FileProgress) -> None:
+        left = count
+        receiver = client.receive_files(*filters, folder=folder, progress=progress.show, on_problem=tell)
+        async with receiver as files:
+            async for file in files:
+                progress.finish(file.name)
+                progress.finish(file.path.name)
+                await output.write(file_line(file, as_json=as_json))
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+    with FileProgress(enabled=sys.stderr.isatty()) as progress:
+        async with connected(target) as client:
+            await guarded(keep(client, progress), output.until_closed())
+
+
+def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
+    """What is printed of a file: its path, or an object."""
+    import msgspec
+
+    if not as_json:
+        return f"{safe(str(file.path))}\n".encode()
+    fields = {
+        "path": str(file.path).encode("utf-8", "replace").decode(),
+        "name": file.name,
+        "topic": file.topic,
+        "publisher": file.publisher,
+        "size_bytes": file.size_bytes,
+        "sha256": file.sha256.hex(),
+    }
+    return safe_json(msgspec.json.encode(fields)) + b"\n"
+
+
+def _tell_gap(missed: int | None) -> None:
+    what = "messages, nobody knows how many: the broker has a new log" if missed is None else counted(missed, "message")
+    tell(f"missed {what}")

@@ -1,0 +1,168 @@
+"""`godwit topics`: which topics there are, what one is like, and a new one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from godwit.cli.connecting import (
+    DEFAULT_BROKER,
+    TIMEOUT_S,
+    BrokerOption,
+    NameOption,
+    SecretOption,
+    Target,
+    TimeoutOption,
+    ask,
+)
+from godwit.cli.text import iso_time, moment, safe, size
+from godwit.errors import GodwitError
+
+if TYPE_CHECKING:
+    from godwit.wire.control import TopicInfo
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+app = typer.Typer(help="Which topics there are; without a command: list.")
+
+
+def register(root: typer.Typer) -> None:
+    """Adds `godwit topics`."""
+    root.add_typer(app, name="topics")
+
+
+@app.callback(invoke_without_command=True, epilog="Example: godwit topics list 'home/#'")
+def topics(
+    context: typer.Context,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    """List, show and create topics; without a command: list."""
+    context.obj = {
+        option: value
+        for option, value in (("broker", broker), ("name", name), ("secret_file", secret_file), ("timeout", timeout))
+        if _was_typed(context, option)
+    }
+    if context.invoked_subcommand is None:
+        list_topics(context, None, as_json, broker, name, secret_file, timeout)
+
+
+@app.command("list", epilog="Example: godwit topics list 'home/#'")
+def list_topics(
+    context: typer.Context,
+    filter: Annotated[str | None, typer.Argument(help="Only those that match.", show_default=False)] = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    """The topics in the order of their names, with their figures since the broker was started."""
+    from godwit.broker.topics import check_filter
+    from godwit.cli.tables import show_objects, show_table
+
+    if filter is not None:
+        check_filter(filter)
+    found = ask(_target(context, broker, name, secret_file, timeout), lambda client: client.topics(filter))
+    if as_json:
+        show_objects([_object(topic) for topic in found])
+        return
+    if not found:
+        typer.echo("no topics yet" if filter is None else f"no topic matches {safe(filter)}", err=True)
+        return
+    titles = ("topic", "policy", "subscribers", "publishers", "messages", "size", "retained", "last message (UTC)")
+    show_table(titles, [_row(topic) for topic in found], right=("subscribers", "publishers", "messages", "size"))
+
+
+@app.command("show", epilog="Example: godwit topics show home/kitchen/temperature")
+def show(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="Its name.")],
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    """One topic, with how many subscribers and publishers it has now."""
+    from godwit.broker.topics import check_topic
+    from godwit.cli.tables import show_objects
+
+    check_topic(topic)
+    found = ask(_target(context, broker, name, secret_file, timeout), lambda client: client.topics(topic))
+    if not found:
+        raise GodwitError(f"Topic does not exist: {topic}; see godwit topics list")
+    if as_json:
+        show_objects([_object(found[0])])
+        return
+    info = found[0]
+    facts = {
+        "topic": safe(info.name),
+        "policy": info.policy,
+        "subscribers": f"{info.subscribers:,}",
+        "publishers": f"{info.publishers:,}",
+        "messages": f"{info.messages:,}",
+        "size": size(info.payload_bytes),
+        "retained": "a message" if info.retained else "none",
+        "last message": f"{moment(info.last_us)} UTC" if info.last_us else "none yet",
+    }
+    for title, fact in facts.items():
+        typer.echo(f"{title:14}{fact}")
+
+
+@app.command("create", epilog="Example: godwit topics create home/garage/temperature")
+def create(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(help="Its name.")],
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    """Create a topic; where the broker's policy is `explicit`, that comes before anything else."""
+    from godwit.broker.topics import check_topic
+
+    check_topic(topic)
+    ask(_target(context, broker, name, secret_file, timeout), lambda client: client.create_topic(topic))
+    typer.echo(f"created {safe(topic)}")
+
+
+def _was_typed(context: typer.Context, option: str) -> bool:
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _target(
+    context: typer.Context, broker: str, name: str | None, secret_file: Path | None, timeout: float | None
+) -> Target:
+    """From the options behind the command, or else those before it."""
+    options: dict[str, Any] = {"broker": broker, "name": name, "secret_file": secret_file, "timeout": timeout}
+    for option, value in (context.obj or {}).items():
+        if not _was_typed(context, option):
+            options[option] = value
+    return Target.of(**options)
+
+
+def _row(topic: TopicInfo) -> tuple[str, ...]:
+    return (
+        topic.name,
+        topic.policy,
+        f"{topic.subscribers:,}",
+        f"{topic.publishers:,}",
+        f"{topic.messages:,}",
+        size(topic.payload_bytes),
+        "yes" if topic.retained else "",
+        moment(topic.last_us),
+    )
+
+
+def _object(topic: TopicInfo) -> dict[str, object]:
+    fields = msgspec.structs.asdict(topic)
+    last_us = fields.pop("last_us")
+    return {**fields, "last": iso_time(last_us) if last_us else None}

@@ -1,0 +1,185 @@
+"""`godwit broker` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli.real import (
+    GODWIT,
+    address_of,
+    broker,
+    environment,
+    error_of,
+    godwit,
+    needs_posix,
+    running,
+    subscribed,
+    write_secret,
+)
+
+from godwit.cli.broker import load_file
+
+ACCESS = """
+[[access.client]]
+name = "sensor-1"
+secret_file = "secret"
+
+[[access.client]]
+name = "display"
+secret = "another long secret"
+
+[[access.rule]]
+clients = ["sensor-1"]
+allow = ["publish"]
+topics = ["home/#"]
+
+[[access.rule]]
+clients = ["display"]
+allow = ["subscribe"]
+topics = ["home/#"]
+"""
+
+
+@needs_posix
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_tells_what_happens_and_stops_cleanly(number: signal.Signals) -> None:
+    with running("broker", "--listen", "127.0.0.1:0", "--memory") as command:
+        address = address_of(command)
+        with running("sub", "broker/x", "--name", "display", "--broker", address) as sub:
+            subscribed(address, "broker/x")
+            godwit("pub", "broker/x", "1", "--name", "sensor", "--broker", address)
+            assert sub.out.line() == "broker/x: 1"
+            command.process.send_signal(number)
+            assert command.wait() == 0
+            assert "the broker is being stopped" in sub.err.line()
+        text = "\n".join(command.out.seen + command.out.rest())
+        assert "sensor connected from 127.0.0.1:" in text
+        assert "display subscribed to broker/x" in text
+        assert command.err.rest() == []
+
+
+def test_json_lines() -> None:
+    with running("broker", "--listen", "127.0.0.1:0", "--log-format", "json") as command:
+        ready = json.loads(command.out.line())
+        assert (ready["kind"], ready["host"]) == ("listening", "127.0.0.1")
+        assert ready["text"] == f"listening on udp://127.0.0.1:{ready['port']}"
+
+
+def test_several_addresses() -> None:
+    arguments = ["--listen", "127.0.0.1:0", "--listen", "127.0.0.2:0"]
+    if socket.has_ipv6:
+        arguments += ["--listen", "[::1]:0"]
+    with running("broker", *arguments) as command:
+        addresses = [address_of(command) for _ in range(len(arguments) // 2)]
+        with running("sub", "a", "--broker", addresses[-1]) as sub:
+            subscribed(addresses[0], "a")
+            godwit("pub", "a", "across", "--broker", addresses[0])
+            assert sub.out.line() == "a: across"
+
+
+@pytest.mark.parametrize("policy", ["explicit"])
+def test_a_configuration(tmp_path: Path, policy: str) -> None:
+    """R1: three rooms exist by default; publishing to another one is refused until it is created."""
+    path = tmp_path / "broker.toml"
+    path.write_text(f'[topics]\npolicy = "{policy}"\ncreate = ["room1", "room2", "room3"]\n')
+    with broker("--config", str(path)) as address:
+        rows = godwit("topics", "--json", "--broker", address).stdout.decode().splitlines()
+        assert [json.loads(row)["name"] for row in rows] == ["room1", "room2", "room3"]
+        assert godwit("pub", "room1", "x", "--broker", address).returncode == 0
+        assert "room4" in error_of("pub", "room4", "x", "--broker", address)
+        assert "room4" in error_of("sub", "room4", "--broker", address)
+        godwit("topics", "create", "room4", "--broker", address)
+        assert godwit("pub", "room4", "x", "--broker", address).returncode == 0
+
+
+def test_access(tmp_path: Path) -> None:
+    secret = write_secret(tmp_path)
+    other = tmp_path / "other"
+    other.write_text("another long secret")
+    path = tmp_path / "broker.toml"
+    path.write_text(ACCESS)
+    sensor = ("--name", "sensor-1", "--secret-file", str(secret))
+    display = ("--name", "display", "--secret-file", str(other))
+    with broker("--config", str(path)) as address:
+        with running("sub", "home/#", *display, "--broker", address) as sub:
+            assert "reached" in godwit("pub", "home/a", "x", *sensor, "--broker", address).stderr.decode()
+            while "reached 1" not in godwit("pub", "home/a", "x", *sensor, "--broker", address).stderr.decode():
+                pass
+            assert sub.out.line() == "home/a: x"
+        for arguments in (
+            ("pub", "home/a", "x"),  # nobody
+            ("pub", "home/a", "x", "--name", "sensor-1"),  # without a proof
+            ("pub", "home/a", "x", "--name", "sensor-1", "--secret-file", str(other)),  # with a wrong one
+            ("pub", "garden", "x", *sensor),  # elsewhere
+            ("sub", "home/#", *sensor),  # something else
+            ("kick", "display", *sensor),
+        ):
+            assert error_of(*arguments, "--broker", address, "--timeout", "5")
+
+
+@needs_posix
+def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[topics]\npolicy = "explicit"\n')
+    with running("broker", "--listen", "127.0.0.1:0", "--config", str(path)) as command:
+        address = address_of(command)
+        assert error_of("pub", "room1", "x", "--broker", address)
+        path.write_text("not TOML")
+        command.process.send_signal(signal.SIGHUP)
+        assert "the configuration stays as it was" in command.out.until("WARNING")
+        path.write_text('[topics]\npolicy = "open"\n')
+        command.process.send_signal(signal.SIGHUP)
+        command.out.until("was read again")
+        assert godwit("pub", "room1", "x", "--broker", address).returncode == 0
+
+
+def test_bad_input_is_one_line(tmp_path: Path, address: str) -> None:
+    path = tmp_path / "broker.toml"
+    for text, problem in (
+        ("listen = 1", "listen"),
+        ("[topics]\npolicy = 'closed'", "topics.policy"),
+        ("a = [", "not TOML"),
+        ("fly = true", "fly"),
+        ("[[access.client]]\nname = 'a'\nsecret_file = 'nowhere'", "nowhere"),
+    ):
+        path.write_text(text)
+        error = error_of("broker", "--listen", "127.0.0.1:0", "--config", str(path))
+        assert error.startswith(f"{path}: ")
+        assert problem in error
+    path.write_bytes(b"\xff")
+    assert "is not UTF-8" in error_of("broker", "--config", str(path))
+    assert "cannot read the configuration" in error_of("broker", "--config", str(tmp_path / "nowhere"))
+    assert "another socket has this port" in error_of("broker", "--listen", address)
+    assert "is no port" in error_of("broker", "--listen", "127.0.0.1:port")
+    assert "there is no log format xml" in error_of("broker", "--log-format", "xml")
+
+
+def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('listen = ["127.0.0.1:1"]')
+    assert load_file(path, []).listen == ["127.0.0.1:1"]
+    assert load_file(path, ["127.0.0.1:2"]).listen == ["127.0.0.1:2"]
+    assert load_file(None, []).listen == ["127.0.0.1:50000"]
+
+
+@needs_posix
+def test_nobody_has_to_read_what_it_tells(tmp_path: Path) -> None:
+    command = [*GODWIT, "broker", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            address = process.stdout.readline().decode().rpartition("udp://")[2].strip()
+            process.stdout.close()
+            for _ in range(3):
+                assert godwit("pub", "a", "x", "--broker", address).returncode == 0
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=20) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()

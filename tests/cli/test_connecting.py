@@ -1,0 +1,145 @@
+"""What all commands that talk to a broker share."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from tests.cli.real import broker, running
+
+from godwit.cli import connecting
+from godwit.cli.connecting import Target, ask, check_qos, connected, guarded, read_secret, run, tell
+from godwit.errors import BrokerUnreachableError, GodwitError, KickedError, UsageError
+from godwit.net.connect import AsyncClient, connect
+
+
+def test_a_target(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b" a secret\r\n")
+    assert Target.of("h", "me", secret, 3.0) == Target("h", "me", b" a secret", 3.0)
+    assert Target.of("h", None, None, 0.0).timeout_s is None
+
+
+def test_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    for content, error in ((b"", "is empty"), (b"\n", "is empty"), (b"x" * 1025, "is longer than 1024 bytes")):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match=error):
+            read_secret(path)
+    path.write_bytes(b"x" * 1024 + b"\r\n")
+    assert len(read_secret(path)) == 1024
+    with pytest.raises(GodwitError, match="cannot read the secret file"):
+        read_secret(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="a secret proves a name"):
+        Target.of("h", None, path, None)
+    with pytest.raises(UsageError, match="--timeout nan cannot be"):
+        Target.of("h", None, None, float("nan"))
+
+
+@pytest.mark.parametrize("text", ["", "3", "-1", "two", "1.0", " 1"])
+def test_no_qos(text: str) -> None:
+    with pytest.raises(UsageError, match="there is no QoS"):
+        check_qos(text)
+
+
+def test_qos() -> None:
+    assert [check_qos(text) for text in "012"] == [0, 1, 2]
+
+
+def test_tell_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
+    tell("lost \x1b[2J\n")
+    assert capsys.readouterr().err == "godwit: lost \\x1b[2J\\n\n"
+
+
+# -- guards -----------------------------------------------------------------------------------------------------------
+
+
+async def never() -> NoReturn:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
+async def fail() -> NoReturn:
+    await asyncio.sleep(0.01)
+    raise GodwitError("the guard")
+
+
+def test_the_result_of_the_work_counts() -> None:
+    async def work() -> int:
+        return 7
+
+    assert asyncio.run(guarded(work(), never())) == 7
+
+
+def test_a_guard_ends_the_work() -> None:
+    cancelled = False
+
+    async def work() -> None:
+        nonlocal cancelled
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled = True
+
+    with pytest.raises(GodwitError, match="the guard"):
+        asyncio.run(guarded(work(), never(), fail()))
+    assert cancelled
+
+
+def test_what_the_work_raises_comes_out() -> None:
+    async def work() -> None:
+        raise GodwitError("the work")
+
+    with pytest.raises(GodwitError, match="the work"):
+        asyncio.run(guarded(work(), never()))
+
+
+# -- a broker that comes and goes -------------------------------------------------------------------------------------
+
+
+def test_ask(address: str) -> None:
+    assert ask(Target(address, "asker"), AsyncClient.ping) > 0
+
+    async def silence(client: AsyncClient) -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(BrokerUnreachableError, match=r"did not answer within 0\.2 s"):
+        ask(Target(address, timeout_s=0.2), silence)
+
+
+def test_a_broker_that_is_lost_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "LOOK_S", 0.02)
+
+    async def main(target: Target) -> None:
+        async with connected(target):
+            command.process.terminate()
+            await asyncio.sleep(60)
+
+    with running("broker", "--listen", "127.0.0.1:0") as command:
+        address = command.out.until("listening on").rpartition("udp://")[2]
+        with pytest.raises(BrokerUnreachableError, match=r"was lost .* and did not come back within 0\.5 s"):
+            run(main(Target(address, timeout_s=0.5)))
+
+
+def test_a_client_that_is_sent_away_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connecting, "LOOK_S", 0.02)
+
+    async def main(address: str) -> None:
+        async with connected(Target(address, "victim")):
+            async with connect(address) as admin:
+                await admin.kick("victim", reason="enough")
+            await asyncio.sleep(60)
+
+    with broker() as address, pytest.raises(KickedError, match="enough"):
+        run(main(address))
+
+
+def test_an_error_in_the_block_comes_out(address: str) -> None:
+    async def main() -> None:
+        async with connected(Target(address)):
+            raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        run(main())

@@ -1,0 +1,46 @@
+"""Bars on stderr, where somebody sits."""
+
+from __future__ import annotations
+
+import pytest
+
+from godwit.cli.progress import MAX_BARS, FileProgress, LineProgress
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_bar_for_each_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with FileProgress(enabled=True) as progress:
+        progress.show("a\x1b.bin", 1_000_000, 4_000_000)
+        progress.show("a\x1b.bin", 2_000_000, 4_000_000)
+        for number in range(2 * MAX_BARS):
+            progress.show(f"{number}", 1, 2)
+        assert len(progress.progress.tasks) == MAX_BARS
+        progress.progress.refresh()
+        progress.finish("a\x1b.bin")
+        progress.finish("never seen")
+        assert len(progress.progress.tasks) == MAX_BARS - 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "a\\x1b.bin" in err
+    assert "2.0/4.0 MB" in err
+
+
+@pytest.mark.usefixtures("terminal")
+def test_lines_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with LineProgress(enabled=True) as progress:
+        progress.show(12_345)
+        progress.progress.refresh()
+    assert "12,345 messages" in capsys.readouterr().err
+
+
+def test_nothing_where_nobody_sits(capsys: pytest.CaptureFixture[str]) -> None:
+    with LineProgress(enabled=False) as lines, FileProgress(enabled=False) as files:
+        lines.show(1)
+        files.show("a", 1, 2)
+    assert capsys.readouterr() == ("", "")

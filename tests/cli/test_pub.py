@@ -1,0 +1,263 @@
+"""`godwit pub` as a user meets it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.real import GODWIT, broker, environment, error_of, eventually, godwit, needs_posix, running, subscribed
+
+from godwit.cli.pub import reached_text
+
+if sys.platform != "win32":
+    from tests.cli.terminal import terminal
+
+
+@pytest.mark.parametrize(
+    ("reached", "text"),
+    [
+        (0, "reached no subscriber"),
+        (1, "reached 1 subscriber"),
+        (2000, "reached 2,000 subscribers"),
+        (None, "sent (QoS 0 is not confirmed)"),
+    ],
+)
+def test_reached_text(reached: int | None, text: str) -> None:
+    assert reached_text(reached) == text
+
+
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+def test_a_message_reaches_a_subscriber(address: str, qos: str) -> None:
+    topic = f"pub/{qos}"
+    with running("sub", topic, "--json", "--count", "1", "--broker", address) as sub:
+        subscribed(address, topic)
+        result = godwit("pub", topic, "21 °C", "--qos", qos, "--name", f"sensor-{qos}", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, b"")
+        assert result.stderr.decode() == ("sent (QoS 0 is not confirmed)\n" if qos == "0" else "reached 1 subscriber\n")
+        message = json.loads(sub.out.line())
+        assert sub.wait() == 0
+    assert (message["topic"], message["payload"], message["qos"]) == (topic, "21 °C", int(qos))
+    assert (message["offset"] is None) == (qos == "0")
+
+
+def test_a_publisher_is_told_when_there_is_no_subscriber(address: str) -> None:
+    """R1: publishing to a room with no subscriber tells the publisher so."""
+    result = godwit("pub", "pub/lonely", "x", "--broker", address)
+    assert (result.returncode, result.stderr) == (0, b"reached no subscriber\n")
+    assert godwit("pub", "pub/lonely", "x", "-q", "--broker", address).stderr == b""
+
+
+def test_a_retained_message_waits_for_later_subscribers_until_it_is_cleared(address: str) -> None:
+    topic = "pub/retained"
+    godwit("pub", topic, "old", "--retain", "--broker", address)
+    godwit("pub", topic, "kept", "--retain", "--broker", address)
+    result = godwit("sub", "pub/retained/#", "--count", "1", "--json", "--broker", address)
+    message = json.loads(result.stdout)
+    assert (message["payload"], message["retained"]) == ("kept", True)
+    godwit("pub", topic, "", "--retain", "--broker", address)
+    show = json.loads(godwit("topics", "show", topic, "--json", "--broker", address).stdout)
+    assert show["retained"] is False
+
+
+def test_a_negative_number_is_a_message(address: str) -> None:
+    for message in ("-5.5", "-.5", "- 5"):
+        assert godwit("pub", "pub/negative", message, "--retain", "--broker", address).returncode == 0
+        found = godwit("sub", "pub/negative", "--count", "1", "--broker", address)
+        assert found.stdout.decode() == f"pub/negative: {message}\n"
+    assert error_of("pub", "pub/negative", "--retian") == (
+        "there is no option --retian; if it is a message, put -- before it"
+    )
+    assert godwit("pub", "--broker", address, "pub/negative", "--", "--retian").returncode == 0
+
+
+def test_bytes_that_are_no_text(address: str) -> None:
+    topic = "pub/bytes"
+    assert godwit("pub", topic, "\udcff\udc80", "--retain", "--broker", address).returncode == 0
+    found = godwit("sub", topic, "--count", "1", "--json", "--broker", address)
+    assert json.loads(found.stdout)["payload_base64"] == "/4A="
+
+
+# -- lines ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+def test_each_line_is_a_message(address: str, qos: str) -> None:
+    topic = f"pub/lines/{qos}"
+    count = 50_000
+    data = b"".join(b"%d\n" % number for number in range(count))
+    with running("sub", topic, "--count", str(count), "--broker", address) as sub:
+        subscribed(address, topic)
+        result = godwit("pub", topic, "--lines", "--qos", qos, "--broker", address, input=data)
+        assert result.returncode == 0
+        assert result.stderr.decode() == "50,000 messages confirmed; the last one reached 1 subscriber\n"
+        assert sub.wait() == 0
+        sub.out.until(f"{topic}: {count - 1}")
+    assert sub.out.seen == [f"{topic}: {number}" for number in range(count)]
+
+
+def test_empty_input_and_empty_lines(address: str) -> None:
+    result = godwit("pub", "pub/empty", "--lines", "--broker", address)
+    assert (result.returncode, result.stderr) == (0, b"nothing to publish: standard input was empty\n")
+    result = godwit("pub", "pub/empty", "--lines", "--broker", address, input=b"\n\nx")
+    assert b"3 messages confirmed" in result.stderr
+    assert godwit("pub", "pub/empty", "--lines", "--quiet", "--broker", address, input=b"x").stderr == b""
+
+
+def test_a_line_is_sent_when_it_is_typed(address: str) -> None:
+    with running("sub", "pub/typed", "--broker", address) as sub:
+        subscribed(address, "pub/typed")
+        with running("pub", "pub/typed", "--lines", "--broker", address) as pub:
+            for word in ("one", "two"):
+                pub.write(f"{word}\n")
+                assert sub.out.line() == f"pub/typed: {word}"
+            pub.close_input()
+            assert pub.wait() == 0
+
+
+@needs_posix
+def test_ctrl_c_while_it_waits_for_input(address: str) -> None:
+    with running("pub", "pub/interrupted", "--lines", "--broker", address) as pub:
+        pub.write("x\n")
+        eventually(lambda: godwit("topics", "show", "pub/interrupted", "--broker", address).returncode == 0)
+        assert pub.interrupt() == 130
+        assert pub.err.rest() == []
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_crosses_the_broker(address: str, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 8000
+    source = tmp_path / "data.bin"
+    source.write_bytes(data)
+    folder = tmp_path / "received"
+    with running("sub", "pub/files", "--save", str(folder), "--count", "2", "--json", "--broker", address) as sub:
+        subscribed(address, "pub/files")
+        for _ in range(2):
+            result = godwit("pub", "pub/files", "--file", str(source), "--broker", address)
+            assert result.returncode == 0
+            assert result.stderr.decode() == "data.bin: 2.0 MB confirmed, reached 1 subscriber\n"
+        first, second = json.loads(sub.out.line()), json.loads(sub.out.line())
+        assert sub.wait() == 0
+    assert first["sha256"] == hashlib.sha256(data).hexdigest()
+    assert (first["name"], first["size_bytes"], first["topic"]) == ("data.bin", len(data), "pub/files")
+    assert (first["path"], second["path"]) == (str(folder / "data.bin"), str(folder / "data (1).bin"))
+    assert (folder / "data.bin").read_bytes() == data
+    assert sorted(path.name for path in folder.iterdir()) == ["data (1).bin", "data.bin"]
+
+
+@needs_posix
+def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
+    source = tmp_path / "large.bin"
+    source.write_bytes(bytes(30_000_000))
+    arguments = ("sub", "pub/bar", "--save", str(tmp_path / "in"), "--count", "1", "--broker", address)
+    with terminal(*arguments) as sub:
+        subscribed(address, "pub/bar")
+        with terminal("pub", "pub/bar", "--file", str(source), "--broker", address) as pub:
+            pub.until("large.bin")
+            pub.until("/30.0 MB")
+            pub.until("large.bin: 30.0 MB confirmed, reached 1 subscriber")
+            assert pub.wait() == 0
+        sub.until("/30.0 MB")
+        sub.until(str(tmp_path / "in" / "large.bin"))
+        assert sub.wait() == 0
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["home/+/temperature", "x"], "wildcards are for subscriptions"),
+        (["home/#", "x"], "wildcards are for subscriptions"),
+        (["home/*", "x"], "wildcards are for subscriptions"),
+        (["", "x"], "is empty"),
+        (["x" * 1025, "x"], "is 1025 bytes long: at most 1024"),
+        (["/".join("x" * 65), "x"], "has 65 levels: at most 64"),
+        (["a\udcff", "x"], "is not valid Unicode"),
+        (["a\nb", "x"], "control character"),
+        (["a", "x", "--qos", "3"], "there is no QoS 3; choose 0"),
+        (["a", "x", "--qos", "one"], "there is no QoS one; choose 0"),
+        (["a"], "give one thing to publish"),
+        (["a", "x", "--lines"], "give one thing to publish"),
+        (["a", "--file", "/nowhere", "--retain"], "a file cannot be retained"),
+        (["a", "x", "--timeout", "-1"], "--timeout -1 cannot be"),
+        (["a", "x", "--broker", "host:port"], "is no port"),
+        (["a", "x", "--broker", "no such host"], "host no such host"),
+        (["a", "x", "--name", "n" * 257], "name"),
+        (["a", "x", "--secret-file", "/nowhere"], "a secret proves a name"),
+        (["a", "x", "--name", "n", "--secret-file", "/nowhere"], "cannot read the secret file /nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
+    assert text in error_of("pub", *arguments)
+
+
+def test_errors_that_need_a_broker(address: str, tmp_path: Path) -> None:
+    assert "cannot read" in error_of("pub", "a", "--file", str(tmp_path / "nothing"), "--broker", address)
+    assert "is a folder" in error_of("pub", "a", "--file", str(tmp_path), "--broker", address)
+    assert "$" in error_of("pub", "$sys/mine", "x", "--broker", address)
+
+
+def test_an_over_large_message(address: str) -> None:
+    data = b"x" * (16 * 1024 * 1024 + 1)
+    assert "line 1 of standard input is longer than 16,777,216 bytes" in error_of(
+        "pub", "pub/large", "--lines", "--broker", address, input=data
+    )
+
+
+def test_a_message_that_is_too_large_for_this_broker(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text("[limits]\nmessage_bytes = 1000\n")
+    with broker("--config", str(config)) as address:
+        assert "1000" in error_of("pub", "a", "x" * 1001, "--broker", address)
+        assert "1000" in error_of("pub", "a", "--lines", "--broker", address, input=b"x\n" + b"x" * 1001)
+        assert godwit("pub", "a", "x" * 1000, "--broker", address).returncode == 0
+
+
+def test_a_name_that_somebody_has(address: str) -> None:
+    with running("sub", "pub/taken", "--name", "taken", "--broker", address):
+        subscribed(address, "pub/taken")
+        assert "taken" in error_of("pub", "a", "x", "--name", "taken", "--broker", address)
+
+
+@pytest.mark.parametrize("name", ["", "a\x07b", "\udcff", "n" * 257])
+def test_a_name_that_cannot_be(address: str, name: str) -> None:
+    assert "name" in error_of("pub", "a", "x", "--name", name, "--broker", address)
+
+
+@needs_posix
+@pytest.mark.parametrize(
+    ("command", "closed"),
+    [
+        ("pub pub/closed x --retain", "<&- >&-"),
+        ("pub pub/closed --lines", "<&-"),
+        ("sub pub/closed --count 1", ">&-"),
+        ("sub pub/closed --count 1", "<&- >&- 2>&-"),
+        ("ping -n 1", ">&-"),
+    ],
+)
+def test_a_stream_that_is_closed_from_the_beginning(address: str, command: str, closed: str) -> None:
+    godwit("pub", "pub/closed", "x", "--retain", "--broker", address)
+    result = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *GODWIT, *command.split()],
+        capture_output=True,
+        timeout=20,
+        check=False,
+        env=environment(GODWIT_BROKER=address),
+    )
+    assert (result.returncode, result.stdout) == (0, b"")
+    assert b"Traceback" not in result.stderr
+
+
+def test_no_broker(nowhere: str) -> None:
+    text = error_of("pub", "a", "x", "--broker", nowhere, "--timeout", "0.5")
+    assert text == (
+        "no broker answered at 127.0.0.1 port 9 within 0.5 s: is it running there, and does the way to it let UDP pass?"
+    )
+    assert "127.0.0.1 port 9" in error_of("pub", "a", "x", "--timeout", "0.5", GODWIT_BROKER=nowhere)

@@ -1,0 +1,240 @@
+"""`godwit shell` as a user meets it: scripts, and a real terminal in which messages arrive while somebody types."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from tests.cli.real import broker, godwit, lines, needs_posix, running, subscribed
+
+if sys.platform != "win32":
+    from tests.cli.terminal import terminal
+
+
+# -- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def script(address: str, text: str, *arguments: str) -> tuple[int, list[str], list[str]]:
+    result = godwit("shell", "--broker", address, *arguments, input=text.encode("utf-8", "surrogateescape"))
+    return result.returncode, list(lines(result.stdout)), list(lines(result.stderr))
+
+
+def test_a_script(address: str) -> None:
+    code, out, err = script(
+        address,
+        """
+        # what R2 and R4 can do
+        create shell/script/room 1
+        create "shell/script/room 1"
+        sub shell/script/#
+        pub "shell/script/room 1" 21.5 degrees
+        wait 0.2
+        unsub shell/script/#
+        pub "shell/script/room 1" 22
+        list shell/script/#
+        """,
+    )
+    assert code == 1
+    assert err == ["godwit: that is more than create takes: create TOPIC; a name with blanks needs quotes"]
+    assert out[:2] == ["Topic created.", "Subscribed to shell/script/#."]
+    assert set(out[2:4]) == {"reached 1 subscriber", "shell/script/room 1: 21.5 degrees"}
+    assert out[4:] == [
+        "Unsubscribed from shell/script/#.",
+        "reached no subscriber",
+        "shell/script/room 1  (0 subscribers)",
+    ]
+
+
+def test_what_a_script_published_last_is_still_shown(address: str) -> None:
+    code, out, err = script(address, "sub shell/last\npub shell/last x")
+    assert (code, err) == (0, [])
+    assert "shell/last: x" in out
+
+
+def test_the_answers_of_the_reference_systems(tmp_path: Path) -> None:
+    """R2: an unknown topic, a second subscription, one that there is not. R1: publishing to an unknown room."""
+    config = tmp_path / "broker.toml"
+    config.write_text('[topics]\npolicy = "publishers"\n[[topics.rule]]\nfilter = "rooms/#"\npolicy = "explicit"\n')
+    with broker("--config", str(config)) as address:
+        code, out, err = script(
+            address,
+            """
+            sub news
+            pub news hello
+            sub news
+            sub news
+            unsub weather
+            pub rooms/1 warm
+            create rooms/1
+            pub rooms/1 warm
+            quit
+            pub news never
+            """,
+        )
+    assert code == 1
+    assert err == [
+        "godwit: Topic does not exist.",
+        "godwit: Already subscribed to topic.",
+        "godwit: You are not currently subscribed to this topic.",
+        "godwit: Topic does not exist.",
+    ]
+    assert out == [
+        "reached no subscriber",
+        "Subscribed to news.",
+        "Topic created.",
+        "reached no subscriber",
+    ]
+
+
+def test_clients_and_kick(address: str) -> None:
+    """R1: an unsubscription that is ordered from another terminal; the other one is told, and goes on."""
+    with running("shell", "--name", "shell-victim", "--broker", address) as victim:
+        victim.write("sub shell/kick\n")
+        assert victim.out.line() == "Subscribed to shell/kick."
+        code, out, _ = script(address, "clients\nkick shell-victim shell/kick\n", "--name", "shell-admin")
+        assert code == 0
+        assert any(line.startswith("shell-victim  127.0.0.1:") and line.endswith("shell/kick") for line in out)
+        assert out[-1] == "removed the subscription of shell-victim to shell/kick"
+        assert victim.out.until("shell/kick").startswith("You were removed from shell/kick: ")
+        assert "shell-admin" in victim.out.seen[-1]
+        victim.write("subs\n")
+        assert victim.out.line() == "You are not subscribed to anything."
+        code, out, _ = script(address, "kick shell-victim", "--name", "shell-admin")
+        assert (code, out[-1]) == (0, "removed shell-victim")
+        assert victim.wait() == 1
+        assert "shell-admin" in victim.err.line()
+
+
+@needs_posix
+def test_ctrl_c_ends_a_script_that_waits(address: str) -> None:
+    with running("shell", "--broker", address) as shell:
+        shell.write("sub shell/interrupt\n")
+        shell.out.line()
+        assert shell.interrupt() == 130
+        assert shell.err.rest() == []
+
+
+def test_a_line_that_is_no_text(address: str) -> None:
+    code, out, err = script(address, "pub shell/bytes \udcff\nsub \udcff\n")
+    assert (code, out) == (1, ["reached no subscriber"])
+    assert "is not valid Unicode" in err[0]
+
+
+# -- a terminal -------------------------------------------------------------------------------------------------------
+
+
+@needs_posix
+def test_messages_arrive_while_somebody_types(address: str, tmp_path: Path) -> None:
+    with terminal("shell", "--broker", address, "--name", "typist", XDG_STATE_HOME=str(tmp_path)) as shell:
+        assert f"Connectedto{address}astypist" in shell.until("godwit> ")
+        shell.type("sub shell/pty\r")
+        shell.until("Subscribed to shell/pty.")
+        subscribed(address, "shell/pty")
+        shell.type("pub shell/other hel")
+        shell.until("hel")
+        godwit("pub", "shell/pty", "an \x1b[31minterruption", "--broker", address)
+        shell.until("shell/pty: an \\x1b[31minterruption")
+        shell.until("pub shell/other hel")  # the line that is being typed is drawn again
+        shell.type("lo\r")
+        shell.until("reached no subscriber")
+        shell.type("nonsense\r")
+        shell.until("there is no command nonsense")
+        shell.type("unsub shell/pty\r")
+        shell.until("Unsubscribed from shell/pty.")
+        shell.type("quit\r")
+        assert shell.wait() == 0
+    history = tmp_path / "godwit" / "shell_history"
+    assert "+pub shell/other hello" in history.read_text()
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+@needs_posix
+def test_completion_and_history(address: str, tmp_path: Path) -> None:
+    godwit("pub", "shell/complete/kitchen", "x", "--broker", address)
+    with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
+        shell.until("godwit> ")
+        shell.type("pub shell/comp\t")
+        shell.until("shell/complete/kitchen")
+        shell.type(" warm\r")
+        shell.until("reached no subscriber")
+    with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
+        shell.until("godwit> ")
+        shell.insist("\x1b[A", "pub shell/complete/kitchen warm")  # the history is read while one can type already
+        shell.type("\r")
+        shell.until("reached no subscriber")
+        shell.type("\x04")
+        assert shell.wait() == 0
+
+
+@needs_posix
+def test_ctrl_c_drops_a_line_and_ends_at_an_empty_one(address: str, tmp_path: Path) -> None:
+    with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
+        shell.until("godwit> ")
+        shell.type("pub shell/dropped x")
+        shell.until("shell/dropped x")
+        shell.type("\x03")
+        shell.until("godwit> ")
+        shell.type("\x03")
+        assert shell.wait() == 130
+        assert "Traceback" not in shell.screen
+    assert godwit("topics", "show", "shell/dropped", "--broker", address).returncode == 1
+
+
+@needs_posix
+def test_typing_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
+    """Waiting for the network never blocks the user: the biggest regret of a reference system's author."""
+    with running("broker", "--listen", "127.0.0.1:0") as first:
+        address = first.out.until("listening on").rpartition("udp://")[2]
+        with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
+            shell.until("godwit> ")
+            first.process.send_signal(signal.SIGTERM)
+            first.wait()
+            shell.until("lost the broker")
+            shell.type("pub a waits\r")
+            shell.type("help\r")
+            shell.type("subs")
+            shell.until("subs")
+            with running("broker", "--listen", address):
+                shell.until("reached no subscriber")
+                shell.until("quit")  # of the help
+                shell.type("\r")
+                shell.until("You are not subscribed to anything.")
+                shell.type("quit\r")
+                assert shell.wait() == 0
+
+
+@needs_posix
+def test_a_flood_does_not_stop_the_typing(address: str, tmp_path: Path) -> None:
+    with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
+        shell.until("godwit> ")
+        shell.type("sub shell/flood\r")
+        shell.until("Subscribed")
+        flood = b"x" * 200 + b"\n"
+        with running("pub", "shell/flood", "--lines", "-q", "--broker", address) as pub:
+            pub.write((flood * 100_000).decode())
+            pub.close_input()
+            shell.until("shell/flood: xxx")
+            shell.type("pub shell/beside still here\r")
+            shell.until("reached no subscriber")
+        shell.type("quit\r")
+        assert shell.wait() == 0
+
+
+@needs_posix
+def test_without_a_folder_of_its_own_it_has_no_memory(address: str, tmp_path: Path) -> None:
+    (tmp_path / "godwit").write_text("a file where a folder should be")
+    with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
+        shell.until("godwit> ")
+        shell.type("quit\r")
+        assert shell.wait() == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs a Unix")
+def test_no_broker(nowhere: str) -> None:
+    code, out, err = script(nowhere, "", "--timeout", "0.3")
+    assert (code, out) == (1, [])
+    assert "no broker answered" in err[0]

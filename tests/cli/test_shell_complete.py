@@ -1,0 +1,107 @@
+"""Completion in the shell."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from tests.cli.fake_client import FakeClient
+
+from godwit.cli import shell_complete
+from godwit.cli.shell_commands import Shell
+from godwit.cli.shell_complete import Names, ShellCompleter, split_last
+from godwit.errors import GodwitError
+from godwit.wire.control import TopicInfo
+
+TOPICS = ["home/kitchen/temperature", "home/living room/temperature", "garage", "bell\x07"]
+
+
+def fake() -> FakeClient:
+    client = FakeClient()
+    client.infos = {name: TopicInfo(name=name) for name in TOPICS}
+    return client
+
+
+async def completions(client: FakeClient, *texts: str) -> list[list[str]]:
+    shell = Shell(client.as_client(), lambda text: asyncio.sleep(0))
+    await shell.execute("sub garage/#")
+    completer = ShellCompleter(shell, Names(client.as_client()))
+    found = []
+    for text in texts:
+        event = CompleteEvent(completion_requested=True)
+        found.append([one.text async for one in completer.get_completions_async(Document(text), event)])
+    await shell.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("su", ["sub", "subs"]),
+        ("pub g", ["garage"]),
+        ("sub home/", ["home/kitchen/temperature", '"home/living room/temperature"']),
+        ('sub "home/li', ['"home/living room/temperature"']),
+        ("sub home/k", ["home/kitchen/temperature"]),
+        ("unsub ", ["garage/#"]),
+        ("kick ", ["me", '"the display"']),
+        ("kick me ga", ["garage"]),
+        ("pub garage x", []),
+        ("help ", []),
+        ("zzz", []),
+    ],
+)
+def test_completions(typed: str, offered: list[str]) -> None:
+    assert asyncio.run(completions(fake(), typed)) == [offered]
+
+
+def test_names_are_asked_for_once_in_a_while() -> None:
+    client = fake()
+    found = asyncio.run(completions(client, "pub ga", "pub gar", "kick m", "kick me"))
+    assert found == [["garage"], ["garage"], ["me"], ["me"]]
+    assert client.questions == 2
+
+
+def test_a_broker_that_does_not_answer_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> list[object]:
+        await asyncio.sleep(60)
+        return []
+
+    async def fails(*_: object) -> list[object]:
+        raise GodwitError("no")
+
+    monkeypatch.setattr(shell_complete, "PATIENCE_S", 0.01)
+    for answer in (never, fails):
+        client = fake()
+        monkeypatch.setattr(client, "topics", answer)
+        monkeypatch.setattr(client, "clients", answer)
+        assert asyncio.run(completions(client, "pub ", "kick ")) == [[], []]
+
+
+def test_there_is_a_limit() -> None:
+    client = fake()
+    client.infos = {f"t{number:04}": TopicInfo(name=f"t{number:04}") for number in range(1000)}
+    (found,) = asyncio.run(completions(client, "pub t"))
+    assert len(found) == shell_complete.MAX_SHOWN
+
+
+def test_without_a_loop_there_is_nothing() -> None:
+    client = fake()
+    completer = ShellCompleter(Shell(client.as_client(), lambda text: asyncio.sleep(0)), Names(client.as_client()))
+    assert list(completer.get_completions(Document("pub "), CompleteEvent())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "whole", "last"),
+    [
+        ("", [], ""),
+        ("  su", [], "su"),
+        ("sub ", ["sub"], ""),
+        ('kick "the display" ho', ["kick", "the display"], "ho"),
+        ('kick "the dis', ["kick"], '"the dis'),
+        ("a 'b'", ["a"], "'b'"),
+    ],
+)
+def test_split_last(text: str, whole: list[str], last: str) -> None:
+    assert split_last(text) == (whole, last)

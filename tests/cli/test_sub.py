@@ -1,0 +1,221 @@
+"""`godwit sub` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.cli.real import (
+    GODWIT,
+    broker,
+    environment,
+    error_of,
+    eventually,
+    godwit,
+    lines,
+    needs_posix,
+    running,
+    subscribed,
+)
+
+from godwit.cli.sub import file_line, parse_start
+from godwit.errors import UsageError
+from godwit.net.inbox import ReceivedFile
+
+
+def publish(address: str, topic: str, *messages: str, qos: str = "1") -> None:
+    data = "".join(f"{message}\n" for message in messages).encode()
+    assert godwit("pub", topic, "--lines", "-q", "--qos", qos, "--broker", address, input=data).returncode == 0
+
+
+def test_several_filters_and_wildcards(address: str) -> None:
+    with running("sub", "sub/+/temperature", "sub/*/fan", "--broker", address) as sub:
+        subscribed(address, "sub/+/temperature")
+        for topic in ("sub/a/temperature", "sub/a/b/temperature", "sub/a/b/fan", "sub/fan", "sub/b/temperature"):
+            publish(address, topic, "x")
+        assert [sub.out.line() for _ in range(3)] == [
+            "sub/a/temperature: x",
+            "sub/a/b/fan: x",
+            "sub/b/temperature: x",
+        ]
+
+
+def test_what_came_before_is_not_shown_unless_asked_for(address: str) -> None:
+    publish(address, "sub/past", "one", "two")
+    assert lines(godwit("sub", "sub/past", "--start", "earliest", "--count", "2", "--broker", address).stdout) == [
+        "sub/past: one",
+        "sub/past: two",
+    ]
+    found = godwit("sub", "sub/past", "--start", "earliest", "--json", "--count", "1", "--broker", address)
+    offset = json.loads(found.stdout)["offset"]
+    found = godwit("sub", "sub/past", "--start", str(offset + 1), "--count", "1", "--broker", address)
+    assert lines(found.stdout) == ["sub/past: two"]
+    found = godwit("sub", "sub/past", "--start", "2020-01-01", "--count", "1", "--broker", address)
+    assert lines(found.stdout) == ["sub/past: one"]
+
+
+def test_count_cuts_a_batch(address: str) -> None:
+    publish(address, "sub/many", *map(str, range(1000)))
+    found = godwit("sub", "sub/many", "--start", "earliest", "--count", "10", "--broker", address)
+    assert lines(found.stdout) == [f"sub/many: {number}" for number in range(10)]
+
+
+def test_a_name_finds_its_place_again(address: str) -> None:
+    """R2 and R4: what was published while a named subscriber was away is not lost."""
+    arguments = ("sub", "sub/named", "--name", "display-1", "--broker", address)
+    with running(*arguments) as sub:
+        subscribed(address, "sub/named")
+        publish(address, "sub/named", "one")
+        assert sub.out.line() == "sub/named: one"
+        assert sub.interrupt() == 130
+    publish(address, "sub/named", "two", "three")
+    found = lines(godwit(*arguments, "--count", "2").stdout)
+    assert found[-1] in ("sub/named: two", "sub/named: three")  # at least once: `one` may come again
+
+
+def test_a_cursor_moves_when_messages_were_printed(address: str) -> None:
+    arguments = ("sub", "sub/cursor", "--cursor", "report", "--name", "c", "--broker", address)
+    publish(address, "sub/cursor", "one")
+    assert lines(godwit(*arguments, "--start", "earliest", "--count", "1").stdout) == ["sub/cursor: one"]
+    publish(address, "sub/cursor", "two")
+    assert lines(godwit(*arguments, "--count", "1").stdout) == ["sub/cursor: two"]
+
+
+def test_nothing_from_the_network_acts_on_the_terminal(address: str) -> None:
+    with running("sub", "sub/evil", "--count", "1", "--broker", address) as sub:
+        subscribed(address, "sub/evil")
+        godwit("pub", "sub/evil", "\x1b[2J\r\nfake: line", "--broker", address)
+        assert sub.out.line() == "sub/evil: \\x1b[2J\\r\\nfake: line"
+
+
+@needs_posix
+def test_a_reader_that_goes_ends_it_quietly(address: str) -> None:
+    """As `godwit sub sub/head | head -1` does; also when no further message comes."""
+    command = [*GODWIT, "sub", "sub/head", "--broker", address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            subscribed(address, "sub/head")
+            publish(address, "sub/head", "one")
+            assert process.stdout.readline() == b"sub/head: one\n"
+            process.stdout.close()
+            assert process.wait(timeout=10) == 0
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
+@needs_posix
+def test_ctrl_c_ends_it_at_once(address: str) -> None:
+    with running("sub", "sub/interrupt", "--broker", address) as sub:
+        subscribed(address, "sub/interrupt")
+        began = time.monotonic()
+        assert sub.interrupt() == 130
+        assert time.monotonic() - began < 2.0
+        assert (sub.out.rest(), sub.err.rest()) == ([], [])
+
+
+@needs_posix
+def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
+    """A client started before its broker gets through once it is there."""
+    with broker() as address:
+        pass  # now nobody listens there
+    with running("sub", "sub/later", "--broker", address) as sub:
+        assert sub.err.line() == f"godwit: no broker answers at {address}; still trying (Ctrl-C ends)"
+        with running("broker", "--listen", address) as first:
+            first.out.until("listening on")
+            subscribed(address, "sub/later")
+            publish(address, "sub/later", "one")
+            assert sub.out.line() == "sub/later: one"
+            first.process.terminate()
+            assert first.wait() == 0
+        assert sub.err.line() == (
+            f"godwit: lost the broker at {address} (the broker is being stopped); trying to get it back (Ctrl-C ends)"
+        )
+        with running("broker", "--listen", address) as second:
+            second.out.until("listening on")
+            assert sub.err.until("is back") == f"godwit: the broker at {address} is back"
+            subscribed(address, "sub/later")
+            publish(address, "sub/later", "two")
+            assert sub.out.until("two") == "sub/later: two"
+    with running("sub", "x", "--broker", address) as sub:
+        sub.err.line()
+        assert sub.interrupt() == 130
+
+
+def test_with_a_time_limit_it_gives_up(nowhere: str) -> None:
+    assert "127.0.0.1 port 9" in error_of("sub", "x", "--broker", nowhere, "--timeout", "0.3")
+
+
+def test_a_kicked_subscriber_is_told_and_ends(address: str) -> None:
+    for filters in ([], ["sub/kicked"]):
+        with running("sub", "sub/kicked", "--name", "victim", "--broker", address) as sub:
+            subscribed(address, "sub/kicked")
+            assert godwit("kick", "victim", *filters, "--reason", "too loud", "--broker", address).returncode == 0
+            assert "too loud" in sub.err.line()
+            assert sub.wait() == 1
+
+
+def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
+    with running("sub", "sub/slow", "--count", "30000", "--broker", address) as sub:
+        subscribed(address, "sub/slow")
+        publish(address, "sub/slow", *["x" * 100] * 30_000)
+        eventually(lambda: len(sub.out.rest()) >= 0 and len(sub.out.seen) == 30_000)
+        assert sub.wait() == 0
+        assert sub.err.rest() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([""], "is empty"),
+        (["a/b#"], "a wildcard stands alone"),
+        (["#/a"], "'#' before its end"),
+        (["a\udcff"], "is not valid Unicode"),
+        (["a", "--count", "0"], "--count 0 cannot be"),
+        (["a", "--start", "soon"], "is no place to start at"),
+        (["a", "--save", "x", "--start", "earliest"], "--save has no --start"),
+        (["a"] * 1 + [f"f{number}" for number in range(64)], "64"),
+    ],
+)
+def test_bad_input_is_one_line(address: str, arguments: list[str], text: str) -> None:
+    assert text in error_of("sub", *arguments, "--broker", address)
+
+
+def test_a_folder_that_cannot_be(address: str, tmp_path: Path) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("x")
+    assert "cannot use the folder" in error_of("sub", "a", "--save", str(taken), "--broker", address)
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "since"),
+    [
+        (None, None, None),
+        ("latest", "latest", None),
+        ("earliest", "earliest", None),
+        ("17", 17, None),
+        ("2025-03-01T12:00", None, datetime(2025, 3, 1, 12, tzinfo=UTC)),
+        ("2025-03-01T12:00:00+01:00", None, datetime(2025, 3, 1, 11, tzinfo=UTC)),
+    ],
+)
+def test_parse_start(text: str | None, start: str | int | None, since: datetime | None) -> None:
+    assert parse_start(text) == (start, since)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "-1", "1.5", "9" * 30, "1969-01-01", "٣"])
+def test_no_start(text: str) -> None:
+    with pytest.raises(UsageError, match="is no place to start at"):
+        parse_start(text)
+
+
+def test_file_line() -> None:
+    file = ReceivedFile(Path("in/a\x1b.bin"), "a.bin", "files", "me", 3, b"\xab" * 32)
+    assert file_line(file, as_json=False) == b"in/a\\x1b.bin\n"
+    found = json.loads(file_line(file, as_json=True))
+    assert (found["path"], found["size_bytes"], found["sha256"]) == ("in/a\x1b.bin", 3, "ab" * 32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.broker.trim import without_first
+from godwit.broker.trim import longest_message, without_first
 from godwit.wire.batch import Batch, decode_batch, decode_head, encode_batch, encode_head
 from godwit.wire.entry import Entry
 
@@ -37,3 +37,10 @@ def test_the_rest_stays_as_it_was(data: st.DataObject) -> None:
     assert rest.payloads == payloads[known:]
     assert rest.deltas_us == (deltas[known:] if deltas is not None else None)
     assert (rest.extension, rest.retain, rest.qos) == (extension, retain, 2)
+
+
+@given(st.lists(st.binary(max_size=30), min_size=1, max_size=9), st.none() | st.binary(max_size=8), st.booleans())
+def test_the_longest_message_is_found(payloads: list[bytes], extension: bytes | None, timed: bool) -> None:
+    deltas = tuple(range(len(payloads))) if timed else None
+    entry = entry_of(Batch(payloads, 5, 1, deltas_us=deltas, extension=extension))
+    assert longest_message(entry.flags, entry.count, entry.rest) == max(map(len, payloads))

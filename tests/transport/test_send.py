@@ -21,8 +21,8 @@ from godwit.limits import (
 )
 from godwit.transport.arq import GoBackN, SelectiveRepeat
 from godwit.transport.config import EndpointConfig
-from godwit.transport.fragment import Fragment
-from godwit.transport.send import SendHalf, UnreliableRecord
+from godwit.transport.fragment import Fragment, UnreliableRecord
+from godwit.transport.send import SendHalf
 from godwit.wire import frames as wire
 from godwit.wire.parameters import Parameters
 
@@ -155,7 +155,7 @@ def test_bulk_waits_for_what_goes_first() -> None:
     assert sending.next_bulk(1000) is None
     drain(sending, most=1)
     assert sending.next_bulk(1000) is not None
-    send(sending, channel, b"unreliable", reliable=False)
+    send(sending, sending.open_channel(), b"unreliable", reliable=False)
     assert sending.next_bulk(1000) is None
     assert isinstance(drain(sending, most=1)[0], UnreliableRecord)
     (item,) = drain(sending, most=1)
@@ -176,7 +176,7 @@ def test_the_order_of_what_goes_next() -> None:
     assert isinstance(lost, Fragment)
     lost.packet = 0
     send(sending, channel, b"data")
-    send(sending, channel, b"unreliable", reliable=False)
+    send(sending, sending.open_channel(), b"unreliable", reliable=False)
     send(sending, 0, b"control")
     sending.policy.on_lost(0, [lost])
     got = [one.body if isinstance(one, UnreliableRecord) else one.record.body for one in drain(sending)]
@@ -448,6 +448,81 @@ def test_of_too_many_unreliable_records_the_oldest_are_dropped() -> None:
     assert sending.buffered_bytes == 0
 
 
+def test_behind_a_reliable_record_an_unreliable_one_goes_reliably_until_that_has_arrived() -> None:
+    sending = half()
+    channel, other = sending.open_channel(), sending.open_channel()
+    send(sending, channel, b"labels")
+    send(sending, channel, b"one", reliable=False)
+    send(sending, other, b"elsewhere", reliable=False)
+    got = drain(sending)
+    assert fragments(got) == [(channel, 0, 0, 6), (channel, 1, 0, 3)]
+    send(sending, channel, b"two", reliable=False)
+    assert fragments(drain(sending)) == [(channel, 2, 0, 3)]
+    arrived(sending, [one for one in got if isinstance(one, Fragment) and one.record.number == 0])
+    # What only followed it does not make those behind it reliable: else a steady stream would never come back.
+    send(sending, channel, b"three", reliable=False)
+    assert drain(sending) == [UnreliableRecord(channel, 0, b"three")]
+
+
+def test_a_reliable_record_is_not_overtaken_while_one_before_it_holds_it_up() -> None:
+    sending = half()
+    channel = sending.open_channel()
+    send(sending, channel, b"first")
+    send(sending, channel, b"follows", reliable=False)
+    first, follows = drain(sending)
+    arrived(sending, [first])
+    send(sending, channel, b"labels")
+    arrived(sending, drain(sending))
+    send(sending, channel, b"two", reliable=False)
+    assert fragments(drain(sending)) == [(channel, 3, 0, 3)]
+    arrived(sending, [follows])
+    send(sending, channel, b"three", reliable=False)
+    assert drain(sending) == [UnreliableRecord(channel, 0, b"three")]
+
+
+def test_what_follows_reliably_and_was_not_sent_yet_is_not_overtaken() -> None:
+    sending = half(peer(channel=2000))
+    channel = sending.open_channel()
+    send(sending, channel, bytes(1800))
+    send(sending, channel, b"waits for credit", reliable=False)
+    arrived(sending, drain(sending))
+    send(sending, channel, b"behind it", reliable=False)
+    assert not sending.has_frames()
+    sending.on_credit(channel, 4000)
+    assert fragments(drain(sending)) == [(channel, 1, 0, 16), (channel, 2, 0, 9)]
+
+
+def test_what_follows_reliably_is_dropped_when_the_buffer_is_full() -> None:
+    sending = half(buffer=5000)
+    channel = sending.open_channel()
+    send(sending, channel, bytes(4500))
+    send(sending, channel, bytes(1000), reliable=False)
+    assert sending.unreliable_dropped == 1
+    assert not sending.refused
+    with pytest.raises(RecordTooLargeError, match="unreliable"):
+        send(sending, channel, bytes(MAX_UNRELIABLE_BYTES + 1), reliable=False)
+    with pytest.raises(ChannelError, match="unreliable"):
+        send(sending, channel, b"", reliable=False, last=True)
+    assert len(drain(sending)) == 4
+
+
+def test_what_was_never_sent() -> None:
+    sending = half()
+    channel = sending.open_channel()
+    seen = [sending.waiting_bytes]
+    send(sending, 0, b"", reliable=False)
+    seen.append(sending.waiting_bytes)
+    drain(sending)
+    send(sending, channel, bytes(2000))
+    seen.append(sending.waiting_bytes)
+    sending.next_frame(1000, packet_is_empty=True)
+    seen.append(sending.waiting_bytes)
+    drain(sending)
+    seen.append(sending.waiting_bytes)
+    left_bytes = 2001 - (1000 - wire.FRAGMENT_HEADER.size)
+    assert seen == [0, RECORD_COST_BYTES, 2001, left_bytes, 0]
+
+
 def test_an_unreliable_record_that_does_not_fit_waits_for_the_next_packet() -> None:
     sending = half()
     channel = sending.open_channel()
@@ -596,3 +671,63 @@ def test_records_that_fill_the_connections_credit_from_many_channels() -> None:
     for _ in range(8):
         send_all(world, client, [bytes(30_000), bytes(70_000)])
     world.run_until(lambda: len(world.server.records) == 16, 20.0)
+
+
+# -- a record that is alone -------------------------------------------------------------------------------------------
+
+
+def test_the_only_record_is_taken_whole() -> None:
+    sending = half()
+    channel, other = sending.open_channel(), sending.open_channel()
+    assert sending.take_lone(100) is None
+    for number, body in enumerate((b"", bytes(100))):
+        send(sending, channel, body)
+        record = sending.take_lone(100)
+        assert record is not None
+        assert (record.number, record.body, record.cut_bytes) == (number, body, len(body))
+        assert sending.waiting_bytes == 0
+        assert not sending.has_frames()
+    send(sending, channel, bytes(101))
+    assert sending.take_lone(100) is None
+    assert sending.take_lone(101) is not None
+    send(sending, channel, b"")
+    send(sending, other, b"")
+    assert sending.take_lone(100) is None
+    assert len(drain(sending)) == 2
+    send(sending, 0, b"control")
+    assert sending.take_lone(100) is None
+    send(sending, channel, b"")
+    assert sending.take_lone(100) is None
+    drain(sending)
+    send(sending, channel, bytes(2000))
+    sending.next_frame(1000, packet_is_empty=True)
+    assert sending.take_lone(2000) is None
+
+
+def test_the_only_record_needs_credit() -> None:
+    sending = half(peer(channel=1500, connection=2000))
+    one, other = sending.open_channel(), sending.open_channel()
+    for channel, taken in ((one, True), (one, False)):
+        send(sending, channel, bytes(700))
+        assert (sending.take_lone(1000) is not None) is taken
+    assert not sending.has_frames()
+    assert sending.blocked == {one: 1500}
+    sending.on_credit(one, 3000)
+    assert sending.take_lone(1000) is not None
+    send(sending, other, bytes(700))
+    assert sending.take_lone(1000) is None
+    assert not sending.has_frames()
+    assert sending.blocked == {0: 2000}
+
+
+def test_what_waits_for_credit_on_other_channels_still_counts_as_unsent() -> None:
+    sending = half(peer(channel=2000))
+    full, other = sending.open_channel(), sending.open_channel()
+    send(sending, full, bytes(1500))
+    send(sending, full, bytes(700))
+    drain(sending)
+    waiting_bytes = sending.unsent_bytes
+    assert waiting_bytes == 701
+    send(sending, other, b"short")
+    assert sending.take_lone(100) is not None
+    assert sending.unsent_bytes == waiting_bytes

@@ -10,7 +10,7 @@ Times are microseconds since the epoch and never go backwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from godwit.broker.admission import Admission
@@ -111,9 +111,18 @@ class Broker:
         self._now_us = now_us = max(now_us, self._now_us)
         self._handlers[type(event)](event, now_us)
 
+    def handle_all(self, events: Sequence[BrokerEvent], now_us: int) -> None:
+        """Takes what one turn brought."""
+        self._now_us = now_us = max(now_us, self._now_us)
+        handlers = self._handlers
+        for event in events:
+            handlers[type(event)](event, now_us)
+
     def effects(self) -> list[Effect]:
         """What is to be done, in this order. Ends the turn."""
         self._publishing.seal()
+        if self._pay_at_us is None and self._publishing.is_owing:
+            self._pay_at_us = self._now_us
         self._delivery.flush()
         effects = self._effects[:]
         self._effects.clear()
@@ -227,8 +236,6 @@ class Broker:
         try:
             if inlet is not None:
                 self._publishing.receive(inlet, event, now_us)
-                if self._pay_at_us is None and self._publishing.is_owing:
-                    self._pay_at_us = now_us
             elif event.reliable:
                 self._on_open(link, event, now_us)
             # An unreliable record that has overtaken its channel's open is lost, as it may be.
@@ -283,8 +290,6 @@ class Broker:
 
     def _on_committed(self, event: Committed, now_us: int) -> None:
         self._publishing.on_committed(event.first_offset, now_us)
-        if self._publishing.is_owing and self._pay_at_us is None:
-            self._pay_at_us = now_us
 
     def _on_found(self, event: Found, now_us: int) -> None:
         self._delivery.on_found(event)

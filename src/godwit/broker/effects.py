@@ -103,10 +103,13 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Confirm(msgspec.Struct, frozen=True):
+    """A record is safe; and, unless it is -1, the credit for so many bytes of it may be given back."""
+
     connection: Connection
     channel: int
     record: int
     reached: int
+    body_bytes: int
 
 
 class Consume(msgspec.Struct, frozen=True):

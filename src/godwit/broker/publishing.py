@@ -11,6 +11,8 @@ import struct
 from collections import deque
 from typing import Final
 
+import msgspec
+
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Append, Confirm, Consume, Effect, Notice, Send
@@ -18,21 +20,22 @@ from godwit.broker.identities import Identities, Key
 from godwit.broker.retained import keep, last_message
 from godwit.broker.session import Link, Session
 from godwit.broker.topics import RESERVED
-from godwit.broker.trim import without_first
+from godwit.broker.trim import longest_message, without_first
 from godwit.errors import BadTopicError, DecodeError
 from godwit.limits import MAX_RECORD_BATCHES
 from godwit.transport.events import Received
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, decode_head
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, decode_head
 from godwit.wire.control import Code, Open, Opened, Refused, Will, encode_control
 from godwit.wire.entry import Entry
 
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
-_PLAIN: Final = LONE | HAS_DELTAS | HAS_SEQUENCE | HAS_ROUTE | HAS_EXTENSION
+_ONE_OF_QOS_1: Final = LONE | 1 << QOS_SHIFT
 _HEAD_BYTES: Final = 9
 _NOT_IN_LOG: Final = HAS_SEQUENCE | HAS_ROUTE
 APPEND_BYTES: Final = 64 * 1024
 """What one append is filled up to: much less than any log, so that none pushes itself out."""
+NO_SUCH_TIME: Final = "published at a time that no clock shows"
 LATEST_US: Final = 2**62
 """No clock shows more: a time beyond it is nonsense, and would not fit the log."""
 LAST_SEQUENCE: Final = 2**62
@@ -58,20 +61,15 @@ class Inlet:
         self.is_refused = False
 
 
-class _Pending:
+class _Pending(msgspec.Struct, gc=False):
     """A record whose batches are on their way into the log; without an inlet it is the broker's own."""
 
-    __slots__ = ("body_bytes", "entries", "inlet", "publisher", "record", "topic")
-
-    def __init__(
-        self, inlet: Inlet | None, topic: Topic, publisher: int, record: int, body_bytes: int, entries: list[Entry]
-    ) -> None:
-        self.inlet = inlet
-        self.topic = topic
-        self.publisher = publisher
-        self.record = record
-        self.body_bytes = body_bytes
-        self.entries = entries
+    inlet: Inlet | None
+    topic: Topic
+    publisher: int
+    record: int
+    body_bytes: int
+    entries: list[Entry]
 
 
 class Publishing:
@@ -174,19 +172,30 @@ class Publishing:
             return
         if inlet.qos and not event.reliable:
             raise DecodeError("batch", f"an unreliable record on a channel that was opened for QoS {inlet.qos}")
-        entries, count = self._entries(inlet, body, now_us)
+        session = inlet.session
+        topic = inlet.topic
+        body_bytes = len(body)
+        entries: list[Entry] | None
+        most_bytes = self._catalogue.settings.max_message_bytes + _HEAD_BYTES
+        if body[0] == _ONE_OF_QOS_1 and inlet.qos == 1 and _HEAD_BYTES <= body_bytes <= most_bytes:
+            # The usual record of a small sender: one message. It has a short way, because there are so many of them.
+            (published_us,) = _U64.unpack_from(body, 1)
+            if published_us > LATEST_US:
+                raise DecodeError("batch", NO_SUCH_TIME)
+            rest = body[_HEAD_BYTES:]
+            entries = [Entry(topic.name, session.name, _ONE_OF_QOS_1, published_us, now_us, None, 0, 1, rest)]
+            count = 1
+        else:
+            entries, count = self._entries(inlet, body, now_us)
         if entries is None:
             self.receive(inlet, event, now_us)  # refused by now
             return
         if link.bucket is not None and not link.bucket.take(count, now_us) and not event.reliable:
             self.rate_dropped += count
             return
-        body_bytes = len(body)
-        session = inlet.session
         session.messages_in += count
         self.messages_in += count
         self.bytes_in += body_bytes
-        topic = inlet.topic
         topic.messages += count
         # Near enough: head and lengths are most of what a batch adds to its messages.
         topic.payload_bytes += body_bytes - _HEAD_BYTES - (4 * count + 4 if count > 1 else 0)
@@ -202,15 +211,9 @@ class Publishing:
 
     def _entries(self, inlet: Inlet, body: bytes, now_us: int) -> tuple[list[Entry] | None, int]:
         """The batches of a record for the log, without what is known; None when the channel was refused by now."""
-        flags = body[0]
         topic = inlet.topic.name
         publisher = inlet.session.name
         max_bytes = self._catalogue.settings.max_message_bytes
-        if flags & (_PLAIN | RETAIN) == LONE and inlet.qos != 2 and len(body) - _HEAD_BYTES <= max_bytes:
-            # The usual case of a small sender: one message.
-            (published_us,) = _U64.unpack_from(body.ljust(_HEAD_BYTES, b"\xff"), 1)
-            _check_head(inlet, flags, published_us)
-            return [Entry(topic, publisher, flags, published_us, now_us, None, 0, 1, body[_HEAD_BYTES:])], 1
         entries: list[Entry] = []
         total = 0
         at = 0
@@ -222,7 +225,7 @@ class Publishing:
             head = decode_head(body, at)
             _check_head(inlet, head.flags, head.published_us)
             rest = body[head.rest_at : head.end]
-            if len(rest) > max_bytes and _longest(head.flags, head.count, rest) > max_bytes:
+            if len(rest) > max_bytes and longest_message(head.flags, head.count, rest) > max_bytes:
                 text = f"a message is longer than the {max_bytes} bytes that this broker takes"
                 self.refuse(inlet, Code.TOO_LARGE, text)
                 return None, 0
@@ -321,7 +324,6 @@ class Publishing:
         """The oldest append is safe: forward and confirm."""
         offset = first_offset
         delivery = self._delivery
-        confirms: dict[Inlet, tuple[int, int]] = {}
         for pending in self._under_way.popleft():
             topic = pending.topic
             reached = -1
@@ -334,11 +336,17 @@ class Publishing:
             if inlet is not None and inlet.link.is_open:
                 if reached < 0:
                     reached = len(delivery.routes(topic))
-                confirms[inlet] = (pending.record, reached)
-                self._give_back(inlet.link, inlet.channel, pending.body_bytes, now_us)
+                self._settle(inlet, pending, reached, now_us)
         delivery.on_committed(offset)
-        for inlet, (record, reached) in confirms.items():
-            self._effects.append(Confirm(inlet.link.connection, inlet.channel, record, reached))
+
+    def _settle(self, inlet: Inlet, pending: _Pending, reached: int, now_us: int) -> None:
+        """Confirms a record, and gives its credit back."""
+        link = inlet.link
+        body_bytes = pending.body_bytes
+        if link.bucket is not None and link.bucket.due_us > now_us:
+            self._owe(link, inlet.channel, body_bytes)
+            body_bytes = -1
+        self._effects.append(Confirm(link.connection, inlet.channel, pending.record, reached, body_bytes))
 
     def _keep(self, topic: Topic, entry: Entry, offset: int) -> None:
         kept = keep(entry, offset, self._catalogue.keeps + 1)
@@ -351,10 +359,13 @@ class Publishing:
         """The credit of a record, at once or when the client's rate allows it."""
         bucket = link.bucket
         if bucket is not None and bucket.due_us > now_us:
-            link.unpaid.append((channel, body_bytes))
-            self._owing[link] = None
+            self._owe(link, channel, body_bytes)
         else:
             self._effects.append(Consume(link.connection, channel, body_bytes))
+
+    def _owe(self, link: Link, channel: int, body_bytes: int) -> None:
+        link.unpaid.append((channel, body_bytes))
+        self._owing[link] = None
 
     @property
     def is_owing(self) -> bool:
@@ -379,15 +390,6 @@ def _check_head(inlet: Inlet, flags: int, published_us: int) -> None:
     if flags >> QOS_SHIFT != inlet.qos:
         raise DecodeError("batch", f"QoS {flags >> QOS_SHIFT} on a channel that was opened for QoS {inlet.qos}")
     if published_us > LATEST_US:
-        raise DecodeError("batch", "cut short, or published at a time that no clock shows")
+        raise DecodeError("batch", NO_SUCH_TIME)
     if flags & HAS_ROUTE:
         raise DecodeError("batch", "a publisher's batch has no route")
-
-
-def _longest(flags: int, count: int, rest: bytes) -> int:
-    """The longest message of a batch, whose lengths were checked."""
-    at = _U32.size + _U32.unpack_from(rest)[0] if flags & HAS_EXTENSION else 0
-    if flags & LONE:
-        return len(rest) - at
-    longest: int = max(struct.unpack_from(f">{count}I", rest, at + _U32.size))
-    return longest

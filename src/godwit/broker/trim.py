@@ -1,9 +1,14 @@
-"""Batches of which a part is known already."""
+"""What is done with batches that have to be opened after all, which is rare."""
 
 from __future__ import annotations
 
-from godwit.wire.batch import Batch, decode_batch, encode_batch, encode_head
+import struct
+from typing import Final
+
+from godwit.wire.batch import HAS_EXTENSION, LONE, Batch, decode_batch, encode_batch, encode_head
 from godwit.wire.entry import Entry
+
+_U32: Final = struct.Struct(">I")
 
 
 def without_first(entry: Entry, count: int) -> Entry:
@@ -35,3 +40,12 @@ def without_first(entry: Entry, count: int) -> Entry:
         entry.count - count,
         packed[head_bytes:],
     )
+
+
+def longest_message(flags: int, count: int, rest: bytes) -> int:
+    """The longest message of a batch, whose lengths were checked."""
+    at = _U32.size + _U32.unpack_from(rest)[0] if flags & HAS_EXTENSION else 0
+    if flags & LONE:
+        return len(rest) - at
+    longest: int = max(struct.unpack_from(f">{count}I", rest, at + _U32.size))
+    return longest

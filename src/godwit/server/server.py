@@ -35,7 +35,7 @@ from godwit.server.hold_back import HoldBack
 from godwit.store.port import Store
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Connected
+from godwit.transport.events import Connected, Event
 from godwit.transport.train import Train
 from godwit.wire.control import Code
 
@@ -139,11 +139,11 @@ class Server:
         broker = self.broker
         now_us = self._now_us
         for listener in self.listeners:
-            for event in listener.endpoint.events():
-                if self._is_stopping and type(event) is Connected:
-                    event.connection.close(self._now, Code.SHUTDOWN, STOPPING)  # it came back too early
-                    continue
-                broker.handle(event, now_us)
+            events = listener.endpoint.events()
+            if self._is_stopping:
+                events = [event for event in events if not self._turn_away(event)]
+            if events:
+                broker.handle_all(events, now_us)
         if broker.next_timer_us() <= now_us:
             broker.handle(Tick(), now_us)
         self._hold_back.work(now_us)
@@ -156,6 +156,13 @@ class Server:
         notices = self._notices[:]
         self._notices.clear()
         return notices
+
+    def _turn_away(self, event: Event) -> bool:
+        """Whether it was somebody who came back while the broker is being stopped."""
+        is_early = type(event) is Connected
+        if is_early:
+            event.connection.close(self._now, Code.SHUTDOWN, STOPPING)
+        return is_early
 
     def _carry_out(self) -> None:
         apply = self._apply
@@ -175,10 +182,13 @@ class Server:
             effect.connection.close(self._now, Code.LIMIT, f"nothing more can be sent to it: {error}"[:200])
 
     def _confirm(self, effect: Confirm) -> None:
+        connection = effect.connection
         try:  # noqa: SIM105  # for every record of every small sender: suppress would cost a microsecond
-            effect.connection.confirm(effect.channel, effect.record, effect.reached)
+            connection.confirm(effect.channel, effect.record, effect.reached)
         except ConnectionClosedError:
             pass
+        if effect.body_bytes >= 0:
+            connection.consume(effect.channel, effect.body_bytes)
 
     def _consume(self, effect: Consume) -> None:
         effect.connection.consume(effect.channel, effect.body_bytes)

@@ -50,7 +50,7 @@ def test_routed_batches_join_and_keep_what_they_hold(several: list[Batch]) -> No
 def add(lane: Lane, number: int, topic: int = 1, publisher: int = 2) -> None:
     entry = entry_of(Batch([b"%d" % number], 0))
     lane.introduce(topic, f"topic {topic}", publisher, f"publisher {publisher}")
-    lane.add(*routed(entry, entry.flags, topic, publisher, number), number)
+    lane.add(*routed(entry, entry.flags, topic, publisher, number), number, 1)
 
 
 def test_a_channel_begins_with_whose_it_is() -> None:
@@ -122,7 +122,7 @@ def test_confirms_free_what_they_cover() -> None:
         add(lane, number)
         lane.cut()
     sizes = [len(body) + RECORD_COST_BYTES for body in sent(effects)]
-    assert [size for _, _, size in lane.unconfirmed] == sizes
+    assert [size for _, _, size, _ in lane.unconfirmed] == sizes
     assert lane.on_confirm(1) == sum(sizes[:2])
     assert lane.on_confirm(1) == 0
     assert lane.unconfirmed[0][1] == 0  # the first batch is not done yet

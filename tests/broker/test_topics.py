@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ GOOD_TOPICS = [
 ]
 BAD_TOPICS = [
     ("", "topic '' is empty: give it at least one character"),
+    (cast("str", b"a"), "topic b'a' is of the type bytes: give a text (str)"),
     ("a/+", "topic 'a/+' contains '+': wildcards are for subscriptions; publish under a name without + * #"),
     ("a#", "contains '#'"),
     ("*/b", "contains '*'"),

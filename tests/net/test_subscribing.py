@@ -12,6 +12,7 @@ import pytest
 from tests.net.running import both_loops, broker_and_client, restarted, run, service, turns
 
 from godwit.broker.access import Access, Rule
+from godwit.client.subscription import Start
 from godwit.errors import AccessError, KickedError, TopicError, UsageError
 from godwit.net.connect import AsyncClient, connect
 from godwit.net.subscribing import AsyncSubscription, to_microseconds
@@ -171,14 +172,49 @@ def test_a_cancelled_wait_loses_no_message() -> None:
 def test_what_is_not_asked_for_is_not_delivered_and_comes_again() -> None:
     async def test() -> None:
         async with service() as broker, connect(broker.urls[0]) as source:
-            async with connect(broker.urls[0], name="worker") as client, client.subscribe("a", keep=True) as messages:
-                for number in range(3):
-                    await source.publish("a", str(number))
-                    assert await payloads(messages, 1) == [str(number).encode()]
-                # The third is in the works: nobody asked for the next one.
+
+            async def fail_at_the_third() -> None:
+                async with (
+                    connect(broker.urls[0], name="worker") as client,
+                    client.subscribe("a", keep=True) as messages,
+                ):
+                    for number in range(3):
+                        await source.publish("a", str(number))
+                        assert await payloads(messages, 1) == [str(number).encode()]
+                    raise ValueError("of the application")  # the third is in the works: nobody asked for the next one
+
+            with pytest.raises(ValueError, match="of the application"):
+                await fail_at_the_third()
             await source.publish("a", b"3")
             async with connect(broker.urls[0], name="worker") as client, client.subscribe("a") as messages:
                 assert await payloads(messages, 2) == [b"2", b"3"]
+
+    run(test)
+
+
+def test_a_clean_end_goes_on_behind_the_last_message_in_the_middle_of_a_record_too() -> None:
+    async def test() -> None:
+        async with service() as broker, connect(broker.urls[0]) as source:
+            publisher = source.publisher("a")
+            for number in range(8):
+                publisher.send(str(number))
+            await publisher.flush()
+            seen: list[bytes] = []
+            plan: list[tuple[int, Start]] = [(3, "earliest"), (2, None), (1, None)]
+            for count, start in plan:
+                async with (
+                    connect(broker.urls[0], name="worker") as client,
+                    client.subscribe("a", start=start, keep=True) as messages,
+                ):
+                    seen += await payloads(messages, count)
+            async with connect(broker.urls[0], name="worker") as client:
+                messages = client.subscribe("a", keep=True)
+                await messages.__aenter__()
+                seen += await payloads(messages, 2)
+                await messages.close(7)
+                async with client.subscribe("a") as messages:
+                    seen += await payloads(messages, 1)
+            assert seen == [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7", b"7"]
 
     run(test)
 

@@ -107,10 +107,13 @@ class Delivery:
         if feed.cursor is None:
             feed.resume_at = feed.done_below(self.next_offset)
         feed.counted_from = feed.resume_at
+        gone = self.first_offset - feed.resume_at
         feed.lost += sum(count for _, count in feed.gaps)
         feed.gaps.clear()
-        gone = self.first_offset - feed.resume_at
-        if gone > 0:
+        if gone > 0 and feed.cursor is None:
+            # What it was sent and did not confirm, as far as the log cannot send it again.
+            feed.lost += sum(count for _, offset, _, count in feed.lane.unconfirmed if offset < self.first_offset)
+        elif gone > 0:
             feed.lost = gone  # how many of them were for it nobody knows: not more than these
         feed.resume_at = max(feed.resume_at, self.first_offset)
         self._settle(feed, link)
@@ -120,12 +123,15 @@ class Delivery:
         del feed.lane, feed.live_lane
         self._absent[feed] = None
 
-    def pause(self, feed: Feed) -> None:
-        """Its channels are closed; it stays, as if its client were gone."""
+    def pause(self, feed: Feed, offset: int | None = None) -> None:
+        """Its channels are closed; it stays, as if its client were gone. `offset`: it was done with what is below."""
         link = feed.link
         if link is not None:
             lanes = (feed.lane, feed.live_lane)
             self.detach(feed)
+            if offset is not None and feed.cursor is None and self.first_offset <= offset <= self.next_offset:
+                feed.resume_at = feed.counted_from = offset
+                feed.lost = 0
             if link.is_open:
                 for lane in lanes:
                     self._effects.append(Send(link.connection, lane.channel, b"", last=True))
@@ -142,7 +148,7 @@ class Delivery:
     def _settle(self, feed: Feed, link: Link) -> None:
         """Takes the feed off its link's books."""
         for lane in (feed.lane, feed.live_lane):
-            link.unconfirmed_bytes -= sum(size for _, _, size in lane.unconfirmed)
+            link.unconfirmed_bytes -= sum(size for _, _, size, _ in lane.unconfirmed)
             del link.lanes[lane.channel]
         link.unconfirmed_bytes -= feed.lane.pieces_bytes
         del link.feeds[feed.number]
@@ -194,7 +200,7 @@ class Delivery:
             if lane.labels_are_many:
                 link.unconfirmed_bytes += lane.forget_labels()
             lane.introduce(topic.number, topic.name, publisher, entry.publisher)
-        lane.add(head, rest, offset)
+        lane.add(head, rest, offset, entry.count)
         link.unconfirmed_bytes += size
         link.messages_out += entry.count
         self.messages_out += entry.count
@@ -223,7 +229,7 @@ class Delivery:
                 if lane.labels_are_many:
                     link.unconfirmed_bytes += lane.cut_unreliable() + lane.forget_labels()
                 lane.introduce(topic.number, topic.name, publisher, entry.publisher)
-            lane.add(head, rest, 0)
+            lane.add(head, rest, 0, 0)
             if reliable:
                 link.unconfirmed_bytes += size + lane.cut()
             else:

@@ -52,8 +52,8 @@ class Lane:
     """Feed: begin, introduce, add, say. Drain: cut, which puts Send effects into the list given at the start."""
 
     __slots__ = (
-        "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_start", "_topics", "channel",
-        "connection", "held_bytes", "next_record", "pieces", "pieces_bytes", "unconfirmed",
+        "_count", "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_start", "_topics",
+        "channel", "connection", "held_bytes", "next_record", "pieces", "pieces_bytes", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, channel: int, effects: list[Effect]) -> None:
@@ -64,10 +64,11 @@ class Lane:
         self.pieces_bytes = 0
         self.held_bytes = 0
         """Of what is unconfirmed or waits to be joined."""
-        self.unconfirmed: list[tuple[int, int, int]] = []
-        """Record, the offset before which everything is done when it is the oldest, bytes."""
+        self.unconfirmed: list[tuple[int, int, int, int]] = []
+        """Record, the offset before which everything is done when it is the oldest, bytes, messages."""
         self._effects = effects
         self._start = 0
+        self._count = 0
         self._topics: set[int] = set()
         self._publishers: set[int] = set()
         self._new_topics: list[tuple[int, str]] = []
@@ -103,12 +104,13 @@ class Lane:
         self._forget = True
         return sent_bytes
 
-    def add(self, head: bytes, rest: bytes, offset: int) -> None:
+    def add(self, head: bytes, rest: bytes, offset: int, count: int) -> None:
         """A batch from `routed`. `offset` is where to begin again if this does not get through."""
         if not self.pieces:
             self._start = offset
         size = len(head) + len(rest)
         self.pieces += (head, rest)
+        self._count += count
         self.pieces_bytes += size
         self.held_bytes += size
 
@@ -121,7 +123,8 @@ class Lane:
         self.held_bytes -= self.pieces_bytes
         self.pieces = []
         self.pieces_bytes = 0
-        self._send(body, self._start)
+        self._send(body, self._start, self._count)
+        self._count = 0
         return extra_bytes + RECORD_COST_BYTES
 
     def cut_unreliable(self) -> int:
@@ -143,7 +146,7 @@ class Lane:
         """Everything up to this record was taken. Gives how many bytes that was."""
         unconfirmed = self.unconfirmed
         taken = bisect_right(unconfirmed, record, key=_record)
-        freed_bytes = sum([size for _, _, size in unconfirmed[:taken]])
+        freed_bytes = sum([size for _, _, size, _ in unconfirmed[:taken]])
         del unconfirmed[:taken]
         self.held_bytes -= freed_bytes
         return freed_bytes
@@ -156,10 +159,10 @@ class Lane:
             sent_bytes += self._send(encode_in_band(labels), offset)
         return sent_bytes
 
-    def _send(self, body: bytes, offset: int) -> int:
+    def _send(self, body: bytes, offset: int, count: int = 0) -> int:
         self._effects.append(Send(self.connection, self.channel, body))
         size = len(body) + RECORD_COST_BYTES
-        self.unconfirmed.append((self.next_record, offset, size))
+        self.unconfirmed.append((self.next_record, offset, size, count))
         self.held_bytes += size
         self.next_record += 1
         return size

@@ -67,7 +67,7 @@ class Subscribing:
             return
         feed = self._feed(link, request.subscription)
         if request.keep:
-            self._delivery.pause(feed)
+            self._delivery.pause(feed, request.offset)
             return
         self.end(session, feed)
         text = f"{session.name} unsubscribed from {', '.join(feed.filters)}"

@@ -178,6 +178,8 @@ def _size_problem(text: str) -> str | None:
         return "is empty: give it at least one character"
     try:
         size_bytes = len(text.encode())
+    except AttributeError:  # without a price for those who give what they should
+        return f"is of the type {type(text).__name__}: give a text (str)"
     except UnicodeEncodeError:
         return "is not valid Unicode (half of a surrogate pair): it could not be written as UTF-8"
     if size_bytes > MAX_TOPIC_BYTES:

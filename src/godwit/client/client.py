@@ -213,13 +213,14 @@ class Client:
             _check_name("cursor", cursor)
         return self._inbox.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
 
-    def unsubscribe(self, subscription: Subscription, *, keep: bool = False) -> int:
+    def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
         """Ends the subscription; the Reply to the request with the number it gives says that the broker has too.
 
-        `keep`: the session keeps its place, for a later run of this client.
+        `keep`: the session keeps its place, for a later run of this client; `offset` says where that is, else it is
+        behind what was confirmed.
         """
         self._require_open()
-        return self._inbox.unsubscribe(subscription, keep=keep)
+        return self._inbox.unsubscribe(subscription, keep=keep, offset=offset)
 
     def commit(self, subscription: Subscription, offset: int) -> int:
         """After a break the subscription goes on from this offset. Gives the number of the request."""

@@ -56,13 +56,14 @@ class Inbox:
             self._ask(subscription, start)
         return subscription
 
-    def unsubscribe(self, subscription: Subscription, *, keep: bool) -> int:
+    def unsubscribe(self, subscription: Subscription, *, keep: bool, offset: int | None = None) -> int:
         """Ends it here at once, and at the broker with the answer to the request whose number it gives."""
         request = self._requests.number()
         if self._subscriptions.get(subscription.number) is subscription:
             self._forget(subscription)
             self._leaving[request] = subscription, keep
-        self._requests.ask(request, Unsubscribe(request=request, subscription=subscription.number, keep=keep))
+        message = Unsubscribe(request=request, subscription=subscription.number, keep=keep, offset=offset)
+        self._requests.ask(request, message)
         return request
 
     # -- the connection -----------------------------------------------------------------------------------------------

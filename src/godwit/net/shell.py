@@ -186,11 +186,11 @@ class ClientShell:
         self.schedule_flush()
         return core
 
-    async def leave_subscription(self, core: Subscription, *, keep: bool) -> None:
+    async def leave_subscription(self, core: Subscription, *, keep: bool, offset: int | None) -> None:
         """Ends it at the broker too, and waits a while for that; with `keep` the session remembers its place."""
         if self._subscriptions.pop(core, None) is not None:
             self._driver.flush()  # the word of what was delivered goes before
-            number = self._core.unsubscribe(core, keep=keep)
+            number = self._core.unsubscribe(core, keep=keep, offset=offset)
             try:
                 async with asyncio.timeout(LEAVE_PATIENCE_S if self.state == "online" else ABSENT_PATIENCE_S):
                     await self._answer(number)

@@ -84,16 +84,23 @@ class AsyncSubscription:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits until the broker knows, but not after a cancel."""
-        if kind is None or issubclass(kind, Exception):
+        """Waits until the broker knows, but not after a cancel. After an error the last message is not done."""
+        if kind is None:
             await self.close()
+        elif issubclass(kind, Exception):
+            if (core := self._leave()) is not None:
+                await self._client.leave_subscription(core, keep=self._keep, offset=None)
         elif (core := self._leave()) is not None:
             self._client.drop_subscription(core, keep=self._keep)
 
-    async def close(self) -> None:
-        """Ends the subscription, and waits a while for the broker to know. May be repeated."""
+    async def close(self, offset: int | None = None) -> None:
+        """Ends the subscription, and waits a while for the broker to know. May be repeated.
+
+        One that is kept goes on from `offset` later; without it, behind the last message that was handed out.
+        """
         if (core := self._leave()) is not None:
-            await self._client.leave_subscription(core, keep=self._keep)
+            done_below = self.position if offset is None else offset
+            await self._client.leave_subscription(core, keep=self._keep, offset=done_below if self._keep else None)
 
     def _leave(self) -> Subscription | None:
         """What is to be ended, if it has not ended yet."""

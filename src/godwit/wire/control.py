@@ -171,6 +171,8 @@ class Unsubscribe(_Message, frozen=True, kw_only=True, tag="unsubscribe"):
     subscription: _Request
     keep: bool = False
     """Deliver nothing more, but keep its place for the session."""
+    offset: _Count | None = None
+    """With `keep`: go on from here later. None: from what was confirmed."""
 
 
 class Commit(_Message, frozen=True, kw_only=True, tag="commit"):

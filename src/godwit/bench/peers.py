@@ -1,0 +1,67 @@
+"""Where the peers come from: brokers from Debian's packages, clients from PyPI. None is ever skipped in silence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Final
+
+from godwit.errors import GodwitError
+
+PROGRAMS: Final = ("mosquitto", "nats-server")
+"""Each is the name of a program and of the Debian package that has it."""
+MODULES: Final = ("nats", "zenoh")
+"""Clients for Python; Zenoh's has its router in it."""
+_MORE_FOLDERS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
+"""Debian keeps servers where only root's PATH leads."""
+_INSTALL_S: Final = 300
+
+
+def find(program: str) -> str | None:
+    """The full path of a program."""
+    return shutil.which(program, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *_MORE_FOLDERS)))
+
+
+def require(on_install: Callable[[str], None]) -> dict[str, str]:
+    """The full paths of all PROGRAMS. What is missing is installed if we may; else the error says how to do it."""
+    absent = [module for module in MODULES if find_spec(module) is None]
+    if absent:
+        raise GodwitError(
+            f"the benchmark needs the Python packages {' and '.join(absent)}, which are not installed: "
+            "run `pip install 'godwit[bench]'`"
+        )
+    missing = [program for program in PROGRAMS if find(program) is None]
+    if missing:
+        command = ("apt-get", "install", "--yes", "--no-install-recommends", *missing)
+        if os.geteuid() != 0 or shutil.which("apt-get") is None:
+            raise _not_installed(missing, "is missing", command)
+        on_install(" ".join(command))
+        _install(command, missing)
+    return {program: path for program in PROGRAMS if (path := find(program)) is not None}
+
+
+def _install(command: Sequence[str], missing: list[str]) -> None:
+    environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+    for step in (("apt-get", "update"), command):
+        try:
+            done = subprocess.run(
+                step, env=environment, capture_output=True, text=True, timeout=_INSTALL_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise _not_installed(missing, f"could not be installed in {_INSTALL_S} s", command) from None
+        if done.returncode != 0 and step is command:  # an old index may do, too
+            said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+            raise _not_installed(missing, f"could not be installed ({said})", command)
+    still = [program for program in missing if find(program) is None]
+    if still:
+        raise _not_installed(still, "is missing even after installing it", command)
+
+
+def _not_installed(programs: Sequence[str], what: str, command: Sequence[str]) -> GodwitError:
+    return GodwitError(
+        f"the benchmark measures against {' and '.join(programs)}, which {what}: "
+        f"run `sudo apt-get update && sudo {' '.join(command)}`, or install it another way, then try again"
+    )

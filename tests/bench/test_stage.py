@@ -1,0 +1,141 @@
+"""The processes of a measurement: what they say is heard, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+
+import pytest
+
+from godwit.bench.stage import HOST, Stage, free_port, hear, wait_for_listener
+from godwit.errors import GodwitError
+
+
+def echo(pipe: Pipe, word: str) -> None:
+    pipe.send((word, os.getpid()))
+    pipe.send(pipe.recv())
+
+
+def fail(_: Pipe) -> None:
+    raise GodwitError("it was too hot")
+
+
+def vanish(_: Pipe) -> None:
+    os._exit(3)
+
+
+def stay(pipe: Pipe) -> None:
+    pipe.send(os.getpid())
+    signal.pause()
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_a_part_is_heard_and_told() -> None:
+    with Stage() as stage:
+        pipe = stage.start(echo, "word")
+        word, process = hear(pipe, tuple)
+        assert word == "word"
+        assert process != os.getpid()
+        pipe.send(12)
+        assert hear(pipe, int) == 12
+
+
+def test_what_went_wrong_is_told() -> None:
+    with Stage() as stage:
+        with pytest.raises(GodwitError, match="failed: it was too hot"):
+            hear(stage.start(fail), str)
+        with pytest.raises(GodwitError, match="ended too early"):
+            hear(stage.start(vanish), str)
+        stuck = stage.start(stay)
+        with pytest.raises(TypeError, match="where str was due"):
+            hear(stuck, str)
+        with pytest.raises(GodwitError, match=r"said nothing for 0\.01 s"):
+            hear(stuck, str, within_s=0.01)
+
+
+def test_all_are_ended_with_the_block_however_it_is_left() -> None:
+    def interrupted() -> None:
+        with Stage() as stage:
+            parts.append(hear(stage.start(stay), int))
+            log = stage.run(sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+            while not log.exists() or not log.read_text(encoding="utf-8"):
+                time.sleep(0.01)
+            parts.append(int(log.read_text(encoding="utf-8")))
+            folders.append(stage.folder)
+            assert all(map(is_running, parts))
+            raise KeyboardInterrupt
+
+    parts: list[int] = []
+    folders: list[Path] = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(parts) == 2
+    assert not any(map(is_running, parts))
+    assert not folders[0].exists()
+
+
+KILLED = """
+from godwit.bench.stage import Stage, hear
+from tests.bench.test_stage import stay
+if __name__ == "__main__":
+    with Stage() as stage:
+        print(hear(stage.start(stay), int), flush=True)
+        stay(stage.start(stay))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux promises this")
+def test_none_outlives_a_benchmark_that_was_killed(tmp_path: Path) -> None:
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED, encoding="utf-8")
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment) as benchmark:
+        assert benchmark.stdout is not None
+        part = int(benchmark.stdout.readline())
+        assert is_running(part)
+        benchmark.kill()
+        benchmark.wait()
+        ends = time.monotonic() + 10
+        while is_running(part) and time.monotonic() < ends:
+            time.sleep(0.01)
+    assert not is_running(part)
+
+
+def test_a_listener_is_waited_for(tmp_path: Path) -> None:
+    port = free_port()
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+        def listen() -> None:
+            time.sleep(0.1)
+            listener.bind((HOST, port))
+            listener.listen()
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        wait_for_listener(port, tmp_path / "broker.log")
+        thread.join()
+
+
+def test_a_program_that_does_not_listen_is_quoted(tmp_path: Path) -> None:
+    log = tmp_path / "broker.log"
+    with pytest.raises(GodwitError, match=r"broker did not listen on port .* the last it printed: nothing"):
+        wait_for_listener(free_port(), log, within_s=0.05)
+    log.write_text("starting\nno such option: -x\n\n", encoding="utf-8")
+    with pytest.raises(GodwitError, match="the last it printed: no such option: -x"):
+        wait_for_listener(free_port(), log, within_s=0.05)

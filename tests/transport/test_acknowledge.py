@@ -196,3 +196,53 @@ def test_old_news_is_left_out_and_a_latecomer_said_again() -> None:
     assert 0 not in ack
     acknowledger.on_packet(3, 0.0)
     assert 3 in told(acknowledger)
+
+
+# -- packets that come one by one -------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["next", "gap", "say"]), max_size=60))
+def test_one_by_one_is_the_same(steps: list[str]) -> None:
+    """on_next and take_range against on_run and frame."""
+    one, other = made(), made()
+    now = 1.0
+    for step in steps:
+        now += 0.001
+        if step == "next":
+            one.on_next(now)
+            other.on_run(1, now)
+        elif step == "gap":
+            for acknowledger in (one, other):
+                acknowledger.on_packet(acknowledger.largest + 2, now)
+                acknowledger.on_eliciting(1, now, in_order=False)
+        elif one.is_waiting:
+            frame = other.frame(now, None)
+            assert one.has_gaps is (len(frame.ranges) > 1)
+            if one.has_gaps:
+                assert one.frame(now, None) == frame
+            else:
+                delay_us, first, last = one.take_range(now)
+                assert (delay_us, ((first, last),)) == (frame.delay_us, frame.ranges)
+        assert (one.largest, one.packets, one.due_at) == (other.largest, other.packets, other.due_at)
+
+
+def test_gaps_that_were_told_do_not_count_for_ever() -> None:
+    acknowledger = made()
+    for number in (0, 1, 5):
+        acknowledger.on_packet(number, 0.0)
+    frames = 0
+    while acknowledger.has_gaps:
+        acknowledger.on_packet(acknowledger.largest + 1, 0.0)
+        acknowledger.frame(0.0, None)
+        frames += 1
+    assert frames == SAY_TIMES + 1
+
+
+@pytest.mark.parametrize(("now", "delay_us"), [(10.0, 0), (10.5, 500_000), (9.0, 0), (1e6, 0xFFFFFFFF)])
+def test_the_delay_fits_its_field(now: float, delay_us: int) -> None:
+    acknowledger = made()
+    acknowledger.on_next(10.0)
+    assert acknowledger.take_range(now) == (delay_us, 0, 0)
+    acknowledger = made()
+    acknowledger.on_next(10.0)
+    assert acknowledger.frame(now, None).delay_us == delay_us

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -140,3 +141,29 @@ def test_confirms_that_nobody_acknowledges_cost_bounded_memory(monkeypatch: pyte
     assert [frame.channel for frame in said if isinstance(frame, wire.Confirm)] == [8, 9, 10]
     announcements.repeat([("confirm", 1, 0), ("confirm", 9, 0)])
     assert frames(announcements.take(ROOM)) == [wire.Confirm(9, 0, 0)]
+
+
+def test_a_confirm_that_is_all_there_is_to_say() -> None:
+    announcements, receiving, _ = parts()
+    assert announcements.take_lone() is None
+    announcements.confirm(1, 5, 2)
+    assert announcements.take_lone() == (1, 5, 2)
+    assert not announcements.pending
+    announcements.repeat([("confirm", 1, 5)])
+    assert announcements.take_lone() == (1, 5, 2)
+    announcements.on_acked([("confirm", 1, 5)])
+    announcements.repeat([("confirm", 1, 5)])
+    assert announcements.take_lone() is None
+    spoilers: list[Callable[[], None]] = [
+        lambda: announcements.confirm(2, 0, 0),
+        announcements.ping,
+        lambda: announcements.respond(b""),
+        lambda: announcements.block([1]),
+        lambda: receiving.on_blocked(0),
+    ]
+    for spoil in spoilers:
+        announcements.confirm(1, 6, 2)
+        spoil()
+        assert announcements.take_lone() is None
+        announcements.take(ROOM)
+        assert not announcements.pending

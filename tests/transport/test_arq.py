@@ -11,8 +11,7 @@ from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.arq import GoBackN, InOrder, SelectiveRepeat, SendPolicy, receive_policy, send_policy
 from godwit.transport.config import EndpointConfig
 from godwit.transport.congestion import Flight
-from godwit.transport.fragment import Fragment, OutgoingRecord
-from godwit.transport.send import OutgoingChannel
+from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
 from godwit.transport.sent import SentRun
 from godwit.wire import frames as wire
 

@@ -38,6 +38,7 @@ def test_the_defaults_are_those_of_limits() -> None:
         {"max_record_bytes": limits.LARGEST_RECORD_BYTES + 1},
         {"max_channels": 0},
         {"max_connections": 0},
+        {"max_connections_per_host": 0},
         {"send_buffer_bytes": 0},
         {"idle_timeout_s": 0.0},
         {"idle_timeout_s": float("inf")},
@@ -65,7 +66,8 @@ def test_at_the_ends_of_the_range() -> None:
     EndpointConfig(
         arq="go-back-n", arq_window=1, max_datagram_bytes=1200, receive_buffer_bytes=2400, channel_window_bytes=1200,
         connection_window_bytes=1200, max_record_bytes=1200, max_channels=1, max_connections=1,
-        send_buffer_bytes=1200, idle_timeout_s=0.001, keep_alive_s=0.001, reset_key=bytes(16),
+        max_connections_per_host=1, send_buffer_bytes=1200,
+        idle_timeout_s=0.001, keep_alive_s=0.001, reset_key=bytes(16),
     )  # fmt: skip
     EndpointConfig(arq_window=limits.MAX_ARQ_WINDOW, max_datagram_bytes=limits.MAX_TRAIN_BYTES, reset_key=b"")
 

@@ -295,3 +295,62 @@ def test_larger_datagrams_make_a_larger_smallest_window() -> None:
 )
 def test_a_train_is_an_eighth_of_the_receive_buffer(buffer: int, datagram: int, limit: int) -> None:
     assert train_limit_bytes(buffer, datagram) == limit
+
+
+# -- lone packets -----------------------------------------------------------------------------------------------------
+
+
+def made(now: float = 0.0) -> Congestion:
+    return Congestion(now=now, datagram_bytes=DATAGRAM, round_trip_s=None, peer_buffer_bytes=RECEIVE_BUFFER_BYTES)
+
+
+def test_a_lone_packet_begins_its_flight_in_one_step() -> None:
+    one, other = made(), made()
+    rng = random.Random(4)
+    now = 0.0
+    flights: list[tuple[Flight, Flight]] = []
+    for _ in range(200):
+        now += rng.uniform(0.0, 0.02)
+        if flights and rng.random() < 0.5:
+            mine, yours = flights.pop(0)
+            one.on_delivered(now, 48, mine, now - mine.sent_at)
+            other.on_delivered(now, 48, yours, now - yours.sent_at)
+        else:
+            if other.in_flight_bytes < other.window_bytes:
+                other.on_idle()
+            flight = other.begin_flight(now)
+            other.on_sent(48)
+            flights.append((one.begin_idle_flight(now, 48), flight))
+        assert [mine == yours for mine, yours in flights] == [True] * len(flights)
+    assert one.in_flight_bytes == other.in_flight_bytes
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_tells_nothing_of_the_path_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model with the way around it, and without."""
+
+    def model(control: Congestion) -> list[object]:
+        return [getattr(control, name) for name in Congestion.__slots__]
+
+    one, other = made(), made()
+    rng = random.Random(seed)
+    true_look = Congestion._tells_nothing
+    skipped = 0
+
+    def look(control: Congestion, *arguments: object) -> bool:
+        nonlocal skipped
+        tells_nothing = control is one and true_look(control, *arguments)  # type: ignore[arg-type]
+        skipped += tells_nothing
+        return tells_nothing
+
+    monkeypatch.setattr(Congestion, "_tells_nothing", look)
+    now = 0.0
+    for _ in range(600):
+        now += rng.choice((0.001, 0.03, 0.03, 2.0))
+        size = rng.choice((48, 48, 48, 1200))
+        mine, yours = (control.begin_idle_flight(now, size) for control in (one, other))
+        now += rng.uniform(0.005, 0.03)
+        for control, flight in ((one, mine), (other, yours)):
+            control.on_delivered(now, size, flight, now - flight.sent_at)
+        assert model(one) == model(other)
+    assert skipped > 200

@@ -51,6 +51,41 @@ def test_records_arrive_whole_and_in_order_with_their_numbers() -> None:
         client.send(channel, b"after the end")
 
 
+def test_both_sides_share_a_binding_that_no_other_connection_has() -> None:
+    world = World()
+    dialling = world.client.endpoint.connect(SERVER, world.now)
+    with pytest.raises(UsageError, match="Connected"):
+        _ = dialling.binding
+    world.run(0.2)
+    one, other = dialling, world.server.connection
+    assert one.binding == other.binding == handshake.login_binding(world.connection_key())
+    assert len(one.binding) == 32
+    assert world.connect()[0].binding != one.binding
+    one.close(world.now)
+    assert one.binding == other.binding
+
+
+def test_what_waits_to_be_sent_for_the_first_time() -> None:
+    world = World()
+    client, _ = world.connect()
+    world.run(0.2)
+    channel = client.open_channel()
+    client.send(channel, b"record")
+    before = client.has_unsent, client.unsent_bytes
+    world.drain()
+    assert (before, client.has_unsent, client.unsent_bytes) == ((True, 7), False, 0)
+    client.send(channel, b"follows", reliable=False)
+    client.send(0, b"unreliable", reliable=False)
+    assert client.unsent_bytes > 17
+    world.run(1.0)
+    assert client.unsent_bytes == 0
+    assert [(one.body, one.reliable) for one in world.server.records] == [
+        (b"record", True),
+        (b"unreliable", False),
+        (b"follows", True),
+    ]
+
+
 def test_unreliable_records_have_numbers_of_their_own() -> None:
     world = World()
     client, _ = world.connect()

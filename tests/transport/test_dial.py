@@ -240,7 +240,7 @@ def test_records_wait_for_the_connection_to_open() -> None:
     channel = connection.open_channel()
     connection.send(channel, b"early bird")
     connection.send(0, b"control")
-    connection.send(0, b"unreliable", reliable=False)
+    connection.send(connection.open_channel(), b"unreliable", reliable=False)
     assert world.client.endpoint.buffered_bytes > 0
     world.run_until(lambda: len(world.server.records) == 3)
     assert sorted(world.server.bodies()) == [b"control", b"early bird"]

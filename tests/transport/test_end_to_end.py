@@ -83,11 +83,11 @@ def test_a_bad_network(arq: Any, seed: int) -> None:
 def test_unreliable_records_arrive_at_most_once_beside_reliable_ones(arq: Any, loss: float) -> None:
     world = World(5, client=EndpointConfig(arq=arq), loss=loss)
     client, _ = world.connect()
-    channel = client.open_channel()
+    channel, beside = client.open_channel(), client.open_channel()
     for n in range(400):
         client.send(channel, b"%d" % n, reliable=False)
         if n % 10 == 0:
-            client.send(channel, b"reliable %d" % n)
+            client.send(beside, b"reliable %d" % n)
         world.run(0.005)
     world.run(5.0)
     got = [int(body) for body in world.server.bodies(channel, reliable=False)]
@@ -96,7 +96,28 @@ def test_unreliable_records_arrive_at_most_once_beside_reliable_ones(arq: Any, l
     assert (len(got) == 400) or loss > 0
     numbers = [record.record for record in world.server.records if not record.reliable]
     assert numbers == got  # their numbers show what was dropped
-    assert world.server.bodies(channel) == [b"reliable %d" % n for n in range(0, 400, 10)]
+    assert world.server.bodies(beside) == [b"reliable %d" % n for n in range(0, 400, 10)]
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.2])
+@pytest.mark.parametrize("arq", ARQS)
+def test_an_unreliable_record_never_overtakes_a_reliable_one_of_its_channel(arq: Any, loss: float) -> None:
+    world = World(7, client=EndpointConfig(arq=arq), loss=loss)
+    client, _ = world.connect()
+    channel = client.open_channel()
+    for n in range(400):
+        client.send(channel, b"%d" % n, reliable=n % 20 == 0)
+        world.run(0.004)
+    world.run(30.0)
+    got = [int(record.body) for record in world.server.records]
+    assert len(got) == len(set(got))
+    assert set(range(0, 400, 20)) <= set(got)
+    assert (len(got) == 400) or loss > 0
+    if arq != "stop-and-wait":  # it does not keep up, so that all go reliably
+        assert any(not record.reliable for record in world.server.records)
+    for place, n in enumerate(got):
+        assert all(m in got[:place] for m in range(0, n, 20)), n
+    assert got == sorted(got) or loss > 0
 
 
 def test_an_application_that_waits_for_room() -> None:

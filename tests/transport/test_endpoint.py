@@ -306,6 +306,36 @@ def test_a_full_server_refuses() -> None:
     world.run_until(lambda: third.state is State.OPEN)
 
 
+def test_a_host_with_too_many_connections_is_refused() -> None:
+    world = World(server=EndpointConfig(accepts=True, max_connections_per_host=2))
+    first, _ = world.connect()
+    world.connect()
+    world.client.endpoint.connect(SERVER, world.now)
+    world.run(1.0)
+    closed = world.closed(world.client)
+    assert (closed.code, closed.origin) == (Code.BUSY, "refused")
+    assert f"2 connections from {CLIENT[0]}" in closed.reason
+    assert world.server.endpoint.dropped["busy"] == 1
+    world.inject(world.server, connect_packet(cookie_for(world)), source=STRANGER)
+    assert isinstance(answer(world.server, world.now), wire.Accept)
+    first.close(world.now)
+    world.run(5.0)
+    third = world.client.endpoint.connect(SERVER, world.now)
+    world.run_until(lambda: third.state is State.OPEN)
+    for connection in list(world.client.endpoint.connections.values()):
+        connection.close(world.now)
+    world.run(15.0)
+    assert not world.server.endpoint.connections
+    assert not world.server.endpoint._from_host
+
+
+def test_a_host_has_no_limit_of_its_own_unless_one_is_set() -> None:
+    world = World(server=EndpointConfig(accepts=True, max_connections=3))
+    for _ in range(3):
+        world.connect()
+    assert len(world.server.endpoint.connections) == 3
+
+
 def test_a_refused_connect_stays_refused() -> None:
     """A repeat of it that is under way must not open a connection that nobody holds."""
     world = World(server=EndpointConfig(accepts=True, max_connections=1))

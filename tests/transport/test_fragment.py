@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.limits import RECORD_COST_BYTES
-from godwit.transport.fragment import Fragment, OutgoingRecord
-from godwit.transport.send import OutgoingChannel
+from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
 from godwit.wire import frames as wire
 
 

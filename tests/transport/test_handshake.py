@@ -68,6 +68,11 @@ def test_the_key_depends_on_both_nonces() -> None:
     assert handshake.connection_key(NONCE, bytes(16)) == expected
 
 
+def test_a_binding_belongs_to_one_key() -> None:
+    assert handshake.login_binding(KEY) == hmac.new(KEY, b"godwit 1 login", hashlib.sha256).digest()
+    assert handshake.login_binding(KEY) != handshake.login_binding(SECRET)
+
+
 def test_a_path_response_proves_key_sender_and_challenge() -> None:
     macs = {
         handshake.path_mac(key, sender, challenge)

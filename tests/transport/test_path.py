@@ -10,7 +10,7 @@ import pytest
 
 from godwit.limits import AMPLIFICATION
 from godwit.transport.config import EndpointConfig
-from godwit.transport.handshake import path_mac
+from godwit.transport.handshake import close_mac, path_mac
 from godwit.transport.parts import Parts
 from godwit.transport.path import CHALLENGE_PACKET_BYTES, MAX_CHALLENGES, Roaming
 from godwit.transport.train import Address
@@ -135,3 +135,12 @@ def test_one_candidate_at_a_time() -> None:
     one.on_packet(packet(number=11, size=1000), HERE, 1.0)
     assert len(challenge(one)) == wire.PROBE_BYTES
     assert one.take_challenge(1.0) is None
+
+
+def test_a_proved_goodbye_is_taken_from_anywhere() -> None:
+    one, parts = roaming()
+    mac = close_mac(KEY, "client", 0, "bye")
+    assert not one.on_packet(packet(wire.Close(0, "bye", bytes(len(mac)))), HERE, 1.0)
+    assert not one.on_packet(packet(wire.Close(0, "bye", close_mac(KEY, "server", 0, "bye"))), HERE, 1.0)
+    assert parts.dropped == {"unproven_path": 2}
+    assert one.on_packet(packet(wire.Close(0, "bye", mac)), THERE, 1.0)

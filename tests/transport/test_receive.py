@@ -422,3 +422,67 @@ def test_what_was_not_received_cannot_be_consumed() -> None:
     receiving.consume(1, 10)
     with pytest.raises(UsageError):
         receiving.consume(1, 10)
+
+
+# -- whole records in order -------------------------------------------------------------------------------------------
+
+
+def test_a_whole_record_in_order_is_taken_at_once() -> None:
+    receiving = half()
+    assert receiving.take_whole(1, 0, 10) == -1  # a channel that is not known yet
+    feed(receiving, [whole(1, 0, b"open")])
+    assert receiving.take_whole(1, 1, 10) == 1
+    assert receiving.take_whole(1, 1, 10) == -1
+    assert receiving.take_whole(1, 3, 10) == -1
+    assert feed(receiving, [whole(1, 2, b"two")]) == [(1, 2, b"two", False)]
+    assert receiving.held_bytes == 4 + 10 + 3 + 3 * RECORD_COST_BYTES
+    for size in (4, 10, 3):
+        receiving.consume(1, size)
+    assert receiving.held_bytes == 0
+    with pytest.raises(UsageError):
+        receiving.consume(1, 0)
+
+
+def test_what_is_held_back_or_begun_goes_the_long_way() -> None:
+    receiving = half()
+    feed(receiving, [whole(1, 0, b"open"), whole(1, 2, b"two")])
+    assert receiving.take_whole(1, 1, 3) == -1
+    assert feed(receiving, [whole(1, 1, b"one")]) == [(1, 1, b"one", False), (1, 2, b"two", False)]
+    feed(receiving, [(2, 0, 0, b"begun", False)])
+    assert receiving.take_whole(1, 3, 3) == -1
+    feed(receiving, [whole(0, 0, b"control")])
+    assert receiving.take_whole(0, 1, 3) == -1
+
+
+def test_the_number_of_a_whole_record_wraps_around() -> None:
+    receiving = half()
+    feed(receiving, [whole(1, 0, b"")])
+    channel = receiving._channels[1]
+    channel.expected = 2**32 - 1
+    assert receiving.take_whole(1, 2**32 - 1, 0) == 2**32 - 1
+    assert receiving.take_whole(1, 0, 0) == 2**32
+
+
+def test_a_whole_record_keeps_to_the_credit() -> None:
+    receiving = half(channel_window_bytes=1200, connection_window_bytes=1200, max_record_bytes=1200)
+    feed(receiving, [whole(1, 0, b"")])
+    assert receiving.take_whole(1, 1, 1201) == -1
+    taken = 0
+    while receiving.take_whole(1, 1 + taken, 100) >= 0:
+        taken += 1
+    assert (taken + 1) * RECORD_COST_BYTES + taken * 100 <= 2 * 1200 + RECORD_COST_BYTES
+    assert "credit" in refused(receiving, [whole(1, 1 + taken, bytes(100))])
+
+
+def test_credit_that_is_waited_for_is_given_in_any_step() -> None:
+    receiving = half(channel_window_bytes=4000, connection_window_bytes=8000)
+    feed(receiving, [whole(1, number, bytes(10)) for number in range(20)])
+    assert not receiving.consume(1, 10)
+    receiving.on_blocked(1)
+    assert receiving.take_grants(10) == [(1, 4000 + 138)]
+    assert receiving.consume(1, 10)
+    assert receiving.take_grants(10) == [(1, 4000 + 2 * 138)]
+    steps = 0
+    while not receiving.consume(1, 10):
+        steps += 1
+    assert steps == 1000 // 138

@@ -14,9 +14,8 @@ from godwit.limits import (
     TIMER_GRANULARITY_S,
 )
 from godwit.transport.congestion import Flight
-from godwit.transport.fragment import Fragment, OutgoingRecord
+from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
 from godwit.transport.recovery import MAX_REMEMBERED_LOSSES, RELAX_AFTER, Recovery, RoundTrip
-from godwit.transport.send import OutgoingChannel
 from godwit.transport.sent import SentRun
 
 
@@ -272,3 +271,30 @@ def test_the_oldest_packet_is_taken_out_of_its_run() -> None:
     assert (oldest.number, oldest.count) == (3, 1)
     assert recovery.oldest() is oldest
     assert numbers(list(recovery.sent)) == [3, 4, 5, 6, 7, 8]
+
+
+# -- the usual case ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("newest", [7, 9])
+def test_all_that_is_under_way_arrives(newest: int) -> None:
+    """What the short way does is what on_ack and detect_losses do."""
+    one, other = known(), known()
+    for recovery in (one, other):
+        recovery.on_probe(0.5)
+        recovery.on_sent_one(run(7, 1.0), 1.0)
+    trip_s = one.on_all_acked(newest, one.sent.oldest(), 1.2)
+    acked, late = other.on_ack([(0, newest)])
+    assert (numbers(acked), late, other.detect_losses(1.2)) == ([7], [], [])
+    assert trip_s == (pytest.approx(0.2) if newest == 7 else None)
+    for recovery in (one, other):
+        assert (recovery.largest_acked, recovery.probes_sent, len(recovery.sent)) == (newest, 0, 0)
+        assert recovery.loss_timer is recovery.probe_timer is None
+
+
+def test_a_packet_of_another_path_shows_no_round_trip() -> None:
+    recovery = Recovery(None, 5.0)
+    recovery.on_sent_one(run(0, 4.0), 4.0)
+    assert recovery.on_all_acked(0, recovery.sent.oldest(), 5.1) is None
+    recovery.on_sent_one(run(1, 5.2), 5.2)
+    assert recovery.on_all_acked(0, recovery.sent.oldest(), 5.3) is None  # nothing newer than before

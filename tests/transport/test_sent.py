@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.transport.congestion import Flight
-from godwit.transport.fragment import Fragment, OutgoingRecord
-from godwit.transport.send import OutgoingChannel
+from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
 from godwit.transport.sent import SentLog, SentRun
 
 FLIGHT = Flight(1.0, 0, 0.0, 0.0, False)
@@ -117,3 +116,12 @@ def test_singly_gives_each_packet_its_part() -> None:
     assert not any(piece.settled for piece in pieces)
     alone = run(3)
     assert alone.singly() == [alone]
+
+
+def test_a_log_can_be_emptied() -> None:
+    log = SentLog()
+    log.extend([run(3), run(4, 5)])
+    log.clear()
+    assert (len(log), log.packets, log.take(0, 100)) == (0, 0, [])
+    log.append(run(9))
+    assert numbers(log.take(0, 100)) == [9]

@@ -50,3 +50,15 @@ def test_a_server_does_not_ask_after_a_lull() -> None:
     silence = Silence(role="server", now=0.0, idle_timeout_s=30.0, keep_alive_s=10.0)
     silence.on_heard(100, 2.0)
     assert silence.lulls_at == math.inf
+
+
+def test_the_first_of_the_three_times() -> None:
+    silence = Silence(role="client", now=0.0, idle_timeout_s=30.0, keep_alive_s=10.0)
+    assert silence.next_at(is_asking=False) == silence.ask_at == 10.0
+    assert silence.next_at(is_asking=True) == silence.too_long_at == 30.0
+    silence.on_heard(LULL_PACKETS, 2.0)
+    assert silence.next_at(is_asking=False) == silence.next_at(is_asking=True) == silence.lulls_at
+    server = Silence(role="server", now=0.0, idle_timeout_s=300.0, keep_alive_s=100.0)
+    assert server.next_at(is_asking=False) == server.next_at(is_asking=True) == HANDSHAKE_TIMEOUT_S
+    server.on_heard(LULL_PACKETS, 2.0)
+    assert server.next_at(is_asking=False) == 102.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from typing import Final
 
 from godwit.limits import MAX_ACK_DELAY_S, MAX_ACK_RANGES
@@ -40,7 +39,7 @@ class Acknowledger:
         self._received = RangeSet()
         self._forgotten = 0
         """Nothing is known of packets below this; they count as repeats."""
-        self._frames_said: deque[int] = deque()
+        self._frames_said: list[int] = []
         """The newest number in each of the last frames."""
         self._old_news = 0
         """Ranges that end before this have been said often enough."""
@@ -67,6 +66,22 @@ class Acknowledger:
             self.largest = number
             self._largest_at = now
         return True
+
+    def on_next(self, now: float) -> None:
+        """The packet right after the newest one arrived, and asks for an acknowledgement."""
+        if self._waiting or self._at_once or self.due_at is not None:
+            self.on_run(1, now)
+            return
+        stops = self._received.stops
+        if stops:
+            stops[-1] += 1
+        else:
+            self._received.add(0, 1)
+        self.largest += 1
+        self.packets += 1
+        self._largest_at = now
+        self._waiting = 1
+        self.due_at = now + MAX_ACK_DELAY_S
 
     def on_run(self, count: int, now: float) -> None:
         """So many packets arrived right after the newest one, each asking for an acknowledgement."""
@@ -95,6 +110,27 @@ class Acknowledger:
         """Whether something is to be acknowledged, now or later."""
         return self.due_at is not None
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether an acknowledgement has more than one range. Old gaps have been told and do not count."""
+        stops = self._received.stops
+        return len(stops) > 1 and stops[-2] > self._old_news
+
+    def take_range(self, now: float) -> tuple[int, int, int]:
+        """As frame, if there are no gaps: the delay in us, the first and the last number."""
+        self._waiting = 0
+        self._said_at = now
+        self.due_at = None
+        said = self._frames_said
+        if len(said) == SAY_TIMES:
+            self._old_news = said.pop(0)
+        largest = self.largest
+        said.append(largest)
+        delay_us = int((now - self._largest_at) * 1e6)
+        if not 0 <= delay_us <= _MASK:
+            delay_us = 0 if delay_us < 0 else _MASK
+        return delay_us, self._received.starts[-1], largest
+
     def frame(self, now: float, next_position: int | None) -> Ack:
         """The acknowledgement of all that arrived."""
         self._waiting = 0
@@ -110,7 +146,7 @@ class Acknowledger:
             if stop > self._old_news
         )
         if len(self._frames_said) == SAY_TIMES:
-            self._old_news = self._frames_said.popleft()
+            self._old_news = self._frames_said.pop(0)
         self._frames_said.append(self.largest)
         delay_us = min(max(int((now - self._largest_at) * 1e6), 0), _MASK)
         return Ack(delay_us, ranges, None if next_position is None else next_position & _MASK)

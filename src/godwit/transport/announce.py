@@ -23,11 +23,13 @@ MAX_RESPONSES: Final = 4
 class Announcements:
     """Feed: confirm, ping, respond, block, on_acked, repeat. Drain: take."""
 
+    __slots__ = ("_blocked", "_confirms", "_ping", "_receiving", "_responses", "_sending", "_unsaid")
+
     def __init__(self, receiving: ReceiveHalf, sending: SendHalf) -> None:
         self._receiving = receiving
         self._sending = sending
-        self._confirms: dict[int, Confirm] = {}
-        """The newest of each channel, until the other side has acknowledged it."""
+        self._confirms: dict[int, tuple[int, int]] = {}
+        """The newest of each channel (sequence, reached), until the other side has acknowledged it."""
         self._unsaid: dict[int, None] = {}
         """Channels whose confirm is to be said."""
         self._blocked: dict[int, None] = {}
@@ -39,7 +41,7 @@ class Announcements:
         return bool(self._ping or self._unsaid or self._responses or self._blocked or self._receiving.has_grants)
 
     def confirm(self, channel: int, sequence: int, reached: int) -> None:
-        self._confirms[channel] = Confirm(channel, sequence, reached)
+        self._confirms[channel] = (sequence, reached)
         if len(self._confirms) > MAX_CONFIRMS_WAITING:
             oldest = next(iter(self._confirms))
             del self._confirms[oldest]
@@ -71,9 +73,17 @@ class Announcements:
     def on_acked(self, keys: Iterable[Announcement]) -> None:
         """The packet that said these has arrived."""
         for kind, channel, value in keys:
-            if kind == "confirm" and channel in self._confirms and self._confirms[channel].sequence == value:
+            if kind == "confirm" and (confirm := self._confirms.get(channel)) is not None and confirm[0] == value:
                 del self._confirms[channel]
-                self._unsaid.pop(channel, None)
+                if self._unsaid:
+                    self._unsaid.pop(channel, None)
+
+    def take_lone(self) -> tuple[int, int, int] | None:
+        """A confirm (channel, sequence, reached), if that is all there is to say."""
+        if len(self._unsaid) != 1 or self._ping or self._responses or self._blocked or self._receiving.has_grants:
+            return None
+        channel, _ = self._unsaid.popitem()
+        return channel, *self._confirms[channel]
 
     def take(self, room_bytes: int) -> tuple[list[bytes], list[Announcement]]:
         """As many frames as fit, and the keys that must be repeated if their packet is lost."""
@@ -85,9 +95,9 @@ class Announcements:
         while self._unsaid and len(frames) < room:
             channel = next(iter(self._unsaid))
             del self._unsaid[channel]
-            confirm = self._confirms[channel]
-            frames.append(encode_frame(confirm))
-            keys.append(("confirm", channel, confirm.sequence))
+            sequence, reached = self._confirms[channel]
+            frames.append(encode_frame(Confirm(channel, sequence, reached)))
+            keys.append(("confirm", channel, sequence))
         for channel, limit in self._receiving.take_grants(room - len(frames)):
             frames.append(encode_frame(Credit(channel, limit)))
             keys.append(("credit", channel, limit))

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from godwit.limits import BASE_DATAGRAM_BYTES
-from godwit.transport.fragment import Fragment, OutgoingRecord
+from godwit.transport.fragment import UNUSED, Fragment, OutgoingRecord
 from godwit.transport.sent import SentRun
 from godwit.wire.packet import expand_number
 from godwit.wire.parameters import Parameters
@@ -63,20 +63,21 @@ class SelectiveRepeat:
     largest_datagram_bytes: int | None = None
 
     def __init__(self) -> None:
-        self._lost: deque[Fragment] = deque()
+        self.lost: deque[Fragment] = UNUSED
+        """To be sent again, unless they have arrived after all."""
 
     def next_resend(self) -> Fragment | None:
-        lost = self._lost
+        lost = self.lost
         while lost and lost[0].settled:
             lost.popleft()
         return lost[0] if lost else None
 
     def take_resend(self) -> None:
-        self._lost.popleft()
+        self.lost.popleft()
 
     def replace_resend(self, smaller: Iterable[Fragment]) -> None:
-        self._lost.popleft().settled = True
-        self._lost.extendleft(reversed(list(smaller)))
+        self.lost.popleft().settled = True
+        self.lost.extendleft(reversed(list(smaller)))
 
     def may_send_new(self) -> bool:
         return True
@@ -92,10 +93,14 @@ class SelectiveRepeat:
 
     def on_lost(self, packet: int, fragments: Iterable[Fragment]) -> None:
         # One that a probe has carried again since then is still under way.
-        self._lost.extend(one for one in fragments if one.packet == packet and not one.settled)
+        if self.lost is UNUSED:
+            self.lost = deque()
+        self.lost.extend(one for one in fragments if one.packet == packet and not one.settled)
 
     def on_probe(self, fragments: Iterable[Fragment]) -> None:
-        self._lost.extendleft(one for one in reversed(list(fragments)) if not one.settled)
+        if self.lost is UNUSED:
+            self.lost = deque()
+        self.lost.extendleft(one for one in reversed(list(fragments)) if not one.settled)
 
 
 class GoBackN:
@@ -160,6 +165,8 @@ class GoBackN:
 
 class InOrder:
     """The receiver of go-back-n and stop-and-wait: takes only the next position."""
+
+    __slots__ = ("expected",)
 
     def __init__(self) -> None:
         self.expected = 0

@@ -28,6 +28,8 @@ class EndpointConfig:
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     max_channels: int = limits.MAX_CHANNELS
     max_connections: int = limits.MAX_CONNECTIONS
+    max_connections_per_host: int | None = None
+    """Of those that others opened, counted by the host that they came from; None: as many as max_connections."""
     send_buffer_bytes: int = limits.SEND_BUFFER_BYTES
     idle_timeout_s: float = limits.IDLE_TIMEOUT_S
     keep_alive_s: float = limits.KEEP_ALIVE_S
@@ -45,6 +47,8 @@ class EndpointConfig:
         _within("max_record_bytes", self.max_record_bytes, low, limits.LARGEST_RECORD_BYTES)
         _within("max_channels", self.max_channels, 1, 2**31)
         _within("max_connections", self.max_connections, 1, 2**31)
+        if self.max_connections_per_host is not None:
+            _within("max_connections_per_host", self.max_connections_per_host, 1, 2**31)
         _within("send_buffer_bytes", self.send_buffer_bytes, low, 2**40)
         _within("idle_timeout_s", self.idle_timeout_s, 0.001, 2**32)
         _within("keep_alive_s", self.keep_alive_s, 0.001, 2**32)

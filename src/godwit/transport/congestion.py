@@ -15,7 +15,6 @@ there the window never falls below some trains, and never takes more than half o
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 from typing import Final
 
@@ -55,6 +54,9 @@ class Mode(Enum):
     PROBE_RTT = "probe-rtt"
 
 
+_STARTUP: Final = Mode.STARTUP
+
+
 class Flight(msgspec.Struct, gc=False, frozen=True):
     """The account at the moment a train left: what its acknowledgement will be measured against."""
 
@@ -67,6 +69,15 @@ class Flight(msgspec.Struct, gc=False, frozen=True):
 
 class Congestion:
     """Feed: begin_flight, on_sent, on_delivered, on_lost, on_idle. Look: rate, window and what is in flight."""
+
+    __slots__ = (
+        "_app_limited_until_bytes", "_began", "_comes_from_rest", "_datagram_bytes", "_delivered_at",
+        "_delivered_bytes", "_first_sent_at", "_full_rate", "_gain", "_half_peer_buffer_bytes", "_local_window_bytes",
+        "_lost_in_round_bytes", "_path_is_full", "_phase", "_phase_began", "_probe_rtt_ends", "_rates", "_round",
+        "_round_ends_at_bytes", "_rounds_without_growth", "_shortest_trip_at", "_train_bytes",
+        "_trip_is_guess", "in_flight_bytes", "mode", "rate_bytes_per_s",
+        "shortest_trip_s", "window_bytes",
+    )  # fmt: skip
 
     def __init__(self, *, now: float, datagram_bytes: int, round_trip_s: float | None, peer_buffer_bytes: int) -> None:
         """`round_trip_s`: what the handshake showed, if it showed one."""
@@ -88,9 +99,9 @@ class Congestion:
         self._first_sent_at = now
         self._app_limited_until_bytes = 0
         # the model of the path
-        self._rates: deque[tuple[int, float, float]] = deque()
+        self._rates: list[tuple[int, float, float]] = []
         """(round, rate, time): the largest rates of the window, falling."""
-        self._shortest_trip_s = INITIAL_ROUND_TRIP_S if round_trip_s is None else round_trip_s
+        self.shortest_trip_s = INITIAL_ROUND_TRIP_S if round_trip_s is None else round_trip_s
         self._shortest_trip_at = now
         self._trip_is_guess = round_trip_s is None
         # rounds
@@ -107,16 +118,12 @@ class Congestion:
         self._probe_rtt_ends: float | None = None
         self._gain = STARTUP_GAIN
         self.window_bytes = INITIAL_WINDOW_DATAGRAMS * datagram_bytes
-        self.rate_bytes_per_s = STARTUP_GAIN * self.window_bytes / max(self._shortest_trip_s, LOCAL_ROUND_TRIP_S)
+        self.rate_bytes_per_s = STARTUP_GAIN * self.window_bytes / max(self.shortest_trip_s, LOCAL_ROUND_TRIP_S)
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
         """The delivery rate that the path has shown, 0 before the first measurement."""
         return self._rates[0][1] if self._rates else 0.0
-
-    @property
-    def shortest_trip_s(self) -> float:
-        return self._shortest_trip_s
 
     # -- feed ---------------------------------------------------------------------------------------------------------
 
@@ -127,6 +134,19 @@ class Congestion:
             self._comes_from_rest = True
         limited = self._app_limited_until_bytes > self._delivered_bytes
         return Flight(now, self._delivered_bytes, self._delivered_at, self._first_sent_at, limited)
+
+    def begin_idle_flight(self, now: float, sent_bytes: int) -> Flight:
+        """A lone packet leaves, of so many bytes, and there is nothing else to send before or after it: on_idle,
+        begin_flight, on_sent, on_idle."""
+        delivered_bytes = self._delivered_bytes
+        if self.in_flight_bytes == 0:
+            self._first_sent_at = self._delivered_at = now
+            self._comes_from_rest = True
+        limited = self.in_flight_bytes < self.window_bytes or self._app_limited_until_bytes > delivered_bytes
+        self.in_flight_bytes += sent_bytes
+        if self.in_flight_bytes < self.window_bytes:
+            self._app_limited_until_bytes = delivered_bytes + self.in_flight_bytes
+        return Flight(now, delivered_bytes, self._delivered_at, self._first_sent_at, limited)
 
     def on_sent(self, sent_bytes: int) -> None:
         self.in_flight_bytes += sent_bytes
@@ -149,8 +169,16 @@ class Congestion:
         if newest.sent_at < self._began:
             return  # sent on another path, before the peer moved
         self._first_sent_at = newest.sent_at
-        heavy_loss = False
         round_began = newest.delivered_bytes >= self._round_ends_at_bytes
+        if newest.app_limited and self.mode is _STARTUP and self._tells_nothing(now, newest, round_trip_s):
+            # As with most lone packets: only the rounds are counted.
+            self._comes_from_rest = False
+            if round_began:
+                self._round += 1
+                self._round_ends_at_bytes = self._delivered_bytes
+                self._lost_in_round_bytes = 0
+            return
+        heavy_loss = False
         if round_began:
             self._round += 1
             delivered_in_round_bytes = self._delivered_bytes - self._round_ends_at_bytes
@@ -171,11 +199,26 @@ class Congestion:
         """The path carries larger or smaller datagrams than thought."""
         self._datagram_bytes = datagram_bytes
 
+    def _tells_nothing(self, now: float, newest: Flight, round_trip_s: float | None) -> bool:
+        """Whether an acknowledgement of what the application limited cannot change the model of the path."""
+        if (
+            round_trip_s is None
+            or round_trip_s <= self.shortest_trip_s
+            or self._trip_is_guess
+            or now > self._shortest_trip_at + SHORTEST_TRIP_WINDOW_S
+            or not self._rates
+        ):
+            return False
+        interval_s = now - newest.delivered_at
+        if interval_s < newest.sent_at - newest.first_sent_at:
+            interval_s = newest.sent_at - newest.first_sent_at
+        return self._delivered_bytes - newest.delivered_bytes < self._rates[0][1] * interval_s
+
     # -- the model ----------------------------------------------------------------------------------------------------
 
     def _note_rate(self, now: float, newest: Flight) -> None:
         interval_s = max(newest.sent_at - newest.first_sent_at, now - newest.delivered_at)
-        if interval_s < CLOCK_STEP_S or (interval_s < self._shortest_trip_s and not self._trip_is_guess):
+        if interval_s < CLOCK_STEP_S or (interval_s < self.shortest_trip_s and not self._trip_is_guess):
             return  # shorter than a round trip: the clock or a burst of acknowledgements, not the path
         rate = (self._delivered_bytes - newest.delivered_bytes) / interval_s
         if newest.app_limited and rate < self.bandwidth_bytes_per_s:
@@ -185,13 +228,13 @@ class Congestion:
             rates.pop()
         rates.append((self._round, rate, now))
         while rates[0][0] < self._round - RATE_WINDOW_ROUNDS and rates[0][2] < now - RATE_WINDOW_S:
-            rates.popleft()
+            rates.pop(0)
 
     def _note_trip(self, now: float, round_trip_s: float | None, expired: bool) -> None:
         if round_trip_s is None:
             return
-        if self._trip_is_guess or round_trip_s <= self._shortest_trip_s or expired:
-            self._shortest_trip_s = round_trip_s
+        if self._trip_is_guess or round_trip_s <= self.shortest_trip_s or expired:
+            self.shortest_trip_s = round_trip_s
             self._shortest_trip_at = now
             self._trip_is_guess = False
 
@@ -207,7 +250,7 @@ class Congestion:
 
     def _path_bytes(self) -> float:
         """The bandwidth-delay product: what the path holds without a queue."""
-        return self.bandwidth_bytes_per_s * self._shortest_trip_s
+        return self.bandwidth_bytes_per_s * self.shortest_trip_s
 
     # -- modes --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +263,7 @@ class Congestion:
         elif self.mode is Mode.PROBE_BW:
             self._advance_cycle(now)
         # Under a millisecond there is nothing to find out: the window has a floor there.
-        if trip_expired and self.mode is not Mode.PROBE_RTT and self._shortest_trip_s >= LOCAL_ROUND_TRIP_S:
+        if trip_expired and self.mode is not Mode.PROBE_RTT and self.shortest_trip_s >= LOCAL_ROUND_TRIP_S:
             self.mode = Mode.PROBE_RTT
             self._gain = 1.0
             self._probe_rtt_ends = None
@@ -236,10 +279,10 @@ class Congestion:
         self._gain = CYCLE[self._phase]
 
     def _advance_cycle(self, now: float) -> None:
-        elapsed = now - self._phase_began > self._shortest_trip_s
+        elapsed = now - self._phase_began > self.shortest_trip_s
         if self._gain > 1:
             over = elapsed and self.in_flight_bytes >= self._gain * self._path_bytes() * 0.9
-            over = over or now - self._phase_began > 4 * self._shortest_trip_s
+            over = over or now - self._phase_began > 4 * self.shortest_trip_s
         elif self._gain < 1:
             over = elapsed or self.in_flight_bytes <= self._path_bytes()
         else:
@@ -252,7 +295,7 @@ class Congestion:
     def _probe_round_trip(self, now: float) -> None:
         if self._probe_rtt_ends is None:
             if self.in_flight_bytes <= SMALLEST_WINDOW_DATAGRAMS * self._datagram_bytes:
-                self._probe_rtt_ends = now + max(PROBE_RTT_S, self._shortest_trip_s)
+                self._probe_rtt_ends = now + max(PROBE_RTT_S, self.shortest_trip_s)
         elif now >= self._probe_rtt_ends:
             self._shortest_trip_at = now
             if self._path_is_full:
@@ -278,7 +321,7 @@ class Congestion:
         window = int(gain * self._path_bytes() + 3 * quantum)
         if not self._path_is_full:
             window = max(window, self.window_bytes)
-        if self._shortest_trip_s < LOCAL_ROUND_TRIP_S:
+        if self.shortest_trip_s < LOCAL_ROUND_TRIP_S:
             window = min(max(window, self._local_window_bytes), self._half_peer_buffer_bytes)
         self.window_bytes = max(window, smallest)
 

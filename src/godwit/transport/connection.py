@@ -14,16 +14,16 @@ CLOSING answers what still comes with its close again; DRAINING is silent. Both 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-import msgspec
 from crc32c import crc32c
 
 from godwit.errors import ConnectionClosedError, UsageError
-from godwit.transport import handshake
+from godwit.transport import handshake, statistics
+from godwit.transport.arq import SelectiveRepeat
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
 from godwit.transport.farewell import Farewell
@@ -32,7 +32,11 @@ from godwit.transport.inbound import Delivery, Inbound
 from godwit.transport.parts import Parts
 from godwit.transport.path import Roaming
 from godwit.transport.receive import LimitError
+from godwit.transport.short_in import NOT_TAKEN, ONLY_ACK, ShortInbound
+from godwit.transport.short_out import ShortOutbound
 from godwit.transport.silence import Silence
+from godwit.transport.statistics import Statistics
+from godwit.transport.timers import Timers
 from godwit.transport.train import Address, Train
 from godwit.transport.transmit import Transmitter
 from godwit.wire import frames as wire
@@ -40,11 +44,9 @@ from godwit.wire.control import Code
 from godwit.wire.packet import INTACT, encode_packet
 from godwit.wire.parameters import Parameters
 
-BLOCKED_RETRY_S: Final = 1.0
-"""A sender without credit asks again at this interval, in case the word was lost."""
+__all__ = ["Connection", "State", "Statistics"]
+
 MAX_CODE: Final = 0xFFFF
-PROBE_PACKETS: Final = 2
-"""So many packets go when the probe timer fires (RFC 9002, 6.2.4)."""
 
 
 class State(Enum):
@@ -57,26 +59,17 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Statistics(msgspec.Struct, frozen=True):
-    """What happened on a connection so far, and what it knows of its path."""
-
-    packets_sent: int = 0
-    packets_received: int = 0
-    packets_lost: int = 0
-    packets_spuriously_lost: int = 0
-    bytes_sent: int = 0
-    fragments_resent: int = 0
-    unreliable_dropped: int = 0
-    round_trip_s: float = 0.0
-    shortest_trip_s: float = 0.0
-    bandwidth_bytes_per_s: float = 0.0
-    window_bytes: int = 0
-    in_flight_bytes: int = 0
-    datagram_bytes: int = 0
+_OPEN: Final = State.OPEN
 
 
 class Connection:
     """Made by an endpoint only."""
+
+    __slots__ = (
+        "__weakref__", "_awake", "_closed", "_events", "_farewell", "_inbound", "_parts", "_roaming", "_short_in",
+        "_short_out", "_silence", "_timers", "_transmitter", "id", "is_awake", "peer_address", "rests_until", "role",
+        "scheduled_at", "state",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,7 +82,7 @@ class Connection:
         events: list[Event],
         dropped: Counter[str],
         entropy: Callable[[int], bytes],
-        wake: Callable[[Connection], None],
+        awake: deque[Connection],
     ) -> None:
         self.id = connection_id
         """What the peer puts into its packets."""
@@ -98,19 +91,32 @@ class Connection:
         self.state = State.CONNECTING
         self.scheduled_at: float | None = None
         """The endpoint's note: when it will look at the timers."""
+        self.is_awake = False
+        """Whether it stands in the endpoint's queue of those that may have something to send, or another timer."""
+        self.rests_until = 0.0
+        """After next_train: another call would give nothing, and no timer is due before this, unless one stands at an
+        earlier time already. 0: unknown."""
         self._events = events
-        self._wake = wake
+        self._awake = awake
         self._parts = Parts(
             role=role, connection_id=connection_id, config=config, discipline=discipline, dropped=dropped
         )
         self._roaming = Roaming(self._parts, entropy)
-        self._ask_again_at: float | None = None
         self._farewell: Farewell
         self._closed: Closed
         # Set by establish.
         self._transmitter: Transmitter
         self._inbound: Inbound
         self._silence: Silence
+        self._timers: Timers
+        self._short_in: ShortInbound | None = None
+        self._short_out: ShortOutbound | None = None
+
+    def wake(self) -> None:
+        """The endpoint is to ask it for trains and timers again."""
+        if not self.is_awake:
+            self.is_awake = True
+            self._awake.append(self)
 
     def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
         """The handshake is done."""
@@ -123,10 +129,21 @@ class Connection:
         excess = self._parts.on_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
         self._transmitter = Transmitter(self._parts, now)
         self._inbound = Inbound(self._parts, self._transmitter)
+        self._timers = Timers(
+            self._parts,
+            transmitter=self._transmitter,
+            inbound=self._inbound,
+            roaming=self._roaming,
+            silence=self._silence,
+        )
+        policy = self._parts.sending.policy
+        if isinstance(policy, SelectiveRepeat):
+            self._short_in = ShortInbound(self._parts, self._transmitter, policy)
+            self._short_out = ShortOutbound(self._parts, self._transmitter, policy)
         if self.role == "client":
             self._parts.announcements.ping()  # the server hears at once that its accept arrived
         self._events.append(Connected(self, peer.application))
-        self._wake(self)
+        self.wake()
         if excess:
             self.close(now, Code.LIMIT, excess)
 
@@ -142,25 +159,32 @@ class Connection:
         self._require_usable()
         return self._parts.sending.open_channel()
 
-    def send(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
-        """Queues a record. `last` ends the channel behind it. Before the connection is open, records wait."""
-        self._require_usable()
-        self._parts.sending.send(channel, body, reliable=reliable, last=last)
-        self._wake(self)
+    def send(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> bool:
+        """Queues a record. `last` ends the channel behind it. Before the connection is open, records wait.
+
+        An unreliable record goes reliably while a reliable one of its channel may still be under way before it. Gives
+        whether it goes reliably.
+        """
+        if self.state is not _OPEN:
+            self._require_usable()
+        goes_reliably = self._parts.sending.send(channel, body, reliable=reliable, last=last)
+        self.wake()
+        return goes_reliably
 
     def consume(self, channel: int, body_bytes: int) -> None:
         """The application has taken a received record of this length: the peer may send as much again."""
-        if self.state is not State.OPEN:
+        if self.state is not _OPEN:
             return  # nobody wants to hear of it any more
-        self._parts.receiving.consume(channel, body_bytes)
-        if self._parts.receiving.has_grants:
-            self._wake(self)
+        if self._parts.receiving.consume(channel, body_bytes):
+            self.wake()
 
     def confirm(self, channel: int, sequence: int, reached: int) -> None:
         """Tells the peer that everything on its channel up to `sequence` is safe, and how many the last one reached."""
-        self._require_usable()
+        if self.state is not _OPEN:
+            self._require_usable()
         self._parts.announcements.confirm(channel, sequence, reached)
-        self._wake(self)
+        if not self.is_awake:
+            self.wake()
 
     def close(self, now: float, code: int = Code.NORMAL, reason: str = "") -> None:
         """Ends the connection at once and tells the peer. What was not acknowledged yet may be lost."""
@@ -189,10 +213,10 @@ class Connection:
         self.state = state
         self._closed = Closed(self, code, reason, origin)
         self._events.append(self._closed)
-        self._wake(self)
+        self.wake()
 
     def _require_usable(self) -> None:
-        if self.state not in (State.CONNECTING, State.OPEN):
+        if self.state is not _OPEN and self.state is not State.CONNECTING:
             raise ConnectionClosedError(self._closed.code, self._closed.reason)
 
     # -- feed ---------------------------------------------------------------------------------------------------------
@@ -207,79 +231,69 @@ class Connection:
         at = self._inbound.receive(data, at, segment_bytes, now, delivery)
         self._silence.on_heard(self._parts.acknowledger.packets, now)
         self._publish(delivery, now)
-        self._wake(self)
+        self.wake()
         return at
+
+    def receive_lone(self, packet: bytes, address: Address, now: float) -> None:
+        """As receive, for a train of one packet that is long enough to be one."""
+        short, out = self._short_in, self._short_out
+        taken = NOT_TAKEN
+        if short is not None and out is not None and self.state is _OPEN and address == self.peer_address:
+            taken = short.receive(packet, self, now, self._events)
+        if taken is NOT_TAKEN:
+            self.receive(packet, 0, len(packet), address, now)
+            return
+        silence = self._silence
+        silence.packets += 1
+        silence.heard_at = now
+        if taken is ONLY_ACK and self.role == "server" and out is not None and out.rests(now):
+            return  # its timers have moved away, if at all (but a client that hears much has one more)
+        if not self.is_awake:
+            self.is_awake = True
+            self._awake.append(self)
 
     def handle_timers(self, now: float) -> None:
         """Does what is due. Call it when next_timer has come."""
-        if self.state is State.OPEN:
-            self._handle_open_timers(now)
+        if self.state is _OPEN:
+            silence = self._silence
+            if now >= silence.too_long_at:
+                self.fail(now, Code.TIMEOUT, f"nothing was heard for {now - silence.heard_at:.1f} s", "timeout")
+            else:
+                self._timers.handle(now)
         elif self.state is not State.CLOSED and now >= self._farewell.ends_at:
             self.state = State.CLOSED
-        self._wake(self)
-
-    def _handle_open_timers(self, now: float) -> None:
-        parts = self._parts
-        silence = self._silence
-        if now >= silence.too_long_at:
-            self.fail(now, Code.TIMEOUT, f"nothing was heard for {now - silence.heard_at:.1f} s", "timeout")
-            return
-        loss_timer = parts.recovery.loss_timer
-        if loss_timer is not None and now >= loss_timer:
-            self._inbound.detect_losses(now)
-        probe_timer = parts.recovery.probe_timer
-        if probe_timer is not None and now >= probe_timer:
-            self._probe(now)
-        if (probe_timer is None and now >= silence.ask_at) or now >= silence.lulls_at:
-            silence.on_asked()
-            parts.announcements.ping()
-        if self._ask_again_at is not None and now >= self._ask_again_at:
-            self._ask_again_at = None
-            parts.announcements.block(parts.sending.blocked)
-
-    def _probe(self, now: float) -> None:
-        """Nothing was heard for too long: the oldest thing under way is said again, and the peer must answer."""
-        parts = self._parts
-        recovery = parts.recovery
-        oldest = recovery.oldest()
-        recovery.on_probe(now)
-        if oldest is not None:
-            parts.sending.policy.on_probe(oldest.fragments)
-            parts.announcements.repeat(oldest.said)
-        self._transmitter.probes_due = PROBE_PACKETS
-        if not parts.sending.has_frames():
-            parts.announcements.ping()
-        if parts.mtu.on_probe_timeouts(recovery.probes_sent, now):
-            parts.congestion.on_datagram_size(parts.mtu.datagram_bytes)
+        self.wake()
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
     def next_train(self, now: float) -> Train | None:
         """The next thing that may be sent now."""
-        if self.state is not State.OPEN:
+        self.rests_until = 0.0
+        if self.state is not _OPEN:
             frame = self._farewell.take(now) if self.state is State.CLOSING else None
             return self._lone(self.peer_address, frame) if frame else None
+        short = self._short_out
+        if short is not None:
+            packet = short.packet(now)
+            if packet is not None:
+                self.rests_until = short.rests_until
+                return Train(self.peer_address, packet, len(packet))
+            if short.rests(now):
+                self.rests_until = short.rests_until
+                return self._next_challenge(now)
         train = self._transmitter.next_train(now)
-        if train is None and self._ask_for_credit(now):
+        if train is None and self._timers.ask_for_credit(now):
             train = self._transmitter.next_train(now)
         if train is not None:
             return Train(self.peer_address, *train)
         probe = self._transmitter.mtu_probe(now)
         if probe is not None:
             return Train(self.peer_address, probe, len(probe))
+        return self._next_challenge(now)
+
+    def _next_challenge(self, now: float) -> Train | None:
         challenge = self._roaming.take_challenge(now)
         return None if challenge is None else self._lone(*challenge)
-
-    def _ask_for_credit(self, now: float) -> bool:
-        """A channel that has come to the end of its credit says so at once, and then again: the receiver gives credit
-        back in larger steps than a long record can wait for."""
-        sending = self._parts.sending
-        self._ask_again_at = (self._ask_again_at or now + BLOCKED_RETRY_S) if sending.blocked else None
-        if not sending.newly_blocked:
-            return False
-        self._parts.announcements.block(sending.newly_blocked)
-        sending.newly_blocked = {}
-        return True
 
     def _lone(self, address: Address, frame: bytes) -> Train:
         packet = encode_packet(self._parts.peer_id, self._transmitter.number(), frame)
@@ -287,20 +301,8 @@ class Connection:
 
     def next_timer(self) -> float | None:
         """When handle_timers and next_train want to be called, if nothing else happens before."""
-        if self.state is State.OPEN:
-            parts = self._parts
-            recovery = parts.recovery
-            timers = (
-                self._silence.too_long_at,
-                parts.acknowledger.due_at,
-                recovery.loss_timer,
-                recovery.probe_timer or self._silence.ask_at,
-                self._transmitter.paced_until,
-                self._ask_again_at,
-                self._roaming.due_at,
-                self._silence.lulls_at,
-            )
-            return min([timer for timer in timers if timer is not None])
+        if self.state is _OPEN:
+            return self._timers.next_timer()
         if self.state in (State.CLOSING, State.DRAINING):
             return self._farewell.next_timer()
         return None
@@ -338,7 +340,7 @@ class Connection:
             self._move(address, now)
             # The packet that proves the address is the first one that is taken from there.
             self.receive(packet, 0, len(packet), address, now)
-        self._wake(self)
+        self.wake()
 
     def _move(self, address: Address, now: float) -> None:
         self._silence.heard_at = now
@@ -362,6 +364,24 @@ class Connection:
         return self._parts.sending.buffered_bytes + self._parts.receiving.held_bytes
 
     @property
+    def binding(self) -> bytes:
+        """32 bytes that both sides of this connection share, and no other connection: a proof of a name is made for
+        them, so that it is worth nothing elsewhere."""
+        if not hasattr(self, "_transmitter"):
+            raise UsageError("the other side is not known yet: wait for the Connected event")
+        return handshake.login_binding(self._parts.key)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether anything waits to be sent for the first time."""
+        return self._parts.sending.waiting_bytes > 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How much waits to be sent for the first time."""
+        return self._parts.sending.waiting_bytes
+
+    @property
     def train_payload_bytes(self) -> int:
         """How long a record should be to fill one train: the size that costs least per byte."""
         if self.state is State.CONNECTING:
@@ -373,19 +393,4 @@ class Connection:
         """None of it is known before the connection is open."""
         if not hasattr(self, "_transmitter"):
             return Statistics()
-        parts = self._parts
-        return Statistics(
-            packets_sent=self._transmitter.packets_sent,
-            packets_received=parts.acknowledger.packets,
-            packets_lost=self._inbound.packets_lost,
-            packets_spuriously_lost=parts.recovery.spurious,
-            bytes_sent=self._transmitter.bytes_sent,
-            fragments_resent=self._transmitter.fragments_resent,
-            unreliable_dropped=parts.sending.unreliable_dropped,
-            round_trip_s=parts.recovery.round_trip.smoothed_s,
-            shortest_trip_s=parts.congestion.shortest_trip_s,
-            bandwidth_bytes_per_s=parts.congestion.bandwidth_bytes_per_s,
-            window_bytes=parts.congestion.window_bytes,
-            in_flight_bytes=parts.congestion.in_flight_bytes,
-            datagram_bytes=self._transmitter.datagram_bytes(),
-        )
+        return statistics.gather(self._parts, self._transmitter, self._inbound)

@@ -23,6 +23,8 @@ class Dial:
         self.connection = connection
         self.scheduled_at: float | None = None
         """The endpoint's note: when it will look at the timers."""
+        self.rests_until = 0.0
+        """As with a connection: never known here."""
         self.token = b""
         """Of the server's resets, once it has accepted."""
         self._nonce = nonce
@@ -83,6 +85,7 @@ class Dial:
                 "check the address, the port and the firewall"
             )
             self.connection.fail(now, Code.TIMEOUT, reason, "timeout")
+        self.connection.wake()
 
     def next_train(self, now: float) -> Train | None:
         if self.is_over or now < self._send_at:

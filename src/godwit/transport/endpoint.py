@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 from godwit.errors import DecodeError, UsageError
@@ -31,6 +31,7 @@ from godwit.wire.packet import HEADER, SMALLEST_PACKET_BYTES, VERSION, decode_pa
 from godwit.wire.parameters import Parameters, decode_parameters, encode_parameters
 
 SECRET_BYTES: Final = 32
+_OPEN: Final = State.OPEN
 _HELLO_IN_ALL_VERSIONS: Final = struct.Struct(">BQ16s")
 
 
@@ -46,6 +47,9 @@ class Endpoint:
         self._dials: dict[int, Dial] = {}
         self._by_token: dict[bytes, Connection] = {}
         self._tokens: dict[int, bytes] = {}
+        self._hosts: dict[int, str] = {}
+        """Where the connections came from, if their number is limited; moving elsewhere does not change it."""
+        self._from_host: Counter[str] = Counter()
         self._acceptor = Acceptor(
             secret=entropy(SECRET_BYTES),
             reset_key=config.reset_key or entropy(SECRET_BYTES),
@@ -54,7 +58,7 @@ class Endpoint:
         )
         self._events: list[Event] = []
         self._answers: deque[Train] = deque()
-        self._awake: dict[int, None] = {}
+        self._awake: deque[Connection] = deque()
         """The connections that may have something to send or another timer, in the order of their waking."""
         self._timers: list[tuple[float, int]] = []
 
@@ -70,7 +74,7 @@ class Endpoint:
         connection = self._new_connection("client", address, parameters)
         nonce = self._entropy(wire.NONCE_BYTES)
         self._dials[connection.id] = Dial(connection, nonce, encode_parameters(parameters), now)
-        self._wake(connection)
+        connection.wake()
         return connection
 
     def receive(self, train: Train, now: float) -> None:
@@ -78,6 +82,11 @@ class Endpoint:
         data = train.data
         segment_bytes = train.segment_bytes
         connections = self._connections
+        if SMALLEST_PACKET_BYTES <= len(data) <= segment_bytes:
+            connection = connections.get(int.from_bytes(data[1:9], "big"))
+            if connection is not None:
+                connection.receive_lone(data, train.address, now)
+                return
         at = 0
         while at < len(data):
             connection = connections.get(int.from_bytes(data[at + 1 : at + 9], "big"))
@@ -91,15 +100,18 @@ class Endpoint:
         """Does what is due by now."""
         timers = self._timers
         while timers and timers[0][0] <= now:
-            due_at, connection_id = heappop(timers)
-            owner = self._owner(connection_id)
+            due_at, connection_id = timers[0]
+            owner = self._connections.get(connection_id) or self._dials.get(connection_id)
             if owner is None or owner.scheduled_at != due_at:
+                heappop(timers)
                 continue
+            owner.scheduled_at = due = owner.rests_until if owner.rests_until > now else owner.next_timer()
+            if due is not None and due > now:
+                heapreplace(timers, (due, connection_id))
+                continue
+            heappop(timers)
             owner.scheduled_at = None
-            due = owner.next_timer()
-            if due is not None and due <= now:
-                owner.handle_timers(now)
-            self._awake[connection_id] = None
+            owner.handle_timers(now)
 
     # -- drain --------------------------------------------------------------------------------------------------------
 
@@ -115,19 +127,20 @@ class Endpoint:
             return self._answers.popleft()
         awake = self._awake
         while awake:
-            connection_id = next(iter(awake))
-            del awake[connection_id]
-            owner = self._owner(connection_id)
-            if owner is None:
-                continue
+            connection = awake[0]
+            owner = connection if connection.state is _OPEN else self._dials.get(connection.id) or connection
             train = owner.next_train(now)
-            if train is not None:
-                awake[connection_id] = None  # at the end of the queue: connections take turns
+            if train is not None and not connection.rests_until:
+                awake.rotate(-1)  # connections take turns
                 return train
-            if owner.is_over:
-                self._forget(connection_id)
-            else:
-                self._schedule(owner, connection_id)
+            awake.popleft()
+            connection.is_awake = False
+            if connection.state is not _OPEN and owner.is_over:
+                self._forget(connection.id)
+            elif connection.scheduled_at is None or connection.scheduled_at > connection.rests_until:
+                self._schedule(owner, connection.id, now)
+            if train is not None:
+                return train
         return None
 
     def trains(self, now: float) -> list[Train]:
@@ -173,15 +186,12 @@ class Endpoint:
             events=self._events,
             dropped=self.dropped,
             entropy=self._entropy,
-            wake=self._wake,
+            awake=self._awake,
         )
 
-    def _wake(self, connection: Connection) -> None:
-        self._awake[connection.id] = None
-
-    def _schedule(self, owner: Connection | Dial, connection_id: int) -> None:
+    def _schedule(self, owner: Connection | Dial, connection_id: int, now: float) -> None:
         """A later timer than the one that stands is left for then: the owner is asked again when it fires."""
-        due = owner.next_timer()
+        due = owner.rests_until if owner.rests_until > now else owner.next_timer()
         if due is not None and (owner.scheduled_at is None or due < owner.scheduled_at):
             owner.scheduled_at = due
             heappush(self._timers, (due, connection_id))
@@ -195,12 +205,19 @@ class Endpoint:
         heapify(self._timers)
 
     def _owner(self, connection_id: int) -> Dial | Connection | None:
-        return self._dials.get(connection_id) or self._connections.get(connection_id)
+        return self._connections.get(connection_id) or self._dials.get(connection_id)
 
     def _forget(self, connection_id: int) -> None:
         if self._dials.pop(connection_id, None) is not None:
             return
-        connection = self._connections.pop(connection_id)
+        connection = self._connections.pop(connection_id, None)
+        if connection is None:
+            return  # long forgotten
+        host = self._hosts.pop(connection_id, None)
+        if host is not None:
+            self._from_host[host] -= 1
+            if not self._from_host[host]:
+                del self._from_host[host]
         token = self._tokens.pop(connection_id, b"")
         if self._by_token.get(token) is connection:  # a strange server may give the same token twice
             del self._by_token[token]
@@ -261,7 +278,7 @@ class Endpoint:
             self._connections[connection.id] = connection
             self._by_token[dial.token] = connection
             self._tokens[connection.id] = dial.token
-        self._wake(connection)
+        connection.wake()
         return reason
 
     def _on_reset(self, frame: wire.Reset, address: Address, now: float) -> str | None:
@@ -286,8 +303,8 @@ class Endpoint:
         except DecodeError as error:
             self._answer(address, self._acceptor.refuse(frame, Code.PROTOCOL, str(error), now))
             return error.reason
-        if len(self._connections) + len(self._dials) >= self._config.max_connections:
-            reason = f"{self._config.max_connections} connections are open, which is the limit here: try again later"
+        reason = self._too_many(address)
+        if reason:
             self._answer(address, self._acceptor.refuse(frame, Code.BUSY, reason, now))
             return "busy"
         connection = self._new_connection("server", address, peer)
@@ -295,8 +312,21 @@ class Endpoint:
         packet, key = self._acceptor.accept(frame, connection.id, parameters, now)
         self._answer(address, packet)
         self._connections[connection.id] = connection
+        if self._config.max_connections_per_host is not None:
+            self._hosts[connection.id] = address[0]
+            self._from_host[address[0]] += 1
         connection.establish(peer_id=frame.connection_id, peer=peer, key=key, round_trip_s=None, now=now)
         return None
+
+    def _too_many(self, address: Address) -> str:
+        """Why no more connections are taken from there, in words; or nothing."""
+        most = self._config.max_connections
+        if len(self._connections) + len(self._dials) >= most:
+            return f"{most} connections are open, which is the limit here: try again later"
+        most_a_host = self._config.max_connections_per_host
+        if most_a_host is not None and self._from_host[address[0]] >= most_a_host:
+            return f"{most_a_host} connections from {address[0]} are open, which is the limit for one host: close one"
+        return ""
 
     def _refuse_version(self, packet: bytes, address: Address) -> None:
         """A hello of another version is told which one is spoken here. Its fields stand in the same place in all."""

@@ -46,6 +46,11 @@ def connection_key(client_nonce: bytes, server_nonce: bytes) -> bytes:
     return hmac.digest(client_nonce + server_nonce, b"godwit 1 connection key", "sha256")
 
 
+def login_binding(key: bytes) -> bytes:
+    """What a login's proofs are made for, so that they hold on this connection only."""
+    return hmac.digest(key, b"godwit 1 login", "sha256")
+
+
 def path_mac(key: bytes, sender: Role, challenge: bytes) -> bytes:
     """The proof in a path response."""
     return hmac.digest(key, b"path" + _role(sender) + challenge, "sha256")[:MAC_BYTES]

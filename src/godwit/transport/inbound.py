@@ -60,6 +60,8 @@ class Delivery:
 class Inbound:
     """Feed: receive. What it finds for the application is in the Delivery that it is given."""
 
+    __slots__ = ("_packet_head", "_parts", "_transmitter", "packets_lost")
+
     def __init__(self, parts: Parts, transmitter: Transmitter) -> None:
         self._parts = parts
         self._transmitter = transmitter

@@ -22,6 +22,11 @@ from godwit.wire.parameters import Parameters
 class Parts:
     """Some exist from the start, so that the application can queue records; the others once the peer is known."""
 
+    __slots__ = (
+        "acknowledger", "announcements", "config", "congestion", "connection_id", "dropped", "in_order", "key", "mtu",
+        "peer", "peer_id", "peer_role", "receiving", "recovery", "role", "sending",
+    )  # fmt: skip
+
     def __init__(
         self, *, role: Role, connection_id: int, config: EndpointConfig, discipline: Parameters, dropped: Counter[str]
     ) -> None:

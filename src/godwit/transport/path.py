@@ -12,10 +12,10 @@ from typing import Final
 
 from godwit.errors import DecodeError
 from godwit.limits import AMPLIFICATION
-from godwit.transport.handshake import path_mac, same
+from godwit.transport.handshake import close_mac, path_mac, same
 from godwit.transport.parts import Parts
 from godwit.transport.train import Address
-from godwit.wire.frames import PROBE_BYTES, PathProbe, PathResponse, decode_frames, encode_frame
+from godwit.wire.frames import PROBE_BYTES, Close, PathProbe, PathResponse, decode_frames, encode_frame
 from godwit.wire.packet import OVERHEAD_BYTES, decode_packet, expand_number
 
 MAX_CHALLENGES: Final = 5
@@ -39,6 +39,8 @@ class Candidate:
 class Roaming:
     """Feed: on_packet. Drain: take_challenge, due_at."""
 
+    __slots__ = ("_candidate", "_entropy", "_parts")
+
     def __init__(self, parts: Parts, entropy: Callable[[int], bytes]) -> None:
         self._parts = parts
         self._entropy = entropy
@@ -56,6 +58,8 @@ class Roaming:
         except DecodeError as error:
             parts.dropped[error.reason] += 1
             return False
+        if any(isinstance(frame, Close) and self._is_proven(frame) for frame in frames):
+            return True  # its proof is as good as an answer, and one that says goodbye answers no more
         candidate = self._candidate
         if candidate is not None and candidate.address == address:
             expected = path_mac(parts.key, parts.peer_role, candidate.challenge)
@@ -72,6 +76,10 @@ class Roaming:
             candidate.received_bytes += len(packet)
         parts.dropped["unproven_path"] += 1
         return False
+
+    def _is_proven(self, frame: Close) -> bool:
+        expected = close_mac(self._parts.key, self._parts.peer_role, frame.code, frame.reason)
+        return same(frame.mac, expected)
 
     def take_challenge(self, now: float) -> tuple[Address, bytes] | None:
         """The address and the frame that asks it, if it is time and so much may go to an unproven address."""

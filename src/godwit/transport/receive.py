@@ -21,6 +21,7 @@ from godwit.transport.ranges import RangeSet
 from godwit.wire.frames import DATA, DATA_HEADER
 from godwit.wire.packet import expand_number
 
+_MASK: Final = 0xFFFFFFFF
 COMPACT_PIECES: Final = 64
 MAX_GAPS: Final = 8192
 """In one record; each costs a little work for every fragment that comes. Half of a 16 MiB record's fragments."""
@@ -44,7 +45,7 @@ class Assembly:
     def __init__(self, channel: IncomingChannel, number: int) -> None:
         self.channel = channel
         self.number = number
-        self.frame_head = DATA_HEADER.pack(DATA, channel.id, number & 0xFFFFFFFF)
+        self.frame_head = DATA_HEADER.pack(DATA, channel.id, number & _MASK)
         """How the frame of a fragment begins that is not the last."""
         self.run: list[bytes] = []
         """The fragments from the start of the record without a gap."""
@@ -77,8 +78,8 @@ class IncomingChannel:
     """One ordered lane of records."""
 
     __slots__ = (
-        "consumed_bytes", "delivered_bytes", "expected", "granted_bytes", "held", "id", "most_bytes",
-        "received_bytes", "window_bytes",
+        "consumed_bytes", "delivered_bytes", "expected", "grants_at_bytes", "held", "id", "most_bytes",
+        "most_held_bytes", "received_bytes", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, channel: int, window_bytes: int, most_bytes: int) -> None:
@@ -86,8 +87,11 @@ class IncomingChannel:
         self.window_bytes = window_bytes
         self.most_bytes = most_bytes
         """The longest record."""
-        self.granted_bytes = window_bytes
-        """The limit that the other side has been told."""
+        self.most_held_bytes = window_bytes + most_bytes + RECORD_COST_BYTES
+        """A record that is longer than the window may be begun when all before it was consumed: hence the longest one
+        beyond the window."""
+        self.grants_at_bytes = window_bytes // 4
+        """When so much was consumed, the other side is told of a new limit."""
         self.received_bytes = 0
         self.delivered_bytes = 0
         self.consumed_bytes = 0
@@ -99,6 +103,12 @@ class IncomingChannel:
 class ReceiveHalf:
     """Feed: on_fragment, consume, on_blocked, repeat_grant. Drain: what on_fragment gives, and take_grants."""
 
+    __slots__ = (
+        "_channels", "_config", "_consumed_bytes", "_control", "_delivered_bytes", "_dropped", "_ended",
+        "_grants", "_grants_at_bytes", "_most_held_bytes", "_most_pieces", "_none", "_pieces", "_received_bytes",
+        "_waited_for", "current",
+    )  # fmt: skip
+
     def __init__(self, config: EndpointConfig, dropped: Counter[str]) -> None:
         self._config = config
         self._dropped = dropped
@@ -108,7 +118,7 @@ class ReceiveHalf:
         self._received_bytes = 0
         self._delivered_bytes = 0
         self._consumed_bytes = 0
-        self._granted_bytes = config.connection_window_bytes
+        self._grants_at_bytes = config.connection_window_bytes // 4
         self._pieces = 0
         """Fragments beyond a gap, in all channels."""
         most_held = config.connection_window_bytes + config.max_record_bytes
@@ -175,31 +185,54 @@ class ReceiveHalf:
             self._make_current(Assembly(channel, channel.expected))
         return delivered
 
-    def consume(self, channel_id: int, body_bytes: int) -> None:
-        """The application has taken a record: its credit is given back, in larger steps."""
-        if channel_id == 0:
-            return  # outside credit: see _deliver
-        cost = body_bytes + RECORD_COST_BYTES
+    def take_whole(self, channel_id: int, record: int, body_bytes: int) -> int:
+        """A whole record that ends nothing. Gives its number if it is just the next of an open channel and within the
+        credit, so that it is delivered at once; else -1, and on_fragment has to see to it."""
         channel = self._channels.get(channel_id)
-        spare = self._delivered_bytes - self._consumed_bytes
-        if channel is not None:
-            spare = min(spare, channel.delivered_bytes - channel.consumed_bytes)
-        if cost > spare:
+        if channel is None or channel.held or channel_id == 0 or self.current is not self._none:
+            return -1
+        number = channel.expected
+        cost = body_bytes + RECORD_COST_BYTES
+        received_bytes = channel.received_bytes + cost
+        all_received_bytes = self._received_bytes + cost
+        if (
+            record != number & _MASK
+            or body_bytes > channel.most_bytes
+            or received_bytes - channel.consumed_bytes > channel.most_held_bytes
+            or all_received_bytes - self._consumed_bytes > self._most_held_bytes
+        ):
+            return -1
+        channel.expected = number + 1
+        channel.received_bytes = received_bytes
+        channel.delivered_bytes += cost
+        self._received_bytes = all_received_bytes
+        self._delivered_bytes += cost
+        return number
+
+    def consume(self, channel_id: int, body_bytes: int) -> bool:
+        """The application has taken a record: its credit is given back, in larger steps. True when there is a grant to
+        be told."""
+        if channel_id == 0:
+            return False  # outside credit: see _deliver
+        cost = body_bytes + RECORD_COST_BYTES
+        all_consumed_bytes = self._consumed_bytes + cost
+        channel = self._channels.get(channel_id)
+        consumed_bytes = 0 if channel is None else channel.consumed_bytes + cost
+        if all_consumed_bytes > self._delivered_bytes or (channel and consumed_bytes > channel.delivered_bytes):
             raise UsageError(
                 f"{body_bytes} bytes of channel {channel_id} were not received reliably, or consumed before: "
                 "consume each reliable record once"
             )
-        self._consumed_bytes += cost
-        window = self._config.connection_window_bytes
-        if 0 in self._waited_for or self._consumed_bytes + window - self._granted_bytes >= window // 4:
+        self._consumed_bytes = all_consumed_bytes
+        if all_consumed_bytes >= self._grants_at_bytes:
             self._waited_for.pop(0, None)
             self._grants[0] = None
         if channel is not None:
-            channel.consumed_bytes += cost
-            news_bytes = channel.consumed_bytes + channel.window_bytes - channel.granted_bytes
-            if channel_id in self._waited_for or news_bytes >= channel.window_bytes // 4:
+            channel.consumed_bytes = consumed_bytes
+            if consumed_bytes >= channel.grants_at_bytes:
                 self._waited_for.pop(channel_id, None)
                 self._grants[channel_id] = None
+        return bool(self._grants)
 
     def on_blocked(self, channel_id: int) -> None:
         """The other side waits for credit: it gets what there is, and what comes next at once, in steps of any size."""
@@ -222,12 +255,14 @@ class ReceiveHalf:
         while self._grants and len(taken) < most:
             channel_id = next(iter(self._grants))
             del self._grants[channel_id]
+            is_waited_for = channel_id in self._waited_for
             if channel_id == 0:
-                self._granted_bytes = self._consumed_bytes + self._config.connection_window_bytes
-                taken.append((0, self._granted_bytes))
+                window_bytes = self._config.connection_window_bytes
+                taken.append((0, self._consumed_bytes + window_bytes))
+                self._grants_at_bytes = 0 if is_waited_for else self._consumed_bytes + window_bytes // 4
             elif (channel := self._channels.get(channel_id)) is not None:
-                channel.granted_bytes = channel.consumed_bytes + channel.window_bytes
-                taken.append((channel_id, channel.granted_bytes))
+                taken.append((channel_id, channel.consumed_bytes + channel.window_bytes))
+                channel.grants_at_bytes = 0 if is_waited_for else channel.consumed_bytes + channel.window_bytes // 4
         return taken
 
     def is_ended(self, channel_id: int) -> bool:
@@ -297,13 +332,8 @@ class ReceiveHalf:
         assembly.allowed_bytes = min(assembly.next_bytes + room, channel.most_bytes)
 
     def _room(self, channel: IncomingChannel) -> int:
-        """How much more the channel may bring before its sender has broken the protocol.
-
-        A record that is longer than the window may be begun when all before it was consumed, hence the longest record
-        beyond the window.
-        """
-        room = channel.window_bytes + channel.most_bytes + RECORD_COST_BYTES
-        room -= channel.received_bytes - channel.consumed_bytes
+        """How much more the channel may bring before its sender has broken the protocol."""
+        room = channel.most_held_bytes - (channel.received_bytes - channel.consumed_bytes)
         if channel is self._control:
             return room
         return min(room, self._most_held_bytes - (self._received_bytes - self._consumed_bytes))

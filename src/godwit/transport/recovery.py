@@ -53,11 +53,17 @@ class RoundTrip:
 
     def probe_timeout_s(self) -> float:
         """How long to wait for an acknowledgement before asking."""
-        return self.smoothed_s + max(4 * self.variation_s, TIMER_GRANULARITY_S) + MAX_ACK_DELAY_S
+        spread_s = 4 * self.variation_s
+        return self.smoothed_s + (spread_s if spread_s > TIMER_GRANULARITY_S else TIMER_GRANULARITY_S) + MAX_ACK_DELAY_S
 
 
 class Recovery:
     """Feed: on_sent, on_ack, on_probe. Drain: detect_losses. Look: loss_timer, probe_timer, round_trip."""
+
+    __slots__ = (
+        "_gap", "_last_sent_at", "_right_losses", "_time_threshold", "began", "given_up", "largest_acked",
+        "loss_timer", "probes_sent", "round_trip", "sent", "spurious",
+    )  # fmt: skip
 
     def __init__(self, initial_round_trip_s: float | None, now: float) -> None:
         self.began = now
@@ -69,10 +75,12 @@ class Recovery:
         self.probes_sent = 0
         """In a row, without an acknowledgement in between."""
         self.spurious = 0
-        self._given_up = SentLog()
+        self.given_up = SentLog()
+        """Lost, as far as is known."""
         self._gap = PACKET_GAP_THRESHOLD
         self._time_threshold = TIME_THRESHOLD
-        self._loss_at: float | None = None
+        self.loss_timer: float | None = None
+        """When something will be lost by its age."""
         self._right_losses = 0
         """Times that something was lost since the last one that was only late."""
         self._last_sent_at = now
@@ -81,6 +89,26 @@ class Recovery:
         for run in runs:
             self.sent.append(run)
         self._last_sent_at = now
+
+    def on_sent_one(self, run: SentRun, now: float) -> None:
+        sent = self.sent
+        sent.numbers.append(run.number)
+        sent.runs.append(run)
+        sent.packets += run.count
+        self._last_sent_at = now
+
+    def on_all_acked(self, newest: int, run: SentRun, now: float) -> float | None:
+        """The newest packet has arrived, and `run`, one packet, was all that was under way. Gives the round trip, if it
+        showed one. What on_ack and detect_losses do, in the usual case."""
+        self.sent.clear()
+        self.probes_sent = 0
+        self.loss_timer = None
+        if newest <= self.largest_acked:
+            return None
+        self.largest_acked = newest
+        if run.number != newest or run.flight.sent_at < self.began:
+            return None
+        return now - run.flight.sent_at
 
     def on_ack(self, ranges: Iterable[tuple[int, int]]) -> tuple[list[SentRun], list[SentRun]]:
         """Ranges (first, last) of numbers, newest first. Gives what is newly acknowledged, and what was only late.
@@ -92,8 +120,8 @@ class Recovery:
         late: list[SentRun] = []
         for first, last in ranges:
             acked += self.sent.take(first, last)
-            if self._given_up:
-                late += self._given_up.take(first, last)
+            if self.given_up:
+                late += self.given_up.take(first, last)
             self.largest_acked = max(self.largest_acked, last)
         if acked:
             self.probes_sent = 0
@@ -112,7 +140,7 @@ class Recovery:
         patience_s = max(self._time_threshold * max(trip.smoothed_s, trip.latest_s), TIMER_GRANULARITY_S)
         overtaken = self.largest_acked - self._gap
         last_lost = overtaken
-        self._loss_at = None
+        self.loss_timer = None
         # Numbers and times of sending grow together: what is lost is the lower end of the log.
         for run in self.sent:
             if run.number > self.largest_acked:
@@ -121,15 +149,15 @@ class Recovery:
             if due <= now:
                 last_lost = max(last_lost, run.last)
             elif run.last > overtaken:
-                self._loss_at = due
+                self.loss_timer = due
                 break
         lost = [packet for run in self.sent.take(0, last_lost) for packet in run.singly()]
         for packet in lost:
             packet.lost_by_time = packet.number > overtaken
         if lost:
             self._relax()
-            self._given_up.extend(lost[-MAX_REMEMBERED_LOSSES:])
-            self._given_up.keep_newest(MAX_REMEMBERED_LOSSES)
+            self.given_up.extend(lost[-MAX_REMEMBERED_LOSSES:])
+            self.given_up.keep_newest(MAX_REMEMBERED_LOSSES)
         return lost
 
     def _relax(self) -> None:
@@ -155,10 +183,6 @@ class Recovery:
         """The probe timer fired, and something is being sent to ask."""
         self.probes_sent += 1
         self._last_sent_at = now
-
-    @property
-    def loss_timer(self) -> float | None:
-        return self._loss_at
 
     @property
     def probe_timer(self) -> float | None:

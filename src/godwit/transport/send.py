@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import msgspec
-
 from godwit.errors import ChannelError, RecordTooLargeError, SendBufferFullError
 from godwit.limits import (
     CONTROL_QUEUE_BYTES,
@@ -22,71 +20,40 @@ from godwit.limits import (
     UNRELIABLE_QUEUE_BYTES,
 )
 from godwit.transport.arq import SendPolicy
-from godwit.transport.fragment import Fragment, OutgoingRecord
-from godwit.wire.frames import DATA, DATA_HEADER, FRAGMENT_HEADER, HAS_LENGTH, U16, U32, UNRELIABLE, WHOLE
+from godwit.transport.fragment import UNUSED, Fragment, OutgoingChannel, OutgoingRecord, UnreliableRecord
+from godwit.wire.frames import DATA_HEADER, FRAGMENT_HEADER, U32
 from godwit.wire.parameters import Parameters
 
 SMALLEST_CUT_BYTES = 256
 """A record is not begun in what is left of a packet if less than this of it would fit."""
 
 
-class OutgoingChannel:
-    """One ordered lane of records."""
-
-    __slots__ = (
-        "ended", "id", "limit_bytes", "next_record", "next_unreliable", "pending", "queued_bytes", "sent_bytes",
-    )  # fmt: skip
-
-    def __init__(self, channel: int, limit_bytes: int) -> None:
-        self.id = channel
-        self.limit_bytes = limit_bytes
-        self.sent_bytes = 0
-        """The cost of the records begun so far, which the limit is about."""
-        self.queued_bytes = 0
-        """The cost of the records that are not wholly acknowledged."""
-        self.next_record = 0
-        self.next_unreliable = 0
-        self.pending: deque[OutgoingRecord] = deque()
-        self.ended = False
-
-
-class UnreliableRecord(msgspec.Struct, gc=False, frozen=True):
-    """Waits for one chance to be sent."""
-
-    channel: int
-    number: int
-    body: bytes
-
-    def header_bytes(self) -> int:
-        return DATA_HEADER.size
-
-    def body_bytes(self) -> int:
-        return len(self.body)
-
-    def encode(self, *, with_length: bool) -> tuple[bytes, bytes]:
-        kind = DATA | WHOLE | UNRELIABLE | (HAS_LENGTH if with_length else 0)
-        header = DATA_HEADER.pack(kind, self.channel, self.number & 0xFFFFFFFF)
-        return (header + U16.pack(len(self.body)) if with_length else header), self.body
-
-
 class SendHalf:
     """Feed: open_channel, send, on_credit. Drain: next_frame, and next_bulk for a run of full packets."""
+
+    __slots__ = (
+        "_begun", "_begun_has_turn", "_channel_window_bytes", "_channels", "_confirmed", "_connection_window_bytes",
+        "_control", "_control_under_way", "_control_under_way_bytes", "_limit_bytes", "_max_channels",
+        "_max_record_bytes", "_next_channel", "_ready", "_send_buffer_bytes", "_sent_bytes", "_unreliable_bytes",
+        "blocked", "newly_blocked", "policy", "queued_bytes", "refused", "unreliable", "unreliable_dropped",
+        "unsent_bytes",
+    )  # fmt: skip
 
     def __init__(self, policy: SendPolicy, *, send_buffer_bytes: int, max_channels: int = MAX_CHANNELS) -> None:
         self.policy = policy
         self._send_buffer_bytes = send_buffer_bytes
         self._control = OutgoingChannel(0, 0)
         self._channels: dict[int, OutgoingChannel] = {0: self._control}
-        self._control_under_way: deque[OutgoingRecord] = deque()
+        self._control_under_way: list[OutgoingRecord] = []
         """Of channel 0, from the oldest record that has not wholly arrived on: what the receiver may have to hold."""
         self._control_under_way_bytes = 0
         self._next_channel = 1
-        self._ready: deque[OutgoingChannel] = deque()
+        self._ready: deque[OutgoingChannel] = UNUSED
         """Channels whose next record may begin, as far as is known."""
-        self._begun: deque[OutgoingChannel] = deque()
+        self._begun: deque[OutgoingChannel] = UNUSED
         """Channels with a record that has begun: its credit is taken, it can always go on."""
         self._begun_has_turn = True
-        self._unreliable: deque[UnreliableRecord] = deque()
+        self.unreliable: deque[UnreliableRecord] = UNUSED
         self._unreliable_bytes = 0
         # What the other side allows; set once the handshake has told it.
         self._channel_window_bytes = 0
@@ -119,53 +86,78 @@ class SendHalf:
         self._channels[channel] = OutgoingChannel(channel, self._channel_window_bytes)
         return channel
 
-    def send(self, channel_id: int, body: bytes, *, reliable: bool, last: bool) -> None:
+    def send(self, channel_id: int, body: bytes, *, reliable: bool, last: bool) -> bool:
+        """Gives whether it goes reliably."""
         channel = self._channels.get(channel_id)
         if channel is None or channel.ended:
             raise ChannelError(f"channel {channel_id} is not open: open_channel gives one")
-        if not reliable:
-            self._send_unreliable(channel, body, last)
-            return
+        if not reliable and self._send_unreliable(channel, body, last):
+            return False
         most = self._max_record_bytes if channel_id else min(self._max_record_bytes, MAX_CONTROL_RECORD_BYTES)
         if len(body) > most:
             raise RecordTooLargeError(f"a record of {len(body)} bytes: the other side takes at most {most}")
         record = OutgoingRecord(channel, channel.next_record, body, last)
-        self._require_room(channel, record.cost_bytes)
+        if not self._has_room(channel, record.cost_bytes, reliable):
+            self.unreliable_dropped += 1
+            return False
         if last and not channel_id:
             raise ChannelError("channel 0 cannot end: close the connection instead")
         channel.next_record += 1
+        channel.queued += 1
+        if reliable:
+            channel.last_firm = record.number
+            channel.awaited = channel.queued
         channel.ended = last
+        if channel.pending is UNUSED:
+            channel.pending = deque()
         channel.pending.append(record)
         channel.queued_bytes += record.cost_bytes
         self.queued_bytes += record.cost_bytes
         self.unsent_bytes += len(body) + 1
         if channel is not self._control and len(channel.pending) == 1:
+            if self._ready is UNUSED:
+                self._ready, self._begun = deque(), deque()
             self._ready.append(channel)  # with more it stands in a queue already, or waits for credit
+        return True
 
-    def _require_room(self, channel: OutgoingChannel, cost_bytes: int) -> None:
+    def _has_room(self, channel: OutgoingChannel, cost_bytes: int, must_have: bool) -> bool:
         """Channel 0 has a buffer of its own: data that waits for credit must not hold up what would give it."""
         control_bytes = self._control.queued_bytes
         if channel is self._control:
             queued_bytes, most_bytes = control_bytes, CONTROL_QUEUE_BYTES
         else:
             queued_bytes, most_bytes = self.queued_bytes - control_bytes, self._send_buffer_bytes
-        if queued_bytes and queued_bytes + cost_bytes > most_bytes:
+        if not queued_bytes or queued_bytes + cost_bytes <= most_bytes:
+            return True
+        if must_have:
             self.refused = True
             raise SendBufferFullError(f"{queued_bytes} bytes wait to be sent: send again after the Writable event")
+        return False
 
-    def _send_unreliable(self, channel: OutgoingChannel, body: bytes, last: bool) -> None:
+    def _send_unreliable(self, channel: OutgoingChannel, body: bytes, last: bool) -> bool:
+        """False when it has to go reliably: else it might overtake a record that the reader needs to understand it."""
         if len(body) > MAX_UNRELIABLE_BYTES:
             raise RecordTooLargeError(
                 f"an unreliable record of {len(body)} bytes: send more than {MAX_UNRELIABLE_BYTES} reliably"
             )
         if last:
             raise ChannelError("an unreliable record cannot end a channel: it may get lost")
-        self._unreliable.append(UnreliableRecord(channel.id, channel.next_unreliable, body))
+        if channel.awaited or channel.pending:
+            return False
+        if self.unreliable is UNUSED:
+            self.unreliable = deque()
+        self.unreliable.append(UnreliableRecord(channel.id, channel.next_unreliable, body))
         channel.next_unreliable += 1
         self._unreliable_bytes += len(body) + RECORD_COST_BYTES
         while self._unreliable_bytes > UNRELIABLE_QUEUE_BYTES:
-            self._unreliable_bytes -= len(self._unreliable.popleft().body) + RECORD_COST_BYTES
+            self._unreliable_bytes -= len(self.unreliable.popleft().body) + RECORD_COST_BYTES
             self.unreliable_dropped += 1
+        return True
+
+    @property
+    def waiting_bytes(self) -> int:
+        """What was never sent, of both kinds; none of them counts as nothing."""
+        return self.unsent_bytes + self._unreliable_bytes
 
     @property
     def buffered_bytes(self) -> int:
@@ -224,12 +216,14 @@ class SendHalf:
             self.queued_bytes -= record.cost_bytes
             channel = record.channel
             channel.queued_bytes -= record.cost_bytes
+            channel.queued -= 1
+            channel.awaited -= record.number <= channel.last_firm
             if channel.ended and not channel.queued_bytes:
                 # Only now: the other side counts the channel as open until its last record has arrived.
                 del self._channels[channel.id]
         under_way = self._control_under_way
         while under_way and not under_way[0].unsettled:
-            self._control_under_way_bytes -= under_way.popleft().cost_bytes
+            self._control_under_way_bytes -= under_way.pop(0).cost_bytes
         if self.refused and self._has_ample_room():
             self.refused = False
             return True
@@ -240,7 +234,7 @@ class SendHalf:
     def has_frames(self) -> bool:
         """Whether next_frame would give one, given room."""
         policy = self.policy
-        if policy.next_resend() is not None or self._unreliable:
+        if policy.next_resend() is not None or self.unreliable:
             return True
         return policy.may_send_new() and (self._next_control() is not None or self._next_channel_record() is not None)
 
@@ -254,17 +248,44 @@ class SendHalf:
             record = self._next_control()
             if record is not None:
                 return self._cut(record, room_bytes, packet_is_empty)
-        if self._unreliable:
-            if DATA_HEADER.size + len(self._unreliable[0].body) > room_bytes:
+        if self.unreliable:
+            if DATA_HEADER.size + len(self.unreliable[0].body) > room_bytes:
                 return None
-            unreliable = self._unreliable.popleft()
-            self._unreliable_bytes -= len(unreliable.body) + RECORD_COST_BYTES
-            return unreliable
+            return self.take_unreliable()
         if policy.may_send_new():
             record = self._next_channel_record()
             if record is not None:
                 return self._cut(record, room_bytes, packet_is_empty)
         return None
+
+    def take_lone(self, most_bytes: int) -> OutgoingRecord | None:
+        """The only record that waits, if it is so short, not of channel 0 and has the credit. It counts as sent."""
+        ready = self._ready
+        if len(ready) != 1 or self._begun or self._control.pending or len(ready[0].pending) != 1:
+            return None
+        channel = ready[0]
+        record = channel.pending[0]
+        cost = record.cost_bytes
+        if (
+            cost > most_bytes + RECORD_COST_BYTES
+            or channel.sent_bytes + cost > channel.limit_bytes
+            or self._sent_bytes + cost > self._limit_bytes
+        ):
+            return None
+        ready.popleft()
+        channel.pending.popleft()
+        channel.sent_bytes += cost
+        self._sent_bytes += cost
+        record.cut_bytes = len(record.body)
+        self.unsent_bytes -= len(record.body) + 1  # channels without credit may have more
+        self._begun_has_turn = True
+        return record
+
+    def take_unreliable(self) -> UnreliableRecord:
+        """The oldest unreliable record."""
+        record = self.unreliable.popleft()
+        self._unreliable_bytes -= len(record.body) + RECORD_COST_BYTES
+        return record
 
     def next_bulk(self, body_bytes: int) -> OutgoingRecord | None:
         """A record with at least one packet full of it left, if it is that record's turn and nothing goes before it."""
@@ -272,7 +293,7 @@ class SendHalf:
         if (
             policy.largest_datagram_bytes is not None
             or self._control.pending
-            or self._unreliable
+            or self.unreliable
             or policy.next_resend() is not None
         ):
             return None

@@ -77,24 +77,31 @@ class SentRun(msgspec.Struct, gc=False):
 class SentLog:
     """Runs by their numbers. New ones come at the upper end; any may leave."""
 
-    __slots__ = ("_numbers", "_runs", "packets")
+    __slots__ = ("numbers", "packets", "runs")
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._runs: list[SentRun] = []
+        self.numbers: list[int] = []
+        """Of the first packet of each run."""
+        self.runs: list[SentRun] = []
         self.packets = 0
         """How many packets are in it."""
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self.runs)
 
     def __iter__(self) -> Iterator[SentRun]:
-        return iter(self._runs)
+        return iter(self.runs)
 
     def append(self, run: SentRun) -> None:
-        self._numbers.append(run.number)
-        self._runs.append(run)
+        """A run with higher numbers than all before."""
+        self.numbers.append(run.number)
+        self.runs.append(run)
         self.packets += run.count
+
+    def clear(self) -> None:
+        self.numbers.clear()
+        self.runs.clear()
+        self.packets = 0
 
     def extend(self, runs: Iterable[SentRun]) -> None:
         for run in runs:
@@ -102,17 +109,17 @@ class SentLog:
 
     def insert(self, run: SentRun) -> None:
         """As append, but for any number."""
-        place = bisect_left(self._numbers, run.number)
-        self._numbers.insert(place, run.number)
-        self._runs.insert(place, run)
+        place = bisect_left(self.numbers, run.number)
+        self.numbers.insert(place, run.number)
+        self.runs.insert(place, run)
         self.packets += run.count
 
     def oldest(self) -> SentRun:
-        return self._runs[0]
+        return self.runs[0]
 
     def take(self, first: int, last: int) -> list[SentRun]:
         """Takes the packets with numbers from first to last out, in ascending order."""
-        numbers, runs = self._numbers, self._runs
+        numbers, runs = self.numbers, self.runs
         low = bisect_right(numbers, first) - 1
         if low < 0 or runs[low].last < first:
             low += 1
@@ -134,5 +141,5 @@ class SentLog:
 
     def keep_newest(self, most: int) -> None:
         """Forgets all but so many runs."""
-        self.packets -= sum([run.count for run in self._runs[:-most]])
-        del self._runs[:-most], self._numbers[:-most]
+        self.packets -= sum([run.count for run in self.runs[:-most]])
+        del self.runs[:-most], self.numbers[:-most]

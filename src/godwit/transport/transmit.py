@@ -14,10 +14,9 @@ from crc32c import crc32c
 
 from godwit.limits import MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.congestion import Flight, train_limit_bytes
-from godwit.transport.fragment import Fragment
+from godwit.transport.fragment import Fragment, UnreliableRecord
 from godwit.transport.pacing import Pacer, train_bytes
 from godwit.transport.parts import Parts
-from godwit.transport.send import UnreliableRecord
 from godwit.transport.sent import Announcement, SentRun
 from godwit.wire.frames import (
     DATA,
@@ -51,21 +50,22 @@ FULL_OVERHEAD_BYTES: Final = FULL_HEADER.size + CHECKSUM.size
 class Transmitter:
     """Drain: next_train until it gives None; then `paced_until` says when to ask again, if only the pacer held it."""
 
+    __slots__ = (
+        "_pacer", "_parts", "bytes_sent", "fragments_resent", "next_number", "paced_until", "packets_sent",
+        "probes_due",
+    )  # fmt: skip
+
     def __init__(self, parts: Parts, now: float) -> None:
         self._parts = parts
         self._pacer = Pacer(now)
-        self._next_number = 0
+        self.next_number = 0
+        """One more than the number of the newest packet sent."""
         self.probes_due = 0
         """Packets that may go whatever window and pacer say: the probe timer fired."""
         self.paced_until: float | None = None
         self.packets_sent = 0
         self.bytes_sent = 0
         self.fragments_resent = 0
-
-    @property
-    def next_number(self) -> int:
-        """One more than the number of the newest packet sent."""
-        return self._next_number
 
     def datagram_bytes(self) -> int:
         most = self._parts.sending.policy.largest_datagram_bytes
@@ -79,8 +79,8 @@ class Transmitter:
 
     def number(self) -> int:
         """Takes a packet number, for a packet that is made elsewhere."""
-        number = self._next_number
-        self._next_number = number + 1
+        number = self.next_number
+        self.next_number = number + 1
         return number
 
     def next_train(self, now: float) -> tuple[bytes, int] | None:
@@ -120,6 +120,32 @@ class Transmitter:
             return None
         return self._depart(now, parts, first_bytes, count, sent)
 
+    def allows_one(self, now: float) -> bool:
+        """Whether window and pacer let one packet with data go, if there are no more to come."""
+        congestion = self._parts.congestion
+        datagram_bytes = self._parts.mtu.datagram_bytes
+        if self.probes_due or congestion.window_bytes - congestion.in_flight_bytes < datagram_bytes:
+            return False
+        rate = congestion.rate_bytes_per_s
+        limit = train_limit_bytes(self._parts.peer.receive_buffer_bytes, datagram_bytes)
+        return self._pacer.room_bytes(now, rate, train_bytes(rate, datagram_bytes, limit)) >= datagram_bytes
+
+    def on_sent_elsewhere(self, packet_bytes: int) -> None:
+        """A packet with the next number was made elsewhere, and there was nothing else to send."""
+        self.next_number += 1
+        self.probes_due = 0
+        self.paced_until = None
+        self._pacer.on_sent(packet_bytes)
+        self.packets_sent += 1
+        self.bytes_sent += packet_bytes
+
+    def on_nothing_to_send(self) -> None:
+        """Nothing of data, that is."""
+        self.probes_due = 0
+        self.paced_until = None
+        if self._parts.congestion.in_flight_bytes < self._parts.congestion.window_bytes:
+            self._parts.congestion.on_idle()
+
     def mtu_probe(self, now: float) -> bytes | None:
         """A packet that tries a larger size, when one is due and the window has room."""
         size = self._parts.mtu.probe_bytes(now)
@@ -142,9 +168,7 @@ class Transmitter:
         self.paced_until = None
         sending = self._parts.sending
         if not sending.has_frames():
-            self.probes_due = 0
-            if self._parts.congestion.in_flight_bytes < self._parts.congestion.window_bytes:
-                self._parts.congestion.on_idle()
+            self.on_nothing_to_send()
             return 0
         if self.probes_due:
             return min(self.probes_due, max(MAX_TRAIN_BYTES // datagram_bytes, 1))
@@ -183,7 +207,7 @@ class Transmitter:
         left_bytes = len(body) - stop
         # What is left goes at once if it fills most of a packet; else it shares one with whatever comes next.
         takes_rest = full < most and 2 * left_bytes > body_bytes
-        number = self._next_number
+        number = self.next_number
         sent.append(SentRun(number, datagram_bytes, flight, (Fragment(record, start, stop, number),), (), full))
         if takes_rest:
             rest = Fragment(record, stop, len(body), number + full)
@@ -203,7 +227,7 @@ class Transmitter:
         packets = [header + body[place : place + body_bytes] for header, place in zip(headers, starts, strict=True)]
         checksums = map(CHECKSUM.pack, map(crc32c, packets))
         parts += chain.from_iterable(zip(packets, checksums, strict=True))
-        self._next_number = number + count
+        self.next_number = number + count
         return count, left_bytes + FULL_OVERHEAD_BYTES if takes_rest else datagram_bytes
 
     def _mixed_packet(
@@ -217,7 +241,7 @@ class Transmitter:
     ) -> int:
         """One packet of whatever is due. Gives its size, 0 if there was nothing to put in."""
         room = datagram_bytes - OVERHEAD_BYTES
-        number = self._next_number
+        number = self.next_number
         frames: list[bytes] = []
         said: list[Announcement] = []
         eliciting = False
@@ -246,7 +270,7 @@ class Transmitter:
             content = content.ljust(SMALLEST_QUESTION_BYTES, bytes((PADDING,)))
         packet = encode_packet(self._parts.peer_id, number, content)
         parts.append(packet)
-        self._next_number = number + 1
+        self.next_number = number + 1
         if eliciting or items:
             sent.append(SentRun(number, len(packet), flight, fragments, said))
         return len(packet)

@@ -13,7 +13,7 @@ async def main(broker: str) -> None:
         for temperature in ("21.5", "21.6", "21.4"):
             # QoS 1: it returns when the broker has it safe. Retained: who subscribes later gets the last one.
             reached = await client.publish("home/room1/temperature", temperature, retain=True)
-            print(f"{temperature} is safe, and reached {reached} subscribers")
+            print(f"{temperature} is safe; subscribers reached: {reached}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ async def main(folder: str, broker: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/receive_file.py FOLDER [HOST:PORT]")
     try:
         godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
     except KeyboardInterrupt:

@@ -15,8 +15,11 @@ def show(done_bytes: int, total_bytes: int) -> None:
 async def main(path: str, broker: str) -> None:
     async with godwit.connect(broker) as client:
         sent = await client.send_file("files", path, progress=show)
+        print(file=sys.stderr)
         print(f"{sent.name}: {sent.size_bytes:,} bytes are safe, SHA-256 {sent.sha256.hex()}")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python examples/send_file.py FILE [HOST:PORT]")
     godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))

@@ -11,7 +11,7 @@ from tests.cli.real import broker, running
 
 from godwit.cli import connecting
 from godwit.cli.connecting import Target, ask, check_qos, connected, guarded, read_secret, run, tell
-from godwit.errors import BrokerUnreachableError, GodwitError, KickedError, UsageError
+from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, UsageError
 from godwit.net.connect import AsyncClient, connect
 
 
@@ -107,6 +107,64 @@ def test_ask(address: str) -> None:
 
     with pytest.raises(BrokerUnreachableError, match=r"did not answer within 0\.2 s"):
         ask(Target(address, timeout_s=0.2), silence)
+
+
+def test_a_command_with_a_time_limit_says_what_it_waits_for(
+    address: str, nowhere: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(connecting, "ANSWER_SILENCE_S", 0.05)
+
+    async def silence(client: AsyncClient) -> None:
+        await asyncio.sleep(60)
+
+    for broker_address in (nowhere, address):
+        with pytest.raises(BrokerUnreachableError):
+            ask(Target(broker_address, timeout_s=0.5), silence)
+        told = capsys.readouterr().err
+        assert told == f"godwit: waiting for an answer from {broker_address}, for 0.5 s in all (Ctrl-C ends)\n"
+    assert ask(Target(address, timeout_s=5.0), AsyncClient.ping) > 0
+    assert capsys.readouterr().err == ""
+
+
+ACCESS = """
+[access]
+anonymous = {anonymous}
+[[access.client]]
+name = "listed"
+secret = "the right secret"
+[[access.rule]]
+clients = ["listed"]
+allow = ["subscribe"]
+topics = ["#"]
+"""
+
+
+def test_who_gave_a_secret_in_vain_hears_why_that_may_be(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    for anonymous in ("true", "false"):
+        config.write_text(ACCESS.format(anonymous=anonymous))
+        with broker("--config", str(config)) as address:
+            for name in ("listed", "unlisted"):
+                with pytest.raises(AccessError, match=f"a secret was given for the name '{name}': most likely the"):
+                    ask(Target(address, name, b"another secret", 5.0), AsyncClient.ping)
+            with pytest.raises(AccessError) as refused:
+                ask(Target(address, "listed", timeout_s=5.0), AsyncClient.ping)
+            assert "most likely" not in str(refused.value)
+
+
+def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(ACCESS.format(anonymous="true"))
+    with broker("--config", str(config)) as address:
+        for target, ends in (
+            (Target(address, timeout_s=5.0), "prove a name that may: --name and --secret-file"),
+            (Target(address, "listed", b"the right secret", 5.0), "for a rule that allows it"),
+        ):
+            with pytest.raises(AccessError, match="may not publish to 'a'; ask whoever runs the broker") as refused:
+                ask(target, lambda client: client.publish("a", "x"))
+            assert str(refused.value).endswith(ends)
+        with pytest.raises(AccessError, match=r"own$"):
+            ask(Target(address, timeout_s=5.0), lambda client: client.publish("$a", "x"))
 
 
 def test_a_broker_that_is_lost_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,15 +135,16 @@ def test_the_summary_says_what_happened() -> None:
     for fact in (
         "datagrams                        4,000             1,500",
         "lost                               200                70",
-        "published               2,000 messages by 2 clients, all confirmed by the broker",
-        "received                2,000 messages, 8.0 MB, their numbers and the SHA-256 of each room checked",
-        "late                    12 took more than 250 ms",
-        "delay                   half within 40 ms, 99 % within 100 ms, the longest 307 ms",
-        "sent again              223 fragments, by the rooms",
-        "address changes         1, of every client",
-        "retained                2 of 2 last temperatures",
+        "published        2,000 messages by 2 clients, all confirmed by the broker",
+        "received         2,000 messages, 8.0 MB, their numbers and the SHA-256 of each\n" + " " * 17 + "room checked",
+        "late             12 took more than 250 ms",
+        "delay            half within 40 ms, 99 % within 100 ms, the longest 307 ms",
+        "sent again       223 fragments, by the rooms",
+        "address changes  1, of every client",
+        "retained         2 of 2 last temperatures",
     ):
         assert fact in text, f"{fact!r} is not in\n{text}"
+    assert all(len(line) < 80 for line in text.splitlines())
 
 
 def test_the_verdict() -> None:

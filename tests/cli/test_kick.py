@@ -15,6 +15,8 @@ def test_a_subscription_then_the_client(address: str) -> None:
         result = godwit("kick", "kick-me", "kick/a", "--broker", address)
         assert (result.returncode, result.stdout) == (0, b"removed the subscription of kick-me to kick/a\n")
         assert victim.out.until("removed").startswith("You were removed from kick/a")
+        error = error_of("kick", "kick-me", "kick/#", "--broker", address)
+        assert "no subscription to exactly kick/#; godwit clients shows" in error
         result = godwit("kick", "kick-me", "--reason", "closing time", "--broker", address)
         assert (result.returncode, result.stdout) == (0, b"removed kick-me\n")
         assert "closing time" in victim.err.line()
@@ -23,7 +25,11 @@ def test_a_subscription_then_the_client(address: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [([""], "the name of the client is empty"), (["nobody"], "nobody"), (["nobody", "a#"], "a wildcard stands alone")],
+    [
+        ([""], "the name of the client is empty"),
+        (["nobody"], "there is no client 'nobody'; godwit clients shows the names"),
+        (["nobody", "a#"], "a wildcard stands alone"),
+    ],
 )
 def test_bad_input_is_one_line(address: str, arguments: list[str], text: str) -> None:
     assert text in error_of("kick", *arguments, "--broker", address)

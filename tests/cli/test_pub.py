@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -202,6 +203,16 @@ def test_errors_that_need_a_broker(address: str, tmp_path: Path) -> None:
     assert "cannot read" in error_of("pub", "a", "--file", str(tmp_path / "nothing"), "--broker", address)
     assert "is a folder" in error_of("pub", "a", "--file", str(tmp_path), "--broker", address)
     assert "$" in error_of("pub", "$sys/mine", "x", "--broker", address)
+
+
+@needs_posix
+def test_what_is_no_file_with_a_size(tmp_path: Path) -> None:
+    """Told at once, without a broker."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (str(pipe), "/dev/zero"):
+        assert f"{path} is not a regular file" in error_of("pub", "a", "--file", path)
+    assert "write standard input to a file first" in error_of("pub", "a", "--file", "-")
 
 
 def test_an_over_large_message(address: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -120,6 +121,9 @@ def test_ctrl_c_ends_it(address: str) -> None:
     with running("sensors", "--rate", "5", "--broker", address) as command:
         assert "publishing 5 rooms" in command.err.line()
         assert command.interrupt() == 130
+        assert re.fullmatch(
+            r"interrupted: \d+ readings? sent, the last of them perhaps not confirmed", command.err.line()
+        )
         assert command.err.rest() == []
 
 

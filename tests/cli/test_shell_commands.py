@@ -171,6 +171,9 @@ async def test_help_quit_and_lines_that_say_nothing(terminal: Terminal) -> None:
     assert all(usage in text for usage, _ in HELP.values())
     for line in ("", "   ", "# a remark", "wait 0"):
         assert await terminal.type(line) == ""
+    assert all(len(line) < 80 for line in text.splitlines())
+    assert "Ctrl-C" in text
+    assert "more than quit takes" in await terminal.type("quit extra")
     for line in ("quit", " exit "):
         assert await terminal.type(line) == "<end>"
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.cli.fake_client import message
 from tests.cli.real import (
     GODWIT,
     broker,
@@ -22,7 +23,7 @@ from tests.cli.real import (
     subscribed,
 )
 
-from godwit.cli.sub import file_line, parse_start
+from godwit.cli.sub import file_line, parse_start, place_behind
 from godwit.errors import UsageError
 from godwit.net.inbox import ReceivedFile
 
@@ -46,21 +47,21 @@ def test_several_filters_and_wildcards(address: str) -> None:
 
 def test_what_came_before_is_not_shown_unless_asked_for(address: str) -> None:
     publish(address, "sub/past", "one", "two")
-    assert lines(godwit("sub", "sub/past", "--start", "earliest", "--count", "2", "--broker", address).stdout) == [
+    assert lines(godwit("sub", "sub/past", "--from", "earliest", "--count", "2", "--broker", address).stdout) == [
         "sub/past: one",
         "sub/past: two",
     ]
-    found = godwit("sub", "sub/past", "--start", "earliest", "--json", "--count", "1", "--broker", address)
+    found = godwit("sub", "sub/past", "--from", "earliest", "--json", "--count", "1", "--broker", address)
     offset = json.loads(found.stdout)["offset"]
-    found = godwit("sub", "sub/past", "--start", str(offset + 1), "--count", "1", "--broker", address)
+    found = godwit("sub", "sub/past", "--from", str(offset + 1), "--count", "1", "--broker", address)
     assert lines(found.stdout) == ["sub/past: two"]
-    found = godwit("sub", "sub/past", "--start", "2020-01-01", "--count", "1", "--broker", address)
+    found = godwit("sub", "sub/past", "--from", "2020-01-01", "--count", "1", "--broker", address)
     assert lines(found.stdout) == ["sub/past: one"]
 
 
 def test_count_cuts_a_batch(address: str) -> None:
     publish(address, "sub/many", *map(str, range(1000)))
-    found = godwit("sub", "sub/many", "--start", "earliest", "--count", "10", "--broker", address)
+    found = godwit("sub", "sub/many", "--from", "earliest", "--count", "10", "--broker", address)
     assert lines(found.stdout) == [f"sub/many: {number}" for number in range(10)]
 
 
@@ -80,9 +81,28 @@ def test_a_name_finds_its_place_again(address: str) -> None:
 def test_a_cursor_moves_when_messages_were_printed(address: str) -> None:
     arguments = ("sub", "sub/cursor", "--cursor", "report", "--name", "c", "--broker", address)
     publish(address, "sub/cursor", "one")
-    assert lines(godwit(*arguments, "--start", "earliest", "--count", "1").stdout) == ["sub/cursor: one"]
+    assert lines(godwit(*arguments, "--from", "earliest", "--count", "1").stdout) == ["sub/cursor: one"]
     publish(address, "sub/cursor", "two")
     assert lines(godwit(*arguments, "--count", "1").stdout) == ["sub/cursor: two"]
+
+
+def test_what_count_cuts_off_comes_the_next_time(address: str) -> None:
+    """With a cursor and without: a batch that was cut is not lost, and not printed twice."""
+    publish(address, "sub/cut", *map(str, range(9)))
+    for more in (["--cursor", "cut", "--name", "cut-1"], ["--name", "cut-2"]):
+        arguments = ("sub", "sub/cut", *more, "--broker", address)
+        found = lines(godwit(*arguments, "--from", "earliest", "--count", "2").stdout)
+        for count in (1, 2, 4):
+            found = [*found, *lines(godwit(*arguments, "--count", str(count)).stdout)]
+        assert found == [f"sub/cut: {number}" for number in range(9)]
+
+
+def test_place_behind() -> None:
+    logged = [message("a", b"", offset=offset) for offset in (4, 5)]
+    assert place_behind(logged, 4) == 6
+    assert place_behind([*logged, message("a", b"", qos=0, offset=None)], 4) == 6
+    assert place_behind([message("a", b"", qos=0, offset=None)], 4) == 4
+    assert place_behind([], 4) == 4
 
 
 def test_nothing_from_the_network_acts_on_the_terminal(address: str) -> None:
@@ -139,7 +159,8 @@ def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
         )
         with running("broker", "--listen", address) as second:
             second.out.until("listening on")
-            assert sub.err.until("is back") == f"godwit: the broker at {address} is back"
+            assert sub.err.line() == f"godwit: the broker at {address} is back"
+            assert sub.err.line().startswith("godwit: may have missed messages")
             subscribed(address, "sub/later")
             publish(address, "sub/later", "two")
             assert sub.out.until("two") == "sub/later: two"
@@ -178,8 +199,8 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["#/a"], "'#' before its end"),
         (["a\udcff"], "is not valid Unicode"),
         (["a", "--count", "0"], "--count 0 cannot be"),
-        (["a", "--start", "soon"], "is no place to start at"),
-        (["a", "--save", "x", "--start", "earliest"], "--save has no --start"),
+        (["a", "--from", "soon"], "is no place to start at"),
+        (["a", "--save", "x", "--from", "earliest"], "--save has no --from"),
         (["a"] * 1 + [f"f{number}" for number in range(64)], "64"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.cli.text import count, iso_time, moment, safe, safe_json, safe_payload, size
+from godwit.cli.text import count, hanging, iso_time, moment, safe, safe_json, safe_payload, short_moment, size
 
 ACTS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -75,6 +75,14 @@ def test_iso_time(time_us: int, text: str) -> None:
 def test_moment() -> None:
     assert moment(1_700_000_000_000_042) == "2023-11-14 22:13:20"
     assert moment(0) == ""
+    assert short_moment("2023-11-14 22:13:20") == "11-14 22:13"
+    assert short_moment("") == ""
+
+
+def test_hanging() -> None:
+    assert hanging("sub", "short", title_width=6) == ["sub   short"]
+    assert hanging("sub", "words that go on", title_width=6, width=16) == ["sub   words that", "      go on"]
+    assert all(len(line) < 80 for line in hanging("sub", "word " * 100))
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def test_show_tells_how_many_subscribers_there_are(known: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["show", "topics/nowhere"], "Topic does not exist: topics/nowhere"),
-        (["show", "topics/+"], "wildcards are for subscriptions"),
-        (["create", "topics/#"], "wildcards are for subscriptions"),
+        (["show", "topics/nowhere"], "topic 'topics/nowhere' does not exist; see godwit topics list"),
+        (["show", "topics/+"], "see all that match: godwit topics list 'topics/+'"),
+        (["create", "topics/#"], "give the new topic a name without"),
         (["create", ""], "is empty"),
         (["create", "$sys/mine"], "$"),
         (["list", "a/#/b"], "'#' before its end"),

@@ -25,7 +25,7 @@ ALONE = {
     ),
 }
 WITH_BROKER = {
-    "publish.py": "".join(f"{value} is safe, and reached 0 subscribers\n" for value in ("21.5", "21.6", "21.4")),
+    "publish.py": "".join(f"{value} is safe; subscribers reached: 0\n" for value in ("21.5", "21.6", "21.4")),
     "fast_publisher.py": "100,000 messages are safe\n",
     "blocking.py": "1: one\n2: two\n3: three\n",
     "last_will.py": "sensor-2 is online\nsensor-2 was killed\nsensor-2 is offline\n",
@@ -77,7 +77,7 @@ def test_example_with_a_broker(name: str) -> None:
 def test_one_publishes_and_the_other_subscribes() -> None:
     with broker_in_thread() as url, running("subscribe.py", url) as subscriber:
         assert line(subscriber) == "waiting for temperatures\n"
-        assert run("publish.py", url)[1].count("reached 1 subscribers") == 3
+        assert run("publish.py", url)[1].count("subscribers reached: 1") == 3
         for value in ("21.5", "21.6", "21.4"):
             assert line(subscriber) == f"home/room1/temperature: {value} (from sensor-1)\n"
 
@@ -90,9 +90,17 @@ def test_one_sends_a_file_and_the_other_receives_it(tmp_path: Path) -> None:
         assert line(receiver) == "waiting for files\n"
         code, out, err = run("send_file.py", str(source), url)
         assert (code, out) == (0, f"data.bin: 1,024,000 bytes are safe, SHA-256 {digest}\n")
-        assert err.endswith("1,024,000 of 1,024,000 bytes")
+        assert err.endswith("1,024,000 of 1,024,000 bytes\n")
         assert line(receiver) == f"data.bin: 1,024,000 bytes, SHA-256 {digest}\n"
     assert (tmp_path / "inbox" / "data.bin").read_bytes() == source.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["send_file.py", "receive_file.py"])
+def test_without_arguments_an_example_says_what_it_needs(name: str) -> None:
+    code, out, err = run(name)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"usage: python examples/{name} ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["publish.py", "subscribe.py"])

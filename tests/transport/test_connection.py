@@ -673,10 +673,11 @@ def closes(side: Side) -> int:
     return len(side.all(Closed))
 
 
-def test_a_close_from_the_new_address_before_it_is_proved_is_not_taken() -> None:
+def test_a_close_from_a_new_address_proves_itself() -> None:
     world, client, server = roaming()
     client.close(world.now)
     world.run(0.1)
-    assert server.state is State.OPEN
+    assert server.state is not State.OPEN
+    (closed,) = world.server.all(Closed)
+    assert (closed.code, closed.origin) == (Code.NORMAL, "peer")
     assert closes(world.client) == 1
-    assert closes(world.server) == 0

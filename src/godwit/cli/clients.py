@@ -17,7 +17,7 @@ from godwit.cli.connecting import (
     TimeoutOption,
     ask,
 )
-from godwit.cli.text import iso_time, moment
+from godwit.cli.text import iso_time, moment, short_moment
 
 if TYPE_CHECKING:
     from godwit.wire.control import ClientInfo
@@ -35,15 +35,25 @@ def clients(
     secret_file: SecretOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    """List the clients of the broker with their subscriptions; one without an address is away, but remembered."""
-    from godwit.cli.tables import show_objects, show_table
+    """List the clients of the broker with their subscriptions; one without an address is away, but remembered.
+
+    A narrow terminal shows fewer columns and cuts long ones; --json has all.
+    """
+    from godwit.cli.tables import Column, show_objects, show_table
 
     found = ask(Target.of(broker, name, secret_file, timeout), lambda client: client.clients())
     if as_json:
         show_objects([_object(each) for each in found])
         return
-    titles = ("client", "address", "since (UTC)", "messages in", "messages out", "subscriptions")
-    show_table(titles, [_row(each) for each in found], right=("messages in", "messages out"))
+    columns = [
+        Column("client", is_name=True),
+        Column("address"),
+        Column("since (UTC)", shorten=short_moment, drop=1),
+        Column("messages in", "in", right=True, drop=2),
+        Column("messages out", "out", right=True, drop=3),
+        Column("subscriptions", least_width=20),
+    ]
+    show_table(columns, [_row(each) for each in found])
 
 
 def subscriptions_text(client: ClientInfo) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from godwit.cli.streams import OutputClosedError, discard_output
 from godwit.cli.text import safe
-from godwit.errors import BrokerUnreachableError, GodwitError, UsageError
+from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, UsageError
 from godwit.limits import MAX_SECRET_BYTES
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ TIMEOUT_S: Final = 10.0
 """Of a command that asks one thing and ends."""
 SILENCE_S: Final = 1.0
 """After so long without a broker the user is told what the program waits for."""
+ANSWER_SILENCE_S: Final = 2.0
+"""The same, of a command that gives up by itself."""
 LOOK_S: Final = 0.25
 FAREWELL_S: Final = 1.0
 """How long an interrupted command may take to say goodbye."""
@@ -113,20 +115,27 @@ async def connected(target: Target) -> AsyncIterator[AsyncClient]:
     """
     from godwit.net.connect import connect
 
-    opening = connect(target.broker, name=target.name, secret=target.secret, timeout_s=target.timeout_s)
+    watch = _Watch(target)
+    opening = connect(
+        target.broker, name=target.name, secret=target.secret, timeout_s=target.timeout_s, on_state=watch.on_state
+    )
     waiting = asyncio.create_task(_say_what_it_waits_for(target))
     try:
         client = await opening
+    except AccessError as error:
+        raise _explained_login(error, target) from None
     finally:
         waiting.cancel()
     async with client:
         try:
             async with asyncio.timeout(None) as limit:
-                watching = asyncio.create_task(_watch(client, target, limit))
+                watching = asyncio.create_task(watch.run(client, limit))
                 try:
                     yield client
                 finally:
                     watching.cancel()
+        except AccessError as error:
+            raise _explained_refusal(error, target) from None
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -142,6 +151,7 @@ def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
 
     async def main() -> T:
         async with connected(target) as client:
+            waiting = asyncio.create_task(_say_what_it_waits_for(target))
             try:
                 async with asyncio.timeout(target.timeout_s):
                     return await question(client)
@@ -150,34 +160,69 @@ def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
                     f"the broker at {target.broker} did not answer within {target.timeout_s:g} s; try again, "
                     "or give it more time with --timeout"
                 ) from None
+            finally:
+                waiting.cancel()
 
     return run(main())
 
 
 async def _say_what_it_waits_for(target: Target) -> None:
-    await asyncio.sleep(SILENCE_S)
     if target.timeout_s is None:
+        await asyncio.sleep(SILENCE_S)
         tell(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
+    else:
+        await asyncio.sleep(ANSWER_SILENCE_S)
+        tell(f"waiting for an answer from {target.broker}, for {target.timeout_s:g} s in all (Ctrl-C ends)")
 
 
-async def _watch(client: AsyncClient, target: Target, limit: asyncio.Timeout) -> None:
-    now = asyncio.get_running_loop().time
-    lost_at: float | None = None
-    told = False
-    while client.state != "closed":
-        await asyncio.sleep(LOOK_S)
-        if client.state == "online":
-            if told:
-                tell(f"the broker at {target.broker} is back")
-            lost_at, told = None, False
-            continue
-        lost_at = now() if lost_at is None else lost_at
-        if target.timeout_s is not None and now() - lost_at >= target.timeout_s:
-            break
-        if target.timeout_s is None and not told and now() - lost_at >= SILENCE_S:
-            told = True
-            tell(f"lost the broker at {target.broker} ({client.last_reason}); trying to get it back (Ctrl-C ends)")
-    limit.reschedule(now())
+def _explained_login(error: AccessError, target: Target) -> AccessError:
+    """With the likeliest reasons for it, which a broker does not tell."""
+    if not target.secret:
+        return error
+    return AccessError(
+        error.code,
+        f"{error} (a secret was given for the name {target.name!r}: most likely the broker does not list this name "
+        "under [[access.client]], or lists it with another secret)",
+    )
+
+
+def _explained_refusal(error: AccessError, target: Target) -> AccessError:
+    """With what to do about it."""
+    if " may not " not in error.text:
+        return error
+    prove = "" if target.secret else ", or prove a name that may: --name and --secret-file"
+    return AccessError(error.code, f"{error}; ask whoever runs the broker for a rule that allows it{prove}")
+
+
+class _Watch:
+    """Tells the user when the broker is lost and found again, and when to give up."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._told = False
+
+    def on_state(self, state: str, reason: str) -> None:
+        """At once, so that it comes before what the connection brings."""
+        if state == "online" and self._told:
+            self._told = False
+            tell(f"the broker at {self._target.broker} is back")
+
+    async def run(self, client: AsyncClient, limit: asyncio.Timeout) -> None:
+        target = self._target
+        now = asyncio.get_running_loop().time
+        lost_at: float | None = None
+        while client.state != "closed":
+            await asyncio.sleep(LOOK_S)
+            if client.state == "online":
+                lost_at = None
+                continue
+            lost_at = now() if lost_at is None else lost_at
+            if target.timeout_s is not None and now() - lost_at >= target.timeout_s:
+                break
+            if target.timeout_s is None and not self._told and now() - lost_at >= SILENCE_S:
+                self._told = True
+                tell(f"lost the broker at {target.broker} ({client.last_reason}); trying to get it back (Ctrl-C ends)")
+        limit.reschedule(now())
 
 
 async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:

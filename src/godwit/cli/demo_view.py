@@ -15,11 +15,14 @@ from rich.text import Text
 
 from godwit.cli.demo_check import LATE_S
 from godwit.cli.demo_run import DELAY_S, LINE_BITS_PER_S, Picture, Settings
+from godwit.cli.text import hanging
 from godwit.net.relay import Direction
 from godwit.sim.rooms import ROOMS
 
 LINE_EVERY_S: Final = 2.0
 FRAME_EVERY_S: Final = 0.2
+FACTS_WIDTH: Final = 17
+"""Of the titles in the summary, so that most facts fit a line of 80."""
 BAR_WIDTH: Final = 40
 SPARK_WIDTH: Final = 36
 SPARK_EVERY_S: Final = 0.5
@@ -246,7 +249,7 @@ def summary(picture: Picture) -> list[Text]:
         *faults(picture),
         Text(),
         Text("the messages", style="dim"),
-        *(Text(f"{name:24}{text}") for name, text in facts.items()),
+        *(Text(line) for name, text in facts.items() for line in hanging(name, text, title_width=FACTS_WIDTH)),
         Text(),
     ]
 

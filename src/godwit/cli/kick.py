@@ -17,7 +17,8 @@ from godwit.cli.connecting import (
     ask,
 )
 from godwit.cli.text import safe
-from godwit.errors import UsageError
+from godwit.errors import BrokerError, UsageError
+from godwit.wire.codes import Code
 
 
 def register(root: typer.Typer) -> None:
@@ -45,11 +46,24 @@ def kick(
     wanted = filters or []
     for filter in wanted:
         check_filter(filter)
-    ask(
-        Target.of(broker, name, secret_file, timeout),
-        lambda connection: connection.kick(client, *wanted, reason=reason),
-    )
+    target = Target.of(broker, name, secret_file, timeout)
+    try:
+        ask(target, lambda connection: connection.kick(client, *wanted, reason=reason))
+    except BrokerError as error:
+        if error.code not in (Code.NO_SUCH_CLIENT, Code.NOT_SUBSCRIBED):
+            raise
+        raise BrokerError(error.code, not_there_text(error.code, client, wanted)) from None
     typer.echo(kicked_text(client, wanted))
+
+
+def not_there_text(code: int, client: str, filters: list[str]) -> str:
+    """Why nothing was done."""
+    if code == Code.NOT_SUBSCRIBED:
+        return (
+            f"{client!r} has no subscription to exactly {' + '.join(filters)}; godwit clients shows "
+            "who has which, and all filters of a subscription have to be named"
+        )
+    return f"there is no client {client!r}; godwit clients shows the names"
 
 
 def kicked_text(client: str, filters: list[str]) -> str:

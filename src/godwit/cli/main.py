@@ -12,13 +12,12 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 import godwit
+from godwit.cli.early import EXIT_INTERRUPTED, quick_interrupts
 from godwit.cli.streams import complete_streams
 from godwit.cli.text import safe
 from godwit.errors import GodwitError
 
 EXIT_ERROR: Final = 1
-EXIT_INTERRUPTED: Final = 130
-"""What a shell reports for a program that Ctrl-C ended: 128 + SIGINT."""
 
 COMMANDS: Final[Mapping[str, str]] = {
     name: f"godwit.cli.{name}"
@@ -92,8 +91,6 @@ def main() -> NoReturn:
     complete_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # where the terminal's character set is not UTF-8
-    try:
+    with quick_interrupts():
         app = build_app(sys.argv[1] if len(sys.argv) > 1 else None)
-    except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
     run(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -22,7 +23,7 @@ from godwit.cli.connecting import (
     run,
 )
 from godwit.cli.text import count, safe, size
-from godwit.errors import UsageError
+from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def pub(
     check_topic(topic)
     target = Target.of(broker, name, secret_file, timeout)
     if file is not None:
+        check_file(file)
         run(_send_file(target, topic, file, quiet))
     elif lines:
         run(_publish_lines(target, topic, quality, retain, quiet))
@@ -81,6 +83,20 @@ def pub(
         # What was no UTF-8 on the command line goes out as the bytes that it was.
         payload = (message or "").encode("utf-8", "surrogateescape")
         run(_publish(target, topic, payload, quality, retain, quiet))
+
+
+def check_file(path: Path) -> None:
+    """GodwitError if it is nothing that has a size and can be read twice: first for its hash, then to be sent."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        if str(path) == "-":
+            raise UsageError("--file - cannot be; write standard input to a file first, or use --lines") from None
+        raise GodwitError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    if stat.S_ISDIR(mode):
+        raise UsageError(f"{path} is a folder; send its files one by one")
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{path} is not a regular file, and has no size; write what it gives to a file first")
 
 
 def reached_text(reached: int | None) -> str:

@@ -121,8 +121,14 @@ async def _run(target: Target, plan: Plan, quiet: bool) -> None:
             ),
             plan,
         )
-        with LineProgress(enabled=not quiet and sys.stderr.isatty()) as progress:
-            await source.run(progress.show)
+        try:
+            with LineProgress(enabled=not quiet and sys.stderr.isatty()) as progress:
+                await source.run(progress.show)
+        except asyncio.CancelledError:
+            if not quiet:
+                unsure = "" if plan.qos == 0 else ", the last of them perhaps not confirmed"
+                typer.echo(f"interrupted: {counted(source.sent, 'reading')} sent{unsure}", err=True)
+            raise
     if not quiet:
         typer.echo(f"{counted(source.sent, 'reading')} {'sent' if plan.qos == 0 else 'confirmed'}", err=True)
 

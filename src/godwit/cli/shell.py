@@ -54,8 +54,8 @@ def shell(
 ) -> None:
     """Publish, subscribe and look around by hand; messages are shown while you type.
 
-    Commands: pub, retain, sub, unsub, subs, list, create, clients, kick, help, quit. History and completion (Tab) are
-    there. Reads a script from standard input as well: then the exit code is 1 if a command failed.
+    Commands: pub, retain, sub, unsub, subs, list, create, clients, kick, wait, help, quit. History and completion (Tab)
+    are there. Reads a script from standard input as well: then the exit code is 1 if a command failed.
     """
     target = Target.of(broker, name, secret_file, timeout)
     types = sys.stdin.isatty() and sys.stdout.isatty()
@@ -121,7 +121,8 @@ async def _terminal(target: Target) -> int:
             completer=ShellCompleter(shell, Names(client)),
             complete_while_typing=False,
         )
-        typer.echo(f"Connected to {target.broker} as {safe(client.name)}. Type help for the commands, quit to end.")
+        typer.echo(f"Connected to {target.broker} as {safe(client.name)}.")
+        typer.echo("Type help for the commands, quit to end.")
         try:
             with keys.raw_mode(), patch_stdout():  # between two prompts too, and for the notices of others
                 return await guarded(_run_prompt(prompt, shell, screen), screen.run())
@@ -143,7 +144,7 @@ async def _run_prompt(prompt: PromptSession[str], shell: Shell, screen: PromptSc
                 return EXIT_INTERRUPTED
             except EOFError:
                 line = "quit"
-            if line.split()[:1] in (["quit"], ["exit"]):
+            if line.split() in (["quit"], ["exit"]):
                 break
             lines.put_nowait(line)
         await asyncio.wait([asyncio.create_task(lines.join())], timeout=LAST_COMMANDS_S)

@@ -11,7 +11,7 @@ from godwit.cli.kick import kicked_text
 from godwit.cli.pub import reached_text
 from godwit.cli.rendering import Lines
 from godwit.cli.shell_words import first_word, topic_and_message, words
-from godwit.cli.text import count, safe
+from godwit.cli.text import count, hanging, safe
 from godwit.errors import GodwitError, KickedError, TopicError, UsageError
 from godwit.wire.codes import Code
 
@@ -30,7 +30,7 @@ HELP: Final[Mapping[str, tuple[str, str]]] = {
     "kick": ("kick CLIENT [FILTER]", "remove a client, or its subscription"),
     "wait": ("wait SECONDS", "do nothing for a while, for scripts"),
     "help": ("help", "this list"),
-    "quit": ("quit", "end; Ctrl-D does the same"),
+    "quit": ("quit", "end; Ctrl-D does the same, and Ctrl-C on an empty line"),
 }
 ALREADY: Final = "Already subscribed to topic."
 NOT_SUBSCRIBED: Final = "You are not currently subscribed to this topic."
@@ -72,6 +72,7 @@ class Shell:
         if not name or name.startswith("#"):  # an empty line, or a remark in a script
             return True
         if name in ("quit", "exit"):
+            _arguments("quit", rest, 0, 0)
             return False
         command = self._commands.get(name)
         if command is None:
@@ -203,8 +204,10 @@ class Shell:
         await asyncio.sleep(seconds)
 
     async def _help(self, rest: str) -> None:
-        lines = [f"{usage:24}{what}\n" for usage, what in HELP.values()]
-        await self._write("".join(lines) + 'Names that contain blanks need quotes: pub "living room" 21.5\n')
+        lines = [line for usage, what in HELP.values() for line in hanging(usage, what)]
+        await self._write(
+            "".join(f"{line}\n" for line in lines) + 'Names that contain blanks need quotes: pub "living room" 21.5\n'
+        )
 
     async def _say(self, text: str) -> None:
         await self._write(f"{safe(text)}\n")

@@ -23,9 +23,13 @@ from godwit.cli.connecting import (
 )
 from godwit.cli.text import count as counted
 from godwit.cli.text import safe, safe_json
-from godwit.errors import UsageError
+from godwit.errors import TopicError, UsageError
+from godwit.wire.codes import Code
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from godwit.client.message import Message
     from godwit.client.subscription import Start
     from godwit.net.connect import AsyncClient
     from godwit.net.inbox import ReceivedFile
@@ -48,7 +52,9 @@ def sub(
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="WHERE", help="latest, earliest, an offset, or a time such as 2025-03-01T12:00 (UTC)."),
+        typer.Option(
+            "--from", metavar="WHERE", help="latest, earliest, an offset, or a time such as 2025-03-01T12:00 (UTC)."
+        ),
     ] = None,
     cursor: Annotated[
         str | None, typer.Option(metavar="CURSOR", help="Go on where a subscription of this name left off.")
@@ -70,7 +76,7 @@ def sub(
     target = Target.of(broker, name, secret_file, timeout)
     if save is not None:
         if start is not None or cursor is not None:
-            raise UsageError("--save has no --start and no --cursor: files are received from now on")
+            raise UsageError("--save has no --from and no --cursor: files are received from now on")
         run(_save(target, filters, save, count, as_json))
     else:
         run(_print(target, filters, count, as_json, start_at, since, cursor))
@@ -91,7 +97,7 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None]:
         moment = datetime.min.replace(tzinfo=UTC)
     if moment.year < 1970:
         raise UsageError(
-            f"--start {text!r} is no place to start at; write latest, earliest, an offset, or a time such as "
+            f"--from {text!r} is no place to start at; write latest, earliest, an offset, or a time such as "
             "2025-03-01T12:00"
         )
     return None, moment
@@ -117,18 +123,33 @@ async def _print(
         # `keep`: it ends with the connection. A client with a name finds its place again when it comes back.
         subscription = client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=_tell_gap, keep=True)
         async with subscription as messages:
+            place = messages.position
             async for batch in messages.batches():
-                if left is not None:
-                    batch = batch[:left]
-                    left -= len(batch)
-                await output.write(lines.render(batch))
+                shown = batch if left is None else batch[:left]
+                await output.write(lines.render(shown))
+                # The rest of a batch that --count cuts was handed out, but nobody has seen it: it comes another time.
+                place = messages.position if len(shown) == len(batch) else place_behind(shown, place)
                 if cursor is not None:
-                    await messages.commit()
-                if left == 0:
-                    return
+                    await messages.commit(place)
+                if left is not None:
+                    left -= len(shown)
+                    if left == 0:
+                        await messages.close(place)
+                        return
 
     async with connected(target) as client:
-        await guarded(show(client), output.until_closed())
+        try:
+            await guarded(show(client), output.until_closed())
+        except TopicError as error:
+            if error.code != Code.NO_SUCH_TOPIC:
+                raise
+            raise TopicError(error.code, f"{error}: publish to it first, or create it (godwit topics create)") from None
+
+
+def place_behind(messages: Sequence[Message], before: int) -> int:
+    """Where to read on after these messages, if the place `before` them was that."""
+    logged = (message.offset for message in messages if message.offset is not None and not message.retained)
+    return max((offset + 1 for offset in logged), default=before)
 
 
 async def _save(target: Target, filters: list[str], folder: Path, count: int | None, as_json: bool) -> None:
@@ -172,5 +193,7 @@ def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
 
 
 def _tell_gap(missed: int | None) -> None:
-    what = "messages, nobody knows how many: the broker has a new log" if missed is None else counted(missed, "message")
-    tell(f"missed {what}")
+    if missed is None:
+        tell("may have missed messages, nobody knows how many: the broker has a new log")
+    else:
+        tell(f"missed {counted(missed, 'message')}")

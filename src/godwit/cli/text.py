@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final
@@ -41,6 +42,18 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def hanging(title: str, text: str, *, title_width: int = 24, width: int = 79) -> list[str]:
+    """A title and what there is to say of it, in lines that fit a usual terminal."""
+    return textwrap.wrap(
+        f"{title:{title_width}}{text}",
+        width,
+        subsequent_indent=" " * title_width,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
 def iso_time(time_us: int) -> str:
     """Microseconds since the epoch as `2025-03-01T12:00:00.000000Z`."""
     seconds, fraction_us = divmod(time_us, 1_000_000)
@@ -58,6 +71,11 @@ def _iso_second(seconds: int) -> str:
 def moment(time_us: int) -> str:
     """Microseconds since the epoch as `2025-03-01 12:00:00` (UTC), for tables; nothing for 0."""
     return _iso_second(time_us // 1_000_000).replace("T", " ") if time_us else ""
+
+
+def short_moment(text: str) -> str:
+    """What `moment` gave, without the year and the seconds: `03-01 12:00`."""
+    return text[5:16]
 
 
 def size(amount_bytes: float) -> str:

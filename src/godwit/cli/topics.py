@@ -18,10 +18,11 @@ from godwit.cli.connecting import (
     TimeoutOption,
     ask,
 )
-from godwit.cli.text import iso_time, moment, safe, size
-from godwit.errors import GodwitError
+from godwit.cli.text import iso_time, moment, safe, short_moment, size
+from godwit.errors import GodwitError, UsageError
 
 if TYPE_CHECKING:
+    from godwit.cli.tables import Column
     from godwit.wire.control import TopicInfo
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -63,7 +64,10 @@ def list_topics(
     secret_file: SecretOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    """The topics in the order of their names, with their figures since the broker was started."""
+    """The topics in the order of their names, with their figures since the broker was started.
+
+    A narrow terminal shows fewer columns; --json has them all.
+    """
     from godwit.broker.topics import check_filter
     from godwit.cli.tables import show_objects, show_table
 
@@ -76,8 +80,7 @@ def list_topics(
     if not found:
         typer.echo("no topics yet" if filter is None else f"no topic matches {safe(filter)}", err=True)
         return
-    titles = ("topic", "policy", "subscribers", "publishers", "messages", "size", "retained", "last message (UTC)")
-    show_table(titles, [_row(topic) for topic in found], right=("subscribers", "publishers", "messages", "size"))
+    show_table(_columns(), [_row(topic) for topic in found])
 
 
 @app.command("show", epilog="Example: godwit topics show home/kitchen/temperature")
@@ -94,10 +97,11 @@ def show(
     from godwit.broker.topics import check_topic
     from godwit.cli.tables import show_objects
 
+    _refuse_wildcards(topic, f"name one topic, or see all that match: godwit topics list '{topic}'")
     check_topic(topic)
     found = ask(_target(context, broker, name, secret_file, timeout), lambda client: client.topics(topic))
     if not found:
-        raise GodwitError(f"Topic does not exist: {topic}; see godwit topics list")
+        raise GodwitError(f"topic {topic!r} does not exist; see godwit topics list")
     if as_json:
         show_objects([_object(found[0])])
         return
@@ -128,9 +132,17 @@ def create(
     """Create a topic; where the broker's policy is `explicit`, that comes before anything else."""
     from godwit.broker.topics import check_topic
 
+    _refuse_wildcards(topic, "give the new topic a name without + * #")
     check_topic(topic)
     ask(_target(context, broker, name, secret_file, timeout), lambda client: client.create_topic(topic))
     typer.echo(f"created {safe(topic)}")
+
+
+def _refuse_wildcards(topic: str, advice: str) -> None:
+    from godwit.broker.topics import WILDCARDS, shown
+
+    if not WILDCARDS.isdisjoint(topic):
+        raise UsageError(f"{shown(topic)} contains a wildcard; {advice}")
 
 
 def _was_typed(context: typer.Context, option: str) -> bool:
@@ -147,6 +159,21 @@ def _target(
         if not _was_typed(context, option):
             options[option] = value
     return Target.of(**options)
+
+
+def _columns() -> list[Column]:
+    from godwit.cli.tables import Column
+
+    return [
+        Column("topic", is_name=True),
+        Column("policy", drop=1),
+        Column("subscribers", "subs", right=True, drop=5),
+        Column("publishers", "pubs", right=True, drop=2),
+        Column("messages", right=True),
+        Column("size", right=True, drop=4),
+        Column("retained", drop=3),
+        Column("last message (UTC)", "last (UTC)", shorten=short_moment),
+    ]
 
 
 def _row(topic: TopicInfo) -> tuple[str, ...]:

@@ -29,13 +29,14 @@ class Stub:
         self.channels += 1
         return self.channels
 
-    def send(self, channel: int, body: bytes, *, reliable: bool, last: bool) -> None:
+    def send(self, channel: int, body: bytes, *, reliable: bool, last: bool) -> bool:
         if self.closed:
             raise ConnectionClosedError(0, "")
         if not self.room:
             raise SendBufferFullError("full")
         self.room -= 1
         self.calls.append(("send", channel, len(body), reliable, last))
+        return reliable
 
     def consume(self, channel: int, body_bytes: int) -> None:
         self.calls.append(("consume", channel, body_bytes))

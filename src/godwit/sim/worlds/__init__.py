@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from godwit.sim.trace import Trace
+from godwit.sim.worlds.broker import run_broker
 from godwit.sim.worlds.transport import run_transport
 
 
@@ -25,7 +26,7 @@ class Outcome:
 World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
 """Runs a seed, taking notes; gives the violation, if any, and a summary in a few words."""
 
-WORLDS: Mapping[str, World] = {"transport": run_transport}
+WORLDS: Mapping[str, World] = {"transport": run_transport, "broker": run_broker}
 
 
 def run_seed(world: str, seed: int, trace: Trace | None = None) -> Outcome:

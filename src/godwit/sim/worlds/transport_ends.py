@@ -91,14 +91,14 @@ class End:
             channel = self._channels.get(sending.lane)
             if channel is None or channel in self._finished:
                 channel = self._channels[sending.lane] = self.connection.open_channel()
-            self.connection.send(channel, body, reliable=sending.reliable, last=sending.last)
+            reliable = self.connection.send(channel, body, reliable=sending.reliable, last=sending.last)
         except SendBufferFullError:
             self._blocked = True
             return False
         except ConnectionClosedError:
             return False  # the Closed event is on its way
         self._count += 1
-        self.books.delivery.sent((self.label, self.sends, channel), body, reliable=sending.reliable, last=sending.last)
+        self.books.delivery.sent((self.label, self.sends, channel), body, reliable=reliable, last=sending.last)
         if sending.last:
             self._finished.add(channel)
         return True

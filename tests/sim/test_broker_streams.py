@@ -1,0 +1,255 @@
+"""The checker of a subscription accepts what is right and catches each planted fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.sim.broker_truth import Truth, got
+
+from godwit.sim.broker_ledger import Publication
+from godwit.sim.broker_streams import Start, Stream
+from godwit.sim.checkers import ViolationError
+
+
+def stream(truth: Truth, *filters: str, lowest: int = 0, due: int | None = 0) -> Stream:
+    return Stream("s", filters or ("a/#",), truth.ledger, truth.log, Start(lowest, due))
+
+
+def take(made: Stream, *publications: Publication, **changes: Any) -> None:
+    for publication in publications:
+        made.took([got(publication, **changes)])
+
+
+def test_everything_in_order_is_right() -> None:
+    truth = Truth()
+    made = stream(truth)
+    messages = [truth.logged(qos=qos) for qos in (1, 2, 1)]
+    truth.logged("elsewhere")
+    assert len(made.outstanding()) == 3
+    take(made, *messages)
+    take(made, truth.logged())
+    made.complete()
+    assert made.received == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"offset": None}, "no offset"),
+        ({"offset": 1}, "came with offset 1"),
+        ({"payload": b"x"}, "nobody published"),
+        ({"retained": True}, "not published so"),
+    ],
+)
+def test_a_changed_message_is_caught(changes: dict[str, Any], complaint: str) -> None:
+    truth = Truth()
+    with pytest.raises(ViolationError, match=complaint):
+        take(stream(truth), truth.logged(), **changes)
+
+
+def test_a_message_that_does_not_match_is_caught() -> None:
+    truth = Truth()
+    with pytest.raises(ViolationError, match="matches none"):
+        take(stream(truth), truth.logged("b"))
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_offsets_rise(back: int) -> None:
+    truth = Truth()
+    messages = [truth.logged(), truth.logged()]
+    made = stream(truth)
+    take(made, *messages)
+    with pytest.raises(ViolationError, match="behind offset 1"):
+        take(made, messages[back])
+
+
+def test_nothing_is_passed_over_in_silence() -> None:
+    truth = Truth()
+    messages = [truth.logged() for _ in range(3)]
+    made = stream(truth)
+    take(made, messages[0])
+    with pytest.raises(ViolationError, match="1 messages before offset 2 were passed over"):
+        take(made, messages[2])
+
+
+def test_nothing_is_passed_over_at_the_start() -> None:
+    truth = Truth()
+    messages = [truth.logged() for _ in range(2)]
+    with pytest.raises(ViolationError, match="passed over"):
+        take(stream(truth), messages[1])
+
+
+def test_what_does_not_match_is_passed_over() -> None:
+    truth = Truth()
+    first, _, last = truth.logged(), truth.logged("b"), truth.logged()
+    made = stream(truth)
+    take(made, first, last)
+    made.complete()
+
+
+def test_what_was_told_as_missed_may_be_missing() -> None:
+    truth = Truth()
+    messages = [truth.logged() for _ in range(4)]
+    truth.log.gone_below = 3
+    made = stream(truth)
+    take(made, messages[0])
+    made.told_missed(2, 3)
+    assert made.outstanding() == [3]
+    take(made, messages[3])
+    assert made.missed == 2
+
+
+@pytest.mark.parametrize("told", [0, 1, 3])
+def test_what_is_missing_is_told_exactly(told: int) -> None:
+    truth = Truth()
+    first = truth.logged()
+    for topic in ("a/b", "b", "a/b", "a/b"):
+        truth.logged(topic)
+    truth.log.gone_below = 5
+    made = stream(truth)
+    take(made, first)
+    with pytest.raises(ViolationError, match=f"told that {told} messages before offset 4 are missing: 2 are"):
+        made.told_missed(told, 4)
+
+
+def test_after_a_break_nobody_knows_exactly() -> None:
+    truth = Truth()
+    for topic in ("a/b", "b", "a/b", "a/b"):
+        truth.logged(topic)
+    truth.log.gone_below = 4
+    for told in (2, 3):
+        made = stream(truth)
+        made.disconnected()
+        made.told_missed(told, 3)
+        Stream("s", ["a/#"], truth.ledger, truth.log, Start(0, 0, is_vague=True)).told_missed(told, 3)
+    for told in (1, 4):
+        made = stream(truth)
+        made.disconnected()
+        with pytest.raises(ViolationError, match="2 are"):
+            made.told_missed(told, 3)
+
+
+def test_nothing_is_told_as_missed_that_is_still_there_or_came() -> None:
+    truth = Truth()
+    messages = [truth.logged() for _ in range(3)]
+    truth.log.gone_below = 1
+    with pytest.raises(ViolationError, match="offset 1 is missing, which is still in the log"):
+        stream(truth).told_missed(2, 2)
+    made = stream(truth)
+    made.disconnected()
+    take(made, *messages)
+    with pytest.raises(ViolationError, match="told that 1"):
+        made.told_missed(1, 2)
+
+
+def test_the_next_life_goes_on_behind_a_gap() -> None:
+    truth = Truth()
+    for _ in range(3):
+        truth.logged()
+    truth.log.gone_below = 2
+    made = stream(truth)
+    made.told_missed(2, 2)
+    assert made.goes_on_at == 2
+
+
+def test_a_start_at_latest_lies_between_question_and_answer() -> None:
+    truth = Truth()
+    before, between, also = truth.logged(), truth.logged(), truth.logged()
+    made = stream(truth, lowest=1, due=None)
+    assert made.outstanding() == []
+    made.answered()
+    after = truth.logged()
+    assert made.outstanding() == [3]
+    take(made, also, after)  # it began at `also`
+    for early in (before, between):
+        with pytest.raises(ViolationError, match="offset"):
+            take(made, early)
+    late = stream(truth, lowest=1, due=None)
+    with pytest.raises(ViolationError, match="it begins at 1"):
+        take(late, before)
+    other = stream(truth, lowest=1, due=3)
+    truth.logged()
+    with pytest.raises(ViolationError, match="passed over"):
+        take(other, truth.logged())
+
+
+def test_where_the_next_life_goes_on() -> None:
+    truth = Truth()
+    messages = [truth.logged() for _ in range(3)]
+    unanswered, answered = (stream(truth, lowest=0, due=None) for _ in range(2))
+    answered.answered()
+    assert (unanswered.goes_on_at, answered.goes_on_at) == (None, 3)
+    made = stream(truth)
+    made.took([got(messages[0]), got(messages[1])])
+    assert made.goes_on_at == 0, "the application may have died over them"
+    made.took([got(messages[2])])
+    assert made.goes_on_at == 2
+    made.finished()
+    assert made.goes_on_at == 3
+
+
+def test_nothing_comes_after_the_end() -> None:
+    truth = Truth()
+    made = stream(truth)
+    message = truth.logged()
+    made.ended()
+    assert made.outstanding() == []
+    with pytest.raises(ViolationError, match="after its end"):
+        take(made, message)
+
+
+def test_what_never_comes_is_caught() -> None:
+    truth = Truth()
+    made = stream(truth)
+    truth.logged()
+    with pytest.raises(ViolationError, match="1 messages never came"):
+        made.complete()
+
+
+def test_qos_0_at_most_once_and_in_order() -> None:
+    truth = Truth()
+    messages = [truth.publish(qos=0) for _ in range(4)]
+    made = stream(truth)
+    take(made, messages[0], messages[2])
+    with pytest.raises(ViolationError, match="came twice"):
+        take(made, messages[2])
+    with pytest.raises(ViolationError, match="out of order"):
+        take(made, messages[1])
+    with pytest.raises(ViolationError, match="is in no log"):
+        take(made, messages[3], offset=3)
+    assert made.live_received == 2
+
+
+def test_a_will_of_qos_0_may_come_again() -> None:
+    truth = Truth()
+    will = truth.ledger.leave_will("bob", "a/b", b"dead", 0.0, qos=0)
+    take(stream(truth), will, will)
+
+
+def test_retained_messages_come_once_and_first() -> None:
+    truth = Truth()
+    old, newer = (truth.logged(retain=True) for _ in range(2))
+    made = stream(truth, due=None, lowest=1)
+    take(made, old, retained=True)  # its offset lies before the start
+    assert made.retained == {"a/b": old}
+    with pytest.raises(ViolationError, match="one for a topic"):
+        take(made, newer, retained=True)
+    made.disconnected()
+    take(made, newer, retained=True)
+    made = stream(truth, due=None)
+    take(made, newer)
+    with pytest.raises(ViolationError, match="behind a newer"):
+        take(made, old, retained=True)
+
+
+def test_a_retained_message_of_qos_0_comes_live_or_as_retained() -> None:
+    truth = Truth()
+    message, other = truth.publish(qos=0, retain=True), truth.publish("a/c", qos=0, retain=True)
+    made = stream(truth)
+    take(made, message)
+    take(made, other, retained=True)
+    with pytest.raises(ViolationError, match="came twice"):
+        take(made, message, retained=True)
+    with pytest.raises(ViolationError, match="came twice"):
+        take(made, other)

@@ -1,0 +1,38 @@
+"""The hostile client of the broker world: each kind of harm reaches the broker, alone and against a small one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from tests.sim.worlds.broker_scene import PLAN, SLOW, run
+
+from godwit.sim.worlds.broker_plan import HostileKind, HostilePlan
+
+
+@pytest.mark.parametrize("kind", get_args(HostileKind))
+def test_each_kind_alone(kind: HostileKind) -> None:
+    world = run(replace(PLAN, hostile=HostilePlan((kind,), 40, 2.0)))
+    assert world.hostile is not None
+    strangers = [seat for seat in world.books.roster.seats if seat.instance not in world.books.roster.honest]
+    assert strangers
+    if kind in ("junk", "liar"):
+        assert world.hostile.thrown_out, "the broker closes the connection of whoever breaks the rules"
+
+
+def test_a_flood_reaches_honest_subscribers_and_harms_nobody() -> None:
+    world = run(replace(PLAN, hostile=HostilePlan(("flood",), 30, 2.0)))
+    assert sum(one.author == "hostile" for one in world.books.log.messages) > 100
+
+
+@pytest.mark.parametrize("kind", ["flood", "never_reads"])
+def test_a_small_ring(kind: HostileKind) -> None:
+    run(replace(SLOW, hostile=HostilePlan((kind,), 30, 5.0)))
+
+
+def test_nobody_gets_a_name_without_its_secret() -> None:
+    clients = tuple(replace(one, secret=bytes(16)) for one in PLAN.clients)
+    world = run(replace(PLAN, clients=clients, hostile=HostilePlan(("junk",), 40, 2.0)))
+    names = {seat.name for seat in world.books.roster.seats if seat.instance not in world.books.roster.honest}
+    assert names & {"sender", "reader", "other"}, "it tried"

@@ -58,3 +58,12 @@ except KeyboardInterrupt:
 def test_an_interrupt_lets_the_coroutine_tidy_up() -> None:
     result = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=20, check=True)
     assert (result.stdout, result.stderr) == ("tidied up\ninterrupted\n", "")
+
+
+def test_a_broker_looks_for_garbage_rarely() -> None:
+    script = (
+        "import gc; from godwit.net.loop import collect_garbage_rarely; collect_garbage_rarely(); "
+        "print(gc.isenabled(), gc.get_threshold()[0] > 10_000, gc.get_freeze_count() > 1000)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "True True True\n"

@@ -11,6 +11,7 @@ from godwit.bench.small_senders import FILTER, tell_arrived
 from godwit.bench.stage import HOST, Stage, hear
 from godwit.errors import BufferFullError, GodwitError
 from godwit.net.connect import connect
+from godwit.net.loop import collect_garbage_rarely
 from godwit.net.loop import run as run_loop
 from godwit.net.serve import Service
 
@@ -35,6 +36,7 @@ def _serve(pipe: Pipe) -> None:
 
 async def _serve_for_ever(pipe: Pipe) -> None:
     """Its datagrams are as long as an Ethernet's: both sides take the shorter size that one of them offers."""
+    collect_garbage_rarely()  # as `godwit broker` does
     async with Service(max_datagram_bytes=DATAGRAM_BYTES) as service:
         pipe.send(service.addresses[0][1])
         await asyncio.Event().wait()

@@ -178,8 +178,8 @@ class Broker:
 
     def abandon(self, feeds: Iterable[Feed]) -> None:
         """Publishers no longer wait for these, until they have caught up once."""
-        self._delivery.abandon(feeds)
         for feed in feeds:
+            feed.is_abandoned = True
             text = f"{feed.session.name} is too slow for {', '.join(feed.filters)}: it will miss messages"
             self._effects.append(Notice("slow", text, {"client": feed.session.name, "filters": list(feed.filters)}))
 

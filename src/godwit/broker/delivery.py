@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
@@ -20,6 +19,7 @@ from godwit.wire.control import Gap
 from godwit.wire.entry import Entry
 
 _serial = attrgetter("serial")
+LEAST_READ_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 512 * 1024
 """What a feed that is behind reads at once."""
 RETAINED_A_TURN: Final = 2000
@@ -76,7 +76,7 @@ class Delivery:
         self._absent.pop(feed, None)
         feed.link = link
         feed.number = number
-        feed.is_live = feed.is_abandoned = False
+        feed.is_live = feed.is_abandoned = feed.is_full = False
         feed.reading = None
         if not resumes:
             # How many of these were for it is known only of those that left the log while it was absent.
@@ -260,6 +260,8 @@ class Delivery:
         if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
             self._lagging.pop(feed, None)
         if link.behind and (link.unconfirmed_bytes <= link.window_bytes // 2 or not feed.lane.held_bytes):
+            for behind in link.behind:
+                behind.is_full = False
             self.pump(link)
 
     def pump(self, link: Link) -> None:
@@ -267,7 +269,7 @@ class Delivery:
         for feed in list(link.behind):
             if link.unconfirmed_bytes >= link.window_bytes:
                 return
-            if feed.reading is not None or not feed.may_hold(link, 1):
+            if feed.reading is not None or feed.is_full or not feed.may_hold(link, 1):
                 continue
             self._send_retained(feed, link)
             if feed.waiting_retained:
@@ -283,7 +285,8 @@ class Delivery:
                     self._lagging.pop(feed, None)
             else:
                 room = (link.window_bytes - link.unconfirmed_bytes) // len(link.behind)
-                feed.reading = Read(feed, feed.position, max(1, min(room, READ_BYTES)))
+                # Not too little: what is not for it costs no room.
+                feed.reading = Read(feed, feed.position, max(LEAST_READ_BYTES, min(room, READ_BYTES)))
                 self._effects.append(feed.reading)
                 # The others have their turn first next time.
                 del link.behind[feed]
@@ -330,6 +333,7 @@ class Delivery:
                 entry = without_first(entry, feed.position - offset)
                 offset = feed.position
             if not feed.may_hold(link, len(entry.rest)):
+                feed.is_full = True
                 return  # the next confirm lets it go on
             publisher = self._names.number(entry.publisher)
             head, rest = routed(entry, entry.flags & ~RETAIN, topic.number, publisher, offset)
@@ -372,11 +376,6 @@ class Delivery:
         if not late:
             self._needed_bound = floor
         return late
-
-    def abandon(self, feeds: Iterable[Feed]) -> None:
-        """Nobody waits for these any longer."""
-        for feed in feeds:
-            feed.is_abandoned = True
 
     def needs_below(self, floor: int) -> bool:
         """Whether anybody, connected or not, will miss something when the log begins at this offset."""

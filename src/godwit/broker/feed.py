@@ -32,8 +32,7 @@ class Feed:
         "cursor",
         "filters",
         "gaps",
-        "is_abandoned",
-        "is_live",
+        "is_abandoned", "is_full", "is_live",
         "kept_before",
         "lane",
         "link",
@@ -69,6 +68,8 @@ class Feed:
         self.is_live = False
         self.reading: Read | None = None
         """What the log is being asked for; its answer to anything else comes too late."""
+        self.is_full = False
+        """What it read last has no room in its client's window; it waits for a confirm."""
         self.is_abandoned = False
         """Publishers have waited for it long enough, and do so again only when it has caught up once."""
         self.position = offset

@@ -59,6 +59,7 @@ def broker(
     configuration = load()
     notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text")
     try:
+        loop.collect_garbage_rarely()
         loop.run(serve(configuration, notices=notices, load=None if config is None else load))
     finally:
         notices.close()

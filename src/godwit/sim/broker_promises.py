@@ -36,13 +36,18 @@ class RetainedChecker:
                 raise ViolationError(
                     self.NAME, f"{stream.name}: {got} came, but {values[0] or 'nothing'} was retained when it asked"
                 )
-        if not all_is_there:
-            return
+        missing = self.missing(stream, asked_s) if all_is_there else None
+        if missing is not None:
+            raise ViolationError(self.NAME, f"{stream.name}: {missing} was retained and never came")
+
+    def missing(self, stream: Stream, asked_s: float) -> Publication | None:
+        """One that a subscription asked for at that time must get and has not got."""
         for topic in self._history:
             values = self._values(topic, asked_s)
             # Whoever is slow may get what came meanwhile instead.
             if len(values) == 1 and values[0] is not None and stream.matches(topic) and topic not in stream.retained:
-                raise ViolationError(self.NAME, f"{stream.name}: {values[0]} was retained and never came")
+                return values[0]
+        return None
 
     def _values(self, topic: str, since_s: float) -> list[Publication | None]:
         """What the topic retained at that time, and everything that it retained later."""

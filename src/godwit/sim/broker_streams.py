@@ -156,11 +156,14 @@ class Stream:
         topic = publication.topic
         if not publication.retain:
             raise self._violation(f"{publication} came as retained and was not published so")
-        if topic in self.retained and not self._is_vague:  # after a break they may be on their way again
-            raise self._violation(f"{publication} came as retained behind {self.retained[topic]}: one for a topic")
         if topic in self._fresh_topics:
             raise self._violation(f"{publication} came as retained behind a newer message of its topic")
+        former = self.retained.get(topic)
         self.retained[topic] = publication
+        if self._is_vague:
+            return  # after a break they may come again, and who gets them can see what they are
+        if former is not None:
+            raise self._violation(f"{publication} came as retained behind {former}: one for a topic")
         if not publication.qos:
             self._take_once(publication)
 

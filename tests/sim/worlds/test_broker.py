@@ -262,7 +262,7 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (PLAN, Publishing, "_keep", lambda _: nothing, "retained: .*never came"),
+        (PLAN, Publishing, "_keep", lambda _: nothing, "(retained|liveness): .*(never came|is retained)"),
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(passed over|waits for offsets)"),

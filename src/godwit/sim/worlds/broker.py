@@ -14,7 +14,14 @@ from random import Random
 
 from godwit.broker.access import Access
 from godwit.broker.settings import Settings
-from godwit.limits import CONTROL_QUEUE_BYTES, CONTROL_WINDOW_BYTES, KIB, NAME_PING_S, UNRELIABLE_QUEUE_BYTES
+from godwit.limits import (
+    BASE_DATAGRAM_BYTES,
+    CONTROL_QUEUE_BYTES,
+    CONTROL_WINDOW_BYTES,
+    KIB,
+    NAME_PING_S,
+    UNRELIABLE_QUEUE_BYTES,
+)
 from godwit.server.server import Server, endpoint_config
 from godwit.sim.broker_roster import Seat
 from godwit.sim.checkers import ViolationError
@@ -252,7 +259,16 @@ class BrokerWorld:
         """How long it may take until everything is settled: generous, but finite."""
         plan = self.plan
         idle_s = max(plan.server.idle_timeout_s, *(client.endpoint.idle_timeout_s for client in plan.clients))
-        return 30.0 + 2 * idle_s + 2 * NAME_PING_S + 4 * plan.hold_back_s
+        published = [len(one.payload) + 200 for one in self.books.ledger.publications]
+        published += [one.size_bytes + 200 for person in self.persons for one in person.todo]
+        slowest_s = 0.0
+        for client in plan.clients:
+            if (
+                client.endpoint.arq == "stop-and-wait"
+            ):  # a datagram takes a round trip, and a copy for each subscription
+                datagrams = sum(published) / BASE_DATAGRAM_BYTES * (1 + len(client.subscriptions)) + len(published)
+                slowest_s = max(slowest_s, datagrams * (client.up.delay_s + client.down.delay_s + 0.01))
+        return 30.0 + 2 * idle_s + 2 * NAME_PING_S + 4 * plan.hold_back_s + 2 * slowest_s
 
     def _unsettled(self) -> str:
         """What is not yet as it should be, in words; empty: all is well."""
@@ -268,6 +284,8 @@ class BrokerWorld:
                     return f"{desk.stream.name} has no answer"
                 if desk.stream.outstanding():
                     return f"{desk.stream.name} waits for offsets {desk.stream.outstanding()[:5]}"
+                if desk.is_new and (kept := self.books.retained.missing(desk.stream, desk.asked_s)) is not None:
+                    return f"{desk.stream.name} waits for {kept}, which is retained"
         present = sum(seat.closed is None for seat in self.books.roster.seats)
         if present > len(self.persons):
             return f"the broker believes in {present} connections"

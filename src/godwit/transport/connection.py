@@ -336,6 +336,9 @@ class Connection:
             self._parts.dropped["closed_connection"] += 1
         elif self.role == "client":
             self._parts.dropped["wrong_address"] += 1
+        elif (close := self._roaming.proven_close(packet)) is not None:
+            # Perhaps repeated by somebody else: so it ends the connection, but moves it nowhere.
+            self._end(State.DRAINING, now, close.code, close.reason, "peer")
         elif self._roaming.on_packet(packet, address, now):
             self._move(address, now)
             # The packet that proves the address is the first one that is taken from there.

@@ -58,8 +58,6 @@ class Roaming:
         except DecodeError as error:
             parts.dropped[error.reason] += 1
             return False
-        if any(isinstance(frame, Close) and self._is_proven(frame) for frame in frames):
-            return True  # its proof is as good as an answer, and one that says goodbye answers no more
         candidate = self._candidate
         if candidate is not None and candidate.address == address:
             expected = path_mac(parts.key, parts.peer_role, candidate.challenge)
@@ -77,9 +75,17 @@ class Roaming:
         parts.dropped["unproven_path"] += 1
         return False
 
-    def _is_proven(self, frame: Close) -> bool:
-        expected = close_mac(self._parts.key, self._parts.peer_role, frame.code, frame.reason)
-        return same(frame.mac, expected)
+    def proven_close(self, packet: bytes) -> Close | None:
+        """The goodbye in a packet from anywhere, if it is the peer's. One that says goodbye answers no more probes."""
+        try:
+            frames = decode_frames(decode_packet(packet)[2])
+        except DecodeError:
+            return None
+        for frame in frames:
+            if isinstance(frame, Close):
+                expected = close_mac(self._parts.key, self._parts.peer_role, frame.code, frame.reason)
+                return frame if same(frame.mac, expected) else None
+        return None
 
     def take_challenge(self, now: float) -> tuple[Address, bytes] | None:
         """The address and the frame that asks it, if it is time and so much may go to an unproven address."""

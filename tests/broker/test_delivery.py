@@ -331,3 +331,18 @@ def test_filters_without_end_are_laid_over_topics_a_few_at_a_time(monkeypatch: p
     carol = world.client("carol")
     carol.subscribe(*filters, start="earliest")
     assert [(got.topic, got.retain) for got in carol.got] == [(topic, False) for topic in topics]
+
+
+def test_a_subscription_that_is_not_taken_does_not_starve_the_others_of_its_client() -> None:
+    world = World(Settings(client_window_bytes=64 * 1024))
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("unread")
+    bob.subscribe("read")
+    unread, read = alice.open("unread"), alice.open("read")
+    bob.confirms_itself = False
+    for _ in range(100):
+        alice.publish(unread, bytes(4096))
+    before = len(bob.got)
+    for number in range(5):
+        alice.publish(read, b"%d" % number)
+    assert [got.payload for got in bob.got[before:]] == [b"0", b"1", b"2", b"3", b"4"]

@@ -7,6 +7,7 @@ from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
+from godwit.limits import MAX_RECORD_BATCHES
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
 from godwit.wire.control import Code, encode_control
@@ -346,3 +347,16 @@ def test_retained_messages_of_wills_and_of_one_turn_stay_within_their_room() -> 
         alice.record(channel, encode_batch(Batch([bytes(100)], 0, retain=True)))
     world.run()
     assert 3000 < world.server.broker._catalogue._retained_bytes <= 4000
+
+
+def test_a_record_has_a_bounded_number_of_batches() -> None:
+    world = World()
+    alice = world.client("alice")
+    channel = alice.open("a")
+    one = encode_joinable(Batch([b""], 5))
+    record = alice.record(channel, one * MAX_RECORD_BATCHES)
+    world.run()
+    assert alice.confirmed[channel][0] == record
+    alice.record(channel, one * (MAX_RECORD_BATCHES + 1))
+    world.run()
+    assert alice.end == Code.PROTOCOL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
+from godwit.broker.requests import TOPICS_A_PAGE
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_CONTROL_RECORD_BYTES
 from godwit.wire import control as c
@@ -225,3 +226,14 @@ def test_who_kicks_himself_is_gone() -> None:
     admin.say(c.Kick(request=50, client="admin"))
     world.run()
     assert admin.end == Code.KICKED
+
+
+def test_topics_that_a_client_may_not_see_are_passed_over_in_bounded_steps() -> None:
+    seen = Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), topics=("z/#",))
+    names = tuple(f"hidden/{number}" for number in range(TOPICS_A_PAGE + 5))
+    world = World(Settings(topics=(*names, "z/1"), access=Access(rules=(seen,))))
+    alice = world.client("alice")
+    first = alice.expect(c.Topics(request=50), c.TopicList)
+    assert (first.topics, first.more) == ([], True)
+    second = alice.expect(c.Topics(request=51, after=first.after), c.TopicList)
+    assert ([info.name for info in second.topics], second.more) == (["z/1"], False)

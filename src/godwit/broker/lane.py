@@ -10,7 +10,7 @@ from typing import Final
 from godwit.broker.effects import Effect, Open, Send
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_LABELS, MAX_TOPIC_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.batch import HAS_EXTENSION, LONE
+from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE
 from godwit.wire.control import ControlMessage, Feed, Labels, encode_control
 from godwit.wire.entry import Entry
 from godwit.wire.feed import encode_in_band
@@ -25,8 +25,6 @@ _HEAD: Final = struct.Struct(">BQIIQQ")
 _LONE_HEAD: Final = struct.Struct(">BQIIQQII")
 _U32: Final = struct.Struct(">I")
 _record: Final = itemgetter(0)
-HAS_ROUTE: Final = 0x10
-LARGEST_HEAD_BYTES: Final = _LONE_HEAD.size
 
 
 def routed(entry: Entry, flags: int, topic: int, publisher: int, offset: int) -> tuple[bytes, bytes]:

@@ -343,6 +343,7 @@ def test_a_subscription_that_is_not_taken_does_not_starve_the_others_of_its_clie
     for _ in range(100):
         alice.publish(unread, bytes(4096))
     before = len(bob.got)
-    for number in range(5):
-        alice.publish(read, b"%d" % number)
-    assert [got.payload for got in bob.got[before:]] == [b"0", b"1", b"2", b"3", b"4"]
+    wanted = [b"%d" % number + bytes(2000) for number in range(4)]  # together more than a message of the other leaves
+    for payload in wanted:
+        alice.publish(read, payload)
+    assert [got.payload for got in bob.got[before:]] == wanted

@@ -16,6 +16,7 @@ from godwit.errors import ConnectionClosedError
 from godwit.limits import RING_BYTES
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
+from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Closed, Confirmed, Connected, Origin, Received
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_batches, encode_batch
@@ -298,6 +299,8 @@ class World:
         self._entropy = 0
         self.store = MemoryStore(ring_bytes, log_id=LOG_ID)
         self.server = Server(settings or Settings(), self.store, entropy=self._bytes, now=self.now, epoch_us=START_US)
+        self._clock = self.server.listen(EndpointConfig(accepts=True))
+        """Nobody connects to it: it only tells the server what time it is."""
         self.peers: list[Peer] = []
         self.notices: list[Notice] = []
         self._fed: list[BrokerEvent] = []
@@ -338,10 +341,10 @@ class World:
         end = self.now + seconds
         while (timer := self.server.next_timer()) <= end:
             self.now = max(self.now, timer)
-            self.server.advance(self.now)
+            self._clock.handle_timers(self.now)
             self.run()
         self.now = end
-        self.server.advance(self.now)
+        self._clock.handle_timers(self.now)
         self.run()
 
     def peer(self) -> Peer:

@@ -15,6 +15,7 @@ from godwit.transport.mtu import CLOSE_ENOUGH_BYTES, RETRY_S, SUSPICIOUS_LOSSES,
 def search(mtu: PathMtu, carries_bytes: int, now: float = 0.0) -> list[int]:
     """Runs a search on a path that carries so much. Gives the sizes that were tried."""
     tried = []
+    mtu.is_wanted = True
     while (size := mtu.probe_bytes(now)) is not None:
         assert mtu.datagram_bytes < size
         tried.append(size)
@@ -51,8 +52,16 @@ def test_the_largest_is_tried_first() -> None:
     assert search(PathMtu(1201), 9000) == [1201]
 
 
+def test_nothing_is_tried_before_a_datagram_was_full() -> None:
+    mtu = PathMtu(1472)
+    assert mtu.probe_bytes(0.0) is None
+    mtu.is_wanted = True
+    assert mtu.probe_bytes(0.0) == 1472
+
+
 def test_a_probe_that_got_lost_by_chance_is_tried_again() -> None:
     mtu = PathMtu(1472)
+    mtu.is_wanted = True
     for _ in range(TRIES - 1):
         assert mtu.probe_bytes(0.0) == 1472
         mtu.on_probe_sent(1472)
@@ -138,6 +147,8 @@ def test_a_connection_finds_the_size_of_its_path(carries: int) -> None:
 def test_the_smaller_of_both_sides_is_the_largest() -> None:
     world = World(server=EndpointConfig(accepts=True, max_datagram_bytes=1300))
     client, server = world.connect()
+    send_all(world, client, [bytes(5000)])
+    send_all(world, server, [bytes(5000)])
     world.run(2.0)
     assert client.statistics.datagram_bytes == server.statistics.datagram_bytes == 1300
 
@@ -146,6 +157,7 @@ def test_a_path_that_shrinks_in_the_middle_of_a_record() -> None:
     """Fragments that were cut for the larger path are cut anew."""
     world = World(bytes_per_s=2.5e6)
     client, _ = world.connect()
+    send_all(world, client, [bytes(5000)])
     world.run(1.0)
     assert client.statistics.datagram_bytes == 1472
     bodies = [world.rng.randbytes(200_000) for _ in range(4)]
@@ -161,6 +173,7 @@ def test_a_path_that_shrinks_while_small_packets_still_pass() -> None:
     """Something is heard all the time, so no probe timer tells: only the large packets vanish, again and again."""
     world = World()
     client, server = world.connect()
+    send_all(world, client, [bytes(5000)])
     world.run(1.0)
     assert client.statistics.datagram_bytes == 1472
     world.mtu_bytes = 1300
@@ -174,6 +187,18 @@ def test_a_path_that_shrinks_while_small_packets_still_pass() -> None:
         world.run(0.05)
     assert world.server.bodies(large) == [bytes(1400)]
     assert client.statistics.datagram_bytes <= 1300
+
+
+def test_who_says_little_tries_no_larger_size() -> None:
+    world = World()
+    client, server = world.connect()
+    up, down = client.open_channel(), server.open_channel()
+    for _ in range(20):
+        client.send(up, bytes(100))
+        server.send(down, bytes(100))
+        world.run(0.5)
+    assert len(world.server.bodies(up)) == len(world.client.bodies(down)) == 20
+    assert max(len(flying.data) for flying in world.log) == BASE_DATAGRAM_BYTES  # the padded hello
 
 
 @pytest.mark.parametrize("arq", ["go-back-n", "stop-and-wait"])

@@ -55,6 +55,7 @@ def test_datagrams_are_as_large_as_both_sides_take() -> None:
     made.on_peer(
         peer_id=6, peer=EndpointConfig(max_datagram_bytes=1400).parameters(b""), key=b"k", round_trip_s=None, now=1.0
     )
+    made.mtu.is_wanted = True
     assert made.mtu.probe_bytes(1.0) == 1400
 
 

@@ -119,11 +119,6 @@ class Server:
     def _now_us(self) -> int:
         return int(self._now * 1e6) + self._wall_us
 
-    def advance(self, now: float) -> None:
-        """Time has passed."""
-        if now > self._now:
-            self._now = now
-
     def next_timer(self) -> float:
         """When a turn is wanted, if nothing else happens before."""
         if self._reads:
@@ -137,6 +132,8 @@ class Server:
     def turn(self) -> list[Notice]:
         """Everything that was fed since the last turn goes through broker and store. Gives the notices."""
         broker = self.broker
+        for listener in self.listeners:
+            self._now = max(self._now, listener.endpoint.now)
         now_us = self._now_us
         for listener in self.listeners:
             events = listener.endpoint.events()
@@ -220,21 +217,14 @@ class Listener:
     def __init__(self, server: Server, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._server = server
-
-    def receive(self, train: Train, now: float) -> None:
-        self._server.advance(now)
-        self.endpoint.receive(train, now)
-
-    def handle_timers(self, now: float) -> None:
-        self._server.advance(now)
-        self.endpoint.handle_timers(now)
+        # The endpoint's own, not wrapped: they are called for every train.
+        self.receive: Callable[[Train, float], None] = endpoint.receive
+        self.handle_timers: Callable[[float], None] = endpoint.handle_timers
+        self.next_train: Callable[[float], Train | None] = endpoint.next_train
 
     def events(self) -> list[Notice]:
         """Does the server's work for everything that was fed, and gives what is worth telling."""
         return self._server.turn()
-
-    def next_train(self, now: float) -> Train | None:
-        return self.endpoint.next_train(now)
 
     def next_timer(self) -> float | None:
         timer = self.endpoint.next_timer()

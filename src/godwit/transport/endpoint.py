@@ -14,6 +14,7 @@ import struct
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from typing import Final
 
 from godwit.errors import DecodeError, UsageError
@@ -41,6 +42,8 @@ class Endpoint:
     def __init__(self, config: EndpointConfig, *, entropy: Callable[[int], bytes]) -> None:
         self.dropped: Counter[str] = Counter()
         """Why packets were not taken, by a short word."""
+        self.now = -inf
+        """When something was fed last."""
         self._config = config
         self._entropy = entropy
         self._connections: dict[int, Connection] = {}
@@ -79,6 +82,7 @@ class Endpoint:
 
     def receive(self, train: Train, now: float) -> None:
         """Takes a train of packets from one address."""
+        self.now = now
         data = train.data
         segment_bytes = train.segment_bytes
         connections = self._connections
@@ -98,6 +102,7 @@ class Endpoint:
 
     def handle_timers(self, now: float) -> None:
         """Does what is due by now."""
+        self.now = now
         timers = self._timers
         while timers and timers[0][0] <= now:
             due_at, connection_id = timers[0]

@@ -1,8 +1,9 @@
 """How long a datagram the path carries: found by trying (RFC 8899).
 
-The base of 1200 bytes always works. Larger sizes are tried with packets of nothing but padding: first the largest that
-both sides take, then by halves. If full-size packets vanish later (a route with a smaller MTU), it falls back to the
-base and tries again after a while.
+The base of 1200 bytes always works. Once a connection has filled a datagram, larger sizes are tried with packets of
+nothing but padding: first the largest that both sides take, then by halves. A client that only says a little now and
+then is spared that, and so is a server with thousands of them. If full-size packets vanish later (a route with a
+smaller MTU), it falls back to the base and tries again after a while.
 """
 
 from __future__ import annotations
@@ -37,10 +38,13 @@ class PathMtu:
         "_too_large",
         "_under_way",
         "datagram_bytes",
+        "is_wanted",
     )
 
     def __init__(self, largest_bytes: int) -> None:
         self.datagram_bytes = BASE_DATAGRAM_BYTES
+        self.is_wanted = False
+        """Whether longer datagrams would be used: until then none is tried."""
         self._largest = largest_bytes
         self._too_large = largest_bytes + 1
         self._failures = 0
@@ -53,7 +57,7 @@ class PathMtu:
 
     def probe_bytes(self, now: float) -> int | None:
         """The size to be tried now, or None."""
-        if self._under_way:
+        if not self.is_wanted or self._under_way:
             return None
         if self._retry_at is not None:
             if now < self._retry_at:

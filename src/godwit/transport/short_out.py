@@ -89,13 +89,17 @@ class ShortOutbound:
             or self._policy.lost
             or (due_at is not None and due_at <= now)
             or self._announcements.pending
-            or self._parts.mtu.probe_bytes(now) is not None
+            or self._is_probe_due(now)
         ):
             return False
         self._transmitter.on_nothing_to_send()
         # With nothing under way, an acknowledgement that waits is the first thing to be due.
         self.rests_until = due_at if due_at is not None and not self._parts.recovery.sent.runs else 0.0
         return True
+
+    def _is_probe_due(self, now: float) -> bool:
+        mtu = self._parts.mtu
+        return mtu.is_wanted and mtu.probe_bytes(now) is not None
 
     # -- the kinds ----------------------------------------------------------------------------------------------------
 
@@ -165,7 +169,7 @@ class ShortOutbound:
         recovery = self._parts.recovery
         recovery.on_sent_one(SentRun(transmitter.next_number, size, flight, fragments, said), now)
         transmitter.on_sent_elsewhere(size)
-        if recovery.loss_timer is not None or self._parts.mtu.probe_bytes(now) is not None:
+        if recovery.loss_timer is not None or self._is_probe_due(now):
             self.rests_until = 0.0
         else:
             self.rests_until = now + recovery.round_trip.probe_timeout_s()
@@ -183,5 +187,5 @@ class ShortOutbound:
         transmitter.next_number += 1
         transmitter.packets_sent += 1
         transmitter.bytes_sent += len(packet) + CHECKSUM.size
-        self.rests_until = 0.0 if self._parts.mtu.probe_bytes(now) is not None else -inf
+        self.rests_until = 0.0 if self._is_probe_due(now) else -inf
         return packet + CHECKSUM.pack(crc32c(packet))

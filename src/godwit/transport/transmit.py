@@ -291,6 +291,8 @@ class Transmitter:
         self, now: float, parts: list[bytes], segment_bytes: int, count: int, sent: list[SentRun]
     ) -> tuple[bytes, int]:
         data = b"".join(parts)
+        if count > 1:
+            self._parts.mtu.is_wanted = True
         if sent:
             if self.probes_due:
                 self.probes_due = max(self.probes_due - count, 0)

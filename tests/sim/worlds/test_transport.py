@@ -141,15 +141,9 @@ class ForgetsTimers(Endpoint):
 
 
 class Spins(Endpoint):
-    now = 0.0
-
-    def handle_timers(self, now: float) -> None:
-        self.now = now
-        super().handle_timers(now)
-
     def next_timer(self) -> float | None:
         due = super().next_timer()
-        return None if due is None else min(due, self.now)
+        return None if due is None else min(due, max(self.now, 0.0))
 
 
 class Chatters(Endpoint):

@@ -27,19 +27,19 @@ LAYERS: dict[str, tuple[str, str]] = {
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
     "broker": (CORE, "msgspec"),  # broker and store do not know each other: server joins them
-    "store": (CORE, "msgspec"),
+    "store": (CORE, "apsw crc32c msgspec"),
     "server": (f"{CORE} broker store", "msgspec"),
     "client": (f"{CORE} broker store", "msgspec"),
-    "sim": (MACHINES, "msgspec"),  # drives the machines without net ...
-    "net": (MACHINES, "msgspec uvloop"),  # ... and net does not know that it can be simulated
-    "archive": (MACHINES, "msgspec pyarrow"),
+    "sim": (MACHINES, "apsw msgspec"),  # drives the machines without net ...
+    "net": (MACHINES, "apsw msgspec uvloop"),  # ... and net does not know that it can be simulated
+    "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": ("spark", "deltalake pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
-    "bench": (f"{MACHINES} net archive sim", "crc32c msgspec nats rich uvloop zenoh"),
+    "bench": (f"{MACHINES} net archive sim", "apsw crc32c msgspec nats numpy pyarrow rich uvloop zenoh"),
     "cli": (
         f"__init__ {MACHINES} net archive sim spark pipeline console bench",
-        "msgspec prompt_toolkit rich typer uvloop",
+        "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
     ),
     "sync": ("net", ""),
     "__init__": ("client errors net sync wire", ""),  # late, by name: `import godwit` alone imports no layer
@@ -85,7 +85,7 @@ MAX_MODULE_LINES = 400
 LONG_MODULES: dict[str, str] = {}  # "transport/thing.py": "why it is longer"
 
 # In these layers src/godwit/a/b.py is covered by tests/a/test_b.py.
-MIRRORED = ["wire", "transport", "broker", "store", "server", "client", "net", "sim", "bench", "cli"]
+MIRRORED = ["wire", "transport", "broker", "store", "server", "client", "net", "archive", "sim", "bench", "cli"]
 WITHOUT_OWN_TEST: dict[str, str] = {  # "transport/thing.py": "why, and where it is tested"
     "transport/events.py": "plain structs; what raises them tests them",
 }

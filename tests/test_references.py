@@ -222,7 +222,7 @@ ROWS = [
         """
         transport/test_recovery.py::test_a_packet_is_lost_when_one_three_newer_has_arrived
         broker/test_delivery.py::test_catching_up_loses_and_repeats_nothing
-        server/test_hold_back.py::test_when_it_was_taken_publishers_go_on_and_nothing_is_lost
+        server/test_memory_log.py::test_when_it_was_taken_publishers_go_on_and_nothing_is_lost
         """,
         later="several brokers",
     ),

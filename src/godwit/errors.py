@@ -19,6 +19,11 @@
      |    +-- KickedError             somebody with the right removed the client or its subscription
      +-- BrokerUnreachableError  no broker answered in time
      +-- FileTransferError       a file that could not be sent, or not be kept
+     +-- StorageError            the log cannot be opened, read or written as it should
+     |    +-- DiskError               the disk is full, cannot be written, or failed: what was given is not in the log
+     |    +-- LogDamagedError         the file's own structure is damaged: `godwit log recover` saves what can be saved
+     |    +-- LogInUseError           another broker works in the same folder
+     |    +-- LogVersionError         the file was made by a newer Godwit, or by something else
      +-- AddressError            a host or port that cannot be resolved
      +-- SocketError             the system refused a socket
 
@@ -152,6 +157,26 @@ class BrokerUnreachableError(GodwitError):
 
 class FileTransferError(GodwitError):
     """A file that could not be sent, or not be kept."""
+
+
+class StorageError(GodwitError):
+    """The log cannot be opened, read or written as it should."""
+
+
+class DiskError(StorageError):
+    """The disk is full, cannot be written, or failed: nothing of what was given is in the log."""
+
+
+class LogDamagedError(StorageError):
+    """The structure of the log's file is damaged: `godwit log recover` saves every block that is intact."""
+
+
+class LogInUseError(StorageError):
+    """Another broker works in the same folder."""
+
+
+class LogVersionError(StorageError):
+    """The file was made by a newer Godwit, or is no log at all."""
 
 
 class AddressError(GodwitError):

@@ -14,6 +14,7 @@ from godwit.broker.effects import BrokerEvent, Notice
 from godwit.broker.settings import Settings
 from godwit.errors import ConnectionClosedError
 from godwit.limits import RING_BYTES
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
@@ -298,7 +299,9 @@ class World:
         self.now = 1000.0
         self._entropy = 0
         self.store = MemoryStore(ring_bytes, log_id=LOG_ID)
-        self.server = Server(settings or Settings(), self.store, entropy=self._bytes, now=self.now, epoch_us=START_US)
+        self.server = Server(
+            settings or Settings(), MemoryLog(self.store), entropy=self._bytes, now=self.now, epoch_us=START_US
+        )
         self._clock = self.server.listen(EndpointConfig(accepts=True))
         """Nobody connects to it: it only tells the server what time it is."""
         self.peers: list[Peer] = []

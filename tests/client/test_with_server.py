@@ -21,6 +21,7 @@ from godwit.client.events import (
 from godwit.client.message import Message
 from godwit.client.subscription import Start, Subscription
 from godwit.limits import MIB
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.train import Address, Train
@@ -57,7 +58,11 @@ class RealBroker:
         network = self.network
         self.store = MemoryStore(self.settings.ring_bytes, log_id=b"log %d" % self.starts)
         self.server = Server(
-            self.settings, self.store, entropy=network.rng.randbytes, now=network.now, epoch_us=network.now_us
+            self.settings,
+            MemoryLog(self.store),
+            entropy=network.rng.randbytes,
+            now=network.now,
+            epoch_us=network.now_us,
         )
         config = endpoint_config(self.settings, receive_buffer_bytes=1 << 20, max_datagram_bytes=1472)
         self.listener: Listener = self.server.listen(config)

@@ -8,6 +8,7 @@ import pytest
 
 from godwit.broker.settings import Settings
 from godwit.limits import CLIENT_WINDOW_BYTES, MAX_RECORD_BYTES
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
@@ -30,7 +31,9 @@ class Wire:
         self.rng = random.Random(1)
         self.now = 50.0
         store = MemoryStore(log_id=bytes(16))
-        self.server = Server(settings or Settings(), store, entropy=self.rng.randbytes, now=self.now, epoch_us=START_US)
+        self.server = Server(
+            settings or Settings(), MemoryLog(store), entropy=self.rng.randbytes, now=self.now, epoch_us=START_US
+        )
         config = endpoint_config(self.server.broker.settings, receive_buffer_bytes=212_992, max_datagram_bytes=1472)
         self.listeners: dict[Address, Listener] = {
             ("192.0.2.1", 50_000): self.server.listen(config),

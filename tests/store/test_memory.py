@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from godwit.limits import RING_BYTES
 from godwit.store.memory import ENTRY_COST_BYTES, STEPS, MemoryStore, entry_bytes
-from godwit.store.port import Slice, Store
+from godwit.store.port import Slice, State, Store
 from godwit.wire.entry import Entry
 
 LOG_ID = bytes(range(16))
@@ -149,7 +148,7 @@ def test_it_is_a_store() -> None:
     assert store.read(0, 1000) == Slice([], 0)
     assert store.read(5, 1000) == Slice([], 5)
     assert store.offset_at(0) == 0
-    assert store.floor_after(RING_BYTES * 2) == 0
+    assert store.state() == State()
 
 
 def test_an_empty_log_that_begins_later() -> None:

@@ -16,6 +16,7 @@ from tests.wire.strategies import REASONS
 
 from godwit import limits
 from godwit.broker.settings import Settings
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.wire import batch as batches
@@ -131,7 +132,7 @@ def test_the_index_of_control_messages() -> None:
 
 def test_the_table_of_figures() -> None:
     store = MemoryStore(log_id=b"")
-    server = Server(Settings(), store, entropy=bytes, now=0.0, epoch_us=0)
+    server = Server(Settings(), MemoryLog(store), entropy=bytes, now=0.0, epoch_us=0)
     named = {row[0] for row in read_table("### What the broker says of itself")}
     assert named == {f"$sys/{name}" for name in server.broker.figures()}
 

@@ -16,6 +16,7 @@ from tests.wire.test_packet import crc32c_bit_by_bit
 from godwit.broker.access import Access, Rule
 from godwit.broker.effects import Notice
 from godwit.broker.settings import Settings
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
@@ -210,9 +211,10 @@ class Network:
         self.now = 1000.0
         rule = Rule(clients=("sensor-1",), allow=frozenset({"publish"}), topics=("t",))
         access = Access(secrets={"sensor-1": SECRET}, rules=(rule,), allows_anonymous=False)
+        self.store = MemoryStore(log_id=bytes(16))
         self.server = Server(
             Settings(access=access),
-            MemoryStore(log_id=bytes(16)),
+            MemoryLog(self.store),
             entropy=rng.randbytes,
             now=self.now,
             epoch_us=1_763_200_000_000_000,
@@ -279,7 +281,7 @@ def test_a_client_from_the_page_alone(seed: int, loss: float) -> None:
         network.carry(client.send(1, struct.pack(">BQ", 0x41, published_us) + message))
         network.until(partial(client.is_safe, place))
     assert not client.is_refused
-    entries = [entry for _, entry in network.server.store.read(0, 100_000).entries]
+    entries = [entry for _, entry in network.store.read(0, 100_000).entries]
     assert [entry.rest for entry in entries] == messages
     assert {(entry.topic, entry.publisher) for entry in entries} == {("t", "sensor-1")}
     (connection,) = network.listener.endpoint.connections.values()

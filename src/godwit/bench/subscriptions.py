@@ -18,6 +18,7 @@ from godwit.bench.stage import GIVE_UP_S, Stage, hear
 from godwit.broker.effects import Open as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
@@ -126,7 +127,9 @@ class Hall:
         # With the policy "open" a subscription to a plain name makes a topic, and this is not about topics.
         settings = Settings(max_subscriptions=OF_ONE_CLIENT, default_policy="publishers")
         store = MemoryStore(settings.ring_bytes, log_id=os.urandom(16))
-        self.server = Server(settings, store, entropy=os.urandom, now=self.now, epoch_us=time.time_ns() // 1000)
+        self.server = Server(
+            settings, MemoryLog(store), entropy=os.urandom, now=self.now, epoch_us=time.time_ns() // 1000
+        )
         self._listener: Listener = self.server.listen(
             endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES, max_datagram_bytes=1400)
         )

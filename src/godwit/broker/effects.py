@@ -1,10 +1,11 @@
 """What goes into the broker and what comes out of it, besides the transport's own events.
 
-    in      Connected, Received, Confirmed, Closed (godwit.transport.events), Committed, Found, Located, Losing, Tick
-    out     Append, Read, Locate, Open, Send, Confirm, Consume, Close, Notice
+    in      Connected, Received, Confirmed, Closed (godwit.transport.events), Committed, Failed, Found, Located, Losing,
+            Import, Tick
+    out     Append, Read, Locate, Open, Send, Confirm, Consume, Close, Imported, Notice
 
-The broker never waits: an Append is answered by a Committed when the store has it, a Read by a Found, a Locate by a
-Located.
+The broker never waits: an Append is answered by a Committed when the store has it or a Failed when it cannot have it,
+in the order of the appends; a Read by a Found, a Locate by a Located.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
+from godwit.wire.changes import Change
 from godwit.wire.control import Subscribe
 from godwit.wire.entry import Entry
 
@@ -31,12 +33,21 @@ class Committed(msgspec.Struct, frozen=True):
     first_offset: int
 
 
+class Failed(msgspec.Struct, frozen=True):
+    """The oldest Append that was not answered could not be written: nothing of it is in the log."""
+
+    text: str
+    """What is wrong and what to do, for those who published."""
+
+
 class Found(msgspec.Struct, frozen=True):
     """The answer to a Read: batches with their offsets, and where to read on."""
 
     read: Read
     entries: list[tuple[int, Entry]]
     next_offset: int
+    damaged: list[tuple[int, int]] = []
+    """Ranges of offsets, begin and end, that the log has lost to a damage."""
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -48,10 +59,26 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Losing(msgspec.Struct, frozen=True):
-    """These batches are about to leave the log; what stands below `floor` is gone then."""
+    """These batches are about to leave the log, or have just left it.
+
+    What stands below `floor` is gone then: all of it, or with a `pattern` only what topics that match it had there.
+    """
 
     entries: list[tuple[int, Entry]]
+    """Those that anybody may miss; their `rest` may be empty."""
     floor: int
+    pattern: str | None = None
+
+
+class Import(msgspec.Struct, frozen=True):
+    """Messages that a query staged: append them once, in this order, and remember the batch's number."""
+
+    key: int
+    """For the answer."""
+    query: str
+    batch: int
+    entries: list[Entry]
+    """Without the time received, which the broker adds."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -59,16 +86,29 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 BrokerEvent: TypeAlias = (
-    Connected | Received | Confirmed | Closed | Writable | PathChanged | Committed | Found | Located | Losing | Tick
+    Connected
+    | Received
+    | Confirmed
+    | Closed
+    | Writable
+    | PathChanged
+    | Committed
+    | Failed
+    | Found
+    | Located
+    | Losing
+    | Import
+    | Tick
 )
 
 # -- out --------------------------------------------------------------------------------------------------------------
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Put these into the log, all or none, in this order."""
+    """Put these into the log, all or none, in this order, together with what changes beside it."""
 
     entries: list[Entry]
+    changes: list[Change] = []
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -124,6 +164,18 @@ class Close(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Imported(msgspec.Struct, frozen=True):
+    """The answer to an Import."""
+
+    key: int
+    problem: str = ""
+    """Why it was not done, or nothing."""
+    was_known: bool = False
+    """This batch of the query, or a later one, had been imported before."""
+    first_offset: int = 0
+    count: int = 0
+
+
 class Notice(msgspec.Struct, frozen=True):
     """Something that the people who run the broker may want to read."""
 
@@ -132,4 +184,4 @@ class Notice(msgspec.Struct, frozen=True):
     fields: dict[str, Any] = {}
 
 
-Effect: TypeAlias = Append | Read | Locate | Open | Send | Confirm | Consume | Close | Notice
+Effect: TypeAlias = Append | Read | Locate | Open | Send | Confirm | Consume | Close | Imported | Notice

@@ -26,6 +26,7 @@ from godwit.net.address import format_address, is_loopback, parse_broker, resolv
 from godwit.net.drive import EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import Configuration
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.train import Address, Train
@@ -115,7 +116,7 @@ class Service:
         sockets = await self._open_sockets(self.configuration.listen)
         self.server = Server(
             settings,
-            MemoryStore(settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES)),
+            MemoryLog(MemoryStore(settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES))),
             entropy=os.urandom,
             now=time.monotonic(),
             epoch_us=self._wall_clock_us(),

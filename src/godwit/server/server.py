@@ -1,15 +1,14 @@
-"""Endpoints, broker and store as one machine, sans-IO. A listener is one socket's part of it.
+"""Endpoints, broker and log as one machine, sans-IO. A listener is one socket's part of it.
 
     feed     Listener.receive, Listener.handle_timers (the contract of godwit.net.drive); change_settings, close
     drain    Listener.events (notices for the people who run it), Listener.next_train, Listener.next_timer
-    look     buffered_bytes, broker, store
+    look     buffered_bytes, broker, log
 
 All listeners share one broker: what is fed to one may give another something to send.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,9 +19,7 @@ from godwit.broker.effects import (
     Close,
     Confirm,
     Consume,
-    Found,
     Locate,
-    Located,
     Notice,
     Open,
     Read,
@@ -31,8 +28,7 @@ from godwit.broker.effects import (
 )
 from godwit.broker.settings import Settings
 from godwit.errors import ChannelError, ConnectionClosedError, SendBufferFullError, UsageError
-from godwit.server.hold_back import HoldBack
-from godwit.store.port import Store
+from godwit.server.log import Log
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Connected, Event
@@ -40,8 +36,6 @@ from godwit.transport.train import Train
 from godwit.wire.control import Code
 
 STOPPING: Final = "the broker is being stopped"
-READS_A_TURN: Final = 4
-"""Of the log, for subscriptions that are behind: then the others have their turn."""
 
 
 class Server:
@@ -50,7 +44,7 @@ class Server:
     def __init__(
         self,
         settings: Settings,
-        store: Store,
+        log: Log,
         *,
         entropy: Callable[[int], bytes],
         now: float,
@@ -61,18 +55,17 @@ class Server:
         self._now = now
         self._wall_us = 0
         self.set_wall_clock(now, epoch_us)
-        self.store = store
+        self.log = log
         self.broker = Broker(
             settings,
             entropy=entropy,
             now_us=epoch_us,
-            log_id=store.log_id,
-            first_offset=store.first_offset,
-            next_offset=store.next_offset,
+            log_id=log.log_id,
+            first_offset=log.first_offset,
+            next_offset=log.next_offset,
         )
+        log.begin(self.broker)
         self.listeners: list[Listener] = []
-        self._hold_back = HoldBack(self.broker, store)
-        self._reads: deque[Read] = deque()
         self._notices: list[Notice] = []
         self._apply: dict[type[Any], Callable[[Any], None]] = {
             Send: self._send,
@@ -81,7 +74,7 @@ class Server:
             Append: self._append,
             Open: self._open,
             Close: self._close,
-            Read: self._reads.append,
+            Read: log.read,
             Locate: self._locate,
             Notice: self._notices.append,
         }
@@ -111,7 +104,7 @@ class Server:
     @property
     def buffered_bytes(self) -> int:
         """What is held beside the log: in the transport, and of appends that wait."""
-        return sum(listener.endpoint.buffered_bytes for listener in self.listeners) + self._hold_back.held_bytes
+        return sum(listener.endpoint.buffered_bytes for listener in self.listeners) + self.log.held_bytes
 
     # -- the turn -----------------------------------------------------------------------------------------------------
 
@@ -121,12 +114,12 @@ class Server:
 
     def next_timer(self) -> float:
         """When a turn is wanted, if nothing else happens before."""
-        if self._reads:
-            return self._now
         due_us = self.broker.next_timer_us()
-        held_until_us = self._hold_back.due_us
-        if held_until_us is not None:
-            due_us = min(due_us, held_until_us)
+        log_due_us = self.log.due_us
+        if log_due_us == 0:
+            return self._now
+        if log_due_us is not None:
+            due_us = min(due_us, log_due_us)
         return (due_us + 1 - self._wall_us) / 1e6  # rounded down it would come too early, again and again
 
     def turn(self) -> list[Notice]:
@@ -143,12 +136,8 @@ class Server:
                 broker.handle_all(events, now_us)
         if broker.next_timer_us() <= now_us:
             broker.handle(Tick(), now_us)
-        self._hold_back.work(now_us)
         self._carry_out()
-        for _ in range(min(len(self._reads), READS_A_TURN)):
-            read = self._reads.popleft()
-            found = self.store.read(read.offset, read.max_bytes)
-            broker.handle(Found(read, found.entries, found.next_offset), now_us)
+        self.log.work(now_us)
         self._carry_out()
         notices = self._notices[:]
         self._notices.clear()
@@ -204,11 +193,10 @@ class Server:
         effect.connection.close(self._now, effect.code, effect.reason)
 
     def _append(self, effect: Append) -> None:
-        self._hold_back.append(effect, self._now_us)
+        self.log.append(effect, self._now_us)
 
     def _locate(self, effect: Locate) -> None:
-        offset = self.store.offset_at(effect.time_us)
-        self.broker.handle(Located(effect.connection, effect.request, offset), self._now_us)
+        self.log.locate(effect, self._now_us)
 
 
 class Listener:

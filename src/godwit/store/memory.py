@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from godwit.limits import RING_BYTES
-from godwit.store.port import Entry, Slice
+from godwit.store.port import Change, Entry, Slice, State
 
 ENTRY_COST_BYTES: Final = 384
 """What Python needs for an entry beside its texts and bytes, rounded up."""
@@ -71,7 +71,8 @@ class MemoryStore:
         """How many entries there are."""
         return len(self._entries) - self._start
 
-    def append(self, entries: Sequence[Entry]) -> int:
+    def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+        """What changes beside the log is as mortal as this store, so nothing is done about it."""
         if not entries:
             return self._next_offset
         first_row = len(self._entries)
@@ -100,7 +101,11 @@ class MemoryStore:
         rows = zip(self._offsets[start:stop], self._entries[start:stop], strict=True)
         return Slice(list(rows), self._offset_of(stop))
 
+    def state(self) -> State:
+        return State()
+
     def floor_after(self, more_bytes: int) -> int:
+        """What first_offset will be after one append of so many bytes (see entry_bytes)."""
         if more_bytes <= 0:
             return self.first_offset
         return self._offset_of(self._first_kept(self._total_bytes + more_bytes))

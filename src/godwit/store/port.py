@@ -10,9 +10,10 @@ from typing import Protocol
 
 import msgspec
 
+from godwit.wire.changes import Change, State
 from godwit.wire.entry import Entry
 
-__all__ = ["Entry", "Slice", "Store"]
+__all__ = ["Change", "Entry", "Slice", "State", "Store"]
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -22,6 +23,8 @@ class Slice(msgspec.Struct, frozen=True):
     """The offset of each entry's first message, and the entry."""
     next_offset: int
     """Where to read on."""
+    damaged: list[tuple[int, int]] = []
+    """Ranges of offsets, begin and end, that cannot be read any more: they are passed over, and told."""
 
 
 class Store(Protocol):
@@ -40,11 +43,15 @@ class Store(Protocol):
         """What the next message gets."""
         ...
 
-    def append(self, entries: Sequence[Entry]) -> int:
-        """Add them in this order, all or none; gives the offset of the first. They are safe when it returns.
+    def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+        """Add them in this order, with the changes, all or none; gives the offset of the first entry.
 
-        The time received never goes backwards from one entry to the next.
+        All is safe when it returns. The time received never goes backwards from one entry to the next.
         """
+        ...
+
+    def state(self) -> State:
+        """What the changes so far amount to; nothing in a store that does not outlive the process."""
         ...
 
     def read(self, offset: int, max_bytes: int) -> Slice:
@@ -52,10 +59,6 @@ class Store(Protocol):
 
         What is gone is passed over: an offset below first_offset starts there, so the first entry's offset tells.
         """
-        ...
-
-    def floor_after(self, more_bytes: int) -> int:
-        """What first_offset will be after one append of so many bytes (see entry_bytes)."""
         ...
 
     def offset_at(self, time_us: int) -> int:

@@ -9,6 +9,7 @@ import pytest
 from tests.sim.broker_truth import Truth
 
 from godwit.broker.settings import Settings
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.sim.broker_ledger import Publication
 from godwit.sim.checkers import ViolationError
@@ -60,7 +61,7 @@ def test_a_ring_that_grows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def serve(listeners: int) -> tuple[Books, Server, list[Host]]:
     books = Books(1, Network())
     store = WatchedStore(64 * 1024, books, bytes(16))
-    server = Server(Settings(), store, entropy=Random(1).randbytes, now=0.0, epoch_us=books.now_us)
+    server = Server(Settings(), MemoryLog(store), entropy=Random(1).randbytes, now=0.0, epoch_us=books.now_us)
     hosts = [books.network.add_host(Host(f"server{number}", (f"s{number}", 1))) for number in range(listeners)]
     for host in hosts:
         listen_at(server.listen(EndpointConfig(accepts=True)), books)

@@ -22,6 +22,7 @@ from godwit.limits import (
     NAME_PING_S,
     UNRELIABLE_QUEUE_BYTES,
 )
+from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server, endpoint_config
 from godwit.sim.broker_roster import Seat
 from godwit.sim.checkers import ViolationError
@@ -138,7 +139,7 @@ class BrokerWorld:
             hold_back_s=plan.hold_back_s,
         )
         entropy = Random(f"{plan.seed} entropy server").randbytes
-        made = kind(settings, self.store, entropy=entropy, now=self.hosts[0].clock(0.0), epoch_us=EPOCH_US)
+        made = kind(settings, MemoryLog(self.store), entropy=entropy, now=self.hosts[0].clock(0.0), epoch_us=EPOCH_US)
         for _ in self.hosts:
             listen_at(made.listen(self._config(settings)), self.books)
         return made

@@ -9,7 +9,7 @@ from godwit.sim.checkers import ViolationError
 from godwit.sim.network import Host, Observer
 from godwit.sim.worlds.broker_books import Books, Shell
 from godwit.store.memory import MemoryStore, entry_bytes
-from godwit.store.port import Entry
+from godwit.store.port import Change, Entry
 from godwit.transport.events import Event
 from godwit.transport.train import Train
 
@@ -23,9 +23,9 @@ class WatchedStore(MemoryStore):
         super().__init__(max_bytes, log_id=log_id)
         self._books = books
 
-    def append(self, entries: Sequence[Entry]) -> int:
+    def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
         books = self._books
-        first_offset = super().append(entries)
+        first_offset = super().append(entries, changes)
         now = books.network.now
         for entry in entries:
             books.network.trace.note(now, f"append {entry.topic} {entry.publisher} {entry.count} flags {entry.flags}")

@@ -43,7 +43,7 @@ def test_when_it_was_taken_publishers_go_on_and_nothing_is_lost() -> None:
     assert [got.offset for got in bob.got] == list(range(count))
     assert bob.payloads[-1] == b"more"
     assert bob.gaps == []
-    assert world.server._hold_back.held_bytes == 0
+    assert world.server.log.held_bytes == 0
 
 
 def test_after_a_while_nobody_waits_any_longer_and_the_slow_one_is_told() -> None:
@@ -104,8 +104,8 @@ def test_other_topics_wait_too_but_qos_0_does_not() -> None:
 
 
 def test_publishers_that_come_and_go_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.server.hold_back.LEAST_HELD_BYTES", 0)
-    monkeypatch.setattr("godwit.server.hold_back.MOST_HELD_RINGS", 4)
+    monkeypatch.setattr("godwit.server.memory_log.LEAST_HELD_BYTES", 0)
+    monkeypatch.setattr("godwit.server.memory_log.MOST_HELD_RINGS", 4)
     settings = Settings(client_window_bytes=64 * KIB, ring_bytes=RING)
     world = World(settings, ring_bytes=RING)
     bob = world.client("bob")
@@ -115,7 +115,7 @@ def test_publishers_that_come_and_go_fill_no_memory(monkeypatch: pytest.MonkeyPa
         mallory = world.client()
         mallory.publish(mallory.open("news"), bytes(32 * KIB))
         mallory.leave()
-        assert world.server._hold_back.held_bytes < 6 * RING
+        assert world.server.log.held_bytes < 6 * RING
     assert world.now < 1010
 
 

@@ -1,0 +1,72 @@
+"""A log whose store is asked at once, in the server's own thread: for simulations and for stores that never wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from godwit.broker.broker import Broker
+from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Read
+from godwit.errors import StorageError
+from godwit.store.port import Store
+from godwit.wire.changes import State
+
+READS_A_TURN: Final = 4
+"""For subscriptions that are behind: then the others have their turn."""
+
+
+class DirectLog:
+    """See godwit.server.log."""
+
+    broker: Broker
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._reads: deque[Read] = deque()
+
+    @property
+    def log_id(self) -> bytes:
+        return self.store.log_id
+
+    @property
+    def first_offset(self) -> int:
+        return self.store.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.store.next_offset
+
+    def state(self) -> State:
+        return self.store.state()
+
+    def begin(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def append(self, effect: Append, now_us: int) -> None:
+        try:
+            first_offset = self.store.append(effect.entries, effect.changes)
+        except StorageError as error:
+            self.broker.handle(Failed(str(error)), now_us)
+        else:
+            self.broker.handle(Committed(first_offset), now_us)
+
+    def read(self, effect: Read) -> None:
+        self._reads.append(effect)
+
+    def locate(self, effect: Locate, now_us: int) -> None:
+        offset = self.store.offset_at(effect.time_us)
+        self.broker.handle(Located(effect.connection, effect.request, offset), now_us)
+
+    def work(self, now_us: int) -> None:
+        for _ in range(min(len(self._reads), READS_A_TURN)):
+            read = self._reads.popleft()
+            found = self.store.read(read.offset, read.max_bytes)
+            self.broker.handle(Found(read, found.entries, found.next_offset, found.damaged), now_us)
+
+    @property
+    def due_us(self) -> int | None:
+        return 0 if self._reads else None
+
+    @property
+    def held_bytes(self) -> int:
+        return 0

@@ -1,0 +1,54 @@
+"""Where the server's appends go and its reads come from. A log answers the broker in its own time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from godwit.broker.broker import Broker
+from godwit.broker.effects import Append, Locate, Read
+from godwit.wire.changes import State
+
+
+class Log(Protocol):
+    """It hands its answers to the broker by itself, from within these calls and never at another time."""
+
+    @property
+    def log_id(self) -> bytes: ...
+    @property
+    def first_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+
+    def state(self) -> State:
+        """What the broker had kept, at its start."""
+        ...
+
+    def begin(self, broker: Broker) -> None:
+        """Who gets the answers, and is asked or told before anything is forgotten."""
+        ...
+
+    def append(self, effect: Append, now_us: int) -> None:
+        """Is answered by a Committed or a Failed, in the order of the appends."""
+        ...
+
+    def read(self, effect: Read) -> None:
+        """Is answered by a Found."""
+        ...
+
+    def locate(self, effect: Locate, now_us: int) -> None:
+        """Is answered by a Located."""
+        ...
+
+    def work(self, now_us: int) -> None:
+        """Does what is due, a bounded piece of it: the loop's other users have their turn then."""
+        ...
+
+    @property
+    def due_us(self) -> int | None:
+        """When `work` wants to be called, if nothing else happens before; 0: at once."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits in memory to be appended."""
+        ...

@@ -1,0 +1,112 @@
+"""What changes beside the log and outlives a restart: how broker and store hand it to each other.
+
+A change says what is so from now on; the store keeps the newest of each key, in the same transaction as the batches
+that it belongs to. State is all that is kept, as a broker needs it at its start.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from godwit.wire.control import Will
+
+
+class TopicKept(msgspec.Struct, frozen=True):
+    """A topic is there; how much has been published to it."""
+
+    name: str
+    messages: int = 0
+    payload_bytes: int = 0
+    last_us: int = 0
+
+
+class RetainedKept(msgspec.Struct, frozen=True):
+    """The retained message of a topic; without a payload there is none any more."""
+
+    topic: str
+    payload: bytes
+    publisher: str = ""
+    published_us: int = 0
+    received_us: int = 0
+    qos: int = 0
+    offset: int = 0
+
+
+class SessionKept(msgspec.Struct, frozen=True):
+    """A client by its name."""
+
+    name: str
+    instance: bytes
+    is_proved: bool
+    expiry_s: int
+    ends_at_us: int | None
+    """When it is forgotten; None while its client is connected."""
+    will: Will | None = None
+
+
+class SessionGone(msgspec.Struct, frozen=True):
+    """It is forgotten, with all its subscriptions."""
+
+    name: str
+
+
+class FeedKept(msgspec.Struct, frozen=True):
+    """How far a subscription has come. Its key: session, filters and cursor."""
+
+    session: str
+    filters: tuple[str, ...]
+    cursor: str | None
+    resume_at: int
+    lost: int = 0
+    """Messages that it missed and has not been told of."""
+
+
+class FeedGone(msgspec.Struct, frozen=True):
+    session: str
+    filters: tuple[str, ...]
+    cursor: str | None
+
+
+class IdentityKept(msgspec.Struct, frozen=True):
+    """What is known of a publisher of QoS 2 on a topic. Its key: owner, publisher and topic."""
+
+    owner: str
+    publisher: str
+    topic: str
+    epoch: int
+    next_sequence: int
+    last_us: int
+
+
+class IdentityGone(msgspec.Struct, frozen=True):
+    owner: str
+    publisher: str
+    topic: str
+
+
+class QueryDone(msgspec.Struct, frozen=True):
+    """The batches of a query, staged in the archive, are in the log up to this one."""
+
+    query: str
+    batch: int
+
+
+Change: TypeAlias = (
+    TopicKept | RetainedKept | SessionKept | SessionGone | FeedKept | FeedGone | IdentityKept | IdentityGone | QueryDone
+)
+
+
+class State(msgspec.Struct):
+    """Everything that is kept, each list by its key."""
+
+    topics: list[TopicKept] = []
+    retained: list[RetainedKept] = []
+    sessions: list[SessionKept] = []
+    feeds: list[FeedKept] = []
+    identities: list[IdentityKept] = []
+    """The one that was silent for longest first."""
+    queries: dict[str, int] = {}
+    marks: dict[str, int] = {}
+    """Filters of retention rules, and up to which offset messages of their topics were deleted."""

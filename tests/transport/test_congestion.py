@@ -11,6 +11,7 @@ from godwit.limits import MAX_TRAIN_BYTES, RECEIVE_BUFFER_BYTES
 from godwit.transport.congestion import (
     INITIAL_WINDOW_DATAGRAMS,
     PROBE_RTT_S,
+    SLOWEST_DATAGRAM_S,
     SMALLEST_WINDOW_DATAGRAMS,
     Congestion,
     Flight,
@@ -354,3 +355,16 @@ def test_what_tells_nothing_of_the_path_changes_nothing(seed: int, monkeypatch: 
             control.on_delivered(now, size, flight, now - flight.sent_at)
         assert model(one) == model(other)
     assert skipped > 200
+
+
+def test_the_rate_never_falls_so_low_that_it_measures_itself() -> None:
+    """Each acknowledgement says that next to nothing was delivered in a long time, as when nearly all is repeated."""
+    control = Congestion(now=0.0, datagram_bytes=DATAGRAM, round_trip_s=0.05, peer_buffer_bytes=2**20)
+    now = 0.0
+    for _ in range(200):
+        flight = control.begin_flight(now)
+        control.on_sent(DATAGRAM)
+        now += 60.0
+        control.on_delivered(now, DATAGRAM, flight, None)
+    assert control.bandwidth_bytes_per_s < 100
+    assert control.rate_bytes_per_s >= DATAGRAM / SLOWEST_DATAGRAM_S

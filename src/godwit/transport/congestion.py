@@ -36,6 +36,8 @@ INITIAL_WINDOW_DATAGRAMS: Final = 10
 SMALLEST_WINDOW_DATAGRAMS: Final = 4
 HEAVY_LOSS: Final = 0.3
 """A share of lost bytes in one round that only an overflowing queue explains, together with a rate that stands."""
+SLOWEST_DATAGRAM_S: Final = 0.25
+"""A datagram goes at least so often, or each round trip if that is longer: no path is slower for long."""
 CLOCK_STEP_S: Final = 1e-6
 """Shorter intervals say more about the clock than about the path."""
 LOCAL_ROUND_TRIP_S: Final = 0.001
@@ -308,10 +310,13 @@ class Congestion:
         bandwidth = self.bandwidth_bytes_per_s
         if bandwidth == 0.0:
             return
-        rate = self._gain * bandwidth
+        smallest = SMALLEST_WINDOW_DATAGRAMS * self._datagram_bytes
+        # Where losses leave little of a round, as with go-back-n, what is measured is the pace of the repeats: it would
+        # measure itself, slower each time.
+        slowest = self._datagram_bytes / max(self.shortest_trip_s, SLOWEST_DATAGRAM_S)
+        rate = max(self._gain * bandwidth, slowest)
         if self._path_is_full or rate > self.rate_bytes_per_s:
             self.rate_bytes_per_s = rate
-        smallest = SMALLEST_WINDOW_DATAGRAMS * self._datagram_bytes
         if self.mode is Mode.PROBE_RTT:
             self.window_bytes = smallest
             return

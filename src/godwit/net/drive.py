@@ -12,10 +12,11 @@ from godwit.net.timer import RESOLUTION_S, LoopTimer
 from godwit.net.udp import UdpSocket
 from godwit.transport.train import Train
 
-TRAINS_A_TURN: Final = 64
+TRAINS_A_TURN: Final = 256
 BYTES_A_TURN: Final = 8 * 64 * KIB
-"""What is taken from the socket before the loop has its turn: about a millisecond's work, then others may run. It is
-reached with eight full trains, or with many lone datagrams."""
+"""What is taken from the socket before the loop has its turn. Eight full trains are about a millisecond's work. Lone
+datagrams are many only where thousands of small senders wait in the queue: there the work of a turn is worth sharing
+(with 64 a message cost the broker 48 us, with 400 43), and whoever waits, waits for the queue."""
 
 E = TypeVar("E")
 

@@ -221,7 +221,7 @@ ROWS = [
         "wished for: sequence numbers and queues, better error control",
         """
         transport/test_recovery.py::test_a_packet_is_lost_when_one_three_newer_has_arrived
-        broker/test_delivery.py::test_catching_up_loses_and_repeats_nothing
+        broker/test_catching_up.py::test_catching_up_loses_and_repeats_nothing
         server/test_memory_log.py::test_when_it_was_taken_publishers_go_on_and_nothing_is_lost
         """,
         later="several brokers",
@@ -320,8 +320,8 @@ ROWS = [
         "R4",
         "`*` stands for one or more levels, anywhere; `+` and `#` as in MQTT",
         """
-        broker/test_topics.py::test_matching
-        broker/test_topics.py::test_matching_is_as_defined
+        wire/test_filters.py::test_matching
+        wire/test_filters.py::test_matching_is_as_defined
         broker/test_trie.py::test_a_trie_finds_what_matches
         cli/test_sub.py::test_several_filters_and_wildcards
         """,
@@ -372,16 +372,16 @@ ROWS = [
     ),
     Row(
         "R4",
-        "retained messages, also for wildcards; an empty one clears",
+        "retained messages, also for wildcards, also after a restart; an empty one clears",
         """
         broker/test_retained.py::test_a_newcomer_gets_the_last_message_with_the_flag
         broker/test_retained.py::test_also_by_wildcards_and_each_once
         broker/test_retained.py::test_an_empty_message_clears_it_and_is_delivered
+        broker/test_restoring.py::test_retained_messages_are_there_again
         net/test_subscribing.py::test_retained_messages_come_first
         cli/test_pub.py::test_a_retained_message_waits_for_later_subscribers_until_it_is_cleared
         cli/test_shell_commands.py::test_retain
         """,
-        later="retained messages that survive a restart of the broker",
     ),
     Row(
         "R4",

@@ -50,6 +50,13 @@ def test_what_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peers.require(not_called) == {"mosquitto": "/usr/sbin/mosquitto", "nats-server": "/usr/sbin/nats-server"}
 
 
+def test_no_more_is_needed_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(Machine(has={"nats-server"}), monkeypatch)
+    monkeypatch.setattr(peers, "find_spec", lambda module: module == "nats" or None)
+    found = peers.require(not_called, programs=("nats-server",), modules=("nats",))
+    assert found == {"nats-server": "/usr/sbin/nats-server"}
+
+
 def test_root_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = use(Machine(has={"mosquitto", "apt-get"}), monkeypatch)
     said: list[str] = []

@@ -54,6 +54,12 @@ def test_a_part_is_heard_and_told() -> None:
         assert hear(pipe, int) == 12
 
 
+def test_its_folder_is_where_it_is_wanted(tmp_path: Path) -> None:
+    with Stage(within=tmp_path) as stage:
+        assert stage.folder.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_went_wrong_is_told() -> None:
     with Stage() as stage:
         with pytest.raises(GodwitError, match="failed: it was too hot"):

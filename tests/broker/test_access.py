@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.broker.strategies import filters, filters_with_topics
+from tests.wire.filter_strategies import filters, filters_with_topics
 
 from godwit.broker.access import ACTIONS, Access, Action, Rule, is_like, secret_in
 from godwit.broker.topics import matches

@@ -1,8 +1,6 @@
-"""Delivery: windows, catching up, gaps, live numbers, retained messages."""
+"""Delivery: windows, gaps, live numbers, labels."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 from tests.broker.world import Got, Peer, World
@@ -106,33 +104,6 @@ def test_small_batches_are_joined_to_few_records() -> None:
     assert bob.lanes[1].records - records <= 2  # the labels, and one record for all
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_catching_up_loses_and_repeats_nothing(seed: int) -> None:
-    """Publishers, a subscriber that takes now and then, and one that comes and goes: every offset once, in order."""
-    rng = random.Random(seed)
-    world = World(Settings(client_window_bytes=WINDOW))
-    alice, channel, bob = pair(world)
-    other = alice.open("other")
-    wanted: list[int] = []
-    next_offset = 0
-    for _ in range(300):
-        match rng.randrange(8):
-            case 0:
-                bob.confirm_all()
-            case 1:
-                alice.publish(other, *[bytes(rng.randrange(2000))] * (count := rng.randrange(1, 4)))
-                next_offset += count
-            case _:
-                count = rng.randrange(1, 6)
-                alice.publish(channel, *[bytes(rng.randrange(4000))] * count)
-                wanted += range(next_offset, next_offset + count)
-                next_offset += count
-    bob.confirms_itself = True
-    world.run()
-    assert offsets(bob) == wanted
-    assert bob.gaps == []
-
-
 # -- gaps -------------------------------------------------------------------------------------------------------------
 
 
@@ -221,22 +192,6 @@ def test_what_was_sent_and_not_taken_may_leave_the_log_and_is_told_then() -> Non
     assert offsets(bob) == list(range(first, 40))
 
 
-def test_an_answer_of_the_log_to_what_was_asked_before_a_break_is_not_taken() -> None:
-    """It begins further on: what lies between would count as gone, though the log has it."""
-    world = World()
-    alice, bob = world.client("alice"), world.client("bob", session_expiry_s=1000)
-    channel = alice.open("news")
-    for number in range(10):
-        alice.publish(channel, b"%d" % number)
-    for request, start in ((50, 8), (52, 2)):  # all of it in one turn, before the log has answered anything
-        bob.say(c.Subscribe(request=request, subscription=request, filters=["news"], start=start))
-        if request == 50:
-            bob.say(c.Unsubscribe(request=51, subscription=50, keep=True))
-    world.run()
-    assert bob.gaps == []
-    assert offsets(bob) == list(range(2, 10))
-
-
 # -- the live channel -------------------------------------------------------------------------------------------------
 
 
@@ -315,22 +270,6 @@ def test_labels_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch
         alice.publish(alice.open(f"room/{number}"), b"x")
         assert len(bob.lanes[1].topics) <= 11
     assert [got.topic for got in bob.got] == [f"room/{number}" for number in range(60)]
-
-
-def test_filters_without_end_are_laid_over_topics_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.delivery.LOOKS_A_TURN", 20)
-    world = World()
-    alice, bob = world.client("alice"), world.client("bob")
-    topics = [f"a/b/c/{number}" for number in range(50)]
-    for topic in topics:
-        alice.publish(alice.open(topic), b"x", retain=True)
-    filters = ("+/b/c/+", "a/+/c/+", "a/b/+/+", "none")
-    bob.subscribe(*filters)
-    assert sorted(got.topic for got in bob.got) == sorted(topics)
-    assert all(got.retain for got in bob.got)
-    carol = world.client("carol")
-    carol.subscribe(*filters, start="earliest")
-    assert [(got.topic, got.retain) for got in carol.got] == [(topic, False) for topic in topics]
 
 
 def test_a_subscription_that_is_not_taken_does_not_starve_the_others_of_its_client() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cbor2
 import pytest
+from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
 from godwit.broker.desk import REQUEST_BURST_S
@@ -123,3 +124,20 @@ def test_a_steady_rate_of_requests_is_fine() -> None:
             alice.say(c.Ping(request=number))
         world.run()
     assert alice.closed is None
+
+
+def test_only_so_many_replies_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.broker.desk.MAX_AWAITED", 10)
+    world = DurableWorld()
+    alice, bob = world.client("alice"), world.client("bob")
+    world.hold()
+    for client, count in ((alice, 10), (bob, 20)):
+        for number in range(count):
+            client.say(c.Create(request=70 + number, topic=f"{id(client)}/{number}"))
+            world.run()
+    assert alice.end is None
+    assert bob.end is Code.LIMIT
+    world.commit()
+    assert len(alice.all(c.Done)) == 10
+    for number in range(20):
+        alice.expect(c.Create(request=170 + number, topic=f"more/{number}"), c.Done)

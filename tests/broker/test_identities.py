@@ -7,6 +7,7 @@ from tests.broker.world import World
 
 from godwit.broker import identities
 from godwit.broker.identities import Identities
+from godwit.broker.journal import Journal
 from godwit.limits import PUBLISHER_EXPIRY_S
 from godwit.wire import control as c
 from godwit.wire.control import Code
@@ -15,7 +16,7 @@ KEY = ("alice", "till", "orders")
 
 
 def test_what_is_known_is_counted() -> None:
-    known = Identities()
+    known = Identities(Journal({}, keeps=False))
     assert known.open(KEY, 0, 0)
     assert known.new_messages(KEY, 0, 0, 3, 0) == 0
     assert known.new_messages(KEY, 0, 0, 3, 0) == 3
@@ -27,7 +28,7 @@ def test_what_is_known_is_counted() -> None:
 
 
 def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
-    known = Identities()
+    known = Identities(Journal({}, keeps=False))
     assert known.open(KEY, 1, 0)
     assert known.new_messages(KEY, 1, 0, 5, 0) == 0
     assert known.open(KEY, 2, 0)
@@ -37,7 +38,7 @@ def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
 
 
 def test_what_was_silent_for_long_is_forgotten() -> None:
-    known = Identities()
+    known = Identities(Journal({}, keeps=False))
     known.open(KEY, 0, 0)
     known.open(("bob", "x", "y"), 0, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
     assert known.get(KEY) is None
@@ -46,7 +47,7 @@ def test_what_was_silent_for_long_is_forgotten() -> None:
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 3)
-    known = Identities()
+    known = Identities(Journal({}, keeps=False))
     for number in range(5):
         known.open(("alice", str(number), "t"), 0, number)
     assert len(known) == 3

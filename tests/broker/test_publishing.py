@@ -257,35 +257,6 @@ def test_a_malformed_open_refuses_its_channel_alone() -> None:
     assert 1 not in alice.confirmed
 
 
-# -- rates ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_above_its_rate_gets_its_credit_later() -> None:
-    world = World(Settings(messages_per_s=10))
-    alice, bob = world.client("alice"), world.client("bob")
-    channel = alice.open("news")
-    for _ in range(25):
-        alice.publish(channel, b"x")
-    paid = alice.consumed[channel]
-    assert alice.confirmed[channel][0] == 25  # safe all the same
-    world.pass_s(2)
-    assert alice.consumed[channel] > paid
-    other = bob.open("news")
-    bob.publish(other, b"x")
-    assert bob.consumed[other] == len(encode_control(c.Open(topic="news"))) + 10
-
-
-def test_above_the_rate_what_may_be_lost_is_dropped() -> None:
-    world = World(Settings(messages_per_s=10))
-    alice, bob = world.client("alice"), world.client("bob")
-    bob.subscribe("news")
-    channel = alice.open("news", 0)
-    for _ in range(25):
-        alice.publish(channel, b"x", qos=0, reliable=False)
-    assert len(bob.got) == 10
-    assert world.server.broker.figures()["messages/dropped"] == 15
-
-
 def test_an_unreliable_record_where_a_reliable_one_belongs_ends_the_connection() -> None:
     world = World()
     alice = world.client("alice")
@@ -300,21 +271,6 @@ def test_an_unreliable_record_where_a_reliable_one_belongs_ends_the_connection()
     assert alice.closed is None
 
 
-def test_a_channel_that_is_refused_with_its_last_record_is_over() -> None:
-    world = World()
-    alice = world.client("alice")
-    old = alice.open("news", 2, publisher="p", epoch=1)
-    alice.open("news", 2, publisher="p", epoch=2)
-    link = world.server.broker._links[alice]  # type: ignore[index]
-    alice.record(old, encode_batch(Batch([b"x"], 0, qos=2, sequence=0)), last=True)
-    world.run()
-    assert alice.last(c.Refused).code == Code.STALE_EPOCH
-    assert old not in link.inlets
-    topic = world.server.broker._catalogue.get("news")
-    assert topic is not None
-    assert topic.publishers == 1
-
-
 def test_a_sequence_that_no_reply_could_tell_ends_the_connection() -> None:
     world = World()
     alice = world.client("alice")
@@ -323,18 +279,6 @@ def test_a_sequence_that_no_reply_could_tell_ends_the_connection() -> None:
     assert alice.end == Code.PROTOCOL
     again = world.client("alice")
     assert again.ask(c.Progress(request=9, topic="news", publisher="p")) == c.Progressed(request=9)
-
-
-def test_a_live_publisher_beyond_its_rate_gets_its_credit_back_without_help_of_others() -> None:
-    world = World(Settings(messages_per_s=10))
-    alice = world.client("alice")
-    channel = alice.open("news", 0)
-    before = alice.consumed[channel]
-    for _ in range(30):
-        alice.publish(channel, b"x" * 20, qos=0)
-    assert alice.consumed[channel] - before < 30 * 29
-    world.pass_s(10)
-    assert alice.consumed[channel] - before == 30 * 29
 
 
 def test_retained_messages_of_wills_and_of_one_turn_stay_within_their_room() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
-from tests.broker.strategies import filters, filters_with_topics, topics
-from tests.broker.test_topics import VECTORS
+from tests.wire.filter_strategies import filters, filters_with_topics, topics
+from tests.wire.test_filters import VECTORS
 
 from godwit.broker.trie import FilterTrie, TopicTree, matches
 from godwit.limits import MAX_TOPIC_LEVELS

@@ -14,6 +14,7 @@ from godwit.broker.effects import BrokerEvent, Notice
 from godwit.broker.settings import Settings
 from godwit.errors import ConnectionClosedError
 from godwit.limits import RING_BYTES
+from godwit.server.direct_log import DirectLog
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
@@ -295,19 +296,24 @@ class Peer:
 class World:
     """One server, with a clock that a test moves."""
 
-    def __init__(self, settings: Settings | None = None, *, ring_bytes: int = RING_BYTES) -> None:
+    def __init__(
+        self, settings: Settings | None = None, *, ring_bytes: int = RING_BYTES, log: DirectLog | None = None
+    ) -> None:
         self.now = 1000.0
+        self.settings = settings or Settings()
         self._entropy = 0
         self.store = MemoryStore(ring_bytes, log_id=LOG_ID)
-        self.server = Server(
-            settings or Settings(), MemoryLog(self.store), entropy=self._bytes, now=self.now, epoch_us=START_US
-        )
-        self._clock = self.server.listen(EndpointConfig(accepts=True))
-        """Nobody connects to it: it only tells the server what time it is."""
+        self.start(log or MemoryLog(self.store))
         self.peers: list[Peer] = []
         self.notices: list[Notice] = []
         self._fed: list[BrokerEvent] = []
         self._later: list[tuple[Peer, bytes]] = []
+
+    def start(self, log: DirectLog) -> None:
+        self.server = Server(self.settings, log, entropy=self._bytes, now=self.now, epoch_us=self.now_us)
+        self._clock = self.server.listen(EndpointConfig(accepts=True))
+        """Nobody connects to it: it only tells the server what time it is."""
+        self._clock.handle_timers(self.now)
 
     def _bytes(self, count: int) -> bytes:
         self._entropy += 1

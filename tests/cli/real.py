@@ -167,8 +167,9 @@ def running(*arguments: str, **more: str) -> Iterator[Running]:
 
 @contextmanager
 def broker(*arguments: str) -> Iterator[str]:
-    """The address of a broker that runs for the time of the block."""
-    with running("broker", "--listen", "127.0.0.1:0", *arguments) as command:
+    """The address of a broker that runs for the time of the block; its log is in memory unless `--data` is given."""
+    log = [] if "--data" in arguments else ["--memory"]
+    with running("broker", "--listen", "127.0.0.1:0", *log, *arguments) as command:
         yield address_of(command)
 
 

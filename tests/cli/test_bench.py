@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from godwit.bench import forward
+from godwit.bench import archive, forward, log
 from godwit.bench.report import Report, Result
 from godwit.cli.main import build_app
 from godwit.errors import GodwitError
@@ -47,8 +49,29 @@ def test_forward_without_a_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "sudo apt-get install" in str(result.exception)
 
 
-def test_help_has_an_example() -> None:
-    for arguments in (["bench", "--help"], ["bench", "transport", "--help"], ["bench", "forward", "--help"]):
-        result = CliRunner().invoke(build_app(), arguments)
-        assert result.exit_code == 0
-        assert "Example: godwit bench" in result.stdout
+@pytest.mark.parametrize("bench", [log, archive])
+def test_a_benchmark_of_the_disk_is_told_where(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, object] = {}
+
+    def run(*, on_round: Callable[[str], None], **options: object) -> Report:
+        asked.update(options)
+        on_round("something")
+        return Report("disk", {"cores": 2}, [Result("figure", 1.0, "messages/s")], [])
+
+    monkeypatch.setattr(bench, "run", run)
+    name = bench.__name__.rpartition(".")[2]
+    options = ["--rounds", "2", "--seconds", "0.5", "--json"]
+    result = CliRunner().invoke(build_app(), ["bench", name, "--folder", str(tmp_path), *options])
+    assert result.exit_code == 0
+    asked.pop("on_install", None)
+    assert asked == {"folder": tmp_path, "rounds": 2, "seconds": 0.5}
+    assert json.loads(result.stdout)["results"][0]["name"] == "figure"
+    result = CliRunner().invoke(build_app(), ["bench", name, "--folder", str(tmp_path / "nowhere")])
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("command", [[], ["transport"], ["forward"], ["log"], ["archive"]])
+def test_help_has_an_example(command: list[str]) -> None:
+    result = CliRunner().invoke(build_app(), ["bench", *command, "--help"])
+    assert result.exit_code == 0
+    assert "Example: godwit bench" in result.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,9 @@ from tests.cli.real import (
     write_secret,
 )
 
-from godwit.cli.broker import load_file
+from godwit.cli.broker import load_file, with_log
+from godwit.server.configuration import Configuration
+from godwit.server.log_sections import ArchiveSection
 
 ACCESS = """
 [[access.client]]
@@ -64,7 +67,7 @@ def test_it_tells_what_happens_and_stops_cleanly(number: signal.Signals) -> None
 
 
 def test_json_lines() -> None:
-    with running("broker", "--listen", "127.0.0.1:0", "--log-format", "json") as command:
+    with running("broker", "--listen", "127.0.0.1:0", "--memory", "--log-format", "json") as command:
         ready = json.loads(command.out.line())
         assert (ready["kind"], ready["host"]) == ("listening", "127.0.0.1")
         assert ready["text"] == f"listening on udp://127.0.0.1:{ready['port']}"
@@ -74,7 +77,7 @@ def test_several_addresses() -> None:
     arguments = ["--listen", "127.0.0.1:0", "--listen", "127.0.0.2:0"]
     if socket.has_ipv6:
         arguments += ["--listen", "[::1]:0"]
-    with running("broker", *arguments) as command:
+    with running("broker", "--memory", *arguments) as command:
         addresses = [address_of(command) for _ in range(len(arguments) // 2)]
         with running("sub", "a", "--broker", addresses[-1]) as sub:
             subscribed(addresses[0], "a")
@@ -126,7 +129,7 @@ def test_access(tmp_path: Path) -> None:
 def test_sighup_reads_the_configuration_again(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text('[topics]\npolicy = "explicit"\n')
-    with running("broker", "--listen", "127.0.0.1:0", "--config", str(path)) as command:
+    with running("broker", "--listen", "127.0.0.1:0", "--memory", "--config", str(path)) as command:
         address = address_of(command)
         assert error_of("pub", "room1", "x", "--broker", address)
         path.write_text("not TOML")
@@ -157,6 +160,10 @@ def test_bad_input_is_one_line(tmp_path: Path, address: str) -> None:
     assert "another socket has this port" in error_of("broker", "--listen", address)
     assert "is no port" in error_of("broker", "--listen", "127.0.0.1:port")
     assert "there is no log format xml" in error_of("broker", "--log-format", "xml")
+    assert "--memory keeps no folder" in error_of("broker", "--memory", "--data", str(tmp_path))
+    assert "--memory keeps no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")
+    data = ("--listen", "127.0.0.1:0", "--data", str(path))  # a file
+    assert error_of("broker", *data).startswith(f"the data folder {path} cannot be used: ")
 
 
 def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
@@ -168,8 +175,48 @@ def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
 
 
 @needs_posix
+def test_what_is_confirmed_is_there_after_a_kill(tmp_path: Path) -> None:
+    folder = ("--data", str(tmp_path / "data"), "--archive", "none")
+    with running("broker", "--listen", "127.0.0.1:0", *folder) as command:
+        address = address_of(command)
+        for text in ("one", "two"):
+            assert godwit("pub", "home/a", text, "--broker", address).returncode == 0
+        command.process.kill()
+        command.wait()
+    with broker(*folder) as address:
+        result = godwit("sub", "home/#", "--from", "earliest", "--count", "2", "--broker", address)
+        assert result.stdout.decode().splitlines() == ["home/a: one", "home/a: two"]
+
+
+@needs_posix
+def test_a_broker_is_durable_by_default_and_serves_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with running("broker", "--listen", "127.0.0.1:0") as command:
+        assert re.fullmatch(r"archive on grpc://127\.0\.0\.1:\d+", command.out.line())
+        assert re.fullmatch(r"listening on udp://127\.0\.0\.1:\d+", command.out.line())
+        assert (tmp_path / "godwit-data" / "log.sqlite").exists()
+        assert command.interrupt() == 0
+        assert command.err.rest() == []
+
+
+def test_the_log_on_the_command_line() -> None:
+    plain = Configuration()
+    from_file = Configuration(data=Path("/var/lib/godwit"), archive=ArchiveSection(listen="127.0.0.1:7"))
+
+    def chosen(configuration: Configuration, *, data: str | None = None, archive: str | None = None) -> Configuration:
+        return with_log(configuration, data=None if data is None else Path(data), memory=False, archive=archive)
+
+    assert chosen(plain) == Configuration(data=Path("godwit-data"))
+    assert chosen(from_file) == from_file
+    assert chosen(from_file, data="here").data == Path("here")
+    assert chosen(plain, archive="0.0.0.0:5").archive == ArchiveSection(listen="0.0.0.0:5")
+    assert chosen(from_file, archive="none").archive == ArchiveSection(is_on=False)
+    assert with_log(from_file, data=None, memory=True, archive="none").data is None
+
+
+@needs_posix
 def test_nobody_has_to_read_what_it_tells(tmp_path: Path) -> None:
-    command = [*GODWIT, "broker", "--listen", "127.0.0.1:0"]
+    command = [*GODWIT, "broker", "--listen", "127.0.0.1:0", "--memory"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None
         assert process.stderr is not None

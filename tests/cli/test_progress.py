@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.cli.progress import MAX_BARS, FileProgress, LineProgress
+from godwit.cli.progress import MAX_BARS, FileProgress, LineProgress, WorkProgress
 
 
 @pytest.fixture
@@ -39,8 +39,21 @@ def test_lines_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert "12,345 messages" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("terminal")
+def test_a_bar_for_a_piece_of_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with WorkProgress("checking", enabled=True) as progress:
+        progress.show(1, 4)
+        progress.progress.refresh()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "checking" in err
+    assert "25%" in err
+
+
 def test_nothing_where_nobody_sits(capsys: pytest.CaptureFixture[str]) -> None:
     with LineProgress(enabled=False) as lines, FileProgress(enabled=False) as files:
+        with WorkProgress("checking", enabled=False) as work:
+            work.show(1, 2)
         lines.show(1)
         files.show("a", 1, 2)
     assert capsys.readouterr() == ("", "")

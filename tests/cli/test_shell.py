@@ -187,7 +187,7 @@ def test_ctrl_c_drops_a_line_and_ends_at_an_empty_one(address: str, tmp_path: Pa
 @needs_posix
 def test_typing_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
     """Waiting for the network never blocks the user: the biggest regret of a reference system's author."""
-    with running("broker", "--listen", "127.0.0.1:0") as first:
+    with running("broker", "--listen", "127.0.0.1:0", "--memory") as first:
         address = first.out.until("listening on").rpartition("udp://")[2]
         with terminal("shell", "--broker", address, XDG_STATE_HOME=str(tmp_path)) as shell:
             shell.until("godwit> ")
@@ -198,7 +198,7 @@ def test_typing_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
             shell.type("help\r")
             shell.type("subs")
             shell.until("subs")
-            with running("broker", "--listen", address):
+            with running("broker", "--listen", address, "--memory"):
                 shell.until("reached no subscriber")
                 shell.until("quit")  # of the help
                 shell.type("\r")

@@ -86,6 +86,13 @@ def test_a_cursor_moves_when_messages_were_printed(address: str) -> None:
     assert lines(godwit(*arguments, "--count", "1").stdout) == ["sub/cursor: two"]
 
 
+def test_a_cursor_needs_no_other_name(address: str) -> None:
+    publish(address, "sub/alone", "one", "two")
+    arguments = ("sub", "sub/alone", "--cursor", "sub-alone", "--count", "1", "--broker", address)
+    assert lines(godwit(*arguments, "--from", "earliest").stdout) == ["sub/alone: one"]
+    assert lines(godwit(*arguments).stdout) == ["sub/alone: two"]
+
+
 def test_what_count_cuts_off_comes_the_next_time(address: str) -> None:
     """With a cursor and without: a batch that was cut is not lost, and not printed twice."""
     publish(address, "sub/cut", *map(str, range(9)))
@@ -147,7 +154,7 @@ def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
         pass  # now nobody listens there
     with running("sub", "sub/later", "--broker", address) as sub:
         assert sub.err.line() == f"godwit: no broker answers at {address}; still trying (Ctrl-C ends)"
-        with running("broker", "--listen", address) as first:
+        with running("broker", "--listen", address, "--memory") as first:
             first.out.until("listening on")
             subscribed(address, "sub/later")
             publish(address, "sub/later", "one")
@@ -157,7 +164,7 @@ def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
         assert sub.err.line() == (
             f"godwit: lost the broker at {address} (the broker is being stopped); trying to get it back (Ctrl-C ends)"
         )
-        with running("broker", "--listen", address) as second:
+        with running("broker", "--listen", address, "--memory") as second:
             second.out.until("listening on")
             assert sub.err.line() == f"godwit: the broker at {address} is back"
             assert sub.err.line().startswith("godwit: may have missed messages")
@@ -167,6 +174,31 @@ def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
     with running("sub", "x", "--broker", address) as sub:
         sub.err.line()
         assert sub.interrupt() == 130
+
+
+@needs_posix
+def test_a_durable_broker_may_be_killed(tmp_path: Path) -> None:
+    """Who is subscribed misses nothing and gets nothing twice; a cursor is where it was."""
+    with broker() as address:
+        pass  # now nobody listens there
+    arguments = ("broker", "--listen", address, "--data", str(tmp_path / "data"), "--archive", "none")
+    cursor = ("sub", "sub/kill", "--cursor", "sub-kill", "--count", "2", "--broker", address)
+    with running("sub", "sub/kill", "--broker", address) as sub:
+        with running(*arguments) as first:
+            first.out.until("listening on")
+            subscribed(address, "sub/kill")
+            publish(address, "sub/kill", "one", "two", "three")
+            assert [sub.out.line() for _ in range(3)] == ["sub/kill: one", "sub/kill: two", "sub/kill: three"]
+            found = godwit(*cursor, "--from", "earliest")
+            assert lines(found.stdout) == ["sub/kill: one", "sub/kill: two"]
+            first.process.kill()
+            first.wait()
+        with running(*arguments) as second:
+            second.out.until("listening on")
+            publish(address, "sub/kill", "four")
+            assert sub.out.line() == "sub/kill: four"
+            assert lines(godwit(*cursor).stdout) == ["sub/kill: three", "sub/kill: four"]
+        assert [line for line in sub.err.rest() if "missed" in line] == []
 
 
 def test_with_a_time_limit_it_gives_up(nowhere: str) -> None:

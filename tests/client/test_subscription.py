@@ -256,6 +256,21 @@ def test_what_the_application_has_in_hand_is_not_missed() -> None:
     assert desk.events[-1] == Missed(subscription, 2, live=False, next_offset=5)
 
 
+def test_what_was_given_is_not_missed_however_the_broker_counts() -> None:
+    """It knows only how many offsets are gone, not which topics they had."""
+    desk, subscription = started()
+    desk.bring(FEED, batch([b"0"], 0))
+    desk.bring(FEED, batch([b"7"], 7))
+    reconnect(desk)
+    desk.bring(FEED, encode_in_band(Gap(count=8, next_offset=8)))
+    desk.bring(FEED, batch([b"8"], 8))
+    assert payloads(take_all(subscription)) == [b"0", b"7", b"8"]
+    assert subscription.missed == 0
+    desk.bring(FEED, encode_in_band(Gap(count=9, next_offset=12)))
+    assert subscription.take() is None
+    assert subscription.missed == 3
+
+
 def test_retained_messages_that_come_again_are_known() -> None:
     desk, subscription = started(next_offset=9)
     assert desk.inbox.connection is not None
@@ -272,6 +287,22 @@ def test_retained_messages_that_come_again_are_known() -> None:
     desk.detach()
     desk.attach()
     assert not desk.asked()[0].retained
+
+
+def test_retained_messages_that_come_again_behind_newer_ones_are_not_given() -> None:
+    """They wait, with what came behind them, while the connection is lost and the broker is asked for them again."""
+    desk, subscription = started(next_offset=9)
+    desk.bring(FEED, batch([b"kept"], 3, retain=True))
+    desk.bring(FEED, batch([b"log"], 9))
+    desk.detach()
+    desk.attach()
+    (ask,) = desk.asked()
+    assert (ask.start, ask.retained) == (9, True)
+    desk.agree(ask, 9)
+    desk.bring(FEED, batch([b"kept"], 3, retain=True))
+    desk.bring(FEED, batch([b"log"], 9))
+    desk.bring(FEED, batch([b"more"], 10))
+    assert payloads(take_all(subscription)) == [b"kept", b"log", b"more"]
 
 
 @given(st.data())

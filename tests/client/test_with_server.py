@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.client.world import BROKER, Network, User
 
@@ -21,6 +23,7 @@ from godwit.client.events import (
 from godwit.client.message import Message
 from godwit.client.subscription import Start, Subscription
 from godwit.limits import MIB
+from godwit.server.direct_log import DirectLog
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
@@ -55,17 +58,16 @@ class RealBroker:
     def start(self) -> None:
         """A new process with an empty log."""
         self.starts += 1
-        network = self.network
         self.store = MemoryStore(self.settings.ring_bytes, log_id=b"log %d" % self.starts)
+        self.run(MemoryLog(self.store))
+
+    def run(self, log: DirectLog, reset_key: bytes = b"") -> None:
+        network = self.network
         self.server = Server(
-            self.settings,
-            MemoryLog(self.store),
-            entropy=network.rng.randbytes,
-            now=network.now,
-            epoch_us=network.now_us,
+            self.settings, log, entropy=network.rng.randbytes, now=network.now, epoch_us=network.now_us
         )
         config = endpoint_config(self.settings, receive_buffer_bytes=1 << 20, max_datagram_bytes=1472)
-        self.listener: Listener = self.server.listen(config)
+        self.listener: Listener = self.server.listen(replace(config, reset_key=reset_key))
         network.parties[BROKER] = self
 
     def stop(self) -> None:
@@ -93,9 +95,9 @@ class RealBroker:
 class Place:
     """A network with a real broker, and clients."""
 
-    def __init__(self, seed: int = 1, settings: Settings | None = None) -> None:
+    def __init__(self, seed: int = 1, settings: Settings | None = None, *, kind: type[RealBroker] = RealBroker) -> None:
         self.network = Network(seed)
-        self.broker = RealBroker(self.network, settings)
+        self.broker = kind(self.network, settings)
         self._users = 0
 
     def user(self, config: ClientConfig | None = None, *, online: bool = True) -> User:

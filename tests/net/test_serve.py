@@ -6,23 +6,37 @@ import asyncio
 import json
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.net.running import Notices, both_loops, configuration, restarted, run, service
 
+from godwit.archive.client import ArchiveClient
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
-from godwit.errors import AccessError, AddressError, ConfigurationError, SocketError, TopicError, UsageError
+from godwit.errors import (
+    AccessError,
+    AddressError,
+    ConfigurationError,
+    LogInUseError,
+    SocketError,
+    TopicError,
+    UsageError,
+)
 from godwit.net import serve as serve_module
 from godwit.net.connect import connect
 from godwit.net.serve import Service
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import Configuration
+from godwit.server.log_sections import ArchiveSection
+from godwit.store.retention import Rule as RetentionRule
 
 READ_ONLY = Access(rules=(Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("#",)),))
 
@@ -232,6 +246,267 @@ def test_a_configuration_with_a_mistake_changes_nothing() -> None:
             assert "no such file" in second
             broker.try_reload(configuration)
             assert notices.texts("reloaded")
+
+    run(test)
+
+
+# -- with a folder ----------------------------------------------------------------------------------------------------
+
+
+def durable(path: Path, *listen: str, is_on: bool = False, **settings: Any) -> Configuration:
+    return replace(configuration(*listen, **settings), data=path, archive=ArchiveSection(is_on=is_on))
+
+
+@both_loops
+def test_what_was_confirmed_is_there_after_a_restart(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def test() -> None:
+        broker = Service(durable(tmp_path))
+        await broker.start()
+        async with connect(broker.urls[0], name="sensor") as client:
+            for number in range(20):
+                await client.publish("a", str(number))
+            broker = await restarted(broker)
+            await client.publish("a", "20")
+            async with client.subscribe("a", start="earliest") as messages:
+                assert [int((await anext(messages)).payload) for _ in range(21)] == list(range(21))
+        await broker.stop()
+        assert not (tmp_path / "log.sqlite-wal").exists()
+
+    run(test, loop)
+
+
+def test_time_does_not_go_backwards_across_a_restart(tmp_path: Path) -> None:
+    future_us = 2_000_000_000_000_000
+
+    async def test() -> None:
+        received = []
+        for clock_us in (future_us, future_us - 3_600_000_000):
+            broker = Service(durable(tmp_path), wall_clock_us=lambda clock_us=clock_us: clock_us)  # type: ignore[misc]
+            async with broker, connect(broker.urls[0]) as client, client.subscribe("a") as messages:
+                await client.publish("a", b"x")
+                received.append((await anext(messages)).received_us)
+        assert received[0] >= future_us
+        assert received == sorted(received)
+
+    run(test)
+
+
+def test_answers_of_the_log_reach_the_clients_of_all_listeners(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            Service(durable(tmp_path, "127.0.0.1:0", "127.0.0.1:0")) as broker,
+            connect(broker.urls[0]) as one,
+            connect(broker.urls[1]) as two,
+            one.subscribe("a") as first,
+            two.subscribe("a") as second,
+        ):
+            for number in range(50):
+                assert await (one, two)[number % 2].publish("a", str(number)) == 2
+                for messages in (first, second):
+                    assert int((await anext(messages)).payload) == number
+
+    run(test)
+
+
+def test_a_folder_that_is_in_use_leaves_no_socket_open(tmp_path: Path) -> None:
+    async def test() -> None:
+        with UdpSocket("127.0.0.1") as free:
+            port = free.local_address[1]
+        async with Service(durable(tmp_path)):
+            with pytest.raises(LogInUseError):
+                await Service(durable(tmp_path, f"127.0.0.1:{port}")).start()
+            UdpSocket("127.0.0.1", port).close()
+
+    run(test)
+
+
+def test_a_broker_that_cannot_be_made_gives_its_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ConfigurationError("it cannot be")
+
+    async def test() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(serve_module, "Server", fail)
+            with pytest.raises(ConfigurationError):
+                await Service(durable(tmp_path)).start()
+        async with Service(durable(tmp_path)):
+            pass
+
+    run(test)
+
+
+def test_an_address_that_cannot_be_had_makes_no_folder(tmp_path: Path) -> None:
+    async def test() -> None:
+        with UdpSocket("127.0.0.1") as taken, pytest.raises(SocketError):
+            await Service(durable(tmp_path / "data", f"127.0.0.1:{taken.local_address[1]}")).start()
+        assert not (tmp_path / "data").exists()
+
+    run(test)
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def test() -> None:
+        async with Service() as broker, connect(broker.urls[0]) as client:
+            await client.publish("a", b"x")
+            assert broker.archive_url == ""
+        assert list(tmp_path.iterdir()) == []
+
+    run(test)
+
+
+def test_a_killed_broker_proves_to_its_clients_that_it_was_restarted(tmp_path: Path) -> None:
+    """The key for that is in the folder, so nobody waits for a time-out."""
+
+    async def test() -> None:
+        broker = Service(durable(tmp_path))
+        await broker.start()
+        reasons: list[str] = []
+        async with connect(broker.urls[0], on_state=lambda state, reason: reasons.append(reason)) as client:
+            for driver in broker._drivers:
+                driver.close()  # without a word
+            broker = await restarted(broker)
+            began = time.monotonic()
+            await client.publish("a", b"x")
+            assert time.monotonic() - began < 10
+            assert any("reset" in reason or "restart" in reason for reason in reasons), reasons
+        await broker.stop()
+
+    run(test)
+
+
+def test_other_rules_hold_at_once_and_another_folder_needs_a_restart(tmp_path: Path) -> None:
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path), notices=notices) as broker, connect(broker.urls[0]) as client:
+            for _ in range(30):
+                await client.publish("a", bytes(50_000))
+            broker.reload(replace(broker.configuration, retention=(RetentionRule("a", max_bytes=500_000),)))
+            first = 0
+            while first < 15:
+                async with client.subscribe("a", start="earliest") as messages:
+                    first = (await anext(messages)).offset or 0
+            assert notices.texts("warning") == []
+            broker.reload(replace(broker.configuration, data=tmp_path / "other"))
+            assert notices.texts("warning") == ["another folder for the log or another archive needs a restart"]
+            assert broker.configuration.data == tmp_path
+
+    run(test)
+
+
+# -- the archive ------------------------------------------------------------------------------------------------------
+
+
+def test_the_archive_is_told_before_the_listeners_and_ends_with_the_broker(tmp_path: Path) -> None:
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path, is_on=True), notices=notices) as broker:
+            await notices.until("listening")
+            kinds = [kind for kind, _, _ in notices.seen]
+            assert kinds[:2] == ["archive", "listening"]
+            assert broker.archive_url.startswith("grpc://127.0.0.1:")
+            assert notices.texts("archive") == [f"archive on {broker.archive_url}"]
+            port = int(broker.archive_url.rpartition(":")[2])
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+
+    run(test)
+
+
+def test_what_was_staged_with_the_archive_and_committed_is_delivered_once(tmp_path: Path) -> None:
+    rows = pa.table({"topic": ["a", "a", "b"], "payload": [b"1", b"2", b"3"]})
+
+    def commit(url: str) -> dict[str, Any]:
+        with ArchiveClient(url) as archive:
+            archive.stage(rows, query="q", batch=1, partition=0, attempt=0, publisher="spark")
+            return archive.commit("q", 1, [(0, 0)])
+
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path, is_on=True), notices=notices) as broker:
+            await notices.until("archive")
+            async with connect(broker.urls[0]) as client, client.subscribe("#") as messages:
+                first = await asyncio.to_thread(commit, broker.archive_url)
+                assert (first["first_offset"], first["count"], first["was_known"]) == (0, 3, False)
+                assert [(await anext(messages)).payload for _ in range(3)] == [b"1", b"2", b"3"]
+                again = await asyncio.to_thread(commit, broker.archive_url)
+                assert again["was_known"]
+                await client.publish("a", b"4")
+                assert (await anext(messages)).payload == b"4"
+        assert list((tmp_path / "stages").iterdir()) == []
+
+    run(test)
+
+
+def test_an_archive_does_not_outlive_a_broker_that_was_killed(tmp_path: Path) -> None:
+    arguments = ["broker", "--listen", "127.0.0.1:0", "--data", str(tmp_path)]
+    code = "from godwit.cli import main; main()"
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            ready = process.stdout.readline().decode()
+            port = int(ready.rpartition(":")[2])
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        finally:
+            process.kill()
+        assert ready.startswith("archive on ")
+    ends = time.monotonic() + 20
+    with pytest.raises(OSError, match="refused"):  # noqa: PT012  # it takes a moment to hear of it
+        while time.monotonic() < ends:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+
+def test_an_archive_that_cannot_start_does_not_keep_the_broker_from_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        notices = Notices()
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            section = ArchiveSection(listen=f"127.0.0.1:{taken.getsockname()[1]}")
+            broken = replace(durable(tmp_path), archive=section)
+            async with Service(broken, notices=notices) as broker, connect(broker.urls[0]) as client:
+                assert await client.publish("a", b"x") == 0
+                await notices.until("listening")
+                assert any("archive" in text for text in notices.texts("warning"))
+
+    run(test)
+
+
+def test_an_address_of_the_archive_that_cannot_be_is_told_before_anything_is_opened(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = tmp_path / "data"
+        with pytest.raises(AddressError, match="is no port"):
+            await Service(replace(durable(path), archive=ArchiveSection(listen="127.0.0.1:port"))).start()
+        assert not path.exists()
+
+    run(test)
+
+
+def test_an_archive_that_is_open_to_other_machines_is_said_loudly(tmp_path: Path) -> None:
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path, "127.0.0.1:0", is_on=True), notices=notices):
+            assert notices.texts("warning") == []
+        for section, warnings in (
+            (ArchiveSection(listen="0.0.0.0:0"), 1),
+            (ArchiveSection(listen="0.0.0.0:0", token_file=tmp_path / "tokens"), 0),
+        ):
+            told = Notices()
+            async with Service(replace(durable(tmp_path), archive=section), notices=told):
+                assert sum("everybody may read and write" in text for text in told.texts("warning")) == warnings
+
+    run(test)
+
+
+def test_with_access_rules_an_archive_needs_tokens(tmp_path: Path) -> None:
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path, is_on=True, access=READ_ONLY), notices=notices) as broker:
+            assert "no tokens for the archive, so it is not started" in notices.texts("warning")[0]
+            assert broker.archive_url == ""
+            assert notices.texts("listening")
 
     run(test)
 

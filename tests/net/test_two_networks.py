@@ -129,7 +129,7 @@ def test_the_broker_is_the_only_link_between_two_networks(networks: Networks) ->
         assert asked(networks.middle, f"{RIGHT}.2") == "answered: b'?'"
         assert asked(networks.left, f"{RIGHT}.2") == "no answer"
     listen = [part for network in (LEFT, RIGHT) for part in ("--listen", f"{network}.1:50000")]
-    with started(networks.middle, *GODWIT, "broker", *listen) as broker:
+    with started(networks.middle, *GODWIT, "broker", "--memory", *listen) as broker:
         said = lines(broker, f"listening on udp://{RIGHT}.1:50000")
         assert f"listening on udp://{LEFT}.1:50000" in said
         assert sum("can be reached from other machines" in line for line in said) == 2  # and it says so

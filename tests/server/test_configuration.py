@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from godwit.broker.access import Access
 from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
+from godwit.limits import MIB
 from godwit.server.configuration import Configuration, load_configuration
+from godwit.server.log_sections import ArchiveSection
+from godwit.store.retention import Rule
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
 FILES = {"one.secret": b"0123456789abcdef\n", "empty.secret": b"\n"}
@@ -50,13 +53,20 @@ def test_the_example_is_whole_and_gives_no_warning() -> None:
     assert not access.may("sensor-1", True, "publish", "home/sensor-2/temperature")
     assert access.may("operator", True, "kick")
     assert access.may("operator", True, "subscribe", "$sys/#")
+    assert found.data == Path("godwit-data")
+    assert found.retention == (
+        Rule("home/#", 365 * 24 * 3600.0, None),
+        Rule(None, 30 * 24 * 3600.0, 10 * 1024 * MIB),
+    )
+    assert found.archive == ArchiveSection(listen="127.0.0.1:50001")
+    assert settings.logged == ("home/+/heartbeat",)
 
 
 def test_the_example_shows_the_defaults_of_all_limits() -> None:
     """What it says of limits is what holds without it, and no key is left out."""
     text = EXAMPLE.read_text(encoding="utf-8")
     values = tomllib.loads(text)
-    limits = "[limits]\n" + text.partition("[limits]")[2].partition("[access]")[0]
+    limits = "[limits]\n" + text.partition("[limits]")[2].partition("[log]")[0]
     assert load(limits).settings == Settings()
     assert load("sys_interval_s = 10").settings == Settings()
     with pytest.raises(ConfigurationError) as raised:
@@ -66,6 +76,8 @@ def test_the_example_shows_the_defaults_of_all_limits() -> None:
     for table, keys in (
         ("topics", ["create", "policy", "rule"]),
         ("access", ["anonymous", "client", "rule"]),
+        ("log", ["data", "max_age", "max_bytes", "rule"]),
+        ("archive", ["listen"]),  # the others are there as comments: they name files
     ):
         assert sorted(values[table]) == keys
 
@@ -81,6 +93,13 @@ def test_everything_that_can_be_said() -> None:
         [[topics.rule]]
         filter = "x/#"
         policy = "explicit"
+        [[topics.rule]]
+        filter = "beats/#"
+        log = true
+        [[topics.rule]]
+        filter = "both"
+        policy = "open"
+        log = true
         [limits]
         clients = 10
         clients_per_host = 5
@@ -112,7 +131,8 @@ def test_everything_that_can_be_said() -> None:
     assert found.settings == Settings(
         topics=("a", "b c/d"),
         default_policy="publishers",
-        policies=(("x/#", "explicit"),),
+        policies=(("x/#", "explicit"), ("both", "open")),
+        logged=("beats/#", "both"),
         sys_interval_s=0.5,
         max_clients=10,
         max_clients_per_host=5,
@@ -174,7 +194,8 @@ RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
         ('[topics]\ncreate = ["$sys/a"]', "topics.create: topic '$sys/a' begins with $"),
         ('[topics]\ncreate = ["a", "b"]\n[limits]\ntopics = 1', "topics.create lists 2 topics, and limits.topics is 1"),
         ('[[topics.rule]]\nfilter = "a#"\npolicy = "open"', "topics.rule number 1: filter 'a#' has '#' inside"),
-        ('[[topics.rule]]\nfilter = "a"', "topics.rule number 1: policy is missing"),
+        ('[[topics.rule]]\nfilter = "a"', "topics.rule number 1 says nothing of its topics: give policy, log or both"),
+        ('[[topics.rule]]\nfilter = "a"\nlog = 1', "topics.rule number 1: log is a whole number: it must be true"),
         ('[topics.rule]\nfilter = "a"', "topics.rule is a table: begin each with a line [[topics.rule]]"),
         ("[access]\nanonymus = true", "access.anonymus is not a known key; did you mean anonymous?"),
         ("[access]\nanonymous = 1", "access.anonymous is a whole number: it must be true or false"),

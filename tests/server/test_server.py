@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from godwit.broker.effects import Import, Imported
 from godwit.broker.settings import Settings
 from godwit.limits import CLIENT_WINDOW_BYTES, MAX_RECORD_BYTES
 from godwit.server.memory_log import MemoryLog
@@ -19,6 +20,7 @@ from godwit.transport.train import Address, Train
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_batches, encode_batch
 from godwit.wire.control import Code, ControlMessage, decode_control, encode_control
+from godwit.wire.entry import Entry
 from godwit.wire.feed import is_in_band
 
 START_US = 1_763_200_000_000_000
@@ -205,3 +207,17 @@ def test_a_listener_offers_what_the_settings_say() -> None:
     )
     assert small.max_record_bytes < 100_000
     assert small.channel_window_bytes == 65_536
+
+
+# -- what the archive brings ------------------------------------------------------------------------------------------
+
+
+def test_staged_messages_are_appended_once_and_answered() -> None:
+    wire = Wire()
+    whole = encode_batch(Batch([b"x"], 1))
+    entries = [Entry("news", "spark", whole[0], 1, 0, None, 0, 1, whole[9:])] * 3
+    for key in (7, 8):
+        wire.server.import_staged(Import(key, "query", 1, entries))
+        wire.server.turn()
+    assert wire.server.imported == [Imported(7, first_offset=0, count=3), Imported(8, was_known=True)]
+    assert wire.server.log.next_offset == 3

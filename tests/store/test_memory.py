@@ -7,12 +7,11 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from godwit.store.memory import ENTRY_COST_BYTES, STEPS, MemoryStore, entry_bytes
-from godwit.store.port import Slice, State, Store
+from godwit.store.memory import STEPS, MemoryStore, entry_bytes
+from godwit.store.port import Slice
 from godwit.wire.entry import Entry
 
 LOG_ID = bytes(range(16))
@@ -140,33 +139,10 @@ class RingMachine(RuleBasedStateMachine):
 TestRingMachine = RingMachine.TestCase
 
 
-def test_it_is_a_store() -> None:
-    store: Store = MemoryStore(log_id=LOG_ID)
-    assert store.log_id == LOG_ID
-    assert (store.first_offset, store.next_offset) == (0, 0)
-    assert store.append([]) == 0
-    assert store.read(0, 1000) == Slice([], 0)
-    assert store.read(5, 1000) == Slice([], 5)
-    assert store.offset_at(0) == 0
-    assert store.state() == State()
-
-
 def test_an_empty_log_that_begins_later() -> None:
     store = MemoryStore(log_id=LOG_ID, first_offset=10)
     assert store.read(3, 1000) == Slice([], 10)
     assert store.append([make_entry()]) == 10
-
-
-def test_a_batch_is_read_whole_from_any_of_its_offsets() -> None:
-    store = MemoryStore(log_id=LOG_ID)
-    entries = [make_entry(count=3), make_entry(count=2), make_entry(count=1)]
-    assert store.append(entries) == 0
-    for offset in (0, 1, 2):
-        assert store.read(offset, 0) == Slice([(0, entries[0])], 3)
-    for offset in (3, 4):
-        assert store.read(offset, 0) == Slice([(3, entries[1])], 5)
-    assert store.read(2, 10**6).next_offset == 6
-    assert store.read(6, 10**6) == Slice([], 6)
 
 
 def test_the_oldest_make_room_and_what_came_last_stays() -> None:
@@ -189,17 +165,6 @@ def test_the_oldest_make_room_and_what_came_last_stays() -> None:
     assert (store.first_offset, store.next_offset, store.size_bytes) == (5, 7, 4000)
     store.append([sized(500)])
     assert store.first_offset == 6
-
-
-def test_a_time_between_two_entries_gives_the_later_one() -> None:
-    store = MemoryStore(log_id=LOG_ID)
-    store.append([make_entry(received_us=10), make_entry(received_us=20, count=5), make_entry(received_us=20)])
-    assert [store.offset_at(time_us) for time_us in (0, 10, 11, 20, 21)] == [0, 0, 1, 1, 7]
-
-
-@given(st.integers(0, 5000))
-def test_what_an_entry_counts_for(size_bytes: int) -> None:
-    assert entry_bytes(make_entry(rest=bytes(size_bytes))) == size_bytes + 5 + ENTRY_COST_BYTES
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10, 200])

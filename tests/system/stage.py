@@ -36,6 +36,7 @@ MIB = 1024 * 1024
 LAST_LINES = 15
 
 _READY = re.compile(r"listening on udp://(\S+)")
+_ARCHIVE = re.compile(r"archive on (grpc\S*://\S+)")
 # Linux promises that a process does not outlive its parent, not even when that one is killed (PR_SET_PDEATHSIG).
 _WITH_PARENT = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n" if sys.platform == "linux" else ""
 _GODWIT = f"{_WITH_PARENT}from godwit.cli import main; main()"
@@ -135,12 +136,19 @@ class Broker(Process):
         super().__init__(name, process)
         self.addresses: list[str] = []
         """As HOST:PORT, in the order of the command line."""
+        self.archive = ""
+        """As grpc://HOST:PORT, if it serves one."""
 
     async def listening(self, listeners: int) -> None:
         while len(self.addresses) < listeners:
             match = _READY.search(await self.line("listening on"))
             assert match
             self.addresses.append(match[1])
+
+    async def serving_archive(self) -> None:
+        match = _ARCHIVE.search(await self.line("archive on"))
+        assert match
+        self.archive = match[1]
 
     @property
     def address(self) -> str:
@@ -188,12 +196,29 @@ class Stage:
         for process in self._processes:
             await process.kill()
 
-    async def broker(self, *arguments: str, listen: tuple[str, ...] = ("127.0.0.1:0",), name: str = "broker") -> Broker:
-        """A broker that is ready."""
-        listeners = [word for address in listen for word in ("--listen", address)]
-        broker = Broker(name, await self._start(_GODWIT, "broker", *listeners, *arguments))
-        self._processes.append(broker)
+    async def broker(
+        self,
+        *arguments: str,
+        listen: tuple[str, ...] = ("127.0.0.1:0",),
+        name: str = "broker",
+        data: Path | None = None,
+        archive: str = "none",
+    ) -> Broker:
+        """A broker that is ready; its log is in the folder `data`, else in memory."""
+        broker = await self.starting_broker(*arguments, listen=listen, name=name, data=data, archive=archive)
+        if archive != "none":
+            await broker.serving_archive()
         await broker.listening(len(listen))
+        return broker
+
+    async def starting_broker(
+        self, *arguments: str, listen: tuple[str, ...], name: str, data: Path | None, archive: str = "none"
+    ) -> Broker:
+        """One that has only just been started."""
+        listeners = [word for address in listen for word in ("--listen", address)]
+        log = ["--memory"] if data is None else ["--data", str(data), "--archive", archive]
+        broker = Broker(name, await self._start(_GODWIT, "broker", *listeners, *log, *arguments))
+        self._processes.append(broker)
         return broker
 
     async def godwit(self, *arguments: str) -> Process:

@@ -52,7 +52,7 @@ Role = Callable[..., Awaitable[None]]
 
 
 def roles() -> dict[str, Role]:
-    from tests.system import crowd, hostile, traffic
+    from tests.system import crowd, hostile, pour, traffic
 
     return {
         "publish": traffic.publish,
@@ -61,6 +61,9 @@ def roles() -> dict[str, Role]:
         "flood": hostile.flood,
         "stall": hostile.stall,
         "lie": hostile.lie,
+        "pour": pour.pour,
+        "replay": pour.replay,
+        "read_slowly": pour.read_slowly,
     }
 
 

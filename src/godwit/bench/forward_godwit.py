@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 
 from godwit.bench import small_senders, small_senders_godwit
@@ -18,7 +19,12 @@ from godwit.net.serve import Service
 
 def godwit_pair() -> Pair:
     """One publisher, one subscriber, QoS 1."""
-    return Pair(lambda stage: f"{HOST}:{_broker(stage)}", _publish, _subscribe)
+    return pair_with(lambda stage: f"{HOST}:{_broker(stage)}")
+
+
+def pair_with(broker: Callable[[Stage], str]) -> Pair:
+    """The same publisher and subscriber, with another broker of ours."""
+    return Pair(broker, _publish, _subscribe)
 
 
 def godwit_system() -> small_senders.System:

@@ -25,22 +25,24 @@ def find(program: str) -> str | None:
     return shutil.which(program, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *_MORE_FOLDERS)))
 
 
-def require(on_install: Callable[[str], None]) -> dict[str, str]:
-    """The full paths of all PROGRAMS. What is missing is installed if we may; else the error says how to do it."""
-    absent = [module for module in MODULES if find_spec(module) is None]
+def require(
+    on_install: Callable[[str], None], *, programs: Sequence[str] = PROGRAMS, modules: Sequence[str] = MODULES
+) -> dict[str, str]:
+    """The full paths of these programs. What is missing is installed if we may; else the error says how to do it."""
+    absent = [module for module in modules if find_spec(module) is None]
     if absent:
         raise GodwitError(
             f"the benchmark needs the Python packages {' and '.join(absent)}, which are not installed: "
             "run `pip install 'godwit[bench]'`"
         )
-    missing = [program for program in PROGRAMS if find(program) is None]
+    missing = [program for program in programs if find(program) is None]
     if missing:
         command = ("apt-get", "install", "--yes", "--no-install-recommends", *missing)
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
             raise _not_installed(missing, "is missing", command)
         on_install(" ".join(command))
         _install(command, missing)
-    return {program: path for program in PROGRAMS if (path := find(program)) is not None}
+    return {program: path for program in programs if (path := find(program)) is not None}
 
 
 def _install(command: Sequence[str], missing: list[str]) -> None:

@@ -40,10 +40,11 @@ class Failure(msgspec.Struct, frozen=True):
 class Stage:
     """Every process that is started in its `with` block is ended when the block is left, also by Ctrl-C."""
 
-    def __init__(self) -> None:
+    def __init__(self, within: Path | None = None) -> None:
+        """`within` is where its folder is made: on the disk to be measured, if the parts write to one."""
         self._context = multiprocessing.get_context("spawn")
         self._processes: list[SpawnProcess] = []
-        self._temporary = tempfile.TemporaryDirectory(prefix="godwit-bench-")
+        self._temporary = tempfile.TemporaryDirectory(prefix="godwit-bench-", dir=within)
         self.folder: Final = Path(self._temporary.name)
         """For files that the parts need; removed at the end."""
 

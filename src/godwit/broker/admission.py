@@ -8,24 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 import msgspec
 
 from godwit.broker.catalogue import Catalogue, Names
+from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
+from godwit.broker.journal import Journal
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
 from godwit.broker.session import Link, Session, check_name
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.errors import BadTopicError, UsageError
-from godwit.limits import NAME_PING_S
+from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S
+from godwit.wire.changes import SessionKept
 from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
 from godwit.wire.proof import is_proof, make_proof
 
-NAME_PING = 0xFFFFFFFF
+NAME_PING: Final = 0xFFFFFFFF
 """The number of the broker's own ping."""
+RESTART_GRACE_US: Final = 60_000_000
+"""So long a restarted broker waits for those who were connected: they may notice only by their idle time-out."""
+assert IDLE_TIMEOUT_S * 1.5e6 < RESTART_GRACE_US
 
 
 class _Waiting(msgspec.Struct):
@@ -45,8 +52,11 @@ class Admission:
         names: Names,
         delivery: Delivery,
         publishing: Publishing,
+        commits: Commits,
+        journal: Journal,
         effects: list[Effect],
         *,
+        sessions: dict[str, Session],
         entropy: Callable[[int], bytes],
         log_id: bytes,
     ) -> None:
@@ -54,10 +64,12 @@ class Admission:
         self._names = names
         self._delivery = delivery
         self._publishing = publishing
+        self._commits = commits
+        self._journal = journal
         self._effects = effects
         self._entropy = entropy
         self._log_id = log_id
-        self.sessions: dict[str, Session] = {}
+        self.sessions = sessions
         self._waiting: dict[str, _Waiting] = {}
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of when absent sessions end. One that came back is passed over."""
@@ -148,7 +160,9 @@ class Admission:
                     Close(former.connection, Code.TAKEN_OVER, f"{name} has connected again, from {link.address}")
                 )
                 self.on_gone(former, now_us, was_expected=session.instance == login.instance, reason="taken over")
-                session = self.sessions.get(name)  # one that does not outlive its connection is gone now
+            elif session.is_awaited and session.instance != login.instance:
+                self.abandon(session, now_us)  # that run of the client will not come back
+            session = self.sessions.get(name)  # one that does not outlive its connection is gone now
         if session is not None and login.fresh:
             self.forget(session)
             session = None
@@ -181,6 +195,7 @@ class Admission:
         session.is_proved = is_proved
         session.expiry_s = min(login.session_expiry_s, settings.max_session_expiry_s) if session.is_remembered else 0
         session.ends_at_us = None
+        session.is_awaited = False
         session.will = login.will
         link.session = session
         if settings.messages_per_s is not None:
@@ -197,7 +212,10 @@ class Admission:
             log=self._log_id,
             max_message_bytes=settings.max_message_bytes,
         )
-        self._effects.append(Send(link.connection, 0, encode_control(welcome)))
+        if self._journal.session(session):  # what it leaves with the broker must be safe first
+            self._commits.say(link, welcome)
+        else:
+            self._effects.append(Send(link.connection, 0, encode_control(welcome)))
         verb = "came back" if resumed else "connected"
         text = f"{session.name} {verb} from {link.address}"
         self._effects.append(Notice("connected", text, {"client": session.name, "address": link.address}))
@@ -231,24 +249,13 @@ class Admission:
         session = link.session
         if session is None:
             return
-        for inlet in list(link.inlets.values()):
-            self._publishing.end(inlet)
-        for feed in list(link.feeds.values()):
-            self._delivery.detach(feed)
-        session.link = None
+        self._let_go(link, session)
         will, session.will = session.will, None
         if will is not None and not was_expected:
             self._publish_will(session, will, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": was_expected}))
-        if session.expiry_s and session.is_remembered and session.feeds:  # one without subscriptions holds nothing
-            session.ends_at_us = now_us + session.expiry_s * 1_000_000
-            self._serial += 1
-            heappush(self._endings, (session.ends_at_us, self._serial, session))
-            if len(self._endings) > 2 * len(self.sessions) + 64:
-                self._drop_old_endings()
-        else:
-            self.forget(session)
+        self._keep_for_later(session, now_us)
         next_one = self._waiting.pop(session.name, None)
         if next_one is not None and next_one.link.is_open:
             try:
@@ -257,6 +264,63 @@ class Admission:
                 self.turn_away(next_one.link, failure)
             else:
                 self._enter(next_one.link, next_one.login, is_proved, now_us)
+
+    def on_stopped(self, link: Link, now_us: int) -> None:
+        """The broker itself is being stopped. It waits for the client when it is there again, as after a crash."""
+        session = link.session
+        is_open, link.is_open = link.is_open, False
+        if not is_open or session is None:
+            return
+        self._let_go(link, session)
+        if session.outlives_restart:
+            session.is_awaited = True
+            self._end_at(session, now_us + RESTART_GRACE_US)
+        else:
+            self.forget(session)
+
+    def _let_go(self, link: Link, session: Session) -> None:
+        for inlet in list(link.inlets.values()):
+            inlet.end()
+        for feed in list(link.feeds.values()):
+            self._delivery.detach(feed)
+        session.link = None
+
+    def _keep_for_later(self, session: Session, now_us: int) -> None:
+        if session.expiry_s and session.is_remembered and session.feeds:  # one without subscriptions holds nothing
+            self._end_at(session, now_us + session.expiry_s * 1_000_000)
+            self._journal.session(session)
+        else:
+            self.forget(session)
+
+    def _end_at(self, session: Session, ends_at_us: int) -> None:
+        session.ends_at_us = ends_at_us
+        self._serial += 1
+        heappush(self._endings, (ends_at_us, self._serial, session))
+        if len(self._endings) > 2 * len(self.sessions) + 64:
+            self._drop_old_endings()
+
+    def abandon(self, session: Session, now_us: int) -> None:
+        """It was connected when the broker stopped, and did not come back: it is gone, and not by its own will."""
+        session.is_awaited = False
+        will, session.will = session.will, None
+        if will is not None:
+            self._publish_will(session, will, now_us)
+        text = f"{session.name} did not come back after the broker's restart"
+        self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": False}))
+        self._keep_for_later(session, now_us)
+
+    def restore(self, kept: SessionKept, now_us: int) -> Session:
+        """One that was there before the broker was restarted, as yet without its subscriptions."""
+        session = Session(kept.name, self._names.number(kept.name), is_remembered=True)
+        session.instance = kept.instance
+        session.is_proved = kept.is_proved
+        session.expiry_s = kept.expiry_s
+        session.will = kept.will
+        session.is_stored = True
+        session.is_awaited = kept.ends_at_us is None
+        self.sessions[kept.name] = session
+        self._end_at(session, now_us + RESTART_GRACE_US if kept.ends_at_us is None else kept.ends_at_us)
+        return session
 
     def _drop_old_endings(self) -> None:
         """A client that comes and goes leaves one behind each time."""
@@ -284,13 +348,18 @@ class Admission:
         session.feeds.clear()
         if self.sessions.get(session.name) is session:
             del self.sessions[session.name]
+        self._journal.session(session)
 
     def expire(self, now_us: int) -> int | None:
         """What time has ended: sessions, and the wait for a sign of life. Gives when the next is due."""
         endings = self._endings
         while endings and endings[0][0] <= now_us:
             ends_at_us, _, session = heappop(endings)
-            if session.ends_at_us == ends_at_us and self.sessions.get(session.name) is session:
+            if session.ends_at_us != ends_at_us or self.sessions.get(session.name) is not session:
+                continue
+            if session.is_awaited:
+                self.abandon(session, now_us)
+            else:
                 self.forget(session)
                 self._effects.append(
                     Notice("session_expired", f"the session of {session.name} expired", {"client": session.name})

@@ -11,10 +11,11 @@ Times are microseconds since the epoch and never go backwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from godwit.broker.admission import Admission
 from godwit.broker.catalogue import Catalogue, Names
+from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.desk import Desk, FloodError
 from godwit.broker.effects import (
@@ -23,7 +24,9 @@ from godwit.broker.effects import (
     Committed,
     Consume,
     Effect,
+    Failed,
     Found,
+    Import,
     Located,
     Losing,
     Notice,
@@ -34,9 +37,13 @@ from godwit.broker.failure import RequestFailure
 from godwit.broker.feed import Feed
 from godwit.broker.figures import Figures
 from godwit.broker.identities import Identities
+from godwit.broker.importing import Importing
+from godwit.broker.journal import Journal
+from godwit.broker.pace import Pace
 from godwit.broker.publishing import Publishing
 from godwit.broker.requests import Requests
-from godwit.broker.session import Link
+from godwit.broker.restoring import restore
+from godwit.broker.session import Link, Session
 from godwit.broker.settings import Settings
 from godwit.broker.subscribing import Subscribing
 from godwit.errors import DecodeError
@@ -44,7 +51,11 @@ from godwit.limits import LOGIN_TIMEOUT_S
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
 from godwit.wire import control
+from godwit.wire.changes import State
 from godwit.wire.control import Code, ControlMessage, MalformedError, decode_control, encode_control
+
+SAVE_EVERY_US: Final = 1_000_000
+"""How often that is saved which changes all the time, see godwit.broker.journal."""
 
 
 class Broker:
@@ -59,7 +70,10 @@ class Broker:
         log_id: bytes = b"",
         first_offset: int = 0,
         next_offset: int = 0,
+        state: State | None = None,
+        keeps_state: bool = True,
     ) -> None:
+        """`state`: what the log had kept. `keeps_state`: whether it goes on keeping what changes."""
         self._effects: list[Effect] = []
         self._links: dict[Connection, Link] = {}
         self._unknown: dict[Link, None] = {}
@@ -68,37 +82,49 @@ class Broker:
         self._figures_at_us = now_us
         self._pay_at_us: int | None = None
         self._expire_at_us: int | None = None
+        self._save_at_us: int | None = None
         names = Names()
-        self._identities = Identities()
-        self._catalogue = Catalogue(settings)
-        self._delivery = Delivery(self._catalogue, names, self._effects)
-        self._delivery.first_offset = first_offset
-        self._delivery.next_offset = next_offset
-        self._publishing = Publishing(self._catalogue, self._delivery, self._identities, self._effects)
-        self._subscribing = Subscribing(self._catalogue, self._delivery, self._effects)
+        sessions: dict[str, Session] = {}
+        self._journal = journal = Journal(sessions, keeps=keeps_state)
+        self._pace = pace = Pace(self._effects)
+        identities = Identities(journal)
+        self._catalogue = catalogue = Catalogue(settings, journal)
+        self._delivery = delivery = Delivery(catalogue, names, journal, self._effects)
+        delivery.first_offset = first_offset
+        delivery.next_offset = next_offset
+        self._commits = commits = Commits(catalogue, delivery, identities, journal, pace, self._effects)
+        self._publishing = Publishing(catalogue, delivery, identities, commits, journal, pace, self._effects)
+        self._subscribing = Subscribing(catalogue, delivery, commits, journal, self._effects)
+        self._importing = Importing(catalogue, names, commits, journal, self._effects)
         self._admission = Admission(
-            self._catalogue,
+            catalogue,
             names,
-            self._delivery,
+            delivery,
             self._publishing,
+            commits,
+            journal,
             self._effects,
+            sessions=sessions,
             entropy=entropy,
             log_id=log_id,
         )
-        requests = Requests(
-            self._catalogue, self._delivery, self._identities, self._subscribing, self._admission, self._effects
-        )
-        self._desk = Desk(self._admission, self._subscribing, requests, self._effects)
+        requests = Requests(catalogue, delivery, identities, self._subscribing, self._admission, self._effects)
+        self._desk = Desk(self._admission, self._subscribing, requests, commits, self._effects)
+        if state is not None:
+            restore(state, catalogue, delivery, identities, self._admission, self._subscribing, self._importing, now_us)
+            self._expire_at_us = now_us
         self._sys = Figures(self._catalogue, names, self._publishing)
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Received: self._on_received,
             Confirmed: self._on_confirmed,
             Committed: self._on_committed,
+            Failed: self._on_failed,
             Connected: self._on_connected,
             Closed: self._on_closed,
             Found: self._on_found,
             Located: self._on_located,
             Losing: self._on_losing,
+            Import: self._on_import,
             Tick: self._on_tick,
             Writable: self._ignore,
             PathChanged: self._on_path_changed,
@@ -120,9 +146,11 @@ class Broker:
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order. Ends the turn."""
-        self._publishing.seal()
-        if self._pay_at_us is None and self._publishing.is_owing:
+        self._commits.seal(self._now_us)
+        if self._pay_at_us is None and self._pace.is_owing:
             self._pay_at_us = self._now_us
+        if self._save_at_us is None and self._journal.has_unsaved:
+            self._save_at_us = self._now_us + SAVE_EVERY_US
         self._delivery.flush()
         effects = self._effects[:]
         self._effects.clear()
@@ -147,7 +175,7 @@ class Broker:
                     session.name, session.is_proved, "publish", inlet.topic.name
                 ):
                     text = f"{session.name} may no longer publish to {inlet.topic.name!r}"
-                    self._publishing.refuse(inlet, Code.NOT_ALLOWED, text)
+                    inlet.refuse(Code.NOT_ALLOWED, text, self._effects)
             for feed in list(link.feeds.values()):
                 if not all(access.may(session.name, session.is_proved, "subscribe", text) for text in feed.filters):
                     number = feed.number
@@ -169,7 +197,8 @@ class Broker:
         if self._unknown:
             login_by_us = next(iter(self._unknown)).login_by_us
             timers.append(login_by_us if login_by_us is not None else self._now_us)
-        timers += [at for at in (self._pay_at_us, self._expire_at_us) if at is not None]
+        others = (self._pay_at_us, self._expire_at_us, self._save_at_us, self._commits.due_us)
+        timers += [at for at in others if at is not None]
         return min(timers)
 
     def overrun(self, floor: int) -> list[Feed]:
@@ -199,7 +228,7 @@ class Broker:
             "retained": self._catalogue.retained,
             "messages/in": self._publishing.messages_in,
             "messages/out": self._delivery.messages_out,
-            "messages/dropped": self._delivery.live_dropped + self._publishing.rate_dropped,
+            "messages/dropped": self._delivery.live_dropped + self._publishing.dropped,
             "bytes/in": self._publishing.bytes_in,
             "log/first_offset": self._delivery.first_offset,
             "log/next_offset": self._delivery.next_offset,
@@ -219,6 +248,9 @@ class Broker:
         if link is None:
             return
         self._unknown.pop(link, None)
+        if event.origin == "local" and event.code == Code.SHUTDOWN:
+            self._admission.on_stopped(link, now_us)
+            return
         said_goodbye = event.origin == "peer" and event.code in (Code.NORMAL, Code.SHUTDOWN)
         reason = "" if said_goodbye else event.reason or f"code {event.code}"
         self._admission.on_gone(link, now_us, was_expected=said_goodbye, reason=reason)
@@ -289,7 +321,10 @@ class Broker:
     # -- the store's answers, and time --------------------------------------------------------------------------------
 
     def _on_committed(self, event: Committed, now_us: int) -> None:
-        self._publishing.on_committed(event.first_offset, now_us)
+        self._commits.on_committed(event.first_offset, now_us)
+
+    def _on_failed(self, event: Failed, now_us: int) -> None:
+        self._commits.on_failed(event.text, now_us)
 
     def _on_found(self, event: Found, now_us: int) -> None:
         self._delivery.on_found(event)
@@ -306,6 +341,9 @@ class Broker:
     def _on_losing(self, event: Losing, now_us: int) -> None:
         self._delivery.on_losing(event)
 
+    def _on_import(self, event: Import, now_us: int) -> None:
+        self._importing.take(event, now_us)
+
     def _on_tick(self, event: Tick, now_us: int) -> None:
         for link in list(self._unknown):
             if link.login_by_us is None or link.login_by_us > now_us:
@@ -313,9 +351,12 @@ class Broker:
             del self._unknown[link]
             self._close(link, Code.NOT_LOGGED_IN, f"no login within {LOGIN_TIMEOUT_S:g} s")
         if self._pay_at_us is not None and self._pay_at_us <= now_us:
-            self._pay_at_us = self._publishing.pay(now_us)
+            self._pay_at_us = self._pace.pay(now_us)
         if self._expire_at_us is not None and self._expire_at_us <= now_us:
             self._expire_at_us = self._admission.expire(now_us)
+        if self._save_at_us is not None and self._save_at_us <= now_us:
+            self._save_at_us = None
+            self._journal.save_some()
         if self._figures_at_us <= now_us:
             self._figures_at_us = now_us + int(self.settings.sys_interval_s * 1e6)
             self._sys.publish(self.figures(), now_us)

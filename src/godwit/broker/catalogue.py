@@ -6,10 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from godwit.broker.journal import Journal
 from godwit.broker.settings import Policy, Settings
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.broker.trie import TopicTree
 from godwit.limits import MAX_TOPIC_NODES
+from godwit.wire.changes import TopicKept
 
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
@@ -25,21 +27,25 @@ class Topic:
     """One topic, for as long as the broker lives."""
 
     __slots__ = (
-        "generation", "kept", "last_us", "messages", "name", "number", "payload_bytes", "policy", "publishers",
-        "routes",
+        "generation", "is_logged", "keeps", "kept", "last_us", "messages", "name", "number", "payload_bytes", "policy",
+        "publishers", "routes",
     )  # fmt: skip
 
-    def __init__(self, name: str, number: int, policy: Policy) -> None:
+    def __init__(self, name: str, number: int, settings: Settings) -> None:
         self.name = name
         self.number = number
         """Its label on every channel towards a subscriber."""
-        self.policy: Policy = policy
+        self.policy: Policy = settings.policy_of(name)
+        self.is_logged = settings.is_logged(name)
+        """Its messages of QoS 0, too."""
         self.publishers = 0
         self.messages = 0
         self.payload_bytes = 0
         self.last_us = 0
         self.kept: Kept | None = None
         """The retained message."""
+        self.keeps = 0
+        """How often that was set or cleared."""
         self.routes: list[Feed] = []
         """The connected subscriptions that match, as of `generation`."""
         self.generation = -1
@@ -56,8 +62,9 @@ class TooManyTopicsError(Exception):
 class Catalogue:
     """Topics by name, in the order of their names too."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, journal: Journal) -> None:
         self.settings = settings
+        self._journal = journal
         self._topics: dict[str, Topic] = {}
         self._tree = TopicTree()
         self._kept = TopicTree()
@@ -81,7 +88,24 @@ class Catalogue:
         check_topic(name)
         if self.is_full:
             raise TooManyTopicsError(f"there are {len(self)} topics, and no room for more here: use one that is there")
-        return self._add(name)
+        topic = self._add(name)
+        self._journal.topic(topic)
+        return topic
+
+    def adopt(self, name: str) -> Topic:
+        """The topic of something that the log has, made if need be: what was possible once is not refused now."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._add(name)
+            self._journal.topic(topic)
+        return topic
+
+    def restore(self, kept: TopicKept) -> None:
+        """One that was there before the broker was restarted."""
+        topic = self._topics.get(kept.name) or self._add(kept.name)
+        topic.messages = kept.messages
+        topic.payload_bytes = kept.payload_bytes
+        topic.last_us = kept.last_us
 
     def own(self, name: str) -> Topic:
         """One of the broker's own topics, made if need be. They do not count against the limit."""
@@ -92,7 +116,7 @@ class Catalogue:
         return topic
 
     def _add(self, name: str) -> Topic:
-        topic = Topic(name, self._next_number, self.settings.policy_of(name))
+        topic = Topic(name, self._next_number, self.settings)
         self._next_number += 1
         self._topics[name] = topic
         self._tree.add(name)
@@ -101,6 +125,7 @@ class Catalogue:
     def keep(self, topic: Topic, kept: Kept | None) -> None:
         """The topic has another retained message from now on, or none. Its serial must be `keeps` + 1."""
         self.keeps += 1
+        topic.keeps += 1
         if not topic.name.startswith(RESERVED):
             self._retained_bytes += _cost_bytes(kept) - _cost_bytes(topic.kept)
         topic.kept = kept
@@ -140,6 +165,7 @@ class Catalogue:
         self.settings = settings
         for topic in self._topics.values():
             topic.policy = settings.policy_of(topic.name)
+            topic.is_logged = settings.is_logged(topic.name)
         for name in settings.topics:
             if name not in self._topics and not self.is_full:
                 self.create(name)

@@ -1,4 +1,4 @@
-"""From the log to the subscribers: matching, forwarding, windows, catching up, retained messages, gaps."""
+"""From the log to the subscribers: matching, forwarding, windows, who is live, behind or absent, what is lost."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from operator import attrgetter
 from typing import Final
 
 from godwit.broker.catalogue import Catalogue, Names, Topic
-from godwit.broker.effects import Effect, Found, Losing, Read, Send
+from godwit.broker.catching_up import CatchingUp
+from godwit.broker.effects import Effect, Losing, Read, Send
 from godwit.broker.feed import Feed
+from godwit.broker.journal import Journal
 from godwit.broker.lane import RECORD_BYTES, Lane, routed
 from godwit.broker.losses import count_losses
 from godwit.broker.session import Link
-from godwit.broker.trie import FilterTrie, matches
-from godwit.broker.trim import without_first
+from godwit.broker.trie import FilterTrie
 from godwit.limits import MAX_UNRELIABLE_BYTES
 from godwit.wire.batch import RETAIN
-from godwit.wire.control import Gap
 from godwit.wire.entry import Entry
+from godwit.wire.marks import lost_below
 
 _serial = attrgetter("serial")
 LEAST_READ_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 512 * 1024
 """What a feed that is behind reads at once."""
-RETAINED_A_TURN: Final = 2000
-LOOKS_A_TURN: Final = 5000
-"""Filters that are laid over topics for one feed; then the others have their turn."""
 
 
 class Delivery:
     """Feed: attach, detach, forward, forward_live, on_confirm, on_found, on_losing. Drain: flush."""
 
-    def __init__(self, catalogue: Catalogue, names: Names, effects: list[Effect]) -> None:
+    def __init__(self, catalogue: Catalogue, names: Names, journal: Journal, effects: list[Effect]) -> None:
         self._catalogue = catalogue
-        self._names = names
+        self._journal = journal
         self._effects = effects
+        self._catching_up = CatchingUp(self, catalogue, names)
+        self.on_found = self._catching_up.on_found
         self._trie: FilterTrie[Feed] = FilterTrie()
         self._generation = 0
         """Changes with every subscription that comes or goes: routes of an older one are worked out anew."""
@@ -44,6 +44,8 @@ class Delivery:
         self._absent: dict[Feed, None] = {}
         self._needed_bound = 0
         """No connected feed needs anything below, as far as was last worked out."""
+        self.marks: dict[str, int] = {}
+        """How far retention has thinned out the log, by rule: see godwit.wire.marks."""
         self.first_offset = 0
         self.next_offset = 0
         """The end of the log, as far as it is committed."""
@@ -70,8 +72,21 @@ class Delivery:
         self._absent[feed] = None
         self.subscriptions += 1
 
-    def attach(self, feed: Feed, link: Link, number: int, offset: int, *, resumes: bool, with_retained: bool) -> None:
-        """Its client is there: begin at the offset. `resumes`: it goes on where its session stood."""
+    def attach(
+        self,
+        feed: Feed,
+        link: Link,
+        number: int,
+        offset: int,
+        *,
+        resumes: bool = False,
+        with_retained: bool = False,
+        is_earliest: bool = False,
+    ) -> None:
+        """Its client is there: begin at the offset.
+
+        `resumes`: it goes on where its session stood. `is_earliest`: it asked for whatever there is.
+        """
         self._generation += 1
         self._absent.pop(feed, None)
         feed.link = link
@@ -81,7 +96,13 @@ class Delivery:
         if not resumes:
             # How many of these were for it is known only of those that left the log while it was absent.
             missed = max(self.first_offset - offset, 0)
-            feed.lost = missed if offset < feed.counted_from else min(feed.lost, missed)
+            thinned_below = lost_below(self.marks, feed.filters)
+            if offset >= feed.counted_from:
+                feed.lost = min(feed.lost, missed + max(thinned_below - max(offset, self.first_offset), 0))
+            else:
+                feed.lost = missed
+                feed.holes_below = 0 if is_earliest else thinned_below
+                feed.thinned_below = thinned_below if is_earliest else 0
         offset = max(offset, self.first_offset)
         feed.position = offset
         feed.live_number = 0
@@ -116,12 +137,27 @@ class Delivery:
         elif gone > 0:
             feed.lost = gone  # how many of them were for it nobody knows: not more than these
         feed.resume_at = max(feed.resume_at, self.first_offset)
+        self._note_holes(feed)
         self._settle(feed, link)
         feed.link = None
         feed.is_live = False
         feed.waiting_retained.clear()
         del feed.lane, feed.live_lane
         self._absent[feed] = None
+        self._journal.feed(feed)
+
+    def _note_holes(self, feed: Feed) -> None:
+        """What it has not taken yet may have been thinned out: nobody has counted that."""
+        thinned_below = lost_below(self.marks, feed.filters)
+        feed.holes_below = thinned_below if thinned_below > max(feed.resume_at, feed.thinned_below) else 0
+
+    def restore(self, feed: Feed) -> None:
+        """It was there before the broker was restarted."""
+        feed.resume_at = min(feed.resume_at, self.next_offset)
+        feed.lost += max(self.first_offset - feed.resume_at, 0)
+        feed.resume_at = feed.counted_from = max(feed.resume_at, self.first_offset)
+        self._note_holes(feed)
+        self.add(feed)
 
     def pause(self, feed: Feed, offset: int | None = None) -> None:
         """Its channels are closed; it stays, as if its client were gone. `offset`: it was done with what is below."""
@@ -132,6 +168,7 @@ class Delivery:
             if offset is not None and feed.cursor is None and self.first_offset <= offset <= self.next_offset:
                 feed.resume_at = feed.counted_from = offset
                 feed.lost = 0
+                self._note_holes(feed)
             if link.is_open:
                 for lane in lanes:
                     self._effects.append(Send(link.connection, lane.channel, b"", last=True))
@@ -144,6 +181,7 @@ class Delivery:
             self._trie.remove(pattern, feed)
         self._absent.pop(feed, None)
         self.subscriptions -= 1
+        self._journal.feed(feed)
 
     def _settle(self, feed: Feed, link: Link) -> None:
         """Takes the feed off its link's books."""
@@ -181,7 +219,7 @@ class Delivery:
                         feed.position = offset
                         self._fall_behind(feed, link)
                         continue
-                    self._push(feed, link, topic, publisher, entry, head, rest, offset)
+                    self.push(feed, link, topic, publisher, entry, head, rest, offset)
                     feed.position = end
         return len(feeds)
 
@@ -189,7 +227,7 @@ class Delivery:
         """Everything below this offset is in the log and was forwarded. Feeds at its end may be live from now on."""
         self.next_offset = next_offset
 
-    def _push(
+    def push(
         self, feed: Feed, link: Link, topic: Topic, publisher: int, entry: Entry, head: bytes, rest: bytes, offset: int
     ) -> None:
         lane = feed.lane
@@ -259,6 +297,8 @@ class Delivery:
             del feed.gaps[0]
         if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
             self._lagging.pop(feed, None)
+        if self._journal.keeps and feed.cursor is None:
+            self._journal.moved[feed] = None
         if link.behind and (link.unconfirmed_bytes <= link.window_bytes // 2 or not feed.lane.held_bytes):
             for behind in link.behind:
                 behind.is_full = False
@@ -271,7 +311,7 @@ class Delivery:
                 return
             if feed.reading is not None or feed.is_full or not feed.may_hold(link, 1):
                 continue
-            self._send_retained(feed, link)
+            self._catching_up.send_retained(feed, link)
             if feed.waiting_retained:
                 if feed.may_hold(link, 1):  # it has looked at many: on_found lets it go on
                     feed.reading = Read(feed, feed.position, 1)
@@ -297,75 +337,6 @@ class Delivery:
         link.behind[feed] = None
         self._lagging[feed] = None
 
-    def on_found(self, found: Found) -> None:
-        """What the log had for a feed that is behind."""
-        feed = found.read.feed
-        link = feed.link
-        if link is None or found.read is not feed.reading:
-            return
-        feed.reading = None
-        if feed.waiting_retained:
-            self.pump(link)
-            return
-        if found.entries and found.entries[0][0] > feed.position:
-            feed.lost += found.entries[0][0] - feed.position  # how many of them were for it, nobody knows
-            feed.position = found.entries[0][0]
-        if feed.lost:
-            gap = Gap(count=feed.lost, next_offset=feed.position)
-            link.unconfirmed_bytes += feed.lane.say(gap, feed.position)
-            feed.gaps.append((feed.lane.next_record - 1, feed.lost))
-            feed.lost = 0
-        matching: dict[str, bool] = {}
-        for offset, entry in found.entries:
-            end = offset + entry.count
-            if end <= feed.position:
-                continue
-            topic = self._catalogue.get(entry.topic)
-            if entry.topic not in matching:
-                if len(matching) * len(feed.filters) > LOOKS_A_TURN:
-                    self.pump(link)
-                    return
-                matching[entry.topic] = feed.matches(entry.topic)
-            if topic is None or not matching[entry.topic]:
-                feed.position = end
-                continue
-            if offset < feed.position:
-                entry = without_first(entry, feed.position - offset)
-                offset = feed.position
-            if not feed.may_hold(link, len(entry.rest)):
-                feed.is_full = True
-                return  # the next confirm lets it go on
-            publisher = self._names.number(entry.publisher)
-            head, rest = routed(entry, entry.flags & ~RETAIN, topic.number, publisher, offset)
-            self._push(feed, link, topic, publisher, entry, head, rest, offset)
-            feed.position = end
-        feed.position = max(feed.position, found.next_offset)
-        self.pump(link)
-
-    def _send_retained(self, feed: Feed, link: Link) -> None:
-        """As many as the window allows, and not too many in one turn; the client's confirm lets it go on."""
-        waiting = feed.waiting_retained
-        left = RETAINED_A_TURN
-        looks = LOOKS_A_TURN
-        while waiting:
-            place, after = waiting.pop()
-            for topic in self._catalogue.with_retained(feed.filters[place], after):
-                if not feed.may_hold(link, 1) or left == 0 or looks <= 0:
-                    waiting.append((place, after))
-                    return
-                after = topic.name
-                looks -= 1 + place
-                kept = topic.kept
-                if kept is None or any(matches(pattern, after) for pattern in feed.filters[:place]):
-                    continue  # one of the filters before it sends it
-                if kept.serial > feed.kept_before or (kept.qos and kept.offset >= feed.position):
-                    continue  # newer than the subscription: it came live, or comes from the log
-                left -= 1
-                entry = kept.entry(after)
-                publisher = self._names.number(kept.publisher)
-                head, rest = routed(entry, entry.flags, topic.number, publisher, kept.offset)
-                self._push(feed, link, topic, publisher, entry, head, rest, feed.position)
-
     # -- what the log is about to forget ------------------------------------------------------------------------------
 
     def overrun(self, floor: int) -> list[Feed]:
@@ -385,12 +356,24 @@ class Delivery:
 
     def on_losing(self, losing: Losing) -> None:
         """Counts for everyone what they will not get."""
-        floor = self.first_offset = losing.floor
+        floor = losing.floor
         late: dict[Feed, int] = {feed: feed.resume_at for feed in self._absent if feed.resume_at < floor}
         late.update((feed, feed.position) for feed in self._lagging if feed.position < floor and not feed.is_live)
+        if losing.pattern is not None:
+            self.marks[losing.pattern] = max(self.marks.get(losing.pattern, 0), floor)
+            uncounted = [feed for feed, first in late.items() if first < feed.holes_below]
+            for feed in uncounted:
+                del late[feed]
+                feed.holes_below = lost_below(self.marks, feed.filters)
         count_losses(losing, late, self._trie.match)
-        for feed in late:
-            if feed.link is None:
-                feed.resume_at = floor
-            else:
-                feed.position = floor
+        if losing.pattern is None:
+            self.first_offset = floor
+            for feed, first in late.items():
+                # What was thinned out before it came there nobody has counted: not more than these.
+                feed.lost += max(min(floor, feed.holes_below) - first, 0)
+                if feed.link is None:
+                    feed.resume_at = floor
+                else:
+                    feed.position = floor
+        if self._journal.keeps:
+            self._journal.moved.update(dict.fromkeys(late))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from godwit.broker.admission import NAME_PING, Admission
+from godwit.broker.commits import Commits
 from godwit.broker.effects import Effect, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.rate import Bucket
@@ -20,6 +21,9 @@ REQUEST_BURST_S: Final = 4
 LIST_COST: Final = 20
 """A page of a list counts as so many requests: it costs that much work."""
 
+MAX_AWAITED: Final = 4 * REQUESTS_PER_S
+"""Replies to one client that wait for the log: a disk may take its time."""
+
 
 class FloodError(Exception):
     """Too many requests: the connection is to be closed."""
@@ -29,9 +33,15 @@ class Desk:
     """Feed: handle. What it has to say goes into the list of effects."""
 
     def __init__(
-        self, admission: Admission, subscribing: Subscribing, requests: Requests, effects: list[Effect]
+        self,
+        admission: Admission,
+        subscribing: Subscribing,
+        requests: Requests,
+        commits: Commits,
+        effects: list[Effect],
     ) -> None:
         self._admission = admission
+        self._commits = commits
         self._effects = effects
         # Each gives the reply, or None when it is sent elsewhere or there is none.
         self._answers: dict[type[Any], Callable[[Link, Session, Any, int], ControlMessage | None]] = {
@@ -63,7 +73,9 @@ class Desk:
             reply = control.Error(code=Code.MALFORMED, text=error.detail, request=error.request)
         except RequestFailure as failure:
             reply = control.Error(code=failure.code, text=failure.text, request=request)
-        if reply is not None and link.is_open:
+        if isinstance(reply, control.Done | control.Progressed):
+            self._commits.answer(link, reply.request, reply)  # it is true once all that led to it is safe
+        elif reply is not None and link.is_open:
             self._effects.append(Send(link.connection, 0, encode_control(reply)))
 
     def _require_rate(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> None:
@@ -76,6 +88,8 @@ class Desk:
             cost = len(message.filters)
         if not link.requests.take(cost, now_us):
             raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
+        if link.awaited > MAX_AWAITED:
+            raise FloodError(f"more than {MAX_AWAITED} requests wait for the broker's disk")
 
     def _answer(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> ControlMessage | None:
         if isinstance(message, UnknownKind):

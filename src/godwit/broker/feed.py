@@ -32,7 +32,8 @@ class Feed:
         "cursor",
         "filters",
         "gaps",
-        "is_abandoned", "is_full", "is_live",
+        "holes_below",
+        "is_abandoned", "is_full", "is_live", "is_stored",
         "kept_before",
         "lane",
         "link",
@@ -45,6 +46,7 @@ class Feed:
         "resume_at",
         "serial",
         "session",
+        "thinned_below",
         "waiting_retained",
     )  # fmt: skip
 
@@ -84,6 +86,13 @@ class Feed:
         """Retained messages up to this one are older than the subscription."""
         self.lost = 0
         """Messages that left the log unsent; told with the next record."""
+        self.holes_below = 0
+        """Up to here retention has thinned out what it is to read, and nobody has counted what was for it: all that is
+        missing there counts."""
+        self.thinned_below = 0
+        """Up to here retention had thinned out the log when it asked for whatever there is: that is no loss."""
+        self.is_stored = False
+        """Whether it is written down, and outlives a restart."""
         self.waiting_retained: list[tuple[int, str]] = []
         """The filters (by their place) whose retained messages are still to be sent, and behind which topic."""
         self.live_number = 0
@@ -98,6 +107,12 @@ class Feed:
         if unconfirmed:
             return unconfirmed[0][1]
         return end_offset if self.is_live else self.position
+
+    def standing(self, end_offset: int) -> tuple[int, int]:
+        """Where it would go on after a restart, and how much it would have missed."""
+        is_moving = self.link is not None and self.cursor is None
+        resume_at = self.done_below(end_offset) if is_moving else self.resume_at
+        return resume_at, self.lost + sum([count for _, count in self.gaps])
 
     def may_hold(self, link: Link, size: int) -> bool:
         """Whether so much more may be under way to it. One that holds nothing may have any message while there is room

@@ -150,6 +150,8 @@ class Requests:
             text = f"{session.name} removed this client{why}"
             self._effects.append(Close(link.connection, Code.KICKED, text))
             self._admission.on_gone(link, now_us, was_expected=False, reason=f"kicked by {session.name}{why}")
+        elif target.is_awaited:
+            self._admission.abandon(target, now_us)
         else:
             self._admission.forget(target)
         self._effects.append(Notice("kicked", f"{session.name} removed {target.name}{why}", fields))

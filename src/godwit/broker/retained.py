@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import struct
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN
 from godwit.wire.entry import Entry
+
+if TYPE_CHECKING:
+    from godwit.broker.catalogue import Catalogue, Topic
 
 _U32 = struct.Struct(">I")
 
@@ -54,3 +58,12 @@ def keep(entry: Entry, offset: int, serial: int) -> Kept | None:
         return None
     qos = entry.flags >> QOS_SHIFT
     return Kept(payload, entry.publisher, published_us, entry.received_us, qos, offset if qos else 0, serial)
+
+
+def retain(catalogue: Catalogue, topic: Topic, entry: Entry, offset: int) -> bool:
+    """The topic keeps what `keep` says. False: there is no room, because others were faster, or it is a will."""
+    kept = keep(entry, offset, catalogue.keeps + 1)
+    if kept is not None and not catalogue.may_keep(topic, len(kept.payload)):
+        return False
+    catalogue.keep(topic, kept)
+    return True

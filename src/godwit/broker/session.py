@@ -13,7 +13,7 @@ from godwit.wire.control import Subscribe, Will
 
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
-    from godwit.broker.publishing import Inlet
+    from godwit.broker.inlet import Inlet
 
 _BAD_IN_NAME: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -35,8 +35,8 @@ class Session:
     """A client's name and what belongs to it."""
 
     __slots__ = (
-        "ends_at_us", "expiry_s", "feeds", "filter_levels", "instance", "is_proved", "is_remembered", "link",
-        "messages_in", "name", "publisher_number", "will",
+        "ends_at_us", "expiry_s", "feeds", "filter_levels", "instance", "is_awaited", "is_proved", "is_remembered",
+        "is_stored", "link", "messages_in", "name", "publisher_number", "will",
     )  # fmt: skip
 
     def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
@@ -49,6 +49,10 @@ class Session:
         self.expiry_s = 0
         self.ends_at_us: int | None = None
         """When it is forgotten, while nobody is connected under its name."""
+        self.is_awaited = False
+        """It was connected when the broker stopped: it has until ends_at_us to come back, then it counts as gone."""
+        self.is_stored = False
+        """Whether it is written down, and outlives a restart."""
         self.link: Link | None = None
         self.will: Will | None = None
         self.feeds: dict[tuple[tuple[str, ...], str | None], Feed] = {}
@@ -57,12 +61,17 @@ class Session:
         """Of all its subscriptions."""
         self.messages_in = 0
 
+    @property
+    def outlives_restart(self) -> bool:
+        """Whether there is anything to remember: a will, or subscriptions that outlive the connection."""
+        return self.is_remembered and (self.will is not None or bool(self.expiry_s and self.feeds))
+
 
 class Link:
     """One connection of a client."""
 
     __slots__ = (
-        "_next_channel", "address", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
+        "_next_channel", "address", "awaited", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
         "locating", "login_by_us", "messages_out", "requests", "session", "since_us", "unconfirmed_bytes",
         "unpaid", "window_bytes",
     )  # fmt: skip
@@ -88,6 +97,8 @@ class Link:
         self.unconfirmed_bytes = 0
         """Sent or about to be sent, and not taken by the client's application."""
         self.messages_out = 0
+        self.awaited = 0
+        """Replies to it that wait for the log."""
         self.requests: Bucket | None = None
         self.bucket: Bucket | None = None
         """Of its messages, if there is a limit."""

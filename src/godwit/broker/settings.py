@@ -42,6 +42,8 @@ class Settings:
     """Filters with the policy of the topics that match; the first that matches a topic decides."""
     default_policy: Policy = "open"
     """Of topics that none of them matches."""
+    logged: tuple[str, ...] = ()
+    """Filters of topics whose messages with QoS 0 go into the log too, as well as it can be done."""
     access: Access = field(default_factory=Access.open)
 
     max_clients: int = limits.MAX_CONNECTIONS
@@ -65,8 +67,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         _check_policy(self.default_policy)
-        for pattern, policy in self.policies:
+        for _, policy in self.policies:
             _check_policy(policy)
+        for pattern in (*(pattern for pattern, _ in self.policies), *self.logged):
             try:
                 check_filter(pattern)
             except BadFilterError as error:
@@ -90,6 +93,10 @@ class Settings:
     def policy_of(self, topic: str) -> Policy:
         """Who brings this topic into being."""
         return next((policy for pattern, policy in self.policies if matches(pattern, topic)), self.default_policy)
+
+    def is_logged(self, topic: str) -> bool:
+        """Whether its messages of QoS 0 are logged too."""
+        return not topic.startswith(RESERVED) and any(matches(pattern, topic) for pattern in self.logged)
 
 
 def _check_policy(policy: str) -> None:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError
+from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Locate, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.feed import Feed
+from godwit.broker.journal import Journal
 from godwit.broker.session import Link, Session, check_name
 from godwit.broker.topics import check_filter, is_pattern, split
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
+from godwit.wire.changes import FeedKept
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
 
 
 class Subscribing:
     """Each method is one request; what cannot be done is a RequestFailure."""
 
-    def __init__(self, catalogue: Catalogue, delivery: Delivery, effects: list[Effect]) -> None:
+    def __init__(
+        self, catalogue: Catalogue, delivery: Delivery, commits: Commits, journal: Journal, effects: list[Effect]
+    ) -> None:
         self._catalogue = catalogue
         self._delivery = delivery
+        self._commits = commits
+        self._journal = journal
         self._effects = effects
         self._next_serial = 0
 
@@ -28,7 +35,7 @@ class Subscribing:
         filters = self._check(session, request)
         feed = session.feeds.get((filters, request.cursor))
         if feed is not None and feed.link is not None:
-            self._reply(link, request, feed, is_new=False)
+            self._reply(link, request, feed, is_new=False, must_wait=False)
             return
         if request.subscription in link.feeds or request.subscription in link.locating:
             raise RequestFailure(Code.MALFORMED, f"subscription {request.subscription} exists with other filters")
@@ -43,18 +50,40 @@ class Subscribing:
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
         resumes = feed is not None and request.start is None and offset is None
+        must_wait = False
         if feed is None:
-            feed = Feed(self._next_serial, session, filters, request.cursor, start)
-            self._next_serial += 1
-            session.feeds[filters, request.cursor] = feed
-            session.filter_levels += _levels(filters)
+            feed = self._add(session, filters, request.cursor, start)
             self._delivery.add(feed)
+            self._journal.session(session)
+            must_wait = self._journal.feed(feed)
             text = f"{session.name} subscribed to {', '.join(filters)}"
             self._effects.append(
                 Notice("subscribed", text, {"client": session.name, "filters": list(filters), "offset": start})
             )
-        self._delivery.attach(feed, link, request.subscription, start, resumes=resumes, with_retained=with_retained)
-        self._reply(link, request, feed, is_new=True)
+        self._delivery.attach(
+            feed,
+            link,
+            request.subscription,
+            start,
+            resumes=resumes,
+            with_retained=with_retained,
+            is_earliest=request.start == "earliest",
+        )
+        self._reply(link, request, feed, is_new=True, must_wait=must_wait)
+
+    def _add(self, session: Session, filters: tuple[str, ...], cursor: str | None, offset: int) -> Feed:
+        feed = Feed(self._next_serial, session, filters, cursor, offset)
+        self._next_serial += 1
+        session.feeds[filters, cursor] = feed
+        session.filter_levels += _levels(filters)
+        return feed
+
+    def restore(self, session: Session, kept: FeedKept) -> None:
+        """A subscription that was there before the broker was restarted."""
+        feed = self._add(session, kept.filters, kept.cursor, kept.resume_at)
+        feed.lost = kept.lost
+        feed.is_stored = True
+        self._delivery.restore(feed)
 
     def on_located(self, link: Link, session: Session, request: Subscribe, offset: int) -> None:
         """The start of a subscription was looked up; it may have been given up meanwhile."""
@@ -77,6 +106,7 @@ class Subscribing:
         if session.feeds.pop((feed.filters, feed.cursor), None) is not None:
             session.filter_levels -= _levels(feed.filters)
         self._delivery.end(feed)
+        self._journal.session(session)  # it may hold nothing any more
 
     def commit(self, link: Link, request: Commit) -> None:
         feed = self._feed(link, request.subscription)
@@ -87,6 +117,7 @@ class Subscribing:
         if request.offset > self._delivery.next_offset:
             raise RequestFailure(Code.MALFORMED, f"offset {request.offset} does not exist yet")
         feed.resume_at = request.offset
+        self._journal.feed(feed)
 
     # -- the parts ----------------------------------------------------------------------------------------------------
 
@@ -152,9 +183,13 @@ class Subscribing:
             raise RequestFailure(Code.NOT_SUBSCRIBED, f"there is no subscription {number}")
         return feed
 
-    def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool) -> None:
+    def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool, must_wait: bool) -> None:
+        """One that the session remembers is promised, so it must be safe first."""
         reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=feed.position)
-        self._effects.append(Send(link.connection, 0, encode_control(reply)))
+        if must_wait:
+            self._commits.say(link, reply)
+        else:
+            self._effects.append(Send(link.connection, 0, encode_control(reply)))
 
 
 def _levels(filters: tuple[str, ...]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,12 @@ app = typer.Typer(no_args_is_help=True, help="Measure Godwit against peers and l
 Rounds = Annotated[int, typer.Option(min=1, help="How often all is measured; the medians are shown.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="How long each measurement of a round takes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Folder = Annotated[
+    Path,
+    typer.Option(
+        exists=True, file_okay=False, writable=True, help="On the disk to be measured; all that is written is removed."
+    ),
+]
 
 
 def register(root: typer.Typer) -> None:
@@ -53,5 +60,42 @@ def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False)
             seconds=seconds,
             on_round=lambda name: status.update(f"measuring: {name}"),
             on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
+        )
+    print_report(report, as_json=as_json)
+
+
+@app.command("log", epilog="Example: godwit bench log --folder /var/lib --json")
+def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """Confirmed publishes on disk against JetStream, and bytes a second against the bare disk.
+
+    Takes about one and a half minutes and a few gigabytes. nats-py comes with `pip install 'godwit[bench]'`;
+    nats-server is installed with apt-get if it is missing and you are root, else you are told how to get it.
+    """
+    from godwit.bench import log as log_bench
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        report = log_bench.run(
+            folder=folder,
+            rounds=rounds,
+            seconds=seconds,
+            on_round=lambda name: status.update(f"measuring: {name}"),
+            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
+        )
+    print_report(report, as_json=as_json)
+
+
+@app.command("archive", epilog="Example: godwit bench archive --json")
+def archive(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """The log's past as Arrow against a bare Flight server, and what reading it costs the broker.
+
+    Takes about two minutes, 2 GB of memory and 1 GB of disk.
+    """
+    from godwit.bench import archive as archive_bench  # with pyarrow, which takes its time
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        report = archive_bench.run(
+            folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
         )
     print_report(report, as_json=as_json)

@@ -15,7 +15,7 @@ import typer
 from godwit.cli.streams import OutputClosedError, discard_output
 from godwit.cli.text import safe
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, UsageError
-from godwit.limits import MAX_SECRET_BYTES
+from godwit.limits import MAX_SECRET_BYTES, SESSION_EXPIRY_S
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient
@@ -57,6 +57,7 @@ class Target:
     name: str | None = None
     secret: bytes = b""
     timeout_s: float | None = None
+    session_expiry_s: int = SESSION_EXPIRY_S
 
     @classmethod
     def of(cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None) -> Target:
@@ -117,7 +118,12 @@ async def connected(target: Target) -> AsyncIterator[AsyncClient]:
 
     watch = _Watch(target)
     opening = connect(
-        target.broker, name=target.name, secret=target.secret, timeout_s=target.timeout_s, on_state=watch.on_state
+        target.broker,
+        name=target.name,
+        secret=target.secret,
+        timeout_s=target.timeout_s,
+        session_expiry_s=target.session_expiry_s,
+        on_state=watch.on_state,
     )
     waiting = asyncio.create_task(_say_what_it_waits_for(target))
     try:

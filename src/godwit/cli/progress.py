@@ -14,6 +14,7 @@ from rich.progress import (
     SpinnerColumn,
     Task,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -85,6 +86,23 @@ class LineProgress(_Bars):
 
     def show(self, count: int) -> None:
         self.progress.update(self._task, completed=count)
+
+
+class WorkProgress(_Bars):
+    """One bar for a piece of work that knows how much of it is done."""
+
+    def __init__(self, title: str, *, enabled: bool) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            enabled=enabled,
+        )
+        self._task = self.progress.add_task(title, total=None)
+
+    def show(self, done: int, total: int) -> None:
+        self.progress.update(self._task, completed=done, total=total)
 
 
 class _CountColumn(ProgressColumn):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,9 +22,11 @@ from godwit.cli.connecting import (
     run,
     tell,
 )
+from godwit.cli.places import read_place
 from godwit.cli.text import count as counted
 from godwit.cli.text import safe, safe_json
 from godwit.errors import TopicError, UsageError
+from godwit.limits import MAX_SESSION_EXPIRY_S
 from godwit.wire.codes import Code
 
 if TYPE_CHECKING:
@@ -57,7 +60,11 @@ def sub(
         ),
     ] = None,
     cursor: Annotated[
-        str | None, typer.Option(metavar="CURSOR", help="Go on where a subscription of this name left off.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Go on behind what was printed the last time, which the broker keeps for a week under this name.",
+        ),
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
@@ -74,6 +81,8 @@ def sub(
         raise UsageError(f"--count {count} cannot be; give a number from 1 upward, or leave it out")
     start_at, since = parse_start(start)
     target = Target.of(broker, name, secret_file, timeout)
+    if cursor is not None:  # the broker keeps it with a client's name: without one it would be gone with the connection
+        target = replace(target, name=name or cursor, session_expiry_s=MAX_SESSION_EXPIRY_S)
     if save is not None:
         if start is not None or cursor is not None:
             raise UsageError("--save has no --from and no --cursor: files are received from now on")
@@ -86,21 +95,13 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None]:
     """A place in the log, or a time."""
     if text is None:
         return None, None
-    if text in ("latest", "earliest"):
-        return "latest" if text == "latest" else "earliest", None
-    if text.isascii() and text.isdigit() and int(text) < 2**63:
-        return int(text), None
-    try:
-        moment = datetime.fromisoformat(text)
-        moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        moment = datetime.min.replace(tzinfo=UTC)
-    if moment.year < 1970:
+    place = read_place(text)
+    if place is None:
         raise UsageError(
             f"--from {text!r} is no place to start at; write latest, earliest, an offset, or a time such as "
             "2025-03-01T12:00"
         )
-    return None, moment
+    return (None, place) if isinstance(place, datetime) else (place, None)
 
 
 async def _print(

@@ -86,6 +86,8 @@ class Subscription:
         """How many messages of the log it is working on: from done_below on, below position."""
         self._overlap = 0
         """How many of them the broker was asked for again, and has neither sent again nor lost."""
+        self._has_begun = False
+        """Something of the log has been given or told as missed: everything below position has been."""
         self._retained: dict[str, int] = {}
         """By topic, when the broker received the retained message that was given; while they may come again."""
 
@@ -157,14 +159,16 @@ class Subscription:
             self._overlap += self._in_hand  # of an older connection, and asked for again on the present one
         if reader.position != self.position:
             self.position = reader.position
+            self._has_begun = True
             self.wants_retained = False
             self._retained.clear()
         return messages
 
     def _without_known_retained(self, messages: list[Message]) -> list[Message]:
-        """After a reconnect the broker may send retained messages again."""
+        """After a reconnect the broker may send retained messages again, also behind held ones of the log."""
         known = self._retained
-        new = [one for one in messages if not one.retained or known.get(one.topic) != one.received_us]
+        wants = self.wants_retained
+        new = [one for one in messages if not one.retained or (wants and known.get(one.topic) != one.received_us)]
         for one in new:
             if one.retained and len(known) < MAX_LABELS:
                 known[one.topic] = one.received_us
@@ -184,10 +188,14 @@ class Subscription:
         """Messages are gone from the log. Some of them the application may have had."""
         had = min(count, self._overlap)
         self._overlap -= had
+        missed = count - had
+        if self._has_begun:  # a broker that has forgotten which of them were for this one counts them all
+            missed = min(missed, max(next_offset - self.position, 0))
+        self._has_begun = True
         self.position = max(self.position, next_offset)
-        if count > had:
-            self.missed += count - had
-            self._inbox.on_missed(self, count - had, live=False)
+        if missed:
+            self.missed += missed
+            self._inbox.on_missed(self, missed, live=False)
 
     def _confirm(self, record: HeldRecord) -> None:
         """The broker may forget the record and send more."""
@@ -250,6 +258,7 @@ class Subscription:
         """The broker has said where it begins. `anew`: offsets from before mean nothing any more."""
         if anew:
             self._overlap = self._in_hand = 0
+            self._has_begun = False
             self._retained.clear()
             connection = self._inbox.connection
             self._held = deque(record for record in self._held if record.lane.connection is connection)

@@ -34,8 +34,8 @@ def printable(text: str) -> str:
 
 
 def text_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -> str:
-    """`2026-11-15 10:20:30 sensor-1 connected`; the line that says where the broker listens stands alone."""
-    if kind == "listening":
+    """`2026-11-15 10:20:30 sensor-1 connected`; the lines that say where to find broker and archive stand alone."""
+    if kind in ("listening", "archive"):
         return printable(text)
     stamp = datetime.fromtimestamp(epoch_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     return f"{stamp} {'WARNING: ' if kind == 'warning' else ''}{printable(text)}"

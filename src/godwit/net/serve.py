@@ -9,7 +9,6 @@ run(serve(configuration, load=..., notices=...))   # as a process of its own
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
 import time
@@ -19,24 +18,28 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from godwit.broker.effects import Notice
-from godwit.errors import GodwitError, SocketError, UsageError
+from godwit.broker.effects import Import, Notice
+from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
+from godwit.net.archive_process import ArchiveProcess, archive_command
 from godwit.net.drive import EndpointDriver
+from godwit.net.durable import LOG_ID_BYTES, DurableLog
+from godwit.net.listening import archive_open_to_all, beside, is_only_here, listen_on, open_to_all
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import Configuration
+from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.train import Address, Train
 
-LOG_ID_BYTES: Final = 16
 WALL_CLOCK_INTERVAL_S: Final = 1.0
 GOODBYE_PATIENCE_S: Final = 0.5
 """So long a broker that is being stopped stays to say goodbye again to who has not heard it."""
+ARCHIVE_PATIENCE_S: Final = 10.0
+"""So long the line that says where the broker listens waits for the archive's, so that all is ready when it comes."""
 _GOODBYE_LOOK_S: Final = 0.01
-_NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Notices(Protocol):
@@ -91,11 +94,19 @@ class Service:
         self._wall_clock_us = wall_clock_us
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
+        self._durable: DurableLog | None = None
+        self._archive: ArchiveProcess | None = None
+        self._announcing: asyncio.Task[None] | None = None
 
     @property
     def urls(self) -> list[str]:
         """`udp://127.0.0.1:50000`, as godwit.connect takes it."""
         return [f"udp://{format_address(address)}" for address in self.addresses]
+
+    @property
+    def archive_url(self) -> str:
+        """`grpc://127.0.0.1:50001`, or nothing while there is no archive."""
+        return "" if self._archive is None else self._archive.url
 
     # -- begin and end ------------------------------------------------------------------------------------------------
 
@@ -109,35 +120,68 @@ class Service:
         await self.stop()
 
     async def start(self) -> None:
-        """Opens all its sockets or, with an error, none."""
+        """Opens its log and all its sockets or, with an error, nothing."""
         if self._drivers:
             raise UsageError("this service runs already: make another one")
-        settings = self.configuration.settings
+        if self.configuration.archive.listen is not None:
+            parse_broker(self.configuration.archive.listen)  # a mistake in it is told before anything is opened
         sockets = await self._open_sockets(self.configuration.listen)
-        self.server = Server(
-            settings,
-            MemoryLog(MemoryStore(settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES))),
-            entropy=os.urandom,
-            now=time.monotonic(),
-            epoch_us=self._wall_clock_us(),
+        try:
+            log = self._open_log()
+            last_us = 0 if self._durable is None else self._durable.last_received_us
+            self.server = Server(
+                self.configuration.settings,
+                log,
+                entropy=os.urandom,
+                now=time.monotonic(),
+                epoch_us=max(self._wall_clock_us(), last_us),  # the clock may have been set back since
+            )
+        except BaseException:
+            for udp in sockets:
+                udp.close()
+            if self._durable is not None:
+                await self._durable.close()
+            raise
+        self._listen(sockets)
+        self.addresses = [udp.local_address for udp in sockets]
+        self._keep_wall_clock()
+        self._start_archive()
+        if self._archive is None:
+            self._announce()
+        else:
+            self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
+
+    def _open_log(self) -> Log:
+        configuration = self.configuration
+        if configuration.data is None:
+            return MemoryLog(MemoryStore(configuration.settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES)))
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:  # in another thread
+            with suppress(RuntimeError):  # the loop has ended, and so does the log
+                loop.call_soon_threadsafe(self._on_log)
+
+        self._durable = DurableLog(
+            configuration.data, configuration.retention, now_us=self._wall_clock_us(), wake=wake, tell=self._tell
         )
+        return self._durable.log
+
+    def _listen(self, sockets: Sequence[UdpSocket]) -> None:
         sides: list[_Shared] = []
         for udp in sockets:
-            listener = self.server.listen(
-                endpoint_config(
-                    settings,
-                    receive_buffer_bytes=udp.receive_buffer_bytes,
-                    max_datagram_bytes=self._max_datagram_bytes,
-                )
+            config = endpoint_config(
+                self.configuration.settings,
+                receive_buffer_bytes=udp.receive_buffer_bytes,
+                max_datagram_bytes=self._max_datagram_bytes,
             )
+            if self._durable is not None:
+                config = replace(config, reset_key=self._durable.reset_key)
+            listener = self.server.listen(config)
             side = _Shared(listener)
             sides.append(side)
             self._drivers.append(EndpointDriver(side if len(sockets) > 1 else listener, udp, self._on_notices))
         for number, side in enumerate(sides):
             side.others = [driver for place, driver in enumerate(self._drivers) if place != number]
-        self.addresses = [udp.local_address for udp in sockets]
-        self._keep_wall_clock()
-        self._announce()
 
     async def _open_sockets(self, listen: Sequence[str]) -> list[UdpSocket]:
         loop = asyncio.get_running_loop()
@@ -146,12 +190,44 @@ class Service:
             for text in listen:
                 host, port = parse_broker(text)
                 addresses = await loop.run_in_executor(None, resolve_all, host, port)
-                sockets += _listen_on(host, port, addresses)
+                sockets += listen_on(host, port, addresses)
         except BaseException:
             for udp in sockets:
                 udp.close()
             raise
         return sockets
+
+    def _start_archive(self) -> None:
+        section = self.configuration.archive
+        if self._durable is None or not section.is_on:
+            return
+        if not self.configuration.settings.access.is_open and section.token_file is None:
+            self._notices.write(
+                "warning",
+                "there are access rules and no tokens for the archive, so it is not started: "
+                'give a token_file under [archive] in the configuration, or say listen = "none" there',
+                {},
+            )
+            return
+        folder = self._durable.folder
+        listen = beside(self.configuration.listen[0], self.addresses[0])
+        if section.listen is not None:
+            listen = format_address(parse_broker(section.listen))
+        if section.token_file is None and not is_only_here(listen):
+            self._notices.write("warning", archive_open_to_all(listen), {})
+        self._archive = ArchiveProcess(
+            archive_command(folder.log_path, folder.stages_path, listen, section),
+            folder.stages_path,
+            bring_in=self._bring_in,
+            tell=self._tell,
+        )
+        self._archive.start()
+
+    async def _announce_after(self, archive: ArchiveProcess) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ARCHIVE_PATIENCE_S):
+                await archive.settled()
+        self._announce()
 
     def _announce(self) -> None:
         write = self._notices.write
@@ -159,7 +235,7 @@ class Service:
             write("warning", warning, {})
         for address, url in zip(self.addresses, self.urls, strict=True):
             if not is_loopback(address) and self.configuration.settings.access.is_open:
-                write("warning", _open_to_all(url), {"url": url})
+                write("warning", open_to_all(url), {"url": url})
         for address, url in zip(self.addresses, self.urls, strict=True):
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
 
@@ -167,10 +243,20 @@ class Service:
         """Tells all clients that the broker is being stopped, and ends. May be repeated."""
         if self._wall_clock_timer is not None:
             self._wall_clock_timer.cancel()
+        if self._announcing is not None:
+            self._announcing.cancel()
         drivers, self._drivers = self._drivers, []
+        archive, self._archive = self._archive, None
+        durable, self._durable = self._durable, None
         try:
             if drivers:
                 await self._say_goodbye(drivers)
+            if archive is not None:
+                await archive.stop()
+            if durable is not None:
+                self.server.turn()  # how far subscribers have got: they ask for the rest when they come back
+                await durable.close()
+            if drivers:
                 self._notices.write("stopped", "the broker has stopped", {})
         finally:
             for driver in drivers:
@@ -195,9 +281,14 @@ class Service:
         self.server.change_settings(configuration.settings)
         for driver in self._drivers:
             driver.schedule_flush()
-        if list(configuration.listen) != list(self.configuration.listen):
+        former = self.configuration
+        if list(configuration.listen) != list(former.listen):
             self._notices.write("warning", "other addresses to listen on need a restart of the broker", {})
-        self.configuration = replace(configuration, listen=self.configuration.listen)
+        if (configuration.data, configuration.archive) != (former.data, former.archive):
+            self._notices.write("warning", "another folder for the log or another archive needs a restart", {})
+        if self._durable is not None:
+            self._durable.change_rules(configuration.retention)
+        self.configuration = replace(configuration, listen=former.listen, data=former.data, archive=former.archive)
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
         self._notices.write("reloaded", "the configuration was read again", {})
@@ -219,7 +310,22 @@ class Service:
 
     def _on_notices(self, notices: list[Notice]) -> None:
         for notice in notices:
-            self._notices.write(notice.kind, notice.text, notice.fields)
+            self._tell(notice)
+
+    def _tell(self, notice: Notice) -> None:
+        self._notices.write(notice.kind, notice.text, notice.fields)
+
+    def _on_log(self) -> None:
+        """The log has answers: the server's turn takes them, and what comes of them is sent."""
+        for driver in self._drivers:
+            driver.flush()
+        imported = self.server.imported
+        while imported and self._archive is not None:
+            self._archive.answer(imported.pop(0))
+
+    def _bring_in(self, event: Import) -> None:
+        self.server.import_staged(event)
+        self._on_log()
 
 
 async def serve(
@@ -249,33 +355,3 @@ async def serve(
             with suppress(NotImplementedError):
                 for number in handled:
                     loop.remove_signal_handler(number)
-
-
-def _listen_on(host: str, port: int, addresses: Sequence[Address]) -> list[UdpSocket]:
-    """A socket for each address of the host that this machine has; with port 0 for one of them."""
-    if len(addresses) == 1:
-        return [UdpSocket(host, port)]
-    opened: list[UdpSocket] = []
-    try:
-        for address in addresses:
-            try:
-                opened.append(UdpSocket(address[0], port))
-            except SocketError as error:
-                cause = error.__cause__
-                is_elsewhere = isinstance(cause, OSError) and cause.errno in _NOT_HERE
-                if not is_elsewhere or (not opened and address == addresses[-1]):
-                    raise
-            if opened and port == 0:
-                break
-    except BaseException:
-        for udp in opened:
-            udp.close()
-        raise
-    return opened
-
-
-def _open_to_all(url: str) -> str:
-    return (
-        f"{url} can be reached from other machines and everybody may do everything: "
-        "list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, cast
 
 from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_like, secret_in
@@ -12,7 +13,9 @@ from godwit.broker.settings import BOUNDS, POLICIES, Policy, Settings
 from godwit.broker.topics import RESERVED, check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import MAX_TOPICS
+from godwit.server.log_sections import ArchiveSection, read_archive_section, read_log_section
 from godwit.server.toml_table import Table
+from godwit.store.retention import Rule as RetentionRule
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
 SHORT_SECRET_BYTES: Final = 12
@@ -43,14 +46,21 @@ class Configuration:
     listen: list[str] = field(default_factory=lambda: [DEFAULT_LISTEN])
     """Addresses as HOST:PORT, not resolved yet."""
     settings: Settings = field(default_factory=Settings)
+    data: Path | None = None
+    """The folder of the log; None: it is in memory, and bounded."""
+    retention: tuple[RetentionRule, ...] = ()
+    """What is deleted when, of a log that has a folder; nothing unless there is a rule."""
+    archive: ArchiveSection = field(default_factory=ArchiveSection)
+    """Of a log that has a folder."""
     warnings: list[str] = field(default_factory=list)
     """What is allowed but hardly meant, a sentence each."""
 
 
-def load_configuration(text: str, *, read_secret: Callable[[str], bytes]) -> Configuration:
+def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
     """What a TOML file says; ConfigurationError names the key that is wrong and says what would be right.
 
-    `read_secret` gives the content of a `secret_file`, whose path is as it stands in the file.
+    `read_secret` gives the content of a `secret_file`, whose path is as it stands in the file. Other paths are meant
+    from `folder`.
     """
     try:
         values = tomllib.loads(text)
@@ -58,7 +68,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes]) -> Con
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigurationError(f"the configuration is not TOML: {detail}") from error
     top = Table("", values)
-    top.expect("listen", "sys_interval_s", "topics", "limits", "access")
+    top.expect("listen", "sys_interval_s", "topics", "limits", "access", "log", "archive")
     warnings: list[str] = []
     numbers: dict[str, Any] = {}
     if "sys_interval_s" in top:
@@ -72,7 +82,11 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes]) -> Con
     listen = top.texts("listen", [DEFAULT_LISTEN])
     if not listen:
         raise ConfigurationError(f'listen is empty: give at least one address, as in ["{DEFAULT_LISTEN}"]')
-    return Configuration(listen=listen, settings=settings, warnings=warnings)
+    data, retention = read_log_section(top.table("log"), folder)
+    archive = read_archive_section(top.table("archive"), folder)
+    return Configuration(
+        listen=listen, settings=settings, data=data, retention=retention, archive=archive, warnings=warnings
+    )
 
 
 # -- limits -----------------------------------------------------------------------------------------------------------
@@ -107,15 +121,22 @@ def _topics(table: Table) -> dict[str, Any]:
                 f"{table.label('create')}: topic {shown(name)} begins with $, as only the broker's own do: rename it"
             )
     policies: list[tuple[str, Policy]] = []
+    logged: list[str] = []
     for rule in table.tables("rule"):
-        rule.expect("filter", "policy")
+        rule.expect("filter", "policy", "log")
         pattern = rule.text("filter")
         _checked(rule.label(), pattern, check_filter)
-        policies.append((pattern, cast(Policy, rule.choice("policy", POLICIES))))
+        if "policy" not in rule and "log" not in rule:
+            raise ConfigurationError(f"{rule.label()} says nothing of its topics: give policy, log or both")
+        if "policy" in rule:
+            policies.append((pattern, cast(Policy, rule.choice("policy", POLICIES))))
+        if rule.flag("log", False):
+            logged.append(pattern)
     return {
         "topics": tuple(dict.fromkeys(names)),
         "default_policy": table.choice("policy", POLICIES, "open"),
         "policies": tuple(policies),
+        "logged": tuple(logged),
     }
 
 

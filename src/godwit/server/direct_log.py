@@ -19,6 +19,7 @@ class DirectLog:
     """See godwit.server.log."""
 
     broker: Broker
+    keeps_state = True
 
     def __init__(self, store: Store) -> None:
         self.store = store

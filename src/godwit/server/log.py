@@ -19,6 +19,11 @@ class Log(Protocol):
     @property
     def next_offset(self) -> int: ...
 
+    @property
+    def keeps_state(self) -> bool:
+        """Whether what changes beside the log outlives the process, so that it is worth telling."""
+        ...
+
     def state(self) -> State:
         """What the broker had kept, at its start."""
         ...
@@ -28,7 +33,11 @@ class Log(Protocol):
         ...
 
     def append(self, effect: Append, now_us: int) -> None:
-        """Is answered by a Committed or a Failed, in the order of the appends."""
+        """Is answered by a Committed or a Failed, in the order of the appends.
+
+        When the broker is handed a Failed, all appends that were given before that moment fail too: so what a publisher
+        sent later is never in the log without what it sent before.
+        """
         ...
 
     def read(self, effect: Read) -> None:

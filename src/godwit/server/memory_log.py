@@ -29,6 +29,7 @@ class MemoryLog(DirectLog):
     """See godwit.server.log. It tells the broker with a Losing before the ring forgets anything."""
 
     store: MemoryStore
+    keeps_state = False
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)

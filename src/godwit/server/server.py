@@ -1,7 +1,7 @@
 """Endpoints, broker and log as one machine, sans-IO. A listener is one socket's part of it.
 
-    feed     Listener.receive, Listener.handle_timers (the contract of godwit.net.drive); change_settings, close
-    drain    Listener.events (notices for the people who run it), Listener.next_train, Listener.next_timer
+    feed     Listener.receive, Listener.handle_timers (see godwit.net.drive); change_settings, import_staged, close
+    drain    Listener.events (notices for the people who run it), Listener.next_train, Listener.next_timer, imported
     look     buffered_bytes, broker, log
 
 All listeners share one broker: what is fed to one may give another something to send.
@@ -19,6 +19,8 @@ from godwit.broker.effects import (
     Close,
     Confirm,
     Consume,
+    Import,
+    Imported,
     Locate,
     Notice,
     Open,
@@ -63,10 +65,14 @@ class Server:
             log_id=log.log_id,
             first_offset=log.first_offset,
             next_offset=log.next_offset,
+            state=log.state(),
+            keeps_state=log.keeps_state,
         )
         log.begin(self.broker)
         self.listeners: list[Listener] = []
         self._notices: list[Notice] = []
+        self.imported: list[Imported] = []
+        """Whoever takes one removes it."""
         self._apply: dict[type[Any], Callable[[Any], None]] = {
             Send: self._send,
             Confirm: self._confirm,
@@ -76,6 +82,7 @@ class Server:
             Close: self._close,
             Read: log.read,
             Locate: self._locate,
+            Imported: self.imported.append,
             Notice: self._notices.append,
         }
 
@@ -92,6 +99,10 @@ class Server:
     def change_settings(self, settings: Settings) -> None:
         """New topics, policies and access rules. Limits of connections hold for new listeners."""
         self.broker.change_settings(settings)
+
+    def import_staged(self, event: Import) -> None:
+        """Messages that were staged with the archive. The answer will be in `imported`."""
+        self.broker.handle(event, self._now_us)
 
     def close(self, now: float) -> None:
         """Tells all clients that the broker is being stopped."""

@@ -51,6 +51,9 @@ class Table:
         value: str = self._get(key, str, default)
         return value
 
+    def is_text(self, key: str) -> bool:
+        return isinstance(self._values.get(key), str)
+
     def flag(self, key: str, default: bool) -> bool:
         value: bool = self._get(key, bool, default)
         return value

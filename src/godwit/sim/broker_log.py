@@ -25,6 +25,8 @@ class LogChecker:
         self.begin = next_offset
         self.gone_below = next_offset
         """What the store has dropped."""
+        self.damaged: set[int] = set()
+        """What the store cannot read any more."""
         self.messages: list[Publication] = []
         """By offset, less `begin`."""
         self._logs_qos_0 = logs_qos_0
@@ -35,6 +37,10 @@ class LogChecker:
     @property
     def next_offset(self) -> int:
         return self.begin + len(self.messages)
+
+    def is_gone(self, offset: int) -> bool:
+        """Whether nobody can get it any more."""
+        return offset < self.gone_below or offset in self.damaged
 
     def at(self, offset: int) -> Publication | None:
         """The message with this offset."""

@@ -28,6 +28,11 @@ class RetainedChecker:
         """From now on the topic retains this one (or nothing, if it is empty)."""
         self._history.setdefault(publication.topic, []).append((now, publication))
 
+    def current(self) -> dict[str, bytes]:
+        """What each topic retains by now, if anything."""
+        newest = {topic: history[-1][1].payload for topic, history in self._history.items()}
+        return {topic: payload for topic, payload in newest.items() if payload}
+
     def check(self, stream: Stream, asked_s: float, *, all_is_there: bool) -> None:
         """A subscription asked for at that time got what it has. `all_is_there`: nothing more is under way."""
         for topic, got in stream.retained.items():
@@ -69,7 +74,18 @@ class _Testament:
     will: Publication
     least: int = 0
     most: int = 0
+    is_safe: bool = False
+    """Its client was told that the broker has it, and the broker's disk was well."""
+    is_unsaved: bool = False
+    """The broker has heard a goodbye, and may forget that with its life."""
+    is_adrift: bool | None = None
+    """The broker died under its client, which has not come back: it is due (surely, or perhaps), in a while."""
     ends: list[str] = field(default_factory=list)
+
+    @property
+    def due(self) -> int:
+        """How often it must have been published."""
+        return self.least + (self.is_adrift is True)
 
 
 class WillChecker:
@@ -92,6 +108,7 @@ class WillChecker:
             return
         testament.ends.append(f"{closed.origin} {closed.code}")
         if closed.origin == "peer" and closed.code in (Code.NORMAL, Code.SHUTDOWN):
+            testament.is_unsaved = True
             return  # a goodbye
         if closed.origin == "local" and closed.code in REFUSALS and not seat.is_in:
             return
@@ -99,6 +116,39 @@ class WillChecker:
             return  # it came back before it was missed
         testament.most += 1
         testament.least += seat.is_in
+
+    def cut_off(self, seats: Sequence[Seat]) -> None:
+        """The broker has died under these connections. Who comes back in time leaves no will, who does not does.
+
+        What was due already and not published yet is remembered like that too.
+        """
+        for testament in self._by_instance.values():
+            if testament.is_unsaved:
+                testament.is_unsaved = False
+                testament.most += 1
+                testament.is_adrift = False
+            if len(testament.will.offsets) < testament.least:
+                testament.least = len(testament.will.offsets)
+                testament.is_adrift = testament.is_safe
+        for seat in seats:
+            adrift = self._by_instance.get(seat.instance)
+            if adrift is None:
+                continue
+            adrift.ends.append("broker died")
+            adrift.most += adrift.is_adrift is None
+            adrift.is_adrift = adrift.is_adrift or (adrift.is_safe and seat.name is not None)
+
+    def saved(self) -> None:
+        """The broker has written down what it knows."""
+        for testament in self._by_instance.values():
+            testament.is_unsaved = False
+
+    def welcomed(self, instance: bytes, *, is_safe: bool) -> None:
+        """Its client is online; what it left is on the disk, unless that fails."""
+        testament = self._by_instance.get(instance)
+        if testament is not None:
+            testament.is_adrift = None
+            testament.is_safe = testament.is_safe or is_safe
 
     def check(self) -> None:
         """Nobody's will was published too often."""
@@ -109,18 +159,19 @@ class WillChecker:
     def outstanding(self) -> str:
         """Whose will is due and not published yet, in words."""
         for testament in self._by_instance.values():
-            if testament.will.qos and len(testament.will.offsets) < testament.least:
+            if testament.will.qos and len(testament.will.offsets) < testament.due:
                 return f"{testament.will} is due"
         return ""
 
     def complete(self) -> None:
         """Liveness: every will that was due is in the log."""
         for testament in self._by_instance.values():
-            if testament.will.qos and not testament.least <= len(testament.will.offsets) <= testament.most:
+            if testament.will.qos and not testament.due <= len(testament.will.offsets) <= testament.most:
                 raise self._violation(testament)
 
     def _violation(self, testament: _Testament) -> ViolationError:
-        due = str(testament.least) if testament.least == testament.most else f"{testament.least} to {testament.most}"
+        least, most = testament.due, testament.most
+        due = str(least) if least == most else f"{least} to {most}"
         return ViolationError(
             self.NAME,
             f"{testament.will} was published {len(testament.will.offsets)} times, due {due} times; "
@@ -135,6 +186,14 @@ class SessionChecker:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+
+    def settled(self, instance: bytes, now: float) -> bool:
+        """A subscription of this client was answered. Gives whether it is kept from now on, whatever happens."""
+        seat = self._roster.seat_of(instance)
+        is_safe = seat is not None and not self._roster.is_doubtful(now)
+        if seat is not None and is_safe:
+            seat.is_settled = True
+        return is_safe
 
     def welcomed(self, label: str, instance: bytes, resumed: bool) -> None:
         seat = self._roster.seat_of(instance)

@@ -55,6 +55,14 @@ class Seat:
     closed_s: float = 0.0
     had_subscriptions: bool = False
     """When it ended."""
+    is_cut_off: bool = False
+    """The broker died under it."""
+    is_settled: bool = False
+    """Its client was told that a subscription stands: from then on the session is kept."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.closed is not None or self.is_cut_off
 
     @property
     def instance(self) -> bytes:
@@ -80,6 +88,7 @@ class Roster:
         self._open: dict[int, Seat] = {}
         self._presences: list[Presence] = []
         self._ranks: dict[int, int] = {}
+        self._doubts_s = -1.0
 
     def heard(self, events: Sequence[Any], now: float) -> None:
         """The broker is about to get these events of its transport."""
@@ -92,12 +101,36 @@ class Roster:
             elif isinstance(event, Closed):
                 # Keeping the connection in its seat keeps its id from being used again.
                 seat = self._open.pop(id(event.connection))
-                seat.closed, seat.closed_s = event, now
-                for presence in seat.presences.values():
-                    presence.until_s = now
-                seat.had_subscriptions = bool(seat.presences)
-                seat.presences = {}
+                seat.closed = event
+                self._leave(seat, now)
                 self.on_closed(seat, now)
+
+    def doubt(self, until_s: float) -> None:
+        """Its disk fails the broker: what it is told until then it may have to refuse, or to forget."""
+        self._doubts_s = max(self._doubts_s, until_s)
+        for presence in self._presences:
+            presence.is_sure = False
+
+    def is_doubtful(self, now: float) -> bool:
+        """Whether what the broker says now may not be kept: it goes on without its disk as far as it can."""
+        return now <= self._doubts_s
+
+    def cut_off(self, now: float) -> list[Seat]:
+        """The broker is dead, and knows no connection any more. Gives those that there were."""
+        self.doubt(now)
+        seats = list(self._open.values())
+        for seat in seats:
+            seat.is_cut_off = True
+            self._leave(seat, now)
+        self._open.clear()
+        return seats
+
+    def _leave(self, seat: Seat, now: float) -> None:
+        seat.closed_s = now
+        for presence in seat.presences.values():
+            presence.until_s = now
+        seat.had_subscriptions = bool(seat.presences)
+        seat.presences = {}
 
     # -- look ---------------------------------------------------------------------------------------------------------
 
@@ -148,7 +181,8 @@ class Roster:
         seat.is_in = True
         is_honest = seat.instance in self.honest
         if isinstance(message, Subscribe):
-            presence = Presence(tuple(sorted(set(message.filters))), now, len(self.live), is_honest)
+            is_sure = is_honest and not self.is_doubtful(now)
+            presence = Presence(tuple(sorted(set(message.filters))), now, len(self.live), is_sure)
             # Of others nobody knows whether the broker agreed, so all that they ever asked for stands.
             number = message.subscription if is_honest else -1 - len(seat.presences)
             if number not in seat.presences:
@@ -167,6 +201,9 @@ class Roster:
             if seat.name != login.name or seat.login is None or seat.instance not in self.honest:
                 continue  # nobody else gets in under this name
             expires_s = float(seat.login.session_expiry_s)
+            if seat.since_s <= self._doubts_s:
+                is_kept = seat.is_settled and (not seat.is_over or now < seat.closed_s + expires_s - CLOSE_CALL_S)
+                return True if is_kept and seat.had_subscriptions and expires_s else None
             if seat.closed is None:
                 return _but_empty(bool(expires_s), seat) if seat.is_in else None
             if not seat.is_in:

@@ -7,21 +7,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from godwit.limits import RING_BYTES
-from godwit.store.port import Change, Entry, Slice, State
+from godwit.store.port import Change, Entry, Slice, State, entry_bytes
 
-ENTRY_COST_BYTES: Final = 384
-"""What Python needs for an entry beside its texts and bytes, rounded up."""
+__all__ = ["STEPS", "MemoryStore", "entry_bytes"]
 
 STEPS: Final = 64
 """A full ring forgets this part of itself at once."""
 
 _GONE: Final = Entry("", "", 0, 0, 0, None, 0, 1, b"")
 _MIN_DROP: Final = 1024
-
-
-def entry_bytes(entry: Entry) -> int:
-    """What an entry counts for."""
-    return len(entry.rest) + len(entry.topic) + len(entry.publisher) + ENTRY_COST_BYTES
 
 
 class MemoryStore:

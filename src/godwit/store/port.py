@@ -6,14 +6,22 @@ A store is synchronous: what `append` was given is safe when it returns, as safe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from godwit.wire.changes import Change, State
 from godwit.wire.entry import Entry
 
-__all__ = ["Change", "Entry", "Slice", "State", "Store"]
+__all__ = ["ENTRY_COST_BYTES", "Change", "Entry", "Slice", "State", "Store", "entry_bytes"]
+
+ENTRY_COST_BYTES: Final = 384
+"""What Python needs for an entry beside its texts and bytes, rounded up."""
+
+
+def entry_bytes(entry: Entry) -> int:
+    """What an entry counts for: what it takes in memory."""
+    return len(entry.rest) + len(entry.topic) + len(entry.publisher) + ENTRY_COST_BYTES
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -57,7 +65,8 @@ class Store(Protocol):
     def read(self, offset: int, max_bytes: int) -> Slice:
         """Whole entries from the one that contains the offset on, up to so many bytes but at least one if there is any.
 
-        What is gone is passed over: an offset below first_offset starts there, so the first entry's offset tells.
+        Bytes as entry_bytes counts them. What is gone is passed over: an offset below first_offset starts there, so the
+        first entry's offset tells. Where much is damaged there may be no entry before next_offset: then read on.
         """
         ...
 

@@ -48,3 +48,5 @@ class Code(IntEnum):
     TOO_MANY = 115
     """A limit of the broker: topics, subscriptions, sessions."""
     NO_SUCH_CLIENT = 116
+    STORAGE = 117
+    """The log could not be written: what was asked is not done, or not safe. Try again later."""

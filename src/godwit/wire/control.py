@@ -239,7 +239,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     publishers: _Count = 0
     """Channels that are open for it now."""
     messages: _Count = 0
-    """Since the broker was started."""
+    """Since it came into being."""
     payload_bytes: _Count = 0
     retained: bool = False
     last_us: _Count = 0

@@ -22,6 +22,7 @@ from godwit.limits import (
     NAME_PING_S,
     UNRELIABLE_QUEUE_BYTES,
 )
+from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server, endpoint_config
 from godwit.sim.broker_roster import Seat
@@ -68,8 +69,8 @@ class BrokerWorld:
         ]
         self.persons = [self._add_person(number) for number in range(len(plan.clients))]
         self.hostile = self._add_hostile()
-        self.store = WatchedStore(plan.ring_bytes, self.books, b"log of the world")
-        self.server = self._make_server(server)
+        self._server_kind = server
+        self._begin_server()
         self.memory = MemoryWatcher(self._used_bytes, self._memory_bound)
         self.network.observers += [Siblings(self.books, self.hosts), self.memory, TimerWatcher(self._has_work)]
 
@@ -85,8 +86,7 @@ class BrokerWorld:
     def start(self) -> None:
         """Everything that the plan wants is on its way."""
         network = self.network
-        for host, listener in zip(self.hosts, self.server.listeners, strict=True):
-            network.start(host, ListenerShell(listener), lambda events, now: None)
+        self._start_server()
         for person in self.persons:
             network.at(person.plan.start_s, person.begin)
         for fault in self.plan.faults:
@@ -129,7 +129,16 @@ class BrokerWorld:
         rng = Random(f"{self.plan.seed} link {source.name} {destination.name}")
         self.network.join(source, destination, Link(settings, rng))
 
-    def _make_server(self, kind: type[Server]) -> Server:
+    def _begin_server(self) -> None:
+        """Makes the log and the server; neither runs yet."""
+        self.store = WatchedStore(self.plan.ring_bytes, self.books, b"log of the world")
+        self.server = self._make_server(MemoryLog(self.store), "server", EPOCH_US)
+
+    def _start_server(self) -> None:
+        for host, listener in zip(self.hosts, self.server.listeners, strict=True):
+            self.network.start(host, ListenerShell(listener), lambda events, now: None)
+
+    def _make_server(self, log: Log, label: str, epoch_us: int) -> Server:
         plan = self.plan
         settings = Settings(
             access=Access(is_open=True, secrets=plan.secrets),
@@ -138,8 +147,9 @@ class BrokerWorld:
             max_message_bytes=MAX_MESSAGE_BYTES,
             hold_back_s=plan.hold_back_s,
         )
-        entropy = Random(f"{plan.seed} entropy server").randbytes
-        made = kind(settings, MemoryLog(self.store), entropy=entropy, now=self.hosts[0].clock(0.0), epoch_us=EPOCH_US)
+        entropy = Random(f"{plan.seed} entropy {label}").randbytes
+        now = self.hosts[0].clock(self.network.now)
+        made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us)
         for _ in self.hosts:
             listen_at(made.listen(self._config(settings)), self.books)
         return made
@@ -161,6 +171,8 @@ class BrokerWorld:
 
     def _memory_bound(self, host: Host) -> int:
         """What the settings and the transport's limits allow for each connection, however it behaves."""
+        if host not in self.hosts:
+            return 0
         config = self._config(self.server.broker.settings)
         coming_bytes = config.connection_window_bytes + config.max_record_bytes
         each = (
@@ -287,7 +299,7 @@ class BrokerWorld:
                     return f"{desk.stream.name} waits for offsets {desk.stream.outstanding()[:5]}"
                 if desk.is_new and (kept := self.books.retained.missing(desk.stream, desk.asked_s)) is not None:
                     return f"{desk.stream.name} waits for {kept}, which is retained"
-        present = sum(seat.closed is None for seat in self.books.roster.seats)
+        present = sum(not seat.is_over for seat in self.books.roster.seats)
         if present > len(self.persons):
             return f"the broker believes in {present} connections"
         return self.books.wills.outstanding()
@@ -337,7 +349,11 @@ def run_broker(seed: int, trace: Trace, server: type[Server] = Server) -> tuple[
     """Runs one seed; gives the violation, if any, and a summary."""
     plan = draw_plan(seed)
     trace.comment(0.0, f"plan {plan}")
-    world = BrokerWorld(plan, trace, server)
+    return observe(BrokerWorld(plan, trace, server))
+
+
+def observe(world: BrokerWorld) -> tuple[str | None, str]:
+    """Runs a world; gives the violation, if any, and a summary."""
     violation: str | None = None
     try:
         world.run()
@@ -348,5 +364,5 @@ def run_broker(seed: int, trace: Trace, server: type[Server] = Server) -> tuple[
     except Exception:  # whatever escapes from what is tested is a violation: that is what this world is for
         violation = f"at {world.network.now:.6f} s: an exception escaped:\n{traceback.format_exc()}"
     if violation is not None:
-        trace.note(world.network.now, f"VIOLATION {violation}")
+        world.network.trace.note(world.network.now, f"VIOLATION {violation}")
     return violation, world.summary()

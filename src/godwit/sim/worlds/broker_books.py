@@ -10,6 +10,7 @@ from typing import Any, Final
 from godwit.sim.broker_ledger import TOGETHER_US, Ledger
 from godwit.sim.broker_log import LogChecker
 from godwit.sim.broker_promises import ReachChecker, RetainedChecker, SessionChecker, WillChecker
+from godwit.sim.broker_restarts import RestartChecker
 from godwit.sim.broker_roster import Roster
 from godwit.sim.broker_streams import Stream
 from godwit.sim.network import Network
@@ -43,6 +44,8 @@ class Books:
     seed: int
     network: Network
     odd_clocks: bool = False
+    is_storage_failing: bool = False
+    """The disk fails the broker now or has done so: whoever asks for something durable may be refused."""
     unseen_topics: tuple[str, ...] = ()
     """Where messages of QoS 0 come from that the roster cannot count: wills, and what somebody hostile publishes."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -52,6 +55,7 @@ class Books:
     roster: Roster = field(init=False)
     reach: ReachChecker = field(init=False)
     sessions: SessionChecker = field(init=False)
+    restarts: RestartChecker = field(init=False)
     streams: list[Stream] = field(default_factory=list)
     _count: int = 0
     _date_us: int = EPOCH_US
@@ -62,6 +66,7 @@ class Books:
         self.roster = Roster(self.ledger)
         self.reach = ReachChecker(self.roster)
         self.sessions = SessionChecker(self.roster)
+        self.restarts = RestartChecker(self.log)
         self.roster.on_retain = self.retained.changed
         self._rng = Random(f"{self.seed} books")
 

@@ -25,7 +25,7 @@ from godwit.sim.worlds.broker_books import Books, Shell, describe
 from godwit.sim.worlds.broker_plan import ClientPlan, PublicationPlan, SubscriptionPlan
 from godwit.sim.worlds.broker_readers import Reader
 from godwit.transport.train import Address
-from godwit.wire.control import Will
+from godwit.wire.control import Code, Will
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Person:
         self.client: Client | None = None
         self.is_online = False
         self.is_closing = False
-        self.reader = Reader(books, plan.reading, has_session=plan.name is not None, drain=self._drain)
+        self.reader = Reader(books, plan, self._drain)
         self._lives = 0
         self._server = server
         self._will: Publication | None = None
@@ -229,6 +229,18 @@ class Person:
         if last.qos:
             self.books.reach.confirmed(last, event.reached, now)
 
+    def _on_refused(self, event: told.Refused) -> None:
+        """The broker could not write: these messages are given up, the next ones are sent as if nothing had been."""
+        if event.code != Code.STORAGE or not self.books.is_storage_failing:
+            raise ViolationError("refused", f"{self.label} on {event.publisher.topic!r}: {event.text}")
+        waiting = self._unconfirmed[event.publisher]
+        kept = self._kept.get(event.publisher.topic) if event.publisher.qos == 2 else None
+        while waiting and waiting[0][0] < event.sequence:
+            _, publication = waiting.popleft()
+            if kept is not None and kept.unconfirmed and kept.unconfirmed[0] is publication:
+                kept.unconfirmed.popleft()
+                kept.sequence += 1
+
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
@@ -254,7 +266,7 @@ class Person:
                 case told.Reply():
                     self.reader.on_reply(event)
                 case told.Refused():
-                    raise ViolationError("refused", f"{self.label} on {event.publisher.topic!r}: {event.text}")
+                    self._on_refused(event)
                 case _:
                     self.reader.on_event(event)
 
@@ -266,6 +278,8 @@ class Person:
         if self.plan.name is not None and event.name != self.plan.name:
             raise ViolationError("session", f"{self.label}: welcomed as {event.name!r}, not as {self.plan.name!r}")
         self.books.sessions.welcomed(self.label, self.client.instance, event.resumed)
+        is_safe = not self.books.roster.is_doubtful(self.books.network.now)
+        self.books.wills.welcomed(self.client.instance, is_safe=is_safe)
         self.reader.on_online(resumed=event.resumed)
 
     def _on_ended(self, event: told.Ended) -> None:

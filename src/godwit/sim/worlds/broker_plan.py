@@ -159,9 +159,9 @@ class BrokerPlan:
         return {client.name: client.secret for client in self.clients if client.name and client.secret}
 
 
-def draw_plan(seed: int) -> BrokerPlan:
-    """The scenario of this seed."""
-    rng = Random(f"broker plan {seed}")
+def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
+    """The scenario of this seed. `world`: whose, so that no two worlds share theirs."""
+    rng = Random(f"{world} plan {seed}")
     likely = rng.choice((0.0, 0.15, 0.3, 0.6))
     troubles = tuple(name for name in TROUBLES if rng.random() < likely)
     faults_end_s = rng.uniform(1.0, 15.0)

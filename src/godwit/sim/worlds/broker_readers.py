@@ -16,11 +16,16 @@ from godwit.client.client import Client
 from godwit.client.message import Message
 from godwit.client.subscription import Subscription
 from godwit.sim.broker_promises import LiveChecker
+from godwit.sim.broker_restarts import FeedKey
 from godwit.sim.broker_streams import Start, Stream
 from godwit.sim.checkers import ViolationError
 from godwit.sim.worlds.broker_books import Books
-from godwit.sim.worlds.broker_plan import ReadingPlan, SubscriptionPlan
-from godwit.wire.control import Done
+from godwit.sim.worlds.broker_plan import ClientPlan, SubscriptionPlan
+from godwit.wire.control import Code, Done, Error
+
+ASKS_AGAIN_S = 0.5
+LASTING_S = 60
+"""A session that is kept for so long outlives every absence in this world."""
 
 Key: TypeAlias = tuple[tuple[str, ...], str | None]
 """Filters and cursor: what makes a subscription the same one for its session."""
@@ -40,6 +45,8 @@ class Desk:
     is_new: bool | None = None
     """Whether the broker begins it anew and sends what topics retain; None: perhaps."""
     takes: int = 0
+    is_kept: bool = False
+    """The broker has agreed, and will remember that."""
     is_due: bool = False
     """A take is scheduled."""
     commits: dict[int, int] = field(default_factory=dict)
@@ -65,11 +72,12 @@ class Desk:
 class Reader:
     """All subscriptions of a person. `drain`: hands the library's waiting events to the person at once."""
 
-    def __init__(self, books: Books, plan: ReadingPlan, *, has_session: bool, drain: Callable[[], None]) -> None:
+    def __init__(self, books: Books, plan: ClientPlan, drain: Callable[[], None]) -> None:
         self.books = books
         self.desks: list[Desk] = []
-        self._plan = plan
-        self._has_session = has_session
+        self._plan = plan.reading
+        self._session = plan.name
+        self._is_lasting = plan.session_expiry_s >= LASTING_S
         self._drain = drain
         self._at_once = False
         self._client: Client
@@ -90,7 +98,7 @@ class Reader:
         """The life is over, one way or the other."""
         for desk in self.desks:
             self._leave(desk)
-            if self._has_session and desk.stream.is_answered:
+            if self._session is not None and desk.is_kept:
                 self._former[desk.key] = desk
         self.desks.clear()
 
@@ -98,11 +106,16 @@ class Reader:
         """A new one will be asked for, and if nobody answers, nobody knows which one there is."""
         for key, desk in self._former.items():
             self._asked[key] = desk, desk.stream.start.lowest
+        self._forget_session()
+
+    def _forget_session(self) -> None:
         self._former.clear()
+        for key in self._asked:
+            self.books.restarts.cursor_dropped(self._feed(key))
 
     def on_online(self, *, resumed: bool) -> None:
         if not resumed:
-            self._former.clear()
+            self._forget_session()
             self._asked.clear()
         for desk in self.desks:
             if not desk.stream.is_answered:
@@ -131,6 +144,7 @@ class Reader:
         subscription = self._client.subscribe(plan.filters, start=start, since_us=since_us, cursor=plan.cursor)
         # A time is looked up in the log first: what comes at the same instant may be before it or behind.
         counts = plan.start != "time" and not any(map(stream.matches, books.unseen_topics))
+        counts = counts and not books.is_storage_failing
         live = LiveChecker(books.roster, stream, counts=counts)
         desk = Desk(plan, subscription, stream, live, network.now, books.log.next_offset)
         books.streams.append(stream)
@@ -173,12 +187,16 @@ class Reader:
             desk.is_new = True
             desk.stream.start = Start(desk.lowest)
 
+    def _feed(self, key: Key) -> FeedKey:
+        return self._session or "", *key
+
     def _unsubscribe(self, desk: Desk) -> None:
         if desk not in self.desks:
             return
         self.desks.remove(desk)
         self._leave(desk)
         self._former.pop(desk.key, None)
+        self.books.restarts.cursor_dropped(self._feed(desk.key))
         self._client.unsubscribe(desk.subscription)
         self._pump()
 
@@ -239,8 +257,9 @@ class Reader:
             # What is gone already when the broker looks is not missed by whoever asked for the past.
             past = desk.plan.start in ("earliest", "time")
             desk.stream.answered(max(desk.stream.start.lowest, self.books.log.gone_below) if past else None)
+            desk.is_kept = self.books.sessions.settled(self._client.instance, self.books.network.now)
         elif isinstance(event, told.SubscriptionEnded):
-            raise ViolationError("refused", f"{desk.stream.name}: {event.code} {event.text}")
+            self._on_refused(desk, event)
         elif isinstance(event, told.Missed):
             if event.live and event.count is not None:
                 desk.live.told_missed(event.count)
@@ -249,10 +268,29 @@ class Reader:
             else:
                 desk.stream.told_missed(event.count, event.next_offset)
 
+    def _on_refused(self, desk: Desk, event: told.SubscriptionEnded) -> None:
+        """The broker could not write: it is asked again a little later."""
+        if event.code != Code.STORAGE or not self.books.is_storage_failing:
+            raise ViolationError("refused", f"{desk.stream.name}: {event.code} {event.text}")
+        self.desks.remove(desk)
+        self._leave(desk)
+        now = self.books.network.now
+        self.books.network.at(now + ASKS_AGAIN_S, self._subscribe_again, desk.plan, self._client)
+
+    def _subscribe_again(self, plan: SubscriptionPlan, client: Client) -> None:
+        if self._client is client:
+            self.subscribe(plan)
+
     def on_reply(self, event: told.Reply) -> None:
         for desk in self.desks:
             offset = desk.commits.pop(event.request, None)
-            if offset is not None:
-                if not isinstance(event.message, Done):
-                    raise ViolationError("refused", f"{desk.stream.name}: the commit of {offset}: {event.message}")
+            if offset is None:
+                continue
+            if isinstance(event.message, Done):
                 desk.committed = max(offset, desk.committed or 0)
+                if desk.plan.start is None and self._is_lasting:  # else a life may begin anew, and commit less
+                    self.books.restarts.commit_answered(self._feed(desk.key), offset)
+            elif not (isinstance(event.message, Error) and event.message.code == Code.STORAGE) or (
+                not self.books.is_storage_failing
+            ):
+                raise ViolationError("refused", f"{desk.stream.name}: the commit of {offset}: {event.message}")

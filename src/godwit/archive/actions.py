@@ -1,0 +1,140 @@
+"""What the archive answers besides rows: JSON in, JSON out, by the name of the action.
+
+info               log_id, first_offset, next_offset, marks
+offset_for_time    offset
+topics             topics: name, messages, payload_bytes, last_us; in pages
+stage_commit       first_offset, count, was_known
+stage_abort        removed
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from godwit.archive.choosing import Chosen
+from godwit.archive.gate import BusyError
+from godwit.archive.readers import Readers
+from godwit.archive.requests import (
+    AbortRequest,
+    BadRequestError,
+    CommitRequest,
+    abort_request,
+    commit_request,
+    time_request,
+    topics_request,
+)
+from godwit.archive.stages import Stages
+from godwit.broker.topics import shown
+from godwit.errors import StorageError
+from godwit.server.archive_pipe import CommitDone
+from godwit.store.reader import LogReader
+from godwit.wire.changes import TopicKept
+
+COMMIT_TIMEOUT_S: Final = 60.0
+PAGE_TOPICS: Final = 1000
+
+ACTIONS: Final = {
+    "info": "the log's id, where it begins and ends, and what retention has deleted",
+    "offset_for_time": "the first offset received at or after a time: {time_us}",
+    "topics": "the topics that were published to: {filters}",
+    "stage_commit": "append staged rows, once for this batch of the query: {query, batch, parts}",
+    "stage_abort": "forget staged rows: {query, batch, parts}",
+}
+
+
+class CommitError(StorageError):
+    """The broker could not append what was staged: nothing of it is in the log."""
+
+
+class Committer(Protocol):
+    """Whoever can append what stage files hold: see BrokerPipe."""
+
+    def commit(self, query: str, batch: int, files: list[str], timeout_s: float) -> CommitDone | None: ...
+
+
+class Actions:
+    """Any thread may ask."""
+
+    def __init__(self, readers: Readers, stages: Stages, committer: Committer) -> None:
+        self._readers = readers
+        self._stages = stages
+        self._committer = committer
+        self._committing = threading.Lock()
+        self._answers: dict[str, Callable[[bytes], Iterator[dict[str, Any]]]] = {
+            "info": self._info,
+            "offset_for_time": self._offset_for_time,
+            "topics": self._topics,
+            "stage_commit": self._commit,
+            "stage_abort": self._abort,
+        }
+
+    def answer(self, kind: str, body: bytes) -> Iterator[bytes]:
+        """One JSON object, or several in turn."""
+        if kind not in self._answers:
+            raise BadRequestError(f"there is no action {shown(kind)}: choose from {', '.join(ACTIONS)}")
+        return map(msgspec.json.encode, self._answers[kind](body))
+
+    def topics(self, body: bytes) -> list[TopicKept]:
+        """Those that a request asks for."""
+        chosen = Chosen(topics_request(body).filters)
+        return [topic for topic in self._readers.ask(lambda reader: reader.topics()) if chosen.has(topic.name)]
+
+    def _info(self, body: bytes) -> Iterator[dict[str, Any]]:
+        def look(reader: LogReader) -> dict[str, Any]:
+            with reader.snapshot():
+                return {
+                    "log_id": reader.log_id.hex(),
+                    "first_offset": reader.first_offset(),
+                    "next_offset": reader.next_offset(),
+                    "marks": reader.marks(),
+                }
+
+        yield self._readers.ask(look)
+
+    def _offset_for_time(self, body: bytes) -> Iterator[dict[str, Any]]:
+        time_us = max(time_request(body).time_us, 0)
+        yield {"offset": self._readers.ask(lambda reader: reader.offset_at(time_us))}
+
+    def _topics(self, body: bytes) -> Iterator[dict[str, Any]]:
+        topics = self.topics(body)
+        for start in range(0, max(len(topics), 1), PAGE_TOPICS):
+            yield {"topics": topics[start : start + PAGE_TOPICS]}
+
+    def _commit(self, body: bytes) -> Iterator[dict[str, Any]]:
+        request = commit_request(body)
+        # One at a time: the broker appends one after the other anyway, and who asks twice finds it done.
+        if not self._committing.acquire(timeout=COMMIT_TIMEOUT_S):
+            raise BusyError("other commits are under way: ask again, it is done once however often it is asked")
+        try:
+            done = self._committed(request)
+        finally:
+            self._committing.release()
+        self._stages.abort(AbortRequest(request.query, request.batch))  # what no attempt of this batch needs any more
+        yield {"first_offset": done.first_offset, "count": done.count, "was_known": done.was_known}
+
+    def _committed(self, request: CommitRequest) -> CommitDone:
+        recorded = self._readers.ask(lambda reader: reader.queries().get(request.query))
+        if recorded is not None and request.batch <= recorded:
+            return CommitDone(0, was_known=True)
+        files = self._stages.files_of(request)
+        if files is None:
+            raise CommitError(
+                f"not all parts of batch {request.batch} of {shown(request.query)} are staged here: "
+                "they were never finished, were aborted or have expired; stage them again"
+            )
+        done = self._committer.commit(request.query, request.batch, files, COMMIT_TIMEOUT_S)
+        if done is None:
+            raise BusyError(
+                f"the broker has not answered for {COMMIT_TIMEOUT_S:.0f} s: ask again, "
+                "it is done once however often it is asked"
+            )
+        if done.problem:
+            raise CommitError(done.problem)
+        return done
+
+    def _abort(self, body: bytes) -> Iterator[dict[str, Any]]:
+        yield {"removed": self._stages.abort(abort_request(body))}

@@ -1,0 +1,260 @@
+"""Blocks of the log as Arrow: the same columns in another order of bytes, with no loop over messages.
+
+A block has columns of its batches and of its messages' lengths, and all bodies side by side. So a byte swap and a
+running sum of the lengths are the column `payload`, the bodies its data; what a batch says once is repeated for each of
+its messages. The work is done for several blocks at once: the same column of all of them is joined first, so that many
+small blocks cost little more than one large block.
+
+Types are plain ones, which every reader of Arrow knows: no dictionaries, no large or view types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from godwit.store.block import Columns
+from godwit.store.packing import cut_names
+from godwit.wire.batch import QOS_SHIFT, RETAIN
+
+LOG_ID: Final = b"godwit.log_id"
+"""In the metadata of the schema, in hexadecimal digits."""
+MAX_TIME_US: Final = 253_402_300_799_999_999
+"""The end of the year 9999, where the times of Python and Spark end: a publisher's clock may be anywhere."""
+ROW_BYTES: Final = 40
+"""What a row takes beside its payload and its names."""
+
+_TIME: Final = pa.timestamp("us", "UTC")
+_FIELDS: Final[dict[str, pa.DataType]] = {
+    "offset": pa.int64(),
+    "topic": pa.string(),
+    "publisher": pa.string(),
+    "published": _TIME,
+    "received": _TIME,
+    "qos": pa.int8(),
+    "retained": pa.bool_(),
+    "payload": pa.binary(),
+}
+COLUMNS: Final = tuple(_FIELDS)
+
+_Numbers: TypeAlias = "npt.NDArray[Any]"
+Choice: TypeAlias = Callable[[Sequence[str]], Sequence[bool]]
+"""Which of these topics are wanted."""
+
+
+def schema_of(log_id: bytes, columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    return pa.schema([(name, _FIELDS[name]) for name in columns], {LOG_ID: log_id.hex()})
+
+
+class Block(NamedTuple):
+    """A block that was opened."""
+
+    body: bytes
+    at: Columns
+
+
+class Rows:
+    """The messages of some blocks that follow one another, at least one; made into record batches piece by piece."""
+
+    def __init__(self, blocks: Sequence[Block], choice: Choice | None = None) -> None:
+        """`choice`: leave out the other topics."""
+        batches = [block.at.batches for block in blocks]
+        self._counts = _narrow(blocks, batches, "count_at")
+        firsts = np.repeat([block.at.first_offset for block in blocks], batches)
+        self._offsets = firsts + _narrow(blocks, batches, "offset_delta_at")
+        self._published = _times(blocks, batches, "published_at")
+        self._received = _times(blocks, batches, "received_at")
+        self._flags = np.frombuffer(_bytes(blocks, batches, "flags_at", 1), np.uint8)
+        self._names, self._topics, self._publishers = _names(blocks, batches)
+        messages = [block.at.messages for block in blocks]
+        self._lengths = _narrow(blocks, messages, "length_at")
+        self._deltas = _deltas(blocks, messages)
+        self._data = _data(blocks)
+        if int(self._counts.sum()) != sum(messages) or int(self._lengths.sum()) != self._data.size:
+            raise ValueError("the columns of a block do not fit each other, although its checksum is right")
+        if choice is not None:
+            self._choose(blocks, choice)
+        self._row_ends = np.cumsum(self._counts, dtype=np.int64)
+        self._stops = _stops(self._lengths)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def row_of(self, offset: int) -> int:
+        """The first row whose offset is not below this one."""
+        after = int(np.searchsorted(self._offsets, offset, "right"))  # batches that begin at or before it
+        if not after:
+            return 0
+        into = min(offset - int(self._offsets[after - 1]), int(self._counts[after - 1]))
+        return int(self._row_ends[after - 1] - self._counts[after - 1]) + into
+
+    def offset_of(self, row: int) -> int:
+        batch = int(np.searchsorted(self._row_ends, row, "right"))
+        return int(self._offsets[batch]) + row - int(self._row_ends[batch] - self._counts[batch])
+
+    def cuts(self, start: int, stop: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+        """These rows in runs of at most so many bytes as Arrow, or of one row: names may be long, and are repeated."""
+        if start >= stop:
+            return
+        name_bytes = np.diff(np.frombuffer(self._names.buffers()[1], np.int32))
+        if (stop - start) * (ROW_BYTES + 2 * int(name_bytes.max())) + self._data.size <= max_bytes:
+            yield start, stop
+            return
+        batch_bytes = name_bytes[self._topics] + name_bytes[self._publishers] + ROW_BYTES
+        ends = np.cumsum(np.repeat(batch_bytes, self._counts) + self._lengths, dtype=np.int64)
+        while start < stop:
+            before = int(ends[start - 1]) if start else 0
+            until = min(max(start + 1, int(np.searchsorted(ends, before + max_bytes, "right"))), stop)
+            yield start, until
+            start = until
+
+    def record_batch(self, schema: pa.Schema, start: int, stop: int) -> pa.RecordBatch:
+        """These rows, in the columns of the schema."""
+        first = int(np.searchsorted(self._row_ends, start, "right"))
+        last = int(np.searchsorted(self._row_ends, stop, "left")) + 1
+        view = _View(self, slice(first, last), start, stop)
+        return pa.RecordBatch.from_arrays([getattr(view, name)() for name in schema.names], schema=schema)
+
+    def _choose(self, blocks: Sequence[Block], choice: Choice) -> None:
+        """Keep only the batches of wanted topics."""
+        is_wanted = np.zeros(len(self._names), bool)
+        base = 0
+        for body, at in blocks:
+            lengths = np.frombuffer(body, ">u4", at.topics, at.name_bytes_at).tolist()
+            names = cut_names(body[at.names_at : at.names_at + sum(lengths)], lengths)
+            is_wanted[base : base + at.topics] = choice(names)
+            base += at.topics + at.publishers
+        keep = is_wanted[self._topics]
+        if keep.all():
+            return
+        rows = np.repeat(keep, self._counts)
+        payloads = pa.Array.from_buffers(
+            pa.binary(), len(rows), [None, pa.py_buffer(_stops(self._lengths)), self._data]
+        ).filter(pa.array(rows))
+        self._data = payloads.buffers()[2] or pa.py_buffer(b"")
+        self._lengths = self._lengths[rows]
+        self._deltas = None if self._deltas is None else self._deltas[rows]
+        for name in ("_counts", "_offsets", "_published", "_received", "_flags", "_topics", "_publishers"):
+            setattr(self, name, getattr(self, name)[keep])
+
+
+class _View:
+    """A run of rows, and the batches that they lie in. Each method is the column of its name."""
+
+    def __init__(self, rows: Rows, batches: slice, start: int, stop: int) -> None:
+        self._rows = rows
+        self._batches = batches
+        self._start = start
+        self._stop = stop
+        self._ends = rows._row_ends[batches]
+        self._counts = rows._counts[batches]
+        if len(self._counts):
+            self._counts = self._counts.copy()
+            self._counts[0] = self._ends[0] - start
+            self._counts[-1] -= self._ends[-1] - stop
+
+    def offset(self) -> Any:
+        first = self._rows._offsets[self._batches] - (self._ends - self._rows._counts[self._batches])
+        return self._numbers("offset", self._repeated(first) + np.arange(self._start, self._stop))
+
+    def topic(self) -> Any:
+        return self._rows._names.take(pa.array(self._repeated(self._rows._topics[self._batches])))
+
+    def publisher(self) -> Any:
+        return self._rows._names.take(pa.array(self._repeated(self._rows._publishers[self._batches])))
+
+    def published(self) -> Any:
+        times = self._repeated(self._rows._published[self._batches])
+        if self._rows._deltas is not None:
+            times = np.minimum(times + self._rows._deltas[self._start : self._stop], MAX_TIME_US)
+        return self._numbers("published", times)
+
+    def received(self) -> Any:
+        return self._numbers("received", self._repeated(self._rows._received[self._batches]))
+
+    def qos(self) -> Any:
+        qos = (self._rows._flags[self._batches] >> QOS_SHIFT).view(np.int8)
+        return self._numbers("qos", self._repeated(qos))
+
+    def retained(self) -> Any:
+        is_retained = (self._rows._flags[self._batches] & RETAIN) != 0
+        return self._numbers("retained", np.packbits(self._repeated(is_retained), bitorder="little"))
+
+    def payload(self) -> Any:
+        buffers = [None, pa.py_buffer(self._rows._stops), self._rows._data]
+        return pa.Array.from_buffers(pa.binary(), self._stop - self._start, buffers, offset=self._start)
+
+    def _repeated(self, values: _Numbers) -> _Numbers:
+        """What the batches say, for each of their messages."""
+        if len(values) == self._stop - self._start:
+            return values  # a message each
+        return np.repeat(values, self._counts)
+
+    def _numbers(self, name: str, values: _Numbers) -> Any:
+        return pa.Array.from_buffers(_FIELDS[name], self._stop - self._start, [None, pa.py_buffer(values)])
+
+
+def _bytes(blocks: Sequence[Block], counts: Sequence[int], column: str, width: int) -> bytes | memoryview:
+    """A column of all blocks, as it stands in them."""
+    parts = []
+    for (body, at), count in zip(blocks, counts, strict=True):
+        begin = getattr(at, column)
+        parts.append(memoryview(body)[begin : begin + count * width])
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _narrow(blocks: Sequence[Block], counts: Sequence[int], column: str) -> _Numbers:
+    """Of numbers that are below 2**31, as everything is that is counted within a block."""
+    numbers: _Numbers = np.frombuffer(_bytes(blocks, counts, column, 4), ">i4")
+    return numbers.astype(np.int32)
+
+
+def _times(blocks: Sequence[Block], counts: Sequence[int], column: str) -> _Numbers:
+    times: _Numbers = np.frombuffer(_bytes(blocks, counts, column, 8), ">u8")
+    return np.minimum(times, MAX_TIME_US).astype(np.int64)
+
+
+def _deltas(blocks: Sequence[Block], messages: Sequence[int]) -> _Numbers | None:
+    """Zero for the messages of a block that has none; None if no block has any."""
+    if not any(block.at.has_deltas for block in blocks):
+        return None
+    parts = [
+        np.frombuffer(body, ">u4", count, at.delta_at) if at.has_deltas else np.zeros(count, ">u4")
+        for (body, at), count in zip(blocks, messages, strict=True)
+    ]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _data(blocks: Sequence[Block]) -> pa.Buffer:
+    """The bodies of all messages, one behind the other."""
+    if len(blocks) == 1:
+        (body, at), *_ = blocks
+        return pa.py_buffer(body).slice(at.bodies_at, at.bodies_bytes)
+    return pa.py_buffer(
+        b"".join([memoryview(body)[at.bodies_at : at.bodies_at + at.bodies_bytes] for body, at in blocks])
+    )
+
+
+def _names(blocks: Sequence[Block], batches: Sequence[int]) -> tuple[Any, _Numbers, _Numbers]:
+    """All names of all blocks, and where among them topic and publisher of each batch stand."""
+    names = [block.at.topics + block.at.publishers for block in blocks]
+    lengths = _narrow(blocks, names, "name_bytes_at")
+    data = _bytes(blocks, [block.at.names_bytes for block in blocks], "names_at", 1)
+    table = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(_stops(lengths)), pa.py_buffer(data)])
+    bases = np.cumsum([0, *names[:-1]], dtype=np.int32)
+    topics = _narrow(blocks, batches, "topic_at")
+    topics += np.repeat(bases, batches)
+    publishers = _narrow(blocks, batches, "publisher_at")
+    publishers += np.repeat(bases + np.array([block.at.topics for block in blocks], np.int32), batches)
+    return table, topics, publishers
+
+
+def _stops(lengths: _Numbers) -> _Numbers:
+    """Where each of them ends, with a zero in front: Arrow's offsets."""
+    stops = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, dtype=np.int32, out=stops[1:])
+    return stops

@@ -1,0 +1,53 @@
+"""What is gone of a range: below the log's beginning, below a mark of retention, in damaged blocks. Never silent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+from godwit.errors import StorageError
+from godwit.wire.marks import lost_below
+
+Ranges: TypeAlias = list[tuple[int, int]]
+"""Of offsets: begin and end."""
+
+_SHOWN: Final = 3
+
+
+class DataLossError(StorageError):
+    """Messages of the range that was asked for are gone, or were never there."""
+
+    def __init__(self, lost: Ranges, why: str) -> None:
+        told = ", ".join(f"{begin} to {end - 1}" for begin, end in lost[:_SHOWN])
+        if len(lost) > _SHOWN:
+            told += f" and {len(lost) - _SHOWN} more ranges"
+        super().__init__(
+            f"messages at the offsets {told} cannot be read: {why}. "
+            "To read what is there, ask again with fail_on_data_loss set to false"
+        )
+        self.lost = lost
+
+    @property
+    def details(self) -> bytes:
+        """For programs."""
+        return json.dumps({"kind": "data_loss", "lost": self.lost}).encode()
+
+
+def gone_below(first_offset: int, marks: Mapping[str, int], filters: Sequence[str]) -> int:
+    """Up to where retention may have deleted messages that these filters ask for; no filters ask for everything."""
+    reached = lost_below(marks, filters) if filters else max(marks.values(), default=0)
+    return max(first_offset, reached)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """In order, those that touch as one, without empty ones."""
+    merged: Ranges = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged

@@ -1,0 +1,168 @@
+"""What clients of the archive may ask: JSON in tickets, descriptors and the bodies of actions, checked here.
+
+    ticket, flight info    {"filters": ["home/#"], "start": 100, "end": 200, "columns": ["offset", "payload"], ...}
+    offset_for_time        {"time_us": 1700000000000000}
+    topics                 {"filters": ["home/#"]}
+    stage (DoPut)          {"query": "alerts", "batch": 7, "partition": 0, "attempt": 3, "publisher": "alerts"}
+    stage_commit           {"query": "alerts", "batch": 7, "parts": [{"partition": 0, "attempt": 3}]}
+    stage_abort            {"query": "alerts", "batch": 7}, with "parts" only these
+
+What is wrong with a request is a BadRequestError with a sentence for whoever wrote it. Unknown fields are ignored, so
+that a newer client can ask an older archive.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from godwit.archive.columns import COLUMNS
+from godwit.broker.topics import check_filter, shown
+from godwit.errors import BadFilterError, UsageError
+from godwit.limits import KIB, MAX_CLIENT_NAME_BYTES, MAX_FILTERS, MAX_TOPIC_BYTES, MIB
+
+MAX_REQUEST_BYTES: Final = 128 * KIB
+MAX_PARTS: Final = 4096
+"""Partitions of one staged batch."""
+MAX_COMMIT_REQUEST_BYTES: Final = 1 * MIB
+
+Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_RequestT = TypeVar("_RequestT", bound=msgspec.Struct)
+
+assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_REQUEST_BYTES < MAX_COMMIT_REQUEST_BYTES
+
+
+class BadRequestError(UsageError):
+    """A request that the archive cannot serve, however often it is sent."""
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """A range of the log. Offsets: from `start` on, before `end`."""
+
+    filters: tuple[str, ...] = ()
+    """None: every topic, also those that begin with $."""
+    start: Offset | None = None
+    """None: from the oldest message that is there, whatever was deleted before it."""
+    end: Offset | None = None
+    """None: up to what was committed when the request came."""
+    columns: tuple[str, ...] = COLUMNS
+    fail_on_data_loss: bool = True
+    """False: what is gone is passed over, and told in the metadata of the next batch."""
+    gaps_known_below: Offset = 0
+    """What retention had deleted below this offset is no news to the client: it began to read when it was so."""
+
+
+class TimeRequest(msgspec.Struct, frozen=True):
+    time_us: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class TopicsRequest(msgspec.Struct, frozen=True):
+    filters: tuple[str, ...] = ()
+
+
+class StageRequest(msgspec.Struct, frozen=True):
+    """The name under which rows are staged, and who publishes them."""
+
+    query: str
+    batch: Number
+    partition: Number
+    attempt: Number
+    publisher: str
+
+
+class Part(msgspec.Struct, frozen=True):
+    partition: Number
+    attempt: Number
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    """Append these parts, by partition, once for this batch of the query."""
+
+    query: str
+    batch: Number
+    parts: tuple[Part, ...]
+
+
+class AbortRequest(msgspec.Struct, frozen=True):
+    query: str
+    batch: Number
+    parts: tuple[Part, ...] | None = None
+    """None: all that was staged for this batch."""
+
+
+def read_request(body: bytes) -> ReadRequest:
+    """An empty body asks for everything."""
+    request = _decoded(body or b"{}", ReadRequest, MAX_REQUEST_BYTES)
+    _check_filters(request.filters)
+    if not request.columns:
+        raise BadRequestError(f"columns is empty: leave it out for all, or choose from {', '.join(COLUMNS)}")
+    for name in request.columns:
+        if name not in COLUMNS:
+            raise BadRequestError(f"there is no column {shown(name)}: choose from {', '.join(COLUMNS)}")
+    if len(set(request.columns)) < len(request.columns):
+        raise BadRequestError("columns names a column twice: name each once")
+    if request.start is not None and request.end is not None and request.end < request.start:
+        raise BadRequestError(f"the range ends at {request.end}, before its start {request.start}: swap them")
+    return request
+
+
+def time_request(body: bytes) -> TimeRequest:
+    return _decoded(body, TimeRequest, MAX_REQUEST_BYTES)
+
+
+def topics_request(body: bytes) -> TopicsRequest:
+    """An empty body asks for all."""
+    request = _decoded(body or b"{}", TopicsRequest, MAX_REQUEST_BYTES)
+    _check_filters(request.filters)
+    return request
+
+
+def stage_request(body: bytes) -> StageRequest:
+    request = _decoded(body, StageRequest, MAX_REQUEST_BYTES)
+    _check_name("query", request.query)
+    _check_name("publisher", request.publisher)
+    return request
+
+
+def commit_request(body: bytes) -> CommitRequest:
+    """Its parts may be none: a batch without rows is remembered too."""
+    request = _decoded(body, CommitRequest, MAX_COMMIT_REQUEST_BYTES)
+    _check_name("query", request.query)
+    if len(request.parts) > MAX_PARTS:
+        raise BadRequestError(f"{len(request.parts)} parts: at most {MAX_PARTS} are allowed; use fewer partitions")
+    if len({part.partition for part in request.parts}) < len(request.parts):
+        raise BadRequestError("parts names a partition twice: name one attempt of each")
+    return request
+
+
+def abort_request(body: bytes) -> AbortRequest:
+    request = _decoded(body, AbortRequest, MAX_COMMIT_REQUEST_BYTES)
+    _check_name("query", request.query)
+    return request
+
+
+def _decoded(body: bytes, kind: type[_RequestT], max_bytes: int) -> _RequestT:
+    if len(body) > max_bytes:
+        raise BadRequestError(f"the request is {len(body)} bytes long: at most {max_bytes} are allowed")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequestError(f"the request {shown(body[:100].decode(errors='replace'))} is wrong: {error}") from error
+
+
+def _check_filters(filters: tuple[str, ...]) -> None:
+    if len(filters) > MAX_FILTERS:
+        raise BadRequestError(f"{len(filters)} filters: at most {MAX_FILTERS} are allowed")
+    for text in filters:
+        try:
+            check_filter(text)
+        except BadFilterError as error:
+            raise BadRequestError(str(error)) from error
+
+
+def _check_name(what: str, name: str) -> None:
+    size_bytes = len(name.encode(errors="replace"))
+    if not 1 <= size_bytes <= MAX_CLIENT_NAME_BYTES:
+        raise BadRequestError(f"the {what} is {size_bytes} bytes long: 1 to {MAX_CLIENT_NAME_BYTES} are allowed")

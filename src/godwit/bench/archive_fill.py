@@ -1,0 +1,77 @@
+"""Logs for the archive to read, written by the store itself: what a broker would have written, without waiting for it.
+
+The two extremes: one publisher at full rate, whose batches are full; and ten thousand devices that publish one message
+each in turn, on a topic of their own, so that every message is a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from godwit.store.folder import DataFolder
+from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import LONE, QOS_SHIFT
+from godwit.wire.entry import Entry
+
+MESSAGE_BYTES: Final = 100
+FULL_BATCH_MESSAGES: Final = 600
+"""About what one train carries."""
+FULL_BATCHES_A_COMMIT: Final = 16
+"""About 1 MB: so much comes in from a publisher at full rate while the disk syncs."""
+PUBLISHERS: Final = 10_000
+_QOS_1: Final = 1 << QOS_SHIFT
+_LOG_ID_BYTES: Final = 16
+
+
+def fill_with_full_batches(data: Path, messages: int) -> int:
+    """Makes a log of at least so many messages in this folder; gives how many."""
+    return _fill(data, _full_batches(), messages)
+
+
+def fill_with_lone_messages(data: Path, messages: int, *, a_commit: int = PUBLISHERS) -> int:
+    """The same with every message alone; so many share a commit."""
+    return _fill(data, _lone_messages(a_commit), messages)
+
+
+def _fill(data: Path, commits: Iterator[list[Entry]], messages: int) -> int:
+    folder = DataFolder(data)
+    folder.open()
+    try:
+        now_us = time.time_ns() // 1000
+        store = SqliteStore.open(folder.log_path, new_log_id=os.urandom(_LOG_ID_BYTES), now_us=now_us)
+        try:
+            while store.next_offset < messages:
+                store.append(next(commits), ())
+            store.checkpoint(truncate=True)
+            return store.next_offset
+        finally:
+            store.close()
+    finally:
+        folder.close()
+
+
+def _full_batches() -> Iterator[list[Entry]]:
+    lengths = struct.pack(f">{FULL_BATCH_MESSAGES + 1}I", FULL_BATCH_MESSAGES, *[MESSAGE_BYTES] * FULL_BATCH_MESSAGES)
+    rest = lengths + os.urandom(FULL_BATCH_MESSAGES * MESSAGE_BYTES)
+    while True:
+        now_us = time.time_ns() // 1000
+        entry = Entry("bench/topic", "publisher", _QOS_1, now_us, now_us, None, 0, FULL_BATCH_MESSAGES, rest)
+        yield [entry] * FULL_BATCHES_A_COMMIT
+
+
+def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
+    devices = [(f"bench/{number}/reading", f"device-{number}") for number in range(PUBLISHERS)]
+    payload = os.urandom(MESSAGE_BYTES)
+    turn = 0
+    while True:
+        now_us = time.time_ns() // 1000
+        yield [
+            Entry(*devices[number % PUBLISHERS], _QOS_1 | LONE, now_us, now_us, None, 0, 1, payload)
+            for number in range(turn, turn + a_commit)
+        ]
+        turn += a_commit

@@ -1,0 +1,71 @@
+"""`godwit bench log`: confirmed publishes against JetStream, and bytes a second against the bare disk, in one run.
+
+One publisher and one broker, a process each, and the broker's log on the disk of one folder. With 100-byte messages
+Godwit (QoS 1, confirmed after fdatasync) stands beside JetStream (file store, confirmed before it); with 8 KiB messages
+beside a bare file that is synced every 64 KiB. Rounds are interleaved; ratios are taken round by round.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from godwit.bench import peers
+from godwit.bench.log_godwit import godwit_logger
+from godwit.bench.log_jetstream import jetstream, jetstream_counted
+from godwit.bench.log_publishing import Logger, measure
+from godwit.bench.log_raw_disk import SYNC_BYTES, append_and_sync
+from godwit.bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
+
+SMALL_BYTES: Final = 100
+LARGE_BYTES: Final = 8 * 1024
+MEGABYTE: Final = 1_000_000
+
+OURS: Final = "godwit"
+JETSTREAM: Final = "jetstream"
+COUNTED: Final = "jetstream_counted"
+OURS_LARGE: Final = "godwit_8k"
+RAW_DISK: Final = "raw_disk"
+
+
+def run(
+    *,
+    folder: Path,
+    rounds: int,
+    seconds: float,
+    on_round: Callable[[str], None],
+    on_install: Callable[[str], None],
+) -> Report:
+    """Measures all, interleaved, and takes the medians. GodwitError if a peer is missing."""
+    program = peers.require(on_install, programs=("nats-server",), modules=("nats",))["nats-server"]
+
+    def confirmed_per_s(logger: Logger) -> Callable[[], float]:
+        return lambda: measure(logger, folder, seconds, SMALL_BYTES)
+
+    figures = interleaved(
+        {
+            OURS: confirmed_per_s(godwit_logger()),
+            JETSTREAM: confirmed_per_s(jetstream(program)),
+            COUNTED: confirmed_per_s(jetstream_counted(program)),
+            OURS_LARGE: lambda: measure(godwit_logger(), folder, seconds, LARGE_BYTES) * LARGE_BYTES / MEGABYTE,
+            RAW_DISK: lambda: append_and_sync(folder, seconds) / MEGABYTE,
+        },
+        rounds,
+        on_round,
+    )
+    units = {
+        OURS_LARGE: f"MB/s of payload, {LARGE_BYTES} B messages",
+        RAW_DISK: f"MB/s, fdatasync after each {SYNC_BYTES} B",
+    }
+    confirmed = f"confirmed messages/s of {SMALL_BYTES} B"
+    results = [Result(name, statistics.median(values), units.get(name, confirmed)) for name, values in figures.items()]
+    ratios = [
+        Ratio(
+            "vs_jetstream", median_ratio(figures[OURS], figures[JETSTREAM]), "JetStream with nats-py's publish_async"
+        ),
+        Ratio("vs_jetstream_counted", median_ratio(figures[OURS], figures[COUNTED]), "JetStream, answers counted only"),
+        Ratio("vs_raw_disk", median_ratio(figures[OURS_LARGE], figures[RAW_DISK]), "append and fdatasync of 64 KiB"),
+    ]
+    return Report("log", machine(), results, ratios)

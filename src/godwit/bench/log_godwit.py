@@ -1,0 +1,95 @@
+"""Godwit with its log on disk as a system under test: the broker as `godwit broker` runs it, and its client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+from godwit.bench.forward_pair import bursts
+from godwit.bench.log_publishing import LOG_FOLDER, TOPIC, Logger, Outcome
+from godwit.bench.stage import HOST, Stage, hear
+from godwit.errors import BufferFullError
+from godwit.limits import MAX_DATAGRAM_BYTES
+from godwit.net.connect import connect
+from godwit.net.loop import collect_garbage_rarely
+from godwit.net.loop import run as run_loop
+from godwit.net.serve import Service
+from godwit.server.configuration import Configuration
+from godwit.server.log_sections import ArchiveSection
+
+
+def godwit_logger() -> Logger:
+    """QoS 1; a confirm means that the disk has it."""
+    return Logger(_broker, _publish)
+
+
+def _broker(stage: Stage) -> str:
+    address, _ = durable_broker(stage, stage.folder / LOG_FOLDER)
+    return address
+
+
+def durable_broker(
+    stage: Stage, data: Path, *, with_archive: bool = False, max_datagram_bytes: int = MAX_DATAGRAM_BYTES
+) -> tuple[str, str]:
+    """Starts one on this folder; gives its URL and its archive's, which is empty without one."""
+    listening, archive = hear(stage.start(_serve, str(data), with_archive, max_datagram_bytes), tuple)
+    return listening, archive
+
+
+def _serve(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -> None:
+    run_loop(_serve_for_ever(pipe, data, with_archive, max_datagram_bytes))
+
+
+async def _serve_for_ever(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -> None:
+    collect_garbage_rarely()  # as `godwit broker` does
+    configuration = Configuration(
+        listen=[f"{HOST}:0"], data=Path(data), archive=ArchiveSection(is_on=with_archive, listen=f"{HOST}:0")
+    )
+    urls = _Urls()
+    async with Service(configuration, notices=urls, max_datagram_bytes=max_datagram_bytes):
+        await urls.are_complete.wait()
+        pipe.send((urls.listening, urls.archive))
+        await asyncio.Event().wait()
+
+
+class _Urls:
+    """Hears where the broker and its archive are to be found; the broker says its own last."""
+
+    def __init__(self) -> None:
+        self.listening = ""
+        self.archive = ""
+        self.are_complete = asyncio.Event()
+
+    def write(self, kind: str, text: str, fields: dict[str, Any]) -> None:
+        if kind == "archive":
+            self.archive = fields["url"]
+        elif kind == "listening":
+            self.listening = fields["url"]
+            self.are_complete.set()
+
+
+def _publish(pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
+    run_loop(_publish_all(pipe, address, seconds, bytes(message_bytes)))
+
+
+async def _publish_all(pipe: Pipe, address: str, seconds: float, payload: bytes) -> None:
+    messages = 0
+    async with connect(address) as client:
+        publisher = client.publisher(TOPIC, qos=1)
+        send = publisher.send
+        began = time.perf_counter()
+        for burst in bursts(seconds):
+            for _ in burst:
+                try:
+                    send(payload)
+                except BufferFullError:
+                    await publisher.ready()
+                    send(payload)
+            messages += len(burst)
+        await publisher.flush()
+        elapsed_s = time.perf_counter() - began
+        (topic,) = await client.topics(TOPIC)
+    pipe.send(Outcome(messages, topic.messages, elapsed_s))

@@ -1,0 +1,224 @@
+"""What changed in a turn and must outlive a restart: marked where it happens, written down when the turn is sealed.
+
+Marked are objects, not values: what is written is how they stand at the end of the turn. So marks of an append that
+failed are simply put back, and the next one writes what is true by then.
+
+Two things change all the time and matter little, so they are marked apart and saved about once a second: how much was
+published to a topic, and how far a subscription without a named cursor has come.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from godwit.broker.topics import RESERVED
+from godwit.wire.changes import (
+    Change,
+    FeedGone,
+    FeedKept,
+    IdentityGone,
+    IdentityKept,
+    QueryDone,
+    RetainedKept,
+    SessionGone,
+    SessionKept,
+    TopicKept,
+)
+
+if TYPE_CHECKING:
+    from godwit.broker.catalogue import Topic
+    from godwit.broker.feed import Feed
+    from godwit.broker.identities import Key, Progress
+    from godwit.broker.session import Session
+
+SAVED_AT_ONCE: Final = 2000
+"""Of what is saved now and then: so that no append becomes long by it."""
+
+T = TypeVar("T")
+
+
+class Marks:
+    """What is to be written."""
+
+    __slots__ = ("feeds", "identities", "queries", "retained", "sessions", "topics")
+
+    def __init__(self) -> None:
+        self.topics: dict[Topic, None] = {}
+        self.retained: dict[Topic, None] = {}
+        """Whose retained message changed without a batch in the log."""
+        self.sessions: dict[Session, None] = {}
+        self.feeds: dict[Feed, None] = {}
+        self.identities: dict[Key, Progress | None] = {}
+        """None: it is forgotten."""
+        self.queries: dict[str, int] = {}
+
+
+class Journal:
+    """Feed: topic, retained, session, feed, identity, query; used, moved, save_some. Drain: take; put_back on failure.
+
+    `sessions` is the broker's own table, by name. A journal that does not keep takes nothing.
+    """
+
+    def __init__(self, sessions: dict[str, Session], *, keeps: bool) -> None:
+        self.keeps = keeps
+        self.is_marked = False
+        """Whether there is anything to write at once."""
+        self.used: dict[Topic, None] = {}
+        """Topics with new figures."""
+        self.moved: dict[Feed, None] = {}
+        """Subscriptions that have come further, or lost something."""
+        self._sessions = sessions
+        self._marks = Marks()
+
+    # -- what happened ------------------------------------------------------------------------------------------------
+
+    def topic(self, topic: Topic) -> None:
+        """It is new."""
+        if self.keeps:
+            self._marks.topics[topic] = None
+            self.is_marked = True
+
+    def retained(self, topic: Topic) -> None:
+        """Its retained message is not what was written last. The broker's own figures are not kept."""
+        if self.keeps and not topic.name.startswith(RESERVED):
+            self._marks.retained[topic] = None
+            self.is_marked = True
+
+    def session(self, session: Session) -> bool:
+        """Something about it, or it is over. Gives whether that matters: most sessions hold nothing."""
+        if not self.keeps or not (session.is_stored or session.outlives_restart):
+            return False
+        self._marks.sessions[session] = None
+        self.is_marked = True
+        return True
+
+    def feed(self, feed: Feed) -> bool:
+        """Where it stands, or it is over. Gives whether that matters."""
+        if not self.keeps or not (feed.is_stored or feed.session.outlives_restart):
+            return False
+        self._marks.feeds[feed] = None
+        self.is_marked = True
+        return True
+
+    def identity(self, key: Key, progress: Progress | None) -> None:
+        if self.keeps:
+            self._marks.identities[key] = progress
+            self.is_marked = True
+
+    def query(self, query: str, batch: int) -> None:
+        """Unlike the others this belongs to one append, and is not put back."""
+        if self.keeps:
+            self._marks.queries[query] = batch
+            self.is_marked = True
+
+    @property
+    def identities(self) -> list[Key]:
+        """Those that are marked."""
+        return list(self._marks.identities)
+
+    @property
+    def has_unsaved(self) -> bool:
+        return bool(self.used or self.moved)
+
+    def save_some(self) -> None:
+        """It is time to save what changes all the time, or a part of it."""
+        for topic in _take(self.used):
+            self.topic(topic)
+        for feed in _take(self.moved):
+            self.feed(feed)
+
+    # -- what to write ------------------------------------------------------------------------------------------------
+
+    def take(self, end_offset: int) -> tuple[list[Change], Marks]:
+        """How everything that is marked stands, and the marks. `end_offset` is the log's end."""
+        marks, self._marks = self._marks, Marks()
+        self.is_marked = False
+        changes: list[Change] = [
+            TopicKept(topic.name, topic.messages, topic.payload_bytes, topic.last_us) for topic in marks.topics
+        ]
+        changes += [_retained(topic) for topic in marks.retained]
+        changes += self._of_sessions(marks, end_offset)
+        for key, progress in marks.identities.items():
+            if progress is None:
+                changes.append(IdentityGone(*key))
+            else:
+                changes.append(IdentityKept(*key, progress.epoch, progress.next_sequence, progress.last_us))
+        changes += [QueryDone(query, batch) for query, batch in marks.queries.items()]
+        return changes, marks
+
+    def _of_sessions(self, marks: Marks, end_offset: int) -> list[Change]:
+        """First what is over, because something new may have the same name."""
+        sessions, feeds = dict(marks.sessions), dict(marks.feeds)
+        gone: dict[str, None] = {}
+        for session in marks.sessions:
+            if not self._is_kept(session) and session.is_stored:
+                gone[session.name] = None
+                successor = self._sessions.get(session.name)
+                if successor is not None and successor is not session:
+                    sessions[successor] = None
+                    feeds.update(dict.fromkeys(successor.feeds.values()))
+        changes: list[Change] = [SessionGone(name) for name in gone]
+        for feed in list(feeds):
+            present = self._present(feed)
+            if present is not None:
+                feeds[present] = None
+            elif feed.is_stored and feed.session.name not in gone:
+                changes.append(FeedGone(feed.session.name, feed.filters, feed.cursor))
+        for session in sessions:
+            if self._is_kept(session):
+                session.is_stored = True
+                changes.append(
+                    SessionKept(
+                        session.name,
+                        session.instance,
+                        session.is_proved,
+                        session.expiry_s,
+                        None if session.is_awaited else session.ends_at_us,
+                        session.will,
+                    )
+                )
+        for feed in feeds:
+            if self._present(feed) is feed:
+                feed.is_stored = True
+                resume_at, lost = feed.standing(end_offset)
+                changes.append(FeedKept(feed.session.name, feed.filters, feed.cursor, resume_at, lost))
+        return changes
+
+    def _is_kept(self, session: Session) -> bool:
+        return self._sessions.get(session.name) is session and session.outlives_restart
+
+    def _present(self, feed: Feed) -> Feed | None:
+        """The subscription that has the key of this one, if it is to be kept."""
+        session = self._sessions.get(feed.session.name)
+        if session is None or not session.outlives_restart or not session.expiry_s:
+            return None
+        return session.feeds.get((feed.filters, feed.cursor))
+
+    def put_back(self, marks: Marks) -> None:
+        """What was taken could not be written."""
+        now = self._marks
+        now.topics.update(marks.topics)
+        now.retained.update(marks.retained)
+        now.sessions.update(marks.sessions)
+        now.feeds.update(marks.feeds)
+        now.identities = marks.identities | now.identities
+        self.is_marked = self.is_marked or bool(
+            now.topics or now.retained or now.sessions or now.feeds or now.identities
+        )
+
+
+def _retained(topic: Topic) -> RetainedKept:
+    kept = topic.kept
+    if kept is None:
+        return RetainedKept(topic.name, b"")
+    return RetainedKept(
+        topic.name, kept.payload, kept.publisher, kept.published_us, kept.received_us, kept.qos, kept.offset
+    )
+
+
+def _take(waiting: dict[T, None]) -> list[T]:
+    taken = list(islice(waiting, SAVED_AT_ONCE))
+    for one in taken:
+        del waiting[one]
+    return taken

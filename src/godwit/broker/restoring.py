@@ -1,0 +1,43 @@
+"""A broker begins with what the one before it had kept: topics, retained messages, sessions, cursors, publishers."""
+
+from __future__ import annotations
+
+from godwit.broker.admission import Admission
+from godwit.broker.catalogue import Catalogue
+from godwit.broker.delivery import Delivery
+from godwit.broker.identities import Identities
+from godwit.broker.importing import Importing
+from godwit.broker.retained import Kept
+from godwit.broker.subscribing import Subscribing
+from godwit.wire.changes import RetainedKept, State
+
+
+def restore(
+    state: State,
+    catalogue: Catalogue,
+    delivery: Delivery,
+    identities: Identities,
+    admission: Admission,
+    subscribing: Subscribing,
+    importing: Importing,
+    now_us: int,
+) -> None:
+    """Everything that is kept, to parts that are new. Limits that were lowered since turn nothing of it away."""
+    delivery.marks.update(state.marks)
+    for topic in state.topics:
+        catalogue.restore(topic)
+    for retained in state.retained:
+        catalogue.keep(catalogue.adopt(retained.topic), _kept(retained, catalogue.keeps + 1))
+    for identity in state.identities:
+        identities.restore(identity)
+    for session in state.sessions:
+        admission.restore(session, now_us)
+    for feed in state.feeds:
+        owner = admission.sessions.get(feed.session)
+        if owner is not None:
+            subscribing.restore(owner, feed)
+    importing.restore(state.queries)
+
+
+def _kept(kept: RetainedKept, serial: int) -> Kept:
+    return Kept(kept.payload, kept.publisher, kept.published_us, kept.received_us, kept.qos, kept.offset, serial)

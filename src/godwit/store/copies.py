@@ -1,0 +1,167 @@
+"""Copies of a log: a backup while a broker writes it, and a copy without free pages in its place.
+
+Both copy rows and not pages, a few blocks at a time, each with a statement that is finished at once. SQLite's own
+backup and VACUUM INTO read in one piece: meanwhile the WAL of a busy broker could not be used again and would grow by
+gigabytes; or they begin anew with every commit of another process. Blocks are only ever added at the end, so a copy in
+pieces is right if its last piece is of one moment: the newest blocks, and all that is kept beside the log.
+
+What retention deletes during the copy may be in it although its mark says that it is gone: a mark promises no more than
+that something may be missing. Blocks are copied as they are, damaged ones too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from godwit.errors import LogDamagedError, LogInUseError
+from godwit.limits import MIB
+from godwit.store.connection import connect, telling, transaction
+from godwit.store.draft import BESIDE, Progress, drafting, put
+from godwit.store.pages import PAGE_BYTES
+from godwit.store.reader import LogReader
+from godwit.store.scan import Scanner
+from godwit.store.sql import parse_queries
+
+PIECE_BYTES: Final = 16 * MIB
+"""What is copied with one statement."""
+MAX_ROUNDS: Final = 8
+"""How often a backup tries to catch up with a broker before it takes all that is left at once."""
+
+_SQL: Final = parse_queries(Path(__file__).with_name("copies.sql").read_text(encoding="utf-8"))
+_PIECE_BLOCKS: Final = 4096
+_PROGRESS_STEPS: Final = 10_000
+
+
+class Copied(msgspec.Struct, frozen=True):
+    """What a backup holds."""
+
+    blocks: int
+    next_offset: int
+    """Up to where it goes."""
+    size_bytes: int
+
+
+class Compacted(msgspec.Struct, frozen=True):
+    before_bytes: int
+    after_bytes: int
+
+
+def backup(path: Path, out: Path, progress: Progress) -> Copied:
+    """Copy a log to a file that is not there yet. A broker may go on writing it."""
+    LogReader.open(path).close()  # it is a log, of a version that we know
+    with telling(path, "copied"), drafting(out, like=path) as draft:
+        return _Copy(path, draft, progress).run()
+
+
+def compact(path: Path, progress: Progress) -> Compacted:
+    """Put a copy without free pages in the place of a log that nobody else has open: hold the lock of its folder.
+
+    Raises LogDamagedError rather than leave out what `recover` could save.
+    """
+    LogReader.open(path).close()
+    wal = Path(f"{path}-wal")
+    with telling(path, "compacted"):
+        _check_alone(path)
+        before_bytes = path.stat().st_size
+        draft = path.with_name(f"{path.name}.compact")
+        with drafting(draft, like=path) as copy:
+            _Copy(path, copy, progress).run()
+        # A WAL of the old file beside the new one would be taken for its own.
+        if wal.exists() and wal.stat().st_size:
+            draft.unlink()
+            raise LogInUseError(f"another program has written to the log {path} meanwhile: end it, and try again")
+        for ending in BESIDE:
+            Path(f"{path}{ending}").unlink(missing_ok=True)
+        put(draft, path)
+    return Compacted(before_bytes, path.stat().st_size)
+
+
+def _check_alone(path: Path) -> None:
+    """Bring all of the WAL into the file, and see that its pages are in order."""
+    connection = connect(path, apsw.SQLITE_OPEN_READWRITE, None)
+    try:
+        connection.set_progress_handler(lambda: False, _PROGRESS_STEPS)  # lets Python look for signals
+        problem = connection.execute("PRAGMA quick_check(1)").get
+        if problem != "ok":
+            raise LogDamagedError(
+                f"the log {path} cannot be compacted: it is damaged ({problem}). "
+                "Save what is intact with `godwit log recover`, or restore a backup"
+            )
+        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+    finally:
+        connection.close()
+
+
+class _Copy:
+    """From a log into an empty file."""
+
+    def __init__(self, path: Path, draft: Path, progress: Progress) -> None:
+        self._progress = progress
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+        self._connection = connect(draft, flags, None)
+        self._source = f"{path.absolute().as_uri()}?mode=ro"
+        self._next_offset = 0
+        self._copied_bytes = 0
+        self._total_bytes = 0
+
+    def run(self) -> Copied:
+        try:
+            self._prepare()
+            for _ in range(MAX_ROUNDS):
+                if not self._copy_round():
+                    break
+            self._finish()
+            blocks = int(self._connection.execute(_SQL["count_blocks"]).get)
+            return Copied(blocks, self._next_offset, self._connection.pragma("page_count") * PAGE_BYTES)
+        finally:
+            self._connection.close()
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        # Nothing is lost if this is cut short: the file has its name only when it is on the disk.
+        connection.pragma("page_size", PAGE_BYTES)
+        connection.pragma("journal_mode", "OFF")
+        connection.pragma("synchronous", "OFF")
+        connection.execute(_SQL["attach"], (self._source,))
+        for (statement,) in connection.execute(_SQL["select_schema"]).fetchall():
+            connection.execute(str(statement))
+        for key in ("application_id", "user_version"):
+            connection.pragma(key, connection.pragma(key, schema="source"))
+        self._total_bytes = connection.pragma("page_count", schema="source") * PAGE_BYTES
+
+    def _copy_round(self) -> bool:
+        """All that is there now, piece by piece; whether it was more than one."""
+        pieces = 0
+        last = self._connection.execute(_SQL["select_last"]).get
+        while last is not None and self._next_offset <= last:
+            rows: list[tuple[Any, ...]] = self._connection.execute(
+                _SQL["select_sizes"], (self._next_offset, _PIECE_BLOCKS)
+            ).fetchall()
+            piece_bytes = 0
+            for first_offset, end_offset, size_bytes in rows:
+                stop, self._next_offset = first_offset, end_offset
+                piece_bytes += size_bytes
+                if piece_bytes >= PIECE_BYTES:
+                    break
+            if not rows:
+                break
+            self._connection.execute(_SQL["copy_blocks"], (rows[0][0], stop))
+            self._copied_bytes += piece_bytes
+            self._progress(min(self._copied_bytes, self._total_bytes), self._total_bytes)
+            pieces += 1
+        return pieces > 1
+
+    def _finish(self) -> None:
+        """What came meanwhile, and what is kept beside the log, as of one moment."""
+        connection = self._connection
+        with transaction(connection):
+            connection.execute(_SQL["copy_last_blocks"], (self._next_offset,))
+            for (table,) in connection.execute(_SQL["select_tables"]).fetchall():
+                connection.execute(f'INSERT INTO main."{table}" SELECT * FROM source."{table}"')
+        self._next_offset = Scanner(connection).ends().next_offset
+        connection.execute(_SQL["detach"])
+        self._progress(self._total_bytes, self._total_bytes)

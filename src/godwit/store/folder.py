@@ -1,0 +1,94 @@
+"""The folder of a broker: its log, what is staged for it, the key of its resets, and a lock, so that it has one broker.
+
+log.sqlite (-wal, -shm)   the log
+stages/                   messages that a query has staged and not yet committed
+reset-key                 proves to clients of the last run that this broker was restarted
+lock                      locked while a broker works here; its content means nothing
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+from godwit.errors import DiskError, LogInUseError
+
+LOCK_NAME: Final = "lock"
+
+
+class DataFolder:
+    """`open` before anything else of it is used, `close` at the end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log_path = path / "log.sqlite"
+        self.stages_path = path / "stages"
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Make it if it is not there, and keep others out."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.stages_path.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from error
+        if not _try_lock(lock, fcntl.LOCK_EX):
+            os.close(lock)
+            raise LogInUseError(
+                f"another broker works in the folder {self.path}: stop it, or give this one its own (--data)"
+            )
+        self._lock = lock
+
+    def reset_key(self, new_key: bytes) -> bytes:
+        """The key of this folder; the new one becomes it if there is none."""
+        path = self.path / "reset-key"
+        try:
+            if path.exists() and len(key := path.read_bytes()) == len(new_key):
+                return key
+            draft = path.with_suffix(".new")
+            draft.touch(mode=0o600)
+            with draft.open("wb") as file:
+                file.write(new_key)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            raise self._unusable(error) from error
+        return new_key
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _unusable(self, error: OSError) -> DiskError:
+        return DiskError(
+            f"the data folder {self.path} cannot be used: {error.strerror}. Check the path, its rights and the disk, "
+            "or choose another one (--data)"
+        )
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a broker works in the folder now, or may: that of somebody else cannot be asked."""
+    try:
+        lock = os.open(path / LOCK_NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return not _try_lock(lock, fcntl.LOCK_SH)
+    finally:
+        os.close(lock)
+
+
+def _try_lock(lock: int, kind: int) -> bool:
+    """The system lets go of it when the process ends, however it does."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

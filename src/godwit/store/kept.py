@@ -1,0 +1,192 @@
+"""What changes beside the log, as rows: from changes to statements, and from rows to the state of a broker.
+
+Each row ends in a seal, a checksum of its other values. A broker believes these rows at its start, and gives retained
+messages to subscribers, so a row that is not what was written must not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+
+import apsw
+import msgspec
+from crc32c import crc32c
+
+from godwit.store.sql import QUERIES
+from godwit.wire.changes import (
+    Change,
+    FeedGone,
+    FeedKept,
+    IdentityGone,
+    IdentityKept,
+    QueryDone,
+    RetainedKept,
+    SessionGone,
+    SessionKept,
+    State,
+    TopicKept,
+)
+from godwit.wire.control import Will
+
+_Values: TypeAlias = tuple[Any, ...]
+
+_pack: Final = msgspec.msgpack.Encoder().encode
+_pack_text: Final = msgspec.json.Encoder().encode
+_unpack_filters: Final = msgspec.json.Decoder(tuple[str, ...]).decode
+_unpack_will: Final = msgspec.msgpack.Decoder(Will).decode
+_astuple: Final = msgspec.structs.astuple
+
+
+class DamagedRowError(Exception):
+    """A row beside the log is not what was written."""
+
+
+def apply(connection: apsw.Connection, changes: Iterable[Change]) -> None:
+    """In this order, within the caller's transaction; those of a kind that follow one another go together."""
+    for statement, run in groupby(map(_statement, changes), key=_sql):
+        connection.executemany(statement, [values for _, values in run])
+
+
+def set_mark(connection: apsw.Connection, pattern: str, floor: int) -> None:
+    """Up to which offset a rule of retention has deleted; within the caller's transaction."""
+    connection.execute(QUERIES["upsert_mark"], sealed((pattern, floor)))
+
+
+def set_meta(connection: apsw.Connection, log_id: bytes, created_us: int, end_offset: int = 0) -> None:
+    """What a new log begins with; within the caller's transaction."""
+    rows = [sealed(("log_id", log_id)), sealed(("created_us", created_us)), ("end_offset", end_offset, 0)]
+    connection.executemany(QUERIES["insert_meta"], rows)
+
+
+def load_meta(connection: apsw.Connection) -> tuple[bytes, int]:
+    """The log's id, and when it was created."""
+    meta: dict[str, Any] = dict(_rows(connection, "meta"))
+    if not {"log_id", "created_us"} <= meta.keys():
+        raise DamagedRowError("the table meta lacks a row")
+    return meta["log_id"], meta["created_us"]
+
+
+def load_state(connection: apsw.Connection) -> State:
+    """All that is kept. Raises DamagedRowError when a row is not what was written."""
+    return State(
+        topics=topics_of(connection),
+        retained=[RetainedKept(*row) for row in _rows(connection, "retained")],
+        sessions=[_session(*row) for row in _rows(connection, "sessions")],
+        feeds=[_feed(*row) for row in _rows(connection, "feeds")],
+        identities=[IdentityKept(*row) for row in _rows(connection, "identities")],
+        queries=queries_of(connection),
+        marks=marks_of(connection),
+    )
+
+
+def topics_of(connection: apsw.Connection) -> list[TopicKept]:
+    return [TopicKept(*row) for row in _rows(connection, "topics")]
+
+
+def queries_of(connection: apsw.Connection) -> dict[str, int]:
+    return dict(_rows(connection, "queries"))
+
+
+def marks_of(connection: apsw.Connection) -> dict[str, int]:
+    return dict(_rows(connection, "marks"))
+
+
+def sealed(values: _Values) -> _Values:
+    """A row with its seal."""
+    return (*values, crc32c(_pack(values)))
+
+
+def is_sealed(row: _Values) -> bool:
+    """Whether a row's last value is the seal of the others."""
+    return bool(row[-1] == crc32c(_pack(row[:-1])))
+
+
+def _rows(connection: apsw.Connection, table: str) -> list[_Values]:
+    found = []
+    try:
+        for row in connection.execute(QUERIES[f"select_{table}"]):
+            if not is_sealed(row):
+                raise DamagedRowError(f"a row of the table {table} is not what was written")
+            found.append(row[:-1])
+    except UnicodeDecodeError:
+        raise DamagedRowError(f"a text in the table {table} is no UTF-8") from None
+    return found
+
+
+def _session(
+    name: str, instance: bytes, is_proved: int, expiry_s: int, ends_at_us: int | None, will: bytes | None
+) -> SessionKept:
+    return SessionKept(
+        name, instance, bool(is_proved), expiry_s, ends_at_us, None if will is None else _unpack_will(will)
+    )
+
+
+def _feed(session: str, filters: str, cursor: str | None, resume_at: int, lost: int) -> FeedKept:
+    return FeedKept(session, _unpack_filters(filters), cursor, resume_at, lost)
+
+
+# -- from a change to a statement and its values ----------------------------------------------------------------------
+
+
+def _sql(pair: tuple[str, _Values]) -> str:
+    return pair[0]
+
+
+def _statement(change: Change) -> tuple[str, _Values]:
+    return _STATEMENTS[type(change)](change)
+
+
+def _plain(name: str) -> Callable[[Any], tuple[str, _Values]]:
+    """For a change whose fields are the columns."""
+    sql = QUERIES[name]
+
+    def statement(change: Change) -> tuple[str, _Values]:
+        values = _astuple(change)
+        return sql, (*values, crc32c(_pack(values)))
+
+    return statement
+
+
+def _gone(name: str) -> Callable[[Any], tuple[str, _Values]]:
+    sql = QUERIES[name]
+    return lambda change: (sql, _astuple(change))
+
+
+def _retained(change: RetainedKept) -> tuple[str, _Values]:
+    if not change.payload:
+        return QUERIES["delete_retained"], (change.topic,)
+    return QUERIES["upsert_retained"], sealed(_astuple(change))
+
+
+def _kept_session(change: SessionKept) -> tuple[str, _Values]:
+    will = None if change.will is None else _pack(change.will)
+    values = (change.name, change.instance, int(change.is_proved), change.expiry_s, change.ends_at_us, will)
+    return QUERIES["upsert_session"], sealed(values)
+
+
+def _gone_session(change: SessionGone) -> tuple[str, _Values]:
+    return QUERIES["delete_session"], (change.name, change.name)
+
+
+def _kept_feed(change: FeedKept) -> tuple[str, _Values]:
+    filters = _pack_text(change.filters).decode()
+    return QUERIES["upsert_feed"], sealed((change.session, filters, change.cursor, change.resume_at, change.lost))
+
+
+def _gone_feed(change: FeedGone) -> tuple[str, _Values]:
+    return QUERIES["delete_feed"], (change.session, _pack_text(change.filters).decode(), change.cursor)
+
+
+_STATEMENTS: Final[dict[type, Callable[[Any], tuple[str, _Values]]]] = {
+    TopicKept: _plain("upsert_topic"),
+    RetainedKept: _retained,
+    SessionKept: _kept_session,
+    SessionGone: _gone_session,
+    FeedKept: _kept_feed,
+    FeedGone: _gone_feed,
+    IdentityKept: _plain("upsert_identity"),
+    IdentityGone: _gone("delete_identity"),
+    QueryDone: _plain("upsert_query"),
+}

@@ -1,0 +1,117 @@
+-- Every statement on the log's file, by name. See schema_1.sql for what the columns mean.
+
+-- name: select_tables
+SELECT name FROM sqlite_schema WHERE type = 'table';
+
+-- name: insert_meta
+INSERT INTO meta VALUES (?, ?, ?);
+
+-- name: select_meta
+SELECT key, value, seal FROM meta WHERE key <> 'end_offset';
+
+-- name: select_first_offset
+SELECT min(first_offset) FROM blocks;
+
+-- name: select_end_offset
+-- Of blocks that are gone. The newest one that is there may end later.
+SELECT value FROM meta WHERE key = 'end_offset';
+
+-- name: insert_block
+INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: select_block_at
+-- The block that holds an offset, or else the last one before it. As in all of these, the body is asked for by itself,
+-- and the topics only by who needs them: both may be on pages of their own, which are not touched then.
+SELECT first_offset, end_offset, received_us, until_us, seal, x'', length(body) FROM blocks
+WHERE first_offset <= ? ORDER BY first_offset DESC LIMIT 1;
+
+-- name: select_key_at
+SELECT max(first_offset) FROM blocks WHERE first_offset <= ?;
+
+-- name: select_blocks
+SELECT first_offset, end_offset, received_us, until_us, seal, x'', length(body) FROM blocks
+WHERE first_offset >= ? AND first_offset < ? ORDER BY first_offset;
+
+-- name: select_blocks_with_topics
+SELECT first_offset, end_offset, received_us, until_us, seal, topics, length(body) FROM blocks
+WHERE first_offset >= ? AND first_offset < ? ORDER BY first_offset;
+
+-- name: select_next_block
+SELECT first_offset FROM blocks WHERE first_offset >= ? ORDER BY first_offset LIMIT 1;
+
+-- name: select_body
+SELECT body FROM blocks WHERE first_offset = ?;
+
+-- name: select_disorder
+-- A block that stands before one with a lower offset: its page is damaged.
+SELECT first_offset FROM (
+    SELECT first_offset, lag(first_offset, 1, -1) OVER () AS offset_before FROM blocks
+)
+WHERE first_offset <= offset_before LIMIT 1;
+
+-- name: upsert_topic
+INSERT INTO topics VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    messages = excluded.messages, payload_bytes = excluded.payload_bytes, last_us = excluded.last_us,
+    seal = excluded.seal;
+
+-- name: select_topics
+SELECT * FROM topics ORDER BY name;
+
+-- name: upsert_retained
+INSERT INTO retained VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    payload = excluded.payload, publisher = excluded.publisher, published_us = excluded.published_us,
+    received_us = excluded.received_us, qos = excluded.qos, "offset" = excluded."offset", seal = excluded.seal;
+
+-- name: delete_retained
+DELETE FROM retained WHERE topic = ?;
+
+-- name: select_retained
+SELECT * FROM retained ORDER BY topic;
+
+-- name: upsert_session
+INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    instance = excluded.instance, is_proved = excluded.is_proved, expiry_s = excluded.expiry_s,
+    ends_at_us = excluded.ends_at_us, will = excluded.will, seal = excluded.seal;
+
+-- name: delete_session
+-- With all its subscriptions.
+DELETE FROM sessions WHERE name = ?;
+DELETE FROM feeds WHERE session = ?;
+
+-- name: select_sessions
+SELECT * FROM sessions ORDER BY name;
+
+-- name: upsert_feed
+INSERT INTO feeds VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    resume_at = excluded.resume_at, lost = excluded.lost, seal = excluded.seal;
+
+-- name: delete_feed
+DELETE FROM feeds WHERE session = ? AND filters = ? AND ifnull(cursor, x'') = ifnull(?, x'');
+
+-- name: select_feeds
+SELECT * FROM feeds ORDER BY session, filters, cursor;
+
+-- name: upsert_identity
+INSERT INTO identities VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    epoch = excluded.epoch, next_sequence = excluded.next_sequence, last_us = excluded.last_us, seal = excluded.seal;
+
+-- name: delete_identity
+DELETE FROM identities WHERE owner = ? AND publisher = ? AND topic = ?;
+
+-- name: select_identities
+SELECT * FROM identities ORDER BY last_us, owner, publisher, topic;
+
+-- name: upsert_query
+INSERT INTO queries VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET batch = excluded.batch, seal = excluded.seal;
+
+-- name: select_queries
+SELECT * FROM queries ORDER BY query;
+
+-- name: upsert_mark
+INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET floor = excluded.floor, seal = excluded.seal;
+
+-- name: select_marks
+SELECT * FROM marks ORDER BY pattern;
+
+-- name: select_highest_mark
+SELECT ifnull(max(floor), 0) FROM marks;

@@ -1,0 +1,190 @@
+"""Makes a new log of what is intact in a damaged one: same id, same offsets.
+
+It reads the file without SQLite (godwit.store.pages, btree, salvage), so it works on what SQLite refuses. Every block
+whose checksum holds is saved, and every row beside the log whose seal holds. What is lost is told, and stays told: each
+lost range becomes a block without a body, which readers report as damaged when they come to it.
+
+Offsets are not given out twice. If nobody can tell where the log ended, because the last of it is lost, the new one
+goes on behind a range that is wider than what can have been there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import apsw
+import msgspec
+
+from godwit.limits import MIB
+from godwit.store.block import Row, decode_topics, encode_topics, make_row
+from godwit.store.btree import BrokenPageError, Tree, record
+from godwit.store.connection import connect, telling, transaction
+from godwit.store.draft import Progress, drafting
+from godwit.store.kept import is_sealed, marks_of, set_meta
+from godwit.store.pages import PageFile
+from godwit.store.salvage import Ranges, Salvage
+from godwit.store.sql import QUERIES, parse_queries
+from godwit.store.sqlite import SqliteStore
+from godwit.wire.marks import BROKER_WIDE
+
+LOST_END: Final = 2**24
+"""So many offsets are left out where the end of a log is not known: a leaf of the tree holds blocks of fewer."""
+
+_SQL: Final = parse_queries(Path(__file__).with_name("recover.sql").read_text(encoding="utf-8"))
+_TABLES: Final = ("topics", "retained", "sessions", "feeds", "identities", "queries", "marks")
+_PIECE_BYTES: Final = 16 * MIB
+_SCHEMA_ROOT: Final = 1
+_MAX_OFFSET: Final = 2**62
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What could be saved."""
+
+    log_id: bytes
+    has_old_id: bool
+    """Whether the log's own id was readable. If not, it has the new one: offsets of the old log mean nothing in it."""
+    next_offset: int
+    blocks: int
+    messages: int
+    missing: list[tuple[int, int]]
+    """Ranges of offsets that are lost, begin and end."""
+    kept_rows: int
+    """What was saved beside the log: topics, retained messages, sessions, subscriptions, ..."""
+    lost_tables: list[str]
+    """Where something beside the log was not readable: sessions may be gone, cursors stand further back, ..."""
+
+
+def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: Progress) -> Recovered:
+    """Write what is intact of a log to a file that is not there yet. Nobody may write the log meanwhile.
+
+    The damaged file is left as it is. The new id is for a log whose own cannot be read.
+    """
+    with telling(path, "recovered"), PageFile(path) as file, drafting(out, like=path) as draft:
+        SqliteStore.open(draft, new_log_id=new_log_id, now_us=now_us).close()
+        connection = connect(draft, apsw.SQLITE_OPEN_READWRITE, None)
+        try:
+            # Nothing is lost if this is cut short: the file gets its name only when it is on the disk.
+            connection.pragma("journal_mode", "OFF")
+            connection.pragma("synchronous", "OFF")
+            with PageFile(path, is_doubting=True) as doubted:
+                return _Recovery(file, doubted, connection).run(new_log_id, now_us, progress)
+        finally:
+            connection.close()
+
+
+class _Recovery:
+    """From the pages of a log into an empty one."""
+
+    def __init__(self, file: PageFile, doubted: PageFile, connection: apsw.Connection) -> None:
+        self._file = file
+        self._doubted = doubted
+        self._connection = connection
+        fresh: list[tuple[Any, ...]] = connection.execute(_SQL["select_roots"]).fetchall()
+        self._roots: dict[str, int] = {**dict(fresh), **self._read_roots()}
+        self._taken = Ranges()
+        self._blocks = 0
+        self._messages = 0
+
+    def run(self, new_log_id: bytes, now_us: int, progress: Progress) -> Recovered:
+        kept_rows, lost_tables = self._keep_tables()
+        marks = marks_of(self._connection)
+        salvage = Salvage(self._file, self._roots["blocks"], marks, self._taken)
+        self._save(salvage.rows(progress))
+        if self._doubted.is_other_view(self._file):
+            self._save(Salvage(self._doubted, self._roots["blocks"], marks, self._taken).rows(lambda *_: None))
+        meta = self._read_meta()
+        end = max(self._taken.end, self._said_end(meta), *[end for _, end in salvage.damaged], 0)
+        missing = self._missing(salvage, 0 if "marks" in lost_tables else marks.get(BROKER_WIDE, 0), end)
+        next_offset = max(end, *[end for _, end in missing], 0)
+        has_old_id = isinstance(meta.get("log_id"), bytes)
+        log_id = meta["log_id"] if has_old_id else new_log_id
+        with transaction(self._connection):
+            for begin, stop in missing:
+                received_us = self._connection.execute(_SQL["select_time_before"], (begin,)).get
+                self._insert(make_row(begin, stop, received_us, received_us, encode_topics([]), b""))
+            self._connection.execute(_SQL["delete_meta"])
+            set_meta(self._connection, log_id, meta.get("created_us", now_us), next_offset)
+        return Recovered(log_id, has_old_id, next_offset, self._blocks, self._messages, missing, kept_rows, lost_tables)
+
+    # -- beside the log -----------------------------------------------------------------------------------------------
+
+    def _read_roots(self) -> dict[str, int]:
+        """Where tables begin. The file says so; if it does not, or not well, they are where they are in a new file."""
+        found: dict[str, int] = {}
+        for values in _records(Tree(self._file, _SCHEMA_ROOT)):
+            match values:
+                case ("table", str(name), _, int(root), _):
+                    found[name] = root
+        return found if len(set(found.values())) == len(found) else {}
+
+    def _keep_tables(self) -> tuple[int, list[str]]:
+        """Save the rows that are what was written; how many, and of which tables some were not."""
+        kept_rows = 0
+        lost_tables = []
+        with transaction(self._connection):
+            for table in _TABLES:
+                columns = self._connection.execute(_SQL["count_columns"], (table,)).get
+                insert = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})"
+                is_whole = True
+                tree = Tree(self._file, self._roots[table])
+                for values in _records(tree):
+                    if len(values) == columns and is_sealed(values):
+                        self._connection.execute(insert, values)
+                        kept_rows += 1
+                    else:
+                        is_whole = False
+                if not is_whole or not tree.is_whole:
+                    lost_tables.append(table)
+        return kept_rows, lost_tables
+
+    def _read_meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = {}
+        for values in _records(Tree(self._file, self._roots["meta"])):
+            match values:
+                case ("end_offset", int(end), _) if 0 <= end < _MAX_OFFSET:
+                    meta["end_offset"] = end
+                case (str(key), value, _) if is_sealed(values):
+                    meta[key] = value
+        return meta
+
+    def _said_end(self, meta: dict[str, Any]) -> int:
+        """How far the log went at least, by what is known beside it."""
+        known: int = self._connection.execute(_SQL["select_known_end"]).get
+        return max(known, int(meta.get("end_offset", 0)))
+
+    # -- the log ------------------------------------------------------------------------------------------------------
+
+    def _save(self, rows: Iterator[Row]) -> None:
+        """In transactions of a bounded size."""
+        while True:
+            piece_bytes = 0
+            with transaction(self._connection):
+                for row in rows:
+                    self._insert(row)
+                    self._blocks += 1
+                    self._messages += sum(share.messages for share in decode_topics(row.topics))
+                    piece_bytes += len(row.body)
+                    if piece_bytes >= _PIECE_BYTES:
+                        break
+                else:
+                    return
+
+    def _insert(self, row: Row) -> None:
+        self._connection.execute(QUERIES["insert_block"], msgspec.structs.astuple(row))
+
+    def _missing(self, salvage: Salvage, begin: int, end: int) -> list[tuple[int, int]]:
+        """Ranges that were in the log and are lost. Where that is not sure, they count as lost."""
+        if salvage.is_all_known:
+            return [(first, stop) for first, stop in sorted(salvage.damaged) if self._taken.add(first, stop)]
+        return self._taken.gaps(begin, end if salvage.is_end_known else end + LOST_END)
+
+
+def _records(tree: Tree) -> Iterator[tuple[Any, ...]]:
+    """The rows of a table; nothing in the place of one that cannot be read."""
+    for cell in tree.cells():
+        try:
+            yield tuple(record(cell.payload))
+        except BrokenPageError:
+            yield ()

@@ -1,0 +1,121 @@
+"""Arrow from blocks, against the same messages decoded one by one."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.archive import logs
+
+from godwit.archive.columns import COLUMNS, LOG_ID, ROW_BYTES, Block, Rows, schema_of
+from godwit.store.block import Row, decode_block, encode_block, encode_blocks, open_block
+from godwit.wire.entry import Entry
+
+SCHEMA = schema_of(logs.LOG_ID)
+
+
+def opened(*rows: Row) -> list[Block]:
+    return [Block(row.body, open_block(row.body)) for row in rows]
+
+
+def whole(rows: Rows) -> pa.RecordBatch:
+    batch = rows.record_batch(SCHEMA, 0, len(rows))
+    batch.validate(full=True)
+    return batch
+
+
+@given(logs.blocks())
+def test_the_same_as_message_by_message(found: list[tuple[Row, list[tuple[int, Entry]]]]) -> None:
+    rows = Rows(opened(*[row for row, _ in found]))
+    expected = [pair for row, _ in found for pair in decode_block(row.body)]
+    assert expected == [pair for _, pairs in found for pair in pairs]
+    assert whole(rows).to_pylist() == logs.rows_of(expected)
+
+
+@given(logs.blocks(), st.data())
+def test_any_run_of_rows_in_any_columns(found: list[tuple[Row, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
+    rows = Rows(opened(*[row for row, _ in found]))
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    columns = data.draw(st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
+    batch = rows.record_batch(schema_of(logs.LOG_ID, columns), start, stop)
+    batch.validate(full=True)
+    expected = logs.rows_of([pair for _, pairs in found for pair in pairs])[start:stop]
+    assert batch.to_pylist() == [{name: row[name] for name in columns} for row in expected]
+
+
+@given(logs.blocks(), st.sets(st.sampled_from(logs.TOPICS)))
+def test_only_wanted_topics(found: list[tuple[Row, list[tuple[int, Entry]]]], wanted: set[str]) -> None:
+    rows = Rows(opened(*[row for row, _ in found]), lambda names: [name in wanted for name in names])
+    expected = logs.rows_of([pair for _, pairs in found for pair in pairs if pair[1].topic in wanted])
+    assert whole(rows).to_pylist() == expected
+
+
+@given(logs.blocks(), st.data())
+def test_offsets_and_rows(found: list[tuple[Row, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
+    rows = Rows(opened(*[row for row, _ in found]))
+    offsets = [row["offset"] for row in logs.rows_of([pair for _, pairs in found for pair in pairs])]
+    assert [rows.offset_of(row) for row in range(len(rows))] == offsets
+    offset = data.draw(st.integers(max(offsets[0] - 2, 0), offsets[-1] + 2))
+    assert rows.row_of(offset) == sum(other < offset for other in offsets)
+
+
+@given(logs.blocks(), st.integers(1, 400), st.data())
+def test_pieces_are_bounded_and_miss_nothing(
+    found: list[tuple[Row, list[tuple[int, Entry]]]], max_bytes: int, data: st.DataObject
+) -> None:
+    rows = Rows(opened(*[row for row, _ in found]))
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    cuts = list(rows.cuts(start, stop, max_bytes))
+    assert [row for first, until in cuts for row in range(first, until)] == list(range(start, stop))
+    expected = logs.rows_of([pair for _, pairs in found for pair in pairs])
+    for first, until in cuts:
+        size_bytes = sum(
+            ROW_BYTES + len(row["payload"]) + len(row["topic"].encode()) + len(row["publisher"].encode())
+            for row in expected[first:until]
+        )
+        assert size_bytes <= max_bytes or until - first == 1
+
+
+def test_long_names_make_small_pieces() -> None:
+    """A publisher of empty messages under a long name makes little in the log and much in Arrow."""
+    entry = logs.make_entry("t" * 1000, [b""] * 60_000)
+    rows = Rows(opened(encode_block([(0, entry)])))
+    cuts = list(rows.cuts(0, len(rows), 8 * 1024 * 1024))
+    assert len(cuts) > 6
+    assert all(rows.record_batch(SCHEMA, *cut).nbytes <= 8 * 1024 * 1024 for cut in cuts)
+
+
+def test_types_are_plain() -> None:
+    assert SCHEMA.metadata == {LOG_ID: logs.LOG_ID.hex().encode()}
+    assert str(SCHEMA.remove_metadata()).splitlines() == [
+        "offset: int64",
+        "topic: string",
+        "publisher: string",
+        "published: timestamp[us, tz=UTC]",
+        "received: timestamp[us, tz=UTC]",
+        "qos: int8",
+        "retained: bool",
+        "payload: binary",
+    ]
+    (row,) = encode_blocks([logs.make_entry()], 0)
+    assert whole(Rows(opened(row))).schema.equals(SCHEMA, check_metadata=True)
+
+
+def test_a_lone_block_is_not_copied() -> None:
+    (row,) = encode_blocks([logs.make_entry(payloads=[b"x" * 1000] * 10)], 0)
+    payload = whole(Rows(opened(row))).column("payload").buffers()[2]
+    body = pa.py_buffer(row.body)
+    assert body.address <= payload.address < body.address + body.size
+
+
+def test_columns_that_do_not_fit_are_refused() -> None:
+    """Numbers in a block are compared with each other, even when the checksum is right."""
+    (row,) = encode_blocks([logs.make_entry(payloads=[b"a", b"b"])], 0)
+    at = open_block(row.body)
+    body = bytearray(row.body)
+    body[at.count_at + 3] = 9
+    with pytest.raises(ValueError, match="do not fit"):
+        Rows([Block(bytes(body), at)])

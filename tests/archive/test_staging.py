@@ -1,0 +1,151 @@
+"""Rows into batches: nothing missing, nothing twice, in order; and rows that cannot be."""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.archive import logs
+
+from godwit.archive.requests import BadRequestError
+from godwit.archive.staging import BATCH_BYTES, check_schema, staged_entries
+from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
+from godwit.store.block import decode_block, encode_blocks
+
+ROWS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("payload", pa.binary()),
+        ("published", pa.timestamp("us", "UTC")),
+        ("qos", pa.int8()),
+        ("retained", pa.bool_()),
+    ]
+)
+NEEDED = [ROWS.field("topic"), ROWS.field("payload")]
+
+some_rows = st.lists(
+    st.fixed_dictionaries(
+        {
+            "topic": st.sampled_from(["a", "a/b", "größe"]),
+            "payload": st.binary(max_size=9),
+            "published": st.integers(0, 2**34) | st.integers(0, 253_402_300_799_999_999),
+            "qos": st.sampled_from([1, 2]),
+            "retained": st.booleans(),
+        }
+    ),
+    max_size=30,
+)
+
+
+def batch_of(**columns: Any) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"topic": ["a"], "payload": [b"x"]} | columns)
+
+
+@given(some_rows, st.integers(0, 3))
+def test_rows_come_out_of_the_batches_as_they_went_in(rows: list[dict[str, Any]], skipped: int) -> None:
+    table = pa.RecordBatch.from_pylist(rows, schema=ROWS).slice(skipped)
+    entries = staged_entries(table, "me", logs.NOW_US)
+    pairs = [pair for row in encode_blocks(entries, 0) for pair in decode_block(row.body)]
+    found: dict[Any, list[Any]] = {}
+    expected: dict[Any, list[Any]] = {}
+    for row in logs.rows_of(pairs):
+        assert (row["publisher"], row["received"]) == ("me", logs.EPOCH)
+        key = (row["topic"], row["qos"], row["retained"])
+        found.setdefault(key, []).append((row["published"], row["payload"]))
+    for row in table.to_pylist():
+        key = (row["topic"], row["qos"], row["retained"])
+        expected.setdefault(key, []).append((row["published"], row["payload"]))
+    assert found == expected  # the order within each topic, QoS and flag too
+
+
+def test_topic_and_payload_are_enough() -> None:
+    (entry,) = staged_entries(batch_of(topic=["a", "a"], payload=["x", "yz"]), "me", logs.NOW_US)
+    (first, second) = logs.rows_of([(0, entry)])
+    assert (first["payload"], second["payload"]) == (b"x", b"yz")
+    assert (first["qos"], first["retained"], entry.published_us) == (1, False, logs.NOW_US)
+    assert staged_entries(batch_of().slice(0, 0), "me", 0) == []
+
+
+def test_other_types_that_mean_the_same_are_taken() -> None:
+    rows = batch_of(
+        topic=pa.array(["a"]).dictionary_encode(),
+        payload=pa.array([b"x"], pa.large_binary()),
+        published=pa.array([datetime(2024, 1, 1, tzinfo=UTC)], pa.timestamp("ns", "Europe/Berlin")),
+        qos=pa.array([2], pa.int32()),
+    )
+    check_schema(rows.schema)
+    (entry,) = staged_entries(rows, "me", logs.NOW_US)
+    assert logs.rows_of([(0, entry)])[0]["published"] == datetime(2024, 1, 1, tzinfo=UTC)
+    assert entry.flags >> 6 == 2
+
+
+def test_batches_are_cut_as_publishers_cut_them() -> None:
+    rows = batch_of(topic=["a"] * 3000, payload=[b"x" * 100] * 3000)
+    entries = staged_entries(rows, "me", logs.NOW_US)
+    assert sum(entry.count for entry in entries) == 3000
+    assert all(BATCH_BYTES / 2 < len(entry.rest) <= BATCH_BYTES + 208 for entry in entries[:-1])
+    empty = batch_of(topic=["a"] * 70_000, payload=[b""] * 70_000)
+    assert all(entry.count <= MAX_BATCH_MESSAGES for entry in staged_entries(empty, "me", logs.NOW_US))
+
+
+def test_times_far_apart_are_in_different_batches() -> None:
+    rows = batch_of(
+        topic=["a"] * 3, payload=[b"x"] * 3, published=pa.array([5, 2**33, 2**33 + 7], pa.timestamp("us", "UTC"))
+    )
+    entries = staged_entries(rows, "me", logs.NOW_US)
+    assert [(entry.published_us, entry.count) for entry in entries] == [(5, 1), (2**33, 2)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "complaint"),
+    [
+        ({"topic": [None]}, "topic is null in row 0"),
+        ({"payload": [None]}, "payload is null in row 0"),
+        ({"topic": ["a/+"]}, "wildcards are for subscriptions"),
+        ({"topic": [""]}, "is empty"),
+        ({"topic": ["$sys/x"]}, "as only the broker's own do"),
+        ({"qos": [0]}, "qos is 0 in row 0"),
+        ({"qos": [3]}, "qos is 3 in row 0"),
+        ({"qos": [300]}, "qos cannot be made int8 of int64"),
+        ({"qos": pa.array([None], pa.int8())}, "qos is null in row 0"),
+        ({"published": pa.array([-1], pa.timestamp("us", "UTC"))}, "published is -1 microseconds"),
+        ({"published": pa.array([2**62], pa.timestamp("us", "UTC"))}, "between 1970 and 9999"),
+        ({"payload": [b"x" * (MAX_MESSAGE_BYTES + 1)]}, f"at most {MAX_MESSAGE_BYTES} are allowed"),
+    ],
+)
+def test_rows_that_cannot_be_are_told(columns: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadRequestError, match=complaint):
+        staged_entries(batch_of(**columns), "me", logs.NOW_US)
+
+
+def test_arrays_that_lie_about_their_lengths_are_refused() -> None:
+    """Offsets beyond the data would read other memory."""
+    offsets = pa.py_buffer(struct.pack("<3i", 0, 10_000_000, 1))
+    payload = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"x")])
+    with pytest.raises(BadRequestError, match="no valid Arrow data"):
+        staged_entries(pa.RecordBatch.from_arrays([pa.array(["a", "a"]), payload], ["topic", "payload"]), "me", 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ([("topic", pa.string())], "no column payload"),
+        ([("payload", pa.string())], "no column topic"),
+        ([*ROWS, ("key", pa.string())], "a column 'key': only topic, payload"),
+        ([*ROWS, ("topic", pa.string())], "topic twice"),
+        ([("topic", pa.int64()), ("payload", pa.string())], "topic is int64: it must be string"),
+        ([("topic", pa.string()), ("payload", pa.float64())], "payload is double: it must be binary"),
+        ([*NEEDED, ("published", pa.timestamp("us"))], r"must be timestamp\[us, tz=UTC\]"),
+        ([*NEEDED, ("qos", pa.string())], "qos is string: it must be int8"),
+        ([*NEEDED, ("retained", pa.int8())], "retained is int8: it must be bool"),
+    ],
+)
+def test_schemas_that_cannot_be(fields: list[Any], complaint: str) -> None:
+    with pytest.raises(BadRequestError, match=complaint):
+        check_schema(pa.schema(fields))
+    check_schema(ROWS)

@@ -1,0 +1,179 @@
+"""A world whose broker can die and begin again with what its store kept, and a log that answers when a test says so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from tests.broker.world import LOG_ID, World
+
+from godwit.broker.effects import Append, Committed, Failed, Losing
+from godwit.broker.settings import Settings
+from godwit.errors import DiskError
+from godwit.limits import RING_BYTES
+from godwit.server.direct_log import DirectLog
+from godwit.store.memory import MemoryStore
+from godwit.store.port import Slice, Store
+from godwit.wire import changes as ch
+from godwit.wire.changes import Change, State
+from godwit.wire.entry import Entry
+
+FULL = "the disk is full: make room"
+
+
+class KeepingStore(MemoryStore):
+    """A store that outlives its brokers: folds every change into what is so now, as a table would."""
+
+    __slots__ = ("appends", "damaged", "is_full", "kept", "marks", "thinned")
+
+    def __init__(self) -> None:
+        super().__init__(RING_BYTES, log_id=LOG_ID)
+        self.kept: dict[tuple[Any, ...], Any] = {}
+        """By the kind and key of what is kept."""
+        self.marks: dict[str, int] = {}
+        self.thinned: set[int] = set()
+        """Offsets of entries that retention has removed from the middle."""
+        self.damaged: list[tuple[int, int]] = []
+        self.is_full = False
+        self.appends: list[tuple[list[Entry], list[Change]]] = []
+
+    def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+        if self.is_full:
+            raise DiskError(FULL)
+        self.appends.append((list(entries), list(changes)))
+        for change in changes:
+            self._fold(change)
+        return super().append(entries)
+
+    def read(self, offset: int, max_bytes: int) -> Slice:
+        found = super().read(offset, max_bytes)
+        damaged = [(begin, end) for begin, end in self.damaged if end > offset and begin < found.next_offset]
+        entries = [
+            (first, entry)
+            for first, entry in found.entries
+            if first not in self.thinned and not any(begin <= first < end for begin, end in damaged)
+        ]
+        return Slice(entries, found.next_offset, damaged)
+
+    def thin(self, topic: str, below: int) -> Losing:
+        """A rule for this topic deletes what it has below an offset; gives what the broker is told."""
+        gone = [
+            (first, entry)
+            for first, entry in super().read(0, 2**40).entries
+            if entry.topic == topic and first < below and first not in self.thinned
+        ]
+        self.thinned.update(first for first, _ in gone)
+        self.marks[topic] = below
+        return Losing(gone, below, topic)
+
+    def _fold(self, change: Change) -> None:
+        kept = self.kept
+        match change:
+            case ch.TopicKept(name=name):
+                kept["topic", name] = change
+            case ch.RetainedKept(topic=topic, payload=payload):
+                kept.pop(("retained", topic), None)
+                if payload:
+                    kept["retained", topic] = change
+            case ch.SessionKept(name=name):
+                kept["session", name] = change
+            case ch.SessionGone(name=name):
+                for key in [key for key in kept if key[0] in ("session", "feed") and key[1] == name]:
+                    del kept[key]
+            case ch.FeedKept(session=session, filters=filters, cursor=cursor):
+                assert ("session", session) in kept
+                kept["feed", session, filters, cursor] = change
+            case ch.FeedGone(session=session, filters=filters, cursor=cursor):
+                kept.pop(("feed", session, filters, cursor), None)
+            case ch.IdentityKept(owner=owner, publisher=publisher, topic=topic):
+                kept["identity", owner, publisher, topic] = change
+            case ch.IdentityGone(owner=owner, publisher=publisher, topic=topic):
+                kept.pop(("identity", owner, publisher, topic), None)
+            case ch.QueryDone(query=query, batch=batch):
+                kept["query", query] = batch
+
+    def of(self, kind: str) -> dict[Any, Any]:
+        """What is kept of a kind, by the rest of its key."""
+        return {key[1] if len(key) == 2 else key[1:]: value for key, value in self.kept.items() if key[0] == kind}
+
+    def state(self) -> State:
+        return State(
+            topics=list(self.of("topic").values()),
+            retained=list(self.of("retained").values()),
+            sessions=list(self.of("session").values()),
+            feeds=list(self.of("feed").values()),
+            identities=sorted(self.of("identity").values(), key=lambda kept: kept.last_us),
+            queries=self.of("query"),
+            marks=dict(self.marks),
+        )
+
+
+class HeldLog(DirectLog):
+    """Answers appends only when it is told to; what was given before a failure fails too."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.waiting: deque[Append] = deque()
+        self.is_held = False
+
+    def append(self, effect: Append, now_us: int) -> None:
+        if self.is_held:
+            self.waiting.append(effect)
+        else:
+            super().append(effect, now_us)
+
+    def commit(self, now_us: int) -> None:
+        """The oldest one."""
+        effect = self.waiting.popleft()
+        self.broker.handle(Committed(self.store.append(effect.entries, effect.changes)), now_us)
+
+    def fail(self, now_us: int, text: str = FULL) -> None:
+        """All of them."""
+        for _ in range(len(self.waiting)):
+            self.waiting.popleft()
+            self.broker.handle(Failed(text), now_us)
+
+
+class DurableWorld(World):
+    """A World whose log outlives its broker."""
+
+    keeping: KeepingStore
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.log = HeldLog(self.open())
+        super().__init__(settings, log=self.log)
+
+    def open(self) -> Store:
+        """The store, of which a broker that died had the use before."""
+        if not hasattr(self, "keeping"):
+            self.keeping = KeepingStore()
+        return self.keeping
+
+    def hold(self) -> None:
+        """From now on appends wait for commit or fail."""
+        self.log.is_held = True
+
+    def commit(self) -> None:
+        """All that wait, and what follows; then they wait no more."""
+        self.log.is_held = False
+        while self.log.waiting:
+            self.log.commit(self.now_us)
+        self.run()
+
+    def fail(self) -> None:
+        """All that wait; then appends are answered at once again."""
+        self.log.is_held = False
+        self.log.fail(self.now_us)
+        self.run()
+
+    def restart(self, *, after_s: float = 0.0) -> None:
+        """The broker is killed. Its peers know nothing of it; what it had not written is gone."""
+        for peer in self.peers:
+            peer.closed = peer.closed or (7, "the broker died")
+        self._fed.clear()
+        self._later.clear()
+        self.now += after_s
+        self.log = HeldLog(self.open())
+        self.start(self.log)
+        self.run()

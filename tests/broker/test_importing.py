@@ -1,0 +1,141 @@
+"""Staged messages: each batch of a query once, whole, as if a publisher had sent them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.broker.durable import FULL, DurableWorld
+
+from godwit.broker import importing
+from godwit.broker.effects import Import, Imported
+from godwit.broker.settings import Settings
+from godwit.limits import MAX_BATCH_MESSAGES
+from godwit.wire import control as c
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
+from godwit.wire.entry import Entry
+
+ONE = LONE | 1 << QOS_SHIFT
+
+
+def entry(payload: bytes, topic: str = "alerts", publisher: str = "spark", flags: int = ONE, count: int = 1) -> Entry:
+    return Entry(topic, publisher, flags, 7, 0, None, 0, count, payload)
+
+
+def bring(world: DurableWorld, batch: int, *entries: Entry, query: str = "q", key: int = 1) -> list[Imported]:
+    world.server.import_staged(Import(key, query, batch, list(entries)))
+    world.run()
+    return answers(world)
+
+
+def answers(world: DurableWorld) -> list[Imported]:
+    imported = world.server.imported[:]
+    world.server.imported.clear()
+    return imported
+
+
+def test_they_are_appended_once_and_delivered() -> None:
+    world = DurableWorld()
+    alice, bob = world.client("alice"), world.client("bob")
+    alice.publish(alice.open("other"), b"0")
+    bob.subscribe("alerts")
+    staged = [entry(b"a"), entry(b"b", publisher="else"), entry(b"c", flags=ONE | RETAIN)]
+    assert bring(world, 4, *staged) == [Imported(1, first_offset=1, count=3)]
+    assert [(got.payload, got.publisher, got.offset) for got in bob.got] == [
+        (b"a", "spark", 1),
+        (b"b", "else", 2),
+        (b"c", "spark", 3),
+    ]
+    assert all(got.received_us == world.now_us and got.published_us == 7 for got in bob.got)
+    for batch in (4, 3):
+        assert bring(world, batch, entry(b"again"), key=2) == [Imported(2, was_known=True)]
+    assert bring(world, 5, entry(b"d")) == [Imported(1, first_offset=4, count=1)]
+    assert bring(world, 4, entry(b"x"), query="other") == [Imported(1, first_offset=5, count=1)]
+    world.restart()
+    assert bring(world, 5, entry(b"again")) == [Imported(1, was_known=True)]
+    late = world.client("late")
+    late.subscribe("alerts")
+    assert late.payloads == [b"c"]
+
+
+def test_one_without_messages_is_remembered_too() -> None:
+    world = DurableWorld()
+    assert bring(world, 1) == [Imported(1)]
+    world.restart()
+    assert bring(world, 1) == [Imported(1, was_known=True)]
+
+
+def test_its_offset_is_behind_what_came_before_it_in_the_turn() -> None:
+    world = DurableWorld()
+    alice = world.client("alice")
+    channel = alice.open("news")
+    world.hold()
+    alice.publish(channel, b"0", b"1")
+    alice.record(channel, b"\x41" + bytes(8) + b"2")
+    for event in world._fed:
+        world.server.broker.handle(event, world.now_us)
+    world._fed.clear()
+    assert bring(world, 1, entry(b"a")) == []
+    assert bring(world, 1, entry(b"a"), key=2) == []  # what it repeats may not be safe yet
+    world.commit()
+    assert answers(world) == [Imported(1, first_offset=3, count=1), Imported(2, was_known=True)]
+
+
+def test_one_that_failed_can_be_sent_again() -> None:
+    world = DurableWorld()
+    bob = world.client("bob")
+    bob.subscribe("alerts")
+    assert bring(world, 1, entry(b"a")) == [Imported(1, count=1)]
+    world.keeping.is_full = True
+    for batch in (2, 3):
+        assert bring(world, batch, entry(b"b")) == [Imported(1, problem=FULL)]
+    world.keeping.is_full = False
+    world.pass_s(5)
+    assert bring(world, 1, entry(b"a")) == [Imported(1, was_known=True)]
+    assert bring(world, 2, entry(b"b")) == [Imported(1, first_offset=1, count=1)]
+    assert bob.payloads == [b"a", b"b"]
+
+
+def test_topics_are_created_as_a_publisher_would() -> None:
+    world = DurableWorld(Settings(policies=(("closed/#", "explicit"),), max_topics=3))
+    assert bring(world, 1, entry(b"a", topic="new/one")) == [Imported(1, count=1)]
+    problems = [
+        *bring(world, 2, entry(b"a", topic="closed/one")),
+        *bring(world, 2, entry(b"a", topic="bad/+")),
+        *bring(world, 2, entry(b"a", topic="$sys/x")),
+        *bring(world, 2, *[entry(b"a", topic=f"many/{number}") for number in range(5)]),
+    ]
+    assert ["does not exist" in problems[0].problem, "+" in problems[1].problem, "$" in problems[2].problem] == [
+        True
+    ] * 3
+    assert "no room" in problems[3].problem
+    assert world.keeping.next_offset == 1
+    client = world.client()
+    assert "new/one" in {topic.name for topic in client.expect(c.Topics(request=70), c.TopicList).topics}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry(b"x" * 1001),
+        entry(bytes(70_000)),
+        entry(b"", count=MAX_BATCH_MESSAGES + 1),
+        entry(b"", count=0),
+        entry(b"x", publisher=""),
+        entry(b"x", flags=LONE | 3 << QOS_SHIFT),
+        Entry("alerts", "spark", ONE, 2**63, 0, None, 0, 1, b""),
+    ],
+)
+def test_what_nobody_could_deliver_is_refused_whole(bad: Entry) -> None:
+    world = DurableWorld(Settings(max_message_bytes=1000))
+    (answer,) = bring(world, 1, entry(b"fine"), bad)
+    assert answer.problem
+    assert world.keeping.next_offset == 0
+    assert bring(world, 1, entry(b"fine")) == [Imported(1, count=1)]
+
+
+def test_queries_have_names_and_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "MAX_QUERIES", 2)
+    world = DurableWorld()
+    assert "query" in bring(world, 1, query="x" * 300)[0].problem
+    assert [bring(world, 1, query=name)[0].problem for name in ("a", "b")] == ["", ""]
+    assert "no room" in bring(world, 1, query="c")[0].problem
+    assert bring(world, 2, query="a") == [Imported(1)]

@@ -1,0 +1,312 @@
+"""`godwit log verify`, `recover`, `compact` and `backup` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.cli.logs import LOG_ID, entry, opened, write_log
+from tests.cli.real import Running, error_of, eventually, godwit, lines, needs_posix
+
+from godwit.cli import log_upkeep
+from godwit.cli.log_upkeep import missing_of
+from godwit.store.recover import LOST_END, Recovered
+from godwit.store.verify import Verdict
+from godwit.wire.changes import TopicKept
+
+ROWS = [("home/a" if number % 3 else "home/b", str(number)) for number in range(30)]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_log(tmp_path / "data", [ROWS[at : at + 4] for at in range(0, len(ROWS), 4)])
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Enough for a second of work or so."""
+    with opened(tmp_path / "data") as store:
+        commit = [entry(f"home/{number}", *[b"x" * 1000] * 100) for number in range(100)]
+        for _ in range(15):
+            store.append(commit)
+    return tmp_path / "data"
+
+
+def payloads(folder: Path) -> list[str]:
+    return [
+        line.partition(": ")[2] for line in lines(godwit("log", "tail", "-n", "1000", "--data", str(folder)).stdout)
+    ]
+
+
+def ruin(folder: Path) -> None:
+    """SQLite's own pages: the tree of blocks is read no more, most blocks are as they were."""
+    path = folder / "log.sqlite"
+    with path.open("r+b") as file:
+        file.write(b"no database".ljust(100, b"!"))
+
+
+def change(folder: Path, statement: str) -> None:
+    """Past the checksums of a log that nobody uses."""
+    connection = apsw.Connection(str(folder / "log.sqlite"))
+    connection.execute(statement)
+    connection.close()
+
+
+def hurt(folder: Path, first_offset: int) -> None:
+    """One block."""
+    change(folder, f"UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = {first_offset}")
+
+
+# -- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_a_sound_log(data: Path) -> None:
+    result = godwit("log", "verify", "--data", str(data))
+    assert result.returncode == 0
+    first, second = lines(result.stdout)
+    assert first.startswith(f"{data}/log.sqlite: 8 blocks with 30 messages, ")
+    assert second == "everything is intact"
+    found = json.loads(godwit("log", "verify", "--json", "--data", str(data)).stdout)
+    assert (found["is_sound"], found["log_id"], found["messages"]) == (True, LOG_ID.hex(), 30)
+
+
+def test_verify_beside_a_broker(data: Path) -> None:
+    with opened(data):
+        assert godwit("log", "verify", "--data", str(data)).returncode == 0
+
+
+def test_verify_names_what_is_damaged(data: Path) -> None:
+    hurt(data, 8)
+    result = godwit("log", "verify", "--data", str(data))
+    assert result.returncode == 1
+    (text,) = lines(result.stderr)
+    assert "offsets 8 to 11 are damaged" in text
+    assert "godwit log recover" in text
+    result = godwit("log", "verify", "--json", "--data", str(data))
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["damaged"] == [[8, 12]]
+
+
+def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
+    with opened(data) as store:
+        store.append([], [TopicKept("home/a", 1)])
+    change(data, "UPDATE topics SET messages = 2")  # not what its seal says
+    hurt(data, 8)
+    result = godwit("log", "verify", "--data", str(data))
+    assert result.returncode == 1
+    (text,) = lines(result.stderr)
+    assert "offsets 8 to 11 are damaged; " in text
+    assert "topics" in text
+    assert "Stop the broker, then save what is intact with godwit log recover" in text
+
+
+def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = Verdict(LOG_ID, 0, 1, 1, 1, 1, [], [f"problem {number}" for number in range(5)])
+    monkeypatch.setattr(log_upkeep, "verify", lambda path, progress: verdict)
+    (text,) = lines(godwit("log", "verify", "--data", str(data)).stderr)
+    assert "log.sqlite: problem 0; problem 1; problem 2; and 2 problems more. Stop the broker" in text
+
+
+def test_verify_what_is_no_log_any_more(data: Path) -> None:
+    ruin(data)
+    assert "godwit log recover" in error_of("log", "verify", "--data", str(data))
+
+
+# -- recover ----------------------------------------------------------------------------------------------------------
+
+
+def test_recover_saves_what_is_intact(data: Path) -> None:
+    hurt(data, 8)
+    ruin(data)
+    damaged = (data / "log.sqlite").read_bytes()
+    result = godwit("log", "recover", "--data", str(data))
+    assert result.returncode == 0, result.stderr
+    rows = lines(result.stdout)
+    assert rows[0] == f"{data}/log.sqlite: saved 7 blocks with 26 messages"
+    assert rows[1] == "missing: offsets 8 to 11"
+    assert rows[-1].startswith(f"the damaged file is kept as {data}/log.sqlite.damaged")
+    assert (data / "log.sqlite.damaged").read_bytes() == damaged
+    assert payloads(data) == [payload for offset, (_, payload) in enumerate(ROWS) if not 8 <= offset < 12]
+    with opened(data) as store:  # as a broker does it
+        assert (store.log_id, store.next_offset) == (LOG_ID, 30)
+
+
+def test_recover_tells_what_else_is_lost(data: Path) -> None:
+    hurt(data, 8)
+    with opened(data) as store:
+        store.append([], [TopicKept("home/a", 1)])
+    change(data, "UPDATE topics SET messages = 2")
+    change(data, "UPDATE meta SET value = zeroblob(16) WHERE key = 'log_id'")
+    rows = lines(godwit("log", "recover", "--data", str(data)).stdout)
+    assert rows[1:4] == [
+        "missing: offsets 8 to 11",
+        "beside the log, something was not readable of: topics",
+        "the log's id was not readable: it has a new one, and clients begin anew in it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "next_offset", "text"),
+    [
+        ([], 30, "nothing that was in the log"),
+        ([(5, 7), (29, 30)], 30, "offsets 5 to 6, 29"),
+        ([(30, 30 + LOST_END)], 30 + LOST_END, "perhaps some behind offset 29: the end was not readable"),
+        ([(5, 7), (30, 30 + LOST_END)], 30 + LOST_END, "offsets 5 to 6, and perhaps some behind offset 29"),
+        ([(5, 5 + LOST_END)], 6 + LOST_END, f"offsets 5 to {LOST_END + 4:,}"),
+    ],
+)
+def test_what_is_missing(missing: list[tuple[int, int]], next_offset: int, text: str) -> None:
+    """Where the end of a log was not readable, offsets are left out that perhaps never were."""
+    saved = Recovered(LOG_ID, True, next_offset, 1, 1, missing, 0, [])
+    assert missing_of(saved).startswith(text)
+
+
+def test_recover_keeps_every_damaged_file(data: Path) -> None:
+    for number in range(3):
+        found = json.loads(godwit("log", "recover", "--json", "--data", str(data)).stdout)
+        assert found["kept"] == str(data / f"log.sqlite.damaged{'' if not number else f'-{number + 1}'}")
+        assert (found["messages"], found["missing"]) == (30, [])
+    assert sorted(path.name for path in data.iterdir() if path.name.startswith("log")) == [
+        "log.sqlite",
+        "log.sqlite.damaged",
+        "log.sqlite.damaged-2",
+        "log.sqlite.damaged-3",
+    ]
+
+
+def test_recover_takes_the_wal_into_account_and_away(data: Path, tmp_path: Path) -> None:
+    """A broker was killed: the newest messages are in the WAL alone."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    with opened(data) as store:
+        store.append([entry("home/a", "in the WAL")])
+        for path in data.glob("log.sqlite*"):
+            (killed / path.name).write_bytes(path.read_bytes())
+    assert (killed / "log.sqlite-wal").stat().st_size
+    assert godwit("log", "recover", "--data", str(killed)).returncode == 0
+    assert payloads(killed)[-1] == "in the WAL"
+    assert (killed / "log.sqlite.damaged-wal").exists()
+    with opened(killed) as store:
+        assert store.next_offset == 31
+
+
+def test_recover_where_nothing_can_be_saved(tmp_path: Path) -> None:
+    (tmp_path / "log.sqlite").write_bytes(b"x" * 100_000)
+    error_of("log", "recover", "--data", str(tmp_path))
+    assert (tmp_path / "log.sqlite").read_bytes() == b"x" * 100_000
+    assert not list(tmp_path.glob("*.damaged*"))
+    assert not list(tmp_path.glob(".godwit*"))
+
+
+@pytest.mark.parametrize("command", ["recover", "compact"])
+def test_not_while_a_broker_runs(data: Path, command: str) -> None:
+    with opened(data):
+        before = sorted(data.iterdir())
+        text = error_of("log", command, "--data", str(data))
+        assert sorted(data.iterdir()) == before
+    assert text == (f"a broker runs on {data}, and {command} needs the log for itself; stop the broker, then try again")
+
+
+# -- compact ----------------------------------------------------------------------------------------------------------
+
+
+def test_compact_gives_space_back(large: Path) -> None:
+    with opened(large) as store:
+        store.connection.execute("DELETE FROM blocks WHERE first_offset < 100000")
+    before = (large / "log.sqlite").stat().st_size
+    found = json.loads(godwit("log", "compact", "--json", "--data", str(large)).stdout)
+    after = (large / "log.sqlite").stat().st_size
+    assert (found["before_bytes"], found["after_bytes"]) == (before, after)
+    assert after < 0.5 * before
+    with opened(large) as store:
+        assert store.next_offset == 150_000
+    text = godwit("log", "compact", "--data", str(large)).stdout.decode()
+    assert text.startswith(f"{large}/log.sqlite: ")
+    assert text.endswith(" now\n")
+
+
+def test_compact_refuses_a_damaged_file(data: Path) -> None:
+    ruin(data)
+    assert "godwit log recover" in error_of("log", "compact", "--data", str(data))
+
+
+# -- backup -----------------------------------------------------------------------------------------------------------
+
+
+def test_backup_beside_a_broker_is_a_log_to_start_with(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    with opened(data) as store:
+        store.append([entry("home/a", "new")])
+        result = godwit("log", "backup", "--output", str(out), "--data", str(data))
+    assert result.returncode == 0, result.stderr
+    assert lines(result.stdout)[0].startswith(f"{out}/log.sqlite: 9 blocks, ")
+    assert [path.name for path in out.iterdir()] == ["log.sqlite"]
+    assert payloads(out) == [*(payload for _, payload in ROWS), "new"]
+    assert out.stat().st_mode & 0o777 == 0o700
+    with opened(out) as store:
+        assert (store.log_id, store.next_offset) == (LOG_ID, 31)
+
+
+def test_backup_replaces_only_when_told_to(data: Path, tmp_path: Path) -> None:
+    out = write_log(tmp_path / "copy", [[("old", "old")]])
+    (out / "log.sqlite-wal").write_bytes(b"of the old log")
+    arguments = ("log", "backup", "--output", str(out), "--data", str(data))
+    assert "is there already" in error_of(*arguments)
+    assert (out / "log.sqlite-wal").exists()
+    found = json.loads(godwit(*arguments, "--force", "--json").stdout)
+    assert (found["path"], found["blocks"], found["next_offset"]) == (f"{out}/log.sqlite", 8, 30)
+    assert not (out / "log.sqlite-wal").exists()
+    assert len(payloads(out)) == 30
+
+
+def test_backup_goes_into_no_log_that_is_used(data: Path, tmp_path: Path) -> None:
+    arguments = ("log", "backup", "--force", "--data", str(data))
+    assert "is the folder of the log itself" in error_of(*arguments, "--output", str(data / "."))
+    write_log(tmp_path / "other", [])
+    with opened(tmp_path / "other"):
+        assert "a broker runs on" in error_of(*arguments, "--output", str(tmp_path / "other"))
+    assert "cannot make the folder" in error_of(*arguments, "--output", str(tmp_path / "a" / "b"))
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+@needs_posix
+@pytest.mark.parametrize("command", ["verify", "recover", "compact", "backup"])
+def test_ctrl_c_ends_it_at_once_and_leaves_all_as_it_was(large: Path, tmp_path: Path, command: str) -> None:
+    """At a moment that differs from run to run: whether the work was done or not, nothing is left half-way."""
+    before = (large / "log.sqlite").stat().st_ino
+    out = tmp_path / "copy"
+    names = own_names(large)
+    more = ["--output", str(out)] if command == "backup" else []
+    running = Running("log", command, *more, "--data", str(large))
+    try:
+        watched = out if command == "backup" else large
+        eventually(lambda: running.process.poll() is not None or has_begun(watched, command))
+        running.process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        code = running.wait()
+        assert time.monotonic() - began < 2.0
+    finally:
+        running.stop()
+    if code == 0:
+        pytest.skip("it was done already")
+    assert code == 130
+    assert running.err.rest() == []
+    assert not out.exists()
+    assert own_names(large) == names
+    assert (large / "log.sqlite").stat().st_ino == before
+
+
+def own_names(folder: Path) -> list[str]:
+    """Without what SQLite leaves beside a log that it has read."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.endswith(("-wal", "-shm")))
+
+
+def has_begun(folder: Path, command: str) -> bool:
+    names = [path.name for path in folder.glob("*")]
+    return any((name.endswith("-shm") if command == "verify" else ".draft" in name) for name in names)

@@ -1,0 +1,128 @@
+"""Stores whose disk does what a test wants, and the other ends of the threads that use them."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from godwit.broker.broker import Broker
+from godwit.broker.effects import Append, BrokerEvent
+from godwit.store.memory import MemoryStore
+from godwit.store.port import Change, Entry, Slice
+
+PATIENCE_S = 20.0
+
+
+def entry(count: int = 1, size_bytes: int = 4, topic: str = "news") -> Entry:
+    return Entry(topic, "alice", 5, 1, 2, None, 0, count, bytes(size_bytes))
+
+
+def append(*counts: int) -> Append:
+    """With entries of so many messages."""
+    return Append([entry(count) for count in counts])
+
+
+class DiskStore(MemoryStore):
+    """In memory, with a disk that can be slow, full or broken."""
+
+    def __init__(self, *, is_slow: bool = False) -> None:
+        super().__init__(log_id=b"id")
+        self.is_slow = is_slow
+        self.begun: queue.Queue[int] = queue.Queue()
+        """How many entries each append has, when it begins."""
+        self.may_end = threading.Semaphore(0)
+        """What a slow one waits for."""
+        self.errors: list[Exception | None] = []
+        """For the next appends, one each."""
+        self.changes: list[list[Change]] = []
+        self.wal_bytes = 0
+        """The file's length."""
+        self.wal_bytes_a_commit = 0
+        self.checkpoints: queue.Queue[bool] = queue.Queue()
+        """Each with whether it truncated."""
+        self.checkpoint_error: Exception | None = None
+        self.blocked_wal_bytes = 0
+        """What cannot be cut off, because of a reader."""
+        self.is_closed = False
+        self.threads: set[str] = set()
+
+    def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+        self._note_thread()
+        self.begun.put(len(entries))
+        if self.is_slow:
+            assert self.may_end.acquire(timeout=PATIENCE_S)
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        self.changes.append(list(changes))
+        self.wal_bytes += self.wal_bytes_a_commit
+        return super().append(entries, changes)
+
+    def checkpoint(self, *, truncate: bool) -> None:
+        self._note_thread()
+        self.checkpoints.put(truncate)
+        if self.checkpoint_error is not None:
+            raise self.checkpoint_error
+        if truncate:
+            self.wal_bytes = min(self.wal_bytes, self.blocked_wal_bytes)
+
+    def close(self) -> None:
+        self._note_thread()
+        self.is_closed = True
+
+    def _note_thread(self) -> None:
+        self.threads.add(threading.current_thread().name)
+
+
+class DiskReader:
+    """Reads a store, if its disk lets it."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.error: Exception | None = None
+        self.is_closed = False
+
+    def read(self, offset: int, max_bytes: int) -> Slice:
+        if self.error is not None:
+            raise self.error
+        return self._store.read(offset, max_bytes)
+
+    def offset_at(self, time_us: int) -> int:
+        return self._store.offset_at(time_us)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Answers:
+    """What a thread says, one after the other, for a test that waits for it."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue()
+        self.calls = 0
+
+    def __call__(self, answers: list[Any]) -> None:
+        self.calls += 1
+        for answer in answers:
+            self._queue.put(answer)
+
+    def next(self, count: int) -> list[Any]:
+        return [self._queue.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._queue.empty()
+
+
+class ListeningBroker(Broker):
+    """Notes what it is told, and does nothing."""
+
+    def __init__(self) -> None:
+        self.told: list[BrokerEvent] = []
+        self.threads: set[str] = set()
+
+    def handle(self, event: BrokerEvent, now_us: int) -> None:
+        self.told.append(event)
+        self.threads.add(threading.current_thread().name)

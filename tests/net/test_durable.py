@@ -1,0 +1,129 @@
+"""The log on disk as a service uses it: what is opened, what is in the way, what a restart finds."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.net.log_stands import ListeningBroker
+from tests.net.running import run
+
+from godwit.broker.effects import Append, Committed, Found, Losing, Notice, Read
+from godwit.errors import DiskError, LogDamagedError, LogInUseError
+from godwit.net.durable import DurableLog
+from godwit.store.retention import Rule
+from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.changes import QueryDone
+from godwit.wire.entry import Entry
+
+NOW_US = 1_700_000_000_000_000
+
+
+def entry(topic: str = "news", received_us: int = NOW_US, size_bytes: int = 100) -> Entry:
+    """One message, as the broker hands it over."""
+    whole = encode_batch(Batch([bytes(size_bytes)], NOW_US))
+    return Entry(topic, "alice", whole[0], NOW_US, received_us, None, 0, 1, whole[9:])
+
+
+class World:
+    """A log and the loop that uses it."""
+
+    def __init__(self, path: Path, rules: Sequence[Rule] = ()) -> None:
+        loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._woken.set)
+
+        self.notices: list[Notice] = []
+        self.durable = DurableLog(path, rules, now_us=NOW_US, wake=wake, tell=self.notices.append)
+        self.log = self.durable.log
+        self.broker = ListeningBroker()
+        self.log.begin(self.broker)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._woken.wait()
+            self._woken.clear()
+            self.log.work(NOW_US)
+
+
+def read(offset: int) -> Read:
+    return Read(None, offset, 100_000)  # type: ignore[arg-type]
+
+
+def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        path = tmp_path / "deep" / "data"
+        first = World(path)
+        assert (first.log.first_offset, first.log.next_offset) == (0, 0)
+        assert len(first.log.log_id) == 16
+        assert len(first.durable.reset_key) == 32
+        first.log.append(Append([entry(), entry()], [QueryDone("q", 4)]), NOW_US)
+        await first.until(lambda: first.broker.told == [Committed(0)])
+        first.log.append(Append([entry()]), NOW_US)  # nobody waits for its answer
+        await first.durable.close()
+
+        second = World(path)
+        assert (second.log.log_id, second.durable.reset_key) == (first.log.log_id, first.durable.reset_key)
+        assert second.log.next_offset == 3
+        assert second.log.state().queries == {"q": 4}
+        second.log.read(read(1))
+        await second.until(lambda: second.broker.told == [Found(read(1), [(1, entry()), (2, entry())], 3)])
+        await second.durable.close()
+        assert not {thread.name for thread in threading.enumerate()} & {"godwit-log-writer", "godwit-log-reader"}
+
+    run(test)
+
+
+def test_a_folder_has_one_broker(tmp_path: Path) -> None:
+    async def test() -> None:
+        first = World(tmp_path)
+        with pytest.raises(LogInUseError):
+            World(tmp_path)
+        await first.durable.close()
+        await World(tmp_path).durable.close()
+
+    run(test)
+
+
+def test_what_is_in_the_way_leaves_nothing_open(tmp_path: Path) -> None:
+    async def test() -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(DiskError, match="Not a directory"):
+            World(tmp_path / "file" / "data")
+        path = tmp_path / "data"
+        path.mkdir()
+        log = path / "log.sqlite"
+        log.write_bytes(b"this is no database" * 1000)
+        with pytest.raises(LogDamagedError, match="godwit log recover"):
+            World(path)
+        log.unlink()
+        await World(path).durable.close()  # the lock was given back
+
+    run(test)
+
+
+def test_rules_delete_and_can_be_changed(tmp_path: Path) -> None:
+    old_us = NOW_US - 3600 * 1_000_000
+
+    async def test() -> None:
+        world = World(tmp_path)
+        for topic in ("a", "b"):
+            world.log.append(Append([entry(topic, old_us)]), NOW_US)
+            await world.until(lambda: not world.log.held_bytes)
+        world.broker.told.clear()
+        world.durable.change_rules([Rule("b", max_age_s=60.0)])
+        await world.until(lambda: any(isinstance(event, Losing) for event in world.broker.told))
+        world.log.read(read(0))
+        await world.until(lambda: isinstance(world.broker.told[-1], Found))
+        found = world.broker.told[-1]
+        assert isinstance(found, Found)
+        assert [kept.topic for _, kept in found.entries] == ["a"]
+        world.durable.change_rules([])
+        await world.durable.close()
+
+    run(test)

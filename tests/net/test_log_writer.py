@@ -1,0 +1,333 @@
+"""The thread that writes the log: what it joins, in which order it answers, what it does when the disk fails."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.net.log_stands import PATIENCE_S, Answers, DiskStore, append, entry
+
+from godwit.broker.effects import Append, Committed, Failed, Losing, Notice
+from godwit.errors import DiskError, LogDamagedError
+from godwit.limits import MIB
+from godwit.net import log_writer
+from godwit.net.log_writer import (
+    CHECKPOINT_BYTES,
+    COMMIT_BYTES,
+    COMMIT_PAGES_BYTES,
+    KEPT_BYTES,
+    TRUNCATE_BYTES,
+    Job,
+    LogWriter,
+)
+from godwit.wire.changes import QueryDone
+
+FULL = DiskError("the disk is full: make room")
+BROKEN = LogDamagedError("the file is damaged: run godwit log recover")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "IDLE_S", 3600.0)
+    monkeypatch.setattr(log_writer, "CHORES_S", 0.001)
+    monkeypatch.setattr(log_writer, "RETRY_S", 0.0)
+    monkeypatch.setattr(log_writer, "WELL_S", 0.0)
+
+
+@contextmanager
+def writing(store: DiskStore, **more: Any) -> Iterator[tuple[LogWriter, Answers]]:
+    answers = Answers()
+    writer = LogWriter(store, answers, **more)
+    writer.start()
+    try:
+        yield writer, answers
+    finally:
+        store.is_slow = False
+        store.may_end.release(1000)
+        writer.end()
+        assert writer.join(PATIENCE_S)
+
+
+def put(writer: LogWriter, effect: Append, era: int = 0) -> None:
+    writer.append(Job(effect, sum(len(entry.rest) for entry in effect.entries), era))
+
+
+# -- group commit -----------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_while_a_commit_runs_is_the_next_commit() -> None:
+    store = DiskStore(is_slow=True)
+    with writing(store) as (writer, answers):
+        put(writer, append(2, 3))
+        assert store.begun.get(timeout=PATIENCE_S) == 2
+        put(writer, append(1))
+        put(writer, Append([], [QueryDone("q", 1)]))
+        put(writer, Append([entry(5)], [QueryDone("q", 2)]))
+        assert answers.is_empty  # nothing is claimed before the disk has it
+        store.may_end.release()
+        assert answers.next(1) == [Committed(0)]
+        assert store.begun.get(timeout=PATIENCE_S) == 2
+        store.may_end.release()
+        assert answers.next(3) == [Committed(5), Committed(6), Committed(6)]
+        assert writer.commits == 2
+        assert answers.calls == 2
+    assert store.changes == [[], [QueryDone("q", 1), QueryDone("q", 2)]]
+    assert store.next_offset == 11
+    assert store.threads == {"godwit-log-writer"}
+
+
+def test_a_commit_is_bounded() -> None:
+    store = DiskStore(is_slow=True)
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        store.begun.get(timeout=PATIENCE_S)
+        for _ in range(3):
+            writer.append(Job(append(1), COMMIT_BYTES // 2, 0))
+        store.may_end.release(3)
+        assert answers.next(4) == [Committed(offset) for offset in range(4)]
+        assert [store.begun.get(timeout=PATIENCE_S) for _ in range(2)] == [2, 1]
+
+
+def test_ten_thousand_appends_are_answered_in_order() -> None:
+    store = DiskStore()
+    with writing(store) as (writer, answers):
+        for number in range(10_000):
+            put(writer, append(number % 3 + 1))
+        offsets = [answer.first_offset for answer in answers.next(10_000)]
+        assert offsets[:5] == [0, 1, 3, 6, 7]
+        assert offsets == sorted(set(offsets))
+        assert writer.commits < 10_000
+
+
+# -- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_commit_fails_all_that_were_given_before_it_was_known_and_the_next_one_is_tried() -> None:
+    store = DiskStore(is_slow=True)
+    store.errors = [FULL, FULL, None]
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        store.begun.get(timeout=PATIENCE_S)
+        for _ in range(4):
+            put(writer, append(1))
+        store.may_end.release()
+        failed, notice, *late = answers.next(6)
+        assert [failed, *late] == [Failed(str(FULL))] * 5
+        assert notice == Notice("warning", f"messages are refused: {FULL}")
+        put(writer, append(1))  # given before the broker heard of it
+        put(writer, append(1), era=1)
+        store.may_end.release()
+        assert answers.next(2) == [Failed(str(FULL))] * 2  # and not told again
+        store.may_end.release()
+        put(writer, append(1), era=1)
+        put(writer, append(7), era=2)
+        late_one, committed, notice = answers.next(3)
+        assert (late_one, committed) == (Failed(str(FULL)), Committed(0))
+        assert "can be written again" in notice.text
+        assert store.begun.qsize() == 2  # those that came late did not try the disk
+
+
+def test_where_only_changes_or_little_fits_the_trouble_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "WELL_S", 3600.0)
+    store = DiskStore()
+    store.errors = [FULL, None, None, FULL]
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        assert answers.next(2)[0] == Failed(str(FULL))
+        for effect in (Append([], [QueryDone("q", 1)]), append(1)):
+            put(writer, effect, era=1)
+            assert answers.next(1) == [Committed(0)]
+        put(writer, append(1), era=1)
+        assert answers.next(1) == [Failed(str(FULL))]
+        monkeypatch.setattr(log_writer, "WELL_S", 0.0)
+        put(writer, Append([], [QueryDone("q", 1)]), era=2)
+        assert answers.next(1) == [Committed(1)]
+        assert answers.is_empty
+        put(writer, append(1), era=2)
+        assert [type(answer) for answer in answers.next(2)] == [Committed, Notice]
+
+
+def test_something_unforeseen_is_a_failure_like_any_other() -> None:
+    store = DiskStore()
+    store.errors = [ValueError("a bug")]
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        failed, notice = answers.next(2)
+        assert "ValueError: a bug" in failed.text
+        assert notice.kind == "warning"
+        put(writer, append(1), era=1)
+        assert answers.next(2)[0] == Committed(0)
+
+
+def test_a_damaged_file_is_not_written_to_again() -> None:
+    store = DiskStore()
+    store.errors = [None, BROKEN]
+    store.wal_bytes_a_commit = 1
+    with writing(store, retain=lambda now_us: None) as (writer, answers):
+        for expected in (Committed(0), Failed(str(BROKEN))):
+            put(writer, append(1))
+            assert answers.next(1) == [expected]
+        assert answers.next(1)[0].kind == "warning"
+        for era in range(3):
+            put(writer, append(1), era)
+            assert answers.next(1) == [Failed(str(BROKEN))]
+    assert store.begun.qsize() == 2
+    assert store.checkpoints.empty()  # also not at the end
+    assert store.is_closed
+
+
+# -- between commits --------------------------------------------------------------------------------------------------
+
+
+def test_after_much_was_written_a_checkpoint_lets_it_be_written_over() -> None:
+    store = DiskStore()
+    store.wal_bytes_a_commit = 1
+    half = CHECKPOINT_BYTES // 2 - COMMIT_PAGES_BYTES
+    with writing(store) as (writer, answers):
+        for number in range(6):
+            writer.append(Job(append(1), half, 0))
+            answers.next(1)
+            if number % 2:
+                assert store.checkpoints.get(timeout=PATIENCE_S) is False
+        assert store.checkpoints.empty()
+        for _ in range(CHECKPOINT_BYTES // COMMIT_PAGES_BYTES):  # small commits take their pages too
+            put(writer, append(1))
+            answers.next(1)
+        assert store.checkpoints.get(timeout=PATIENCE_S) is False
+        assert store.checkpoints.empty()
+
+
+def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_let_it_be() -> None:
+    store = DiskStore()
+    store.wal_bytes = store.blocked_wal_bytes = TRUNCATE_BYTES + 1
+    with writing(store) as (writer, answers):
+        for _ in range(3):
+            put(writer, append(1))
+            answers.next(1)
+            assert store.checkpoints.get(timeout=PATIENCE_S) is True
+        store.blocked_wal_bytes = 0
+        put(writer, append(1))
+        answers.next(1)
+        assert store.checkpoints.get(timeout=PATIENCE_S) is True
+        put(writer, append(1))
+        answers.next(1)
+        assert store.checkpoints.empty()
+
+
+@pytest.mark.parametrize(("wal_bytes", "truncates"), [(KEPT_BYTES, False), (KEPT_BYTES + 1, True)])
+def test_when_nothing_comes_there_is_a_checkpoint_that_cuts_off_what_is_very_long(
+    monkeypatch: pytest.MonkeyPatch, wal_bytes: int, truncates: bool
+) -> None:
+    monkeypatch.setattr(log_writer, "IDLE_S", 0.01)
+    store = DiskStore()
+    store.wal_bytes_a_commit = wal_bytes
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        answers.next(1)
+        assert store.checkpoints.get(timeout=PATIENCE_S) is truncates
+        assert store.wal_bytes == (0 if truncates else wal_bytes)
+        with pytest.raises(queue.Empty):
+            store.checkpoints.get(timeout=0.05)  # once is enough
+
+
+def test_what_a_broker_that_was_killed_left_behind_is_taken_into_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+    store = DiskStore()
+    store.wal_bytes = 1
+    with writing(store):
+        assert store.checkpoints.get(timeout=PATIENCE_S) is False
+
+
+def test_a_checkpoint_that_fails_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
+    store = DiskStore()
+    store.wal_bytes_a_commit, store.checkpoint_error = 1, FULL
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        committed, notice = answers.next(2)
+        assert committed == Committed(0)
+        assert "tried again: the disk is full" in notice.text
+        for _ in range(3):
+            store.checkpoints.get(timeout=PATIENCE_S)
+        store.checkpoint_error = None
+        while not store.checkpoints.empty():
+            store.checkpoints.get()
+        assert answers.is_empty
+
+
+def test_retention_has_a_step_between_commits_and_tells_what_left() -> None:
+    losing = Losing([(0, entry(3))], 3)
+    steps: list[list[Losing] | None] = [[losing], [], [losing], None]
+    seen = threading.Event()
+    times: list[int] = []
+
+    def retain(now_us: int) -> list[Losing] | None:
+        times.append(now_us)
+        if len(times) > len(steps):
+            seen.set()
+            return None
+        return steps[len(times) - 1]
+
+    store = DiskStore()
+    with writing(store, retain=retain, clock_us=lambda: 77) as (writer, answers):
+        assert answers.next(2) == [losing, losing]
+        assert seen.wait(PATIENCE_S)
+        assert set(times) == {77}
+        writer.change_retention(None)
+        put(writer, append(1))
+        assert answers.next(1) == [Committed(0)]
+
+
+def test_a_retention_that_fails_holds_nobody_up() -> None:
+    def retain(now_us: int) -> None:
+        raise FULL
+
+    with writing(DiskStore(), retain=retain) as (writer, answers):
+        assert "old messages could not be deleted: the disk is full" in answers.next(1)[0].text
+        put(writer, append(1))
+        assert answers.next(1) == [Committed(0)]
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_commits_what_waits_and_empties_the_write_ahead_log() -> None:
+    store = DiskStore(is_slow=True)
+    answers = Answers()
+    writer = LogWriter(store, answers)
+    writer.start()
+    put(writer, append(1))
+    store.begun.get(timeout=PATIENCE_S)
+    for _ in range(100):
+        put(writer, Append([entry(1, MIB // 4)]))
+    writer.end()
+    assert not writer.join(0)
+    store.may_end.release(100)
+    assert writer.join(PATIENCE_S)
+    assert answers.next(101) == [Committed(offset) for offset in range(101)]
+    assert writer.commits == 3  # the first, what is allowed at once, the rest
+    assert [store.checkpoints.get() for _ in range(store.checkpoints.qsize())][-1] is True
+    assert store.is_closed
+    assert "godwit-log-writer" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_end_comes_also_when_the_disk_fails() -> None:
+    store = DiskStore(is_slow=True)
+    store.errors, store.checkpoint_error = [FULL], FULL
+    answers = Answers()
+    writer = LogWriter(store, answers)
+    writer.start()
+    put(writer, append(1))
+    store.begun.get(timeout=PATIENCE_S)
+    put(writer, append(1))
+    writer.end()
+    store.may_end.release()
+    assert writer.join(PATIENCE_S)
+    first, _, second, last = answers.next(4)
+    assert first == second == Failed(str(FULL))
+    assert "the log stays as it is" in last.text
+    assert store.is_closed

@@ -1,0 +1,243 @@
+"""The log in two threads: answers come back in the loop's thread, in order, and it is woken for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from tests.net.log_stands import PATIENCE_S, DiskReader, DiskStore, ListeningBroker, append, entry
+
+from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Losing, Notice, Read
+from godwit.errors import DiskError
+from godwit.net import threaded_log
+from godwit.net.threaded_log import READS_A_TURN, ThreadedLog
+from godwit.wire.changes import State
+
+FULL = DiskError("the disk is full: make room")
+
+
+class World:
+    """The loop's side: the test's own thread works whenever it is woken."""
+
+    def __init__(self, store: DiskStore) -> None:
+        self.store = store
+        self.reader = DiskReader(store)
+        self.broker = ListeningBroker()
+        self.notices: list[Notice] = []
+        self.wakes = 0
+        self._woken = threading.Semaphore(0)
+        self.log = ThreadedLog(store, self.reader, wake=self._wake, tell=self.notices.append)
+        self.log.begin(self.broker)
+
+    def _wake(self) -> None:
+        self.wakes += 1
+        self._woken.release()
+
+    def work(self) -> None:
+        """Waits to be woken, and works."""
+        assert self._woken.acquire(timeout=PATIENCE_S)
+        self.log.work(5)
+
+    def work_until(self, answers: int) -> None:
+        while len(self.broker.told) + len(self.notices) < answers:
+            if self.log.due_us == 0:
+                self.log.work(5)
+            else:
+                self.work()
+
+    def end(self) -> None:
+        self.store.is_slow = False
+        self.store.may_end.release(1000)
+        self.log.end()
+        assert self.log.join(PATIENCE_S)
+        assert self.log.has_ended
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World(DiskStore())
+    try:
+        yield world
+    finally:
+        world.end()
+
+
+@pytest.fixture
+def slow() -> Iterator[World]:
+    world = World(DiskStore(is_slow=True))
+    try:
+        yield world
+    finally:
+        world.end()
+
+
+def read(offset: int) -> Read:
+    return Read(None, offset, 1000)  # type: ignore[arg-type]
+
+
+def locate(time_us: int) -> Locate:
+    return Locate(None, None, time_us)  # type: ignore[arg-type]
+
+
+def test_it_is_the_store_s_log(world: World) -> None:
+    assert (world.log.log_id, world.log.first_offset, world.log.next_offset) == (b"id", 0, 0)
+    assert world.log.state() == State()
+
+
+def test_answers_come_when_the_loop_works_and_in_its_thread(slow: World) -> None:
+    log, store = slow.log, slow.store
+    log.append(append(2), 5)
+    store.begun.get(timeout=PATIENCE_S)
+    log.append(append(3), 5)
+    log.append(Append([entry(1, 100)]), 5)
+    assert log.held_bytes == 108
+    assert slow.wakes == 0
+    store.may_end.release()
+    slow.work()
+    assert slow.broker.told == [Committed(0)]
+    assert log.held_bytes == 104
+    store.may_end.release()
+    slow.work()
+    assert slow.broker.told == [Committed(0), Committed(2), Committed(5)]
+    assert (log.held_bytes, store.next_offset, log.due_us) == (0, 6, None)
+    assert slow.wakes == 2  # one for what one commit took
+    assert slow.broker.threads == {threading.current_thread().name}
+
+
+def test_the_loop_is_woken_once_for_what_waits(world: World) -> None:
+    for _ in range(1000):
+        world.log.append(append(1), 5)
+    assert world.store.begun.get(timeout=PATIENCE_S)
+    while world.store.next_offset < 1000:
+        world.store.begun.get(timeout=PATIENCE_S)
+    world.work_until(1000)
+    assert world.broker.told == [Committed(offset) for offset in range(1000)]
+    assert world.wakes <= world.log.writer.commits
+    # Nothing is left behind without a wake-up, however the two threads meet.
+    for number in range(1000, 3000):
+        world.log.append(append(1), 5)
+        world.work_until(number + 1)
+
+
+def test_a_failure_is_told_to_the_broker_and_to_the_people(world: World) -> None:
+    world.store.errors = [FULL]
+    world.log.append(append(1), 5)
+    world.work_until(2)
+    world.log.append(append(1), 5)
+    world.work_until(4)
+    assert world.broker.told == [Failed(str(FULL)), Committed(0)]
+    assert [notice.kind for notice in world.notices] == ["warning", "log"]
+    assert world.log.held_bytes == 0
+
+
+def test_with_one_append_all_fail_that_were_given_before_the_broker_hears_of_it(slow: World) -> None:
+    log, store = slow.log, slow.store
+    store.errors = [FULL]
+    log.append(append(1), 5)
+    store.begun.get(timeout=PATIENCE_S)
+    store.may_end.release()
+    while not slow.wakes:
+        threading.Event().wait(0.001)
+    for _ in range(3):
+        log.append(append(1), 5)  # the writer has failed and might try these
+    slow.work()
+    assert slow.broker.told == [Failed(str(FULL))] * 4
+    assert log.held_bytes == 0
+    store.may_end.release()
+    log.append(append(1), 5)
+    slow.work_until(7)
+    assert slow.broker.told[4:] == [Committed(0)]
+    assert store.next_offset == 1
+    assert len(slow.notices) == 2
+
+
+def test_reads_do_not_wait_for_a_commit(slow: World) -> None:
+    log, store = slow.log, slow.store
+    log.append(append(3), 5)
+    store.begun.get(timeout=PATIENCE_S)
+    log.read(read(0))
+    log.locate(locate(7), 5)
+    slow.work_until(2)
+    assert slow.broker.told == [Found(read(0), [], 0), Located(None, None, 0)]  # type: ignore[arg-type]
+
+
+def test_reads_are_handed_over_a_few_at_a_time(world: World) -> None:
+    world.log.append(append(3), 5)
+    world.work_until(1)
+    for _ in range(READS_A_TURN + 2):
+        world.log.read(read(0))
+    while len(world.log._found) < READS_A_TURN + 2:
+        threading.Event().wait(0.001)
+    world.broker.told.clear()
+    world.log.work(5)
+    assert len(world.broker.told) == READS_A_TURN
+    assert world.log.due_us == 0
+    world.log.work(5)
+    assert world.broker.told == [Found(read(0), [(0, entry(3))], 3)] * (READS_A_TURN + 2)
+    assert world.log.due_us is None
+
+
+def test_a_read_that_the_disk_refuses_is_tried_until_it_works(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_log, "RETRY_S", 0.001)
+    world.reader.error = DiskError("the disk gave an error: look at the system's log")
+    world.log.read(read(0))
+    world.log.read(read(0))
+    world.work_until(1)
+    assert "the log cannot be read, which is tried again: the disk gave" in world.notices[0].text
+    world.log.append(append(1), 5)  # writing goes on
+    world.work_until(2)
+    world.reader.error = None
+    world.work_until(5)
+    assert [notice.kind for notice in world.notices] == ["warning", "log"]
+    assert world.broker.told.count(Found(read(0), [(0, entry(1))], 1)) == 2
+
+
+def test_what_retention_deleted_is_told() -> None:
+    losing = Losing([(0, entry(3))], 3)
+    broker, woken = ListeningBroker(), threading.Event()
+    steps = iter([[losing]])
+    store = DiskStore()
+    log = ThreadedLog(store, DiskReader(store), wake=woken.set, tell=print, retain=lambda now_us: next(steps, None))
+    log.begin(broker)
+    assert woken.wait(PATIENCE_S)
+    log.work(5)
+    assert broker.told == [losing]
+    assert log.held_bytes == 0
+    log.end()
+    assert log.join(PATIENCE_S)
+
+
+def test_the_reader_ends_first_so_that_the_writer_is_the_last_to_close_the_file(slow: World) -> None:
+    slow.log.append(append(1), 5)
+    slow.store.begun.get(timeout=PATIENCE_S)
+    slow.log.end()
+    while not slow.reader.is_closed:
+        threading.Event().wait(0.001)
+    assert not slow.store.is_closed
+
+
+def test_a_log_that_was_never_begun_can_be_closed() -> None:
+    store = DiskStore()
+    reader = DiskReader(store)
+    log = ThreadedLog(store, reader, wake=print, tell=print)
+    log.end()
+    assert log.has_ended
+    assert store.is_closed
+    assert reader.is_closed
+
+
+def test_the_end_commits_what_waits_and_leaves_no_thread() -> None:
+    world = World(DiskStore(is_slow=True))
+    for _ in range(10):
+        world.log.append(append(1), 5)
+    world.reader.error = FULL
+    world.log.read(read(0))  # never answered; it holds nobody up
+    world.log.end()
+    assert not world.log.has_ended
+    world.end()
+    assert world.store.next_offset == 10
+    assert world.store.checkpoints.get() is True
+    assert world.store.is_closed
+    assert world.reader.is_closed
+    assert not {thread.name for thread in threading.enumerate()} & {"godwit-log-writer", "godwit-log-reader"}

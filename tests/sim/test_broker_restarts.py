@@ -1,0 +1,227 @@
+"""The checker of restarts accepts a log that kept its word and catches each way of breaking it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.sim.broker_truth import Truth
+
+from godwit.sim.broker_restarts import Found, RestartChecker, apply, rows_of
+from godwit.sim.checkers import ViolationError
+from godwit.wire.changes import (
+    Change,
+    FeedGone,
+    FeedKept,
+    IdentityGone,
+    IdentityKept,
+    QueryDone,
+    RetainedKept,
+    SessionGone,
+    SessionKept,
+    State,
+    TopicKept,
+)
+from godwit.wire.entry import Entry
+
+TOPIC = TopicKept("a/b", 1, 2, 3)
+FEED = FeedKept("alice", ("a/#",), "cursor", 7)
+
+
+class Case:
+    """A log that is written and opened again."""
+
+    def __init__(self) -> None:
+        self.truth = Truth()
+        self.checker = RestartChecker(self.truth.log)
+        self.entries: list[tuple[int, Entry]] = []
+        self.state = State()
+
+    def entry(self) -> Entry:
+        return self.truth.entry(self.truth.publish())
+
+    def append(self, *changes: Change, count: int = 1) -> list[Entry]:
+        """One that the store said it has."""
+        entries = [self.entry() for _ in range(count)]
+        first = self.truth.log.next_offset
+        self.checker.attempted(entries, changes)
+        self.checker.succeeded(first)
+        self.truth.log.appended(first, entries)
+        self.entries += [(first + number, entry) for number, entry in enumerate(entries)]
+        return entries
+
+    def reopen(self, more: Sequence[Entry] = (), **changes: Any) -> list[Entry]:
+        end = len(self.entries)
+        entries = self.entries + [(end + number, entry) for number, entry in enumerate(more)]
+        fields: dict[str, Any] = {
+            "log_id": b"log",
+            "first_offset": 0,
+            "next_offset": len(entries),
+            "entries": entries,
+            "state": self.state,
+        }
+        return self.checker.reopened(Found(**(fields | changes)))
+
+
+def test_a_log_that_kept_its_word() -> None:
+    case = Case()
+    assert case.reopen() == []
+    case.append(TOPIC, FEED)
+    case.append()
+    case.state = State(topics=[TOPIC], feeds=[FEED])
+    assert case.reopen() == []
+    assert case.checker.reopenings == 2
+
+
+def test_what_was_confirmed_is_there() -> None:
+    case = Case()
+    case.append(count=3)
+    with pytest.raises(ViolationError, match=r"offset 2 .* is not there; nobody was told"):
+        case.reopen(entries=case.entries[:2], next_offset=2)
+    confirmed = case.truth.log.at(1)
+    assert confirmed is not None
+    case.truth.log.confirmed(confirmed, 1.0)
+    with pytest.raises(ViolationError, match=r"offset 1 .* is not there; message 1 of alice .* was confirmed"):
+        case.reopen(entries=case.entries[:1], next_offset=1)
+
+
+def test_what_is_there_is_what_was_given() -> None:
+    case = Case()
+    case.append(count=2)
+    first, last = case.entries
+    with pytest.raises(ViolationError, match=r"offset 0 .* is not what it was"):
+        case.reopen(entries=[(0, last[1]), (1, first[1])])
+    with pytest.raises(ViolationError, match="the next offset is 3, behind the last message it is 2"):
+        case.reopen(next_offset=3)
+    with pytest.raises(ViolationError, match="another log"):
+        case.reopen(log_id=b"other")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_append_without_an_answer_is_there_whole_or_not_at_all(fails: bool) -> None:
+    for is_there in (True, False):
+        case = Case()
+        case.append()
+        entries = [case.entry(), case.entry()]
+        case.checker.attempted(entries, [TOPIC])
+        if fails:
+            case.checker.failed()
+        if is_there:
+            case.state = State(topics=[TOPIC])
+            assert case.reopen(entries) == entries
+            assert case.checker.surfaced == 1
+            case.truth.log.appended(1, entries)
+            case.entries += [(1, entries[0]), (2, entries[1])]
+        assert case.reopen() == []
+
+
+@pytest.mark.parametrize(("some", "state"), [(1, State(topics=[TOPIC])), (2, State()), (0, State(topics=[TOPIC]))])
+def test_half_an_append_is_caught(some: int, state: State) -> None:
+    case = Case()
+    case.append()
+    entries = [case.entry(), case.entry()]
+    case.checker.attempted(entries, [TOPIC])
+    case.state = state
+    with pytest.raises(ViolationError, match=r"that no append had together|expected was"):
+        case.reopen(entries[:some])
+
+
+def test_several_appends_that_failed() -> None:
+    case = Case()
+    case.append()
+    for _ in range(2):
+        case.checker.attempted([case.entry()], [])
+        case.checker.failed()
+    case.checker.attempted([], [TOPIC])
+    case.state = State(topics=[TOPIC])
+    assert case.reopen() == []
+    assert case.reopen() == [], "it has become a part of the log"
+    case.state = State()
+    with pytest.raises(ViolationError, match="expected was TopicKept"):
+        case.reopen()
+
+
+def test_a_later_success_buries_what_failed() -> None:
+    case = Case()
+    lost = [case.entry()]
+    case.checker.attempted(lost, [])
+    case.checker.failed()
+    case.append()
+    with pytest.raises(ViolationError, match="no append had together"):
+        case.reopen(lost)
+
+
+def test_what_retention_deletes_leaves_from_the_front() -> None:
+    case = Case()
+    case.append(count=3)
+    with pytest.raises(ViolationError, match="begins at 1, it was 0"):
+        case.reopen(first_offset=1, entries=case.entries[1:])
+    case.checker.trimming()
+    case.checker.not_trimmed()
+    with pytest.raises(ViolationError, match="begins at 1, it was 0"):
+        case.reopen(first_offset=1, entries=case.entries[1:])
+    case.checker.trimming()
+    case.reopen(first_offset=1, entries=case.entries[1:])
+    with pytest.raises(ViolationError, match="begins at 0, it was 1"):
+        case.reopen()
+    case.checker.trimming()
+    case.checker.trimmed(3)
+    case.reopen(first_offset=3, next_offset=3, entries=[])
+    with pytest.raises(ViolationError, match="the next offset is 0, behind the last message it is 3"):
+        case.reopen(first_offset=3, next_offset=0, entries=[])
+
+
+def test_damage_is_what_the_disk_has_spoiled() -> None:
+    case = Case()
+    case.append(count=4)
+    left = [case.entries[0], case.entries[3]]
+    with pytest.raises(ViolationError, match=r"offset 1 .* is not what it was"):
+        case.reopen(entries=left)
+    with pytest.raises(ViolationError, match="1 to 3 are damaged, and nobody"):
+        case.reopen(entries=left, damaged=[(1, 3)])
+    case.checker.rotted(2)
+    case.reopen(entries=left, damaged=[(1, 3)])
+    assert [case.truth.log.is_gone(offset) for offset in range(4)] == [False, True, True, False]
+
+
+def test_cursors_stay_where_an_answered_commit_put_them() -> None:
+    case = Case()
+    key = (FEED.session, FEED.filters, FEED.cursor)
+    case.append(FEED)
+    case.state = State(feeds=[FEED])
+    case.checker.commit_answered(key, 7)
+    case.reopen()
+    case.checker.commit_answered(key, 8)
+    with pytest.raises(ViolationError, match="stands at 7, the commit of 8 was answered"):
+        case.reopen()
+    case.checker.commit_answered(("bob", *key[1:]), 1)
+    case.checker.commit_answered(key, 7)
+    with pytest.raises(ViolationError, match="is gone"):
+        case.reopen()
+    case.checker.cursor_dropped(("bob", *key[1:]))
+    case.reopen()
+
+
+def test_topics_retain_what_the_log_says() -> None:
+    checker = RestartChecker(Truth().log)
+    state = State(retained=[RetainedKept("a", b"1"), RetainedKept("$sys/x", b"2")])
+    checker.check_retained(state, {"a": b"1"})
+    for wrong in ({}, {"a": b"2"}, {"a": b"1", "b": b"3"}):
+        with pytest.raises(ViolationError, match="by the log it is"):
+            checker.check_retained(state, wrong)
+
+
+def test_the_meaning_of_changes() -> None:
+    session = SessionKept("alice", b"i", False, 9, None)
+    identity = IdentityKept("alice", "p", "a/b", 1, 5, 0)
+    everything: list[Change] = [TOPIC, RetainedKept("a", b"1"), session, FEED, identity, QueryDone("q", 3)]
+    state = State([TOPIC], [RetainedKept("a", b"1")], [session], [FEED], [identity], {"q": 3})
+    assert apply({}, everything) == rows_of(state)
+    newer = FeedKept(FEED.session, FEED.filters, FEED.cursor, 9)
+    assert apply({}, [FEED, newer]) == rows_of(State(feeds=[newer]))
+    gone: list[Change] = [
+        RetainedKept("a", b""), FeedGone("alice", ("a/#",), "cursor"), IdentityGone("alice", "p", "a/b")
+    ]  # fmt: skip
+    assert apply(apply({}, everything), gone) == apply({}, [TOPIC, session, QueryDone("q", 3)])
+    assert apply(apply({}, [session, FEED]), [SessionGone("alice")]) == {}

@@ -1,0 +1,187 @@
+"""The store that is read along: it keeps its word through any number of deaths, and stores that do not are caught."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import apsw
+import pytest
+from tests.sim.worlds.durable_scene import HastyStore, Lives, SplitStore, opener_of
+
+from godwit.broker.effects import Losing
+from godwit.errors import DiskError, LogDamagedError
+from godwit.sim.checkers import ViolationError
+from godwit.sim.disk import DiedError, Trouble
+from godwit.sim.worlds.durable_plan import draw_durable_plan
+from godwit.sim.worlds.durable_stage import DIED, PATH, MortalShell, Opener, TrimmedLog
+from godwit.store import sqlite
+from godwit.store.sqlite import SqliteStore
+
+PLAN = replace(draw_durable_plan(0), checkpoints=0.2, max_age_s=None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kills", [0.0, 0.5, 1.0])
+def test_the_store_keeps_its_word(seed: int, kills: float) -> None:
+    lives = Lives(seed, PLAN, kills=kills)
+    lives.run(12)
+    assert lives.checker.reopenings > 6
+    assert lives.books.log.next_offset > 50
+
+
+@pytest.mark.parametrize("trouble", ["full", "write", "sync"])
+def test_the_store_keeps_its_word_on_a_disk_that_fails(trouble: Trouble) -> None:
+    for seed in range(4):
+        lives = Lives(seed, PLAN, kills=0.5)
+        lives.run(12, (None, None, trouble))
+        assert lives.books.log.next_offset > 20
+
+
+def test_a_failed_append_says_so_and_the_next_one_works() -> None:
+    lives = Lives(1, PLAN)
+    watched = lives.open()
+    for trouble in ("full", "write", "sync"):
+        before = watched.next_offset
+        lives.disk.trouble = trouble
+        with pytest.raises(DiskError):
+            lives.append(watched)
+        assert watched.next_offset == before
+        lives.disk.trouble = None
+        lives.append(watched)
+    lives.end()
+    lives.open()
+    lives.end()
+
+
+def caught(opener: Opener, *, kills: float = 0.0, troubles: tuple[Trouble | None, ...] = (None,)) -> list[str]:
+    """What is noticed of a store that breaks its word, in some seeds."""
+    found = []
+    for seed in range(6):
+        try:
+            Lives(seed, PLAN, opener, kills=kills).run(10, troubles)
+        except ViolationError as error:
+            found.append(error.text)
+        except LogDamagedError:
+            pass  # by its own word
+    return found
+
+
+@pytest.mark.parametrize(
+    ("opener", "text"),
+    [
+        (opener_of(SqliteStore, "OFF"), "is not there"),
+        (opener_of(SqliteStore, "NORMAL"), "is not there"),
+        (opener_of(SplitStore), "expected was"),
+        (opener_of(HastyStore), "is not there"),
+    ],
+)
+def test_a_store_that_breaks_its_word_is_caught(opener: Opener, text: str) -> None:
+    assert any(text in violation for violation in caught(opener))
+
+
+def test_half_of_a_transaction_is_caught_without_a_power_cut() -> None:
+    assert caught(opener_of(SplitStore), kills=1.0)
+
+
+def test_what_a_killed_process_left_is_secured_before_anybody_relies_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that, what the next process finds is gone after a power cut, with all that it writes behind it."""
+    monkeypatch.setattr(sqlite, "_secure", lambda connection: None)
+    assert caught(opener_of(SqliteStore), kills=0.5, troubles=(None, None, "sync"))
+
+
+def test_what_rots_is_damaged_and_told() -> None:
+    lives = Lives(3, replace(PLAN, checkpoints=1.0))
+    watched = lives.open()
+    while lives.books.log.next_offset < 20:
+        lives.append(watched)
+    lives.end()
+    watched = lives.open()
+    lives.append(watched)
+    lives.end()
+    (offset,) = [one for one in range(20) if lives.disk.rot(PATH, payload_at(lives, one))][:1]
+    with pytest.raises(ViolationError, match="nobody has spoiled them"):
+        lives.open()
+    lives.end()
+    lives.checker.rotted(offset)
+    lives.open()
+    assert offset in lives.books.log.damaged
+    lives.end()
+
+
+def payload_at(lives: Lives, offset: int) -> bytes:
+    found = lives.books.log.at(offset)
+    assert found is not None
+    return b"-" if found.retain else found.payload[:200]
+
+
+def test_what_is_too_old_is_deleted_and_the_broker_told() -> None:
+    lives = Lives(1, replace(PLAN, max_age_s=1.0))
+    watched = lives.open()
+    lives.append(watched)
+    told: list[Any] = []
+    log = TrimmedLog(watched)
+    log.broker = SimpleNamespace(handle=lambda event, now_us: told.append(event))  # type: ignore[assignment]
+    while not watched.next_offset:
+        lives.append(watched)
+    log.work(lives.books.now_us)
+    assert not told
+    log.work(lives.books.now_us + 10_000_000)
+    assert [type(event) for event in told] == [Losing] * len(told)
+    assert (told[-1].pattern, told[-1].floor) == (None, watched.next_offset)
+    assert lives.books.log.gone_below == watched.first_offset == watched.next_offset
+    lives.end()
+    lives.open()
+    lives.end()
+
+
+def test_a_deletion_that_fails_is_tried_again() -> None:
+    lives = Lives(1, replace(PLAN, max_age_s=1.0))
+    watched = lives.open()
+    while not watched.next_offset:
+        lives.append(watched)
+    lives.disk.trouble = "write"
+    late_us = lives.books.now_us + 10_000_000
+    assert watched.trim(late_us) == []
+    assert watched.first_offset == 0
+    lives.disk.trouble = None
+    assert watched.trim(late_us)
+    assert watched.first_offset == watched.next_offset
+    lives.end()
+
+
+def test_a_listener_says_that_its_machine_died() -> None:
+    disk = Lives(1, PLAN).disk
+
+    def shell(events: Any) -> MortalShell:
+        listener: Any = SimpleNamespace(receive=None, handle_timers=None, next_timer=None, events=events)
+        return MortalShell(listener, disk)
+
+    def die(error: BaseException) -> Any:
+        disk.die()
+        raise error
+
+    assert shell(lambda: ["a notice"]).events() == ["a notice"]
+    with pytest.raises(ZeroDivisionError):
+        shell(lambda: 1 // 0).events()
+    for error in (DiedError(), apsw.SQLError(), DiskError("what SQLite made of it")):
+        assert shell(lambda error=error: die(error)).events() == [DIED]
+        disk.kill()
+    disk.die()
+    assert shell(list).events() == [DIED], "somebody has kept it for himself"
+
+
+def test_a_store_that_takes_a_death_for_success_is_stopped() -> None:
+    lives = Lives(1, PLAN)
+    watched = lives.open()
+    lives.disk.die()
+    with pytest.raises(DiedError):
+        lives.append(watched)
+    with suppress(DiedError):
+        lives.append(watched)
+    lives.end()
+    lives.open()
+    assert lives.books.log.next_offset == 0
+    lives.end()

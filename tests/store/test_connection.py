@@ -1,0 +1,93 @@
+"""Transactions, snapshots, and SQLite's troubles in our words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from godwit.errors import DiskError, LogDamagedError, StorageError
+from godwit.store.connection import connect, explain, snapshot, telling, transaction
+from godwit.store.kept import DamagedRowError
+
+READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> apsw.Connection:
+    opened = connect(tmp_path / "x.sqlite", READ_WRITE, None)
+    opened.pragma("journal_mode", "wal")
+    opened.execute("CREATE TABLE t (x PRIMARY KEY)")
+    return opened
+
+
+def count(connection: apsw.Connection) -> int:
+    return int(connection.execute("SELECT count(*) FROM t").get)
+
+
+def test_a_transaction_is_all_or_nothing(connection: apsw.Connection) -> None:
+    with transaction(connection):
+        connection.execute("INSERT INTO t VALUES (1), (2)")
+    assert count(connection) == 2
+
+    def fail(error: BaseException) -> None:
+        with transaction(connection):
+            connection.execute("INSERT INTO t VALUES (3)")
+            raise error
+
+    for error in (KeyboardInterrupt(), apsw.FullError(), ValueError()):
+        with pytest.raises(type(error)):
+            fail(error)
+    assert count(connection) == 2
+    assert not connection.in_transaction
+
+
+def test_a_rollback_by_sqlite_itself_is_no_second_error(connection: apsw.Connection) -> None:
+    with pytest.raises(apsw.ConstraintError), transaction(connection):
+        connection.execute("INSERT OR ROLLBACK INTO t VALUES (1), (1)")
+    assert not connection.in_transaction
+
+
+def test_a_snapshot_is_of_one_moment(connection: apsw.Connection, tmp_path: Path) -> None:
+    reader = connect(tmp_path / "x.sqlite", apsw.SQLITE_OPEN_READONLY, None)
+    with snapshot(reader):
+        assert count(reader) == 0
+        connection.execute("INSERT INTO t VALUES (1)")
+        with snapshot(reader):
+            assert count(reader) == 0
+        assert count(reader) == 0
+    assert count(reader) == 1
+    assert not reader.in_transaction
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (apsw.SQLITE_FULL, DiskError, "cannot be written: the disk is full. Free some space"),
+        (apsw.SQLITE_READONLY, DiskError, "it is read-only. Check the rights"),
+        (apsw.SQLITE_PERM, DiskError, "it is read-only. Check the rights"),
+        (apsw.SQLITE_CANTOPEN, DiskError, "the file or its folder is missing"),
+        (apsw.SQLITE_BUSY, DiskError, "another program holds it locked"),
+        (apsw.SQLITE_IOERR_FSYNC, DiskError, "the disk failed"),
+        (apsw.SQLITE_CORRUPT, LogDamagedError, "it is damaged .* Save what is intact with `godwit log recover`"),
+        (apsw.SQLITE_NOTADB, LogDamagedError, "it is damaged"),
+        (apsw.SQLITE_ERROR, LogDamagedError, "it is damaged"),
+        (apsw.SQLITE_CONSTRAINT, LogDamagedError, "it is damaged"),
+        (apsw.SQLITE_INTERRUPT, StorageError, "cannot be written"),
+    ],
+)
+def test_troubles_have_a_sentence(code: int, kind: type[StorageError], words: str) -> None:
+    with pytest.raises(kind, match=rf"the log /x/log.sqlite .*{words}") as caught, telling("/x/log.sqlite", "written"):
+        raise apsw.exception_for(code)
+    assert type(caught.value) is kind
+    assert isinstance(caught.value.__cause__, apsw.Error)
+
+
+def test_a_row_that_is_not_what_was_written_is_damage() -> None:
+    assert isinstance(explain("x", "read", DamagedRowError("a row")), LogDamagedError)
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match=r"^x$"), telling("x", "read"):
+        raise ValueError("x")

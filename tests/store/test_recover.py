@@ -1,0 +1,258 @@
+"""A new log from a damaged one. Flipped bytes of all kinds are in test_bit_flips."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from tests.store.damage import Original, make_log
+from tests.store.entries import LOG_ID, make_entry
+
+from godwit.errors import DiskError, LogDamagedError, StorageError
+from godwit.store.pages import PAGE_BYTES
+from godwit.store.recover import LOST_END, Recovered, recover
+from godwit.store.sqlite import SqliteStore
+from godwit.wire.changes import FeedKept, State
+from godwit.wire.marks import BROKER_WIDE
+
+NEW_ID = b"n" * 16
+EVERYTHING = 2**40
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Original:
+    return make_log(tmp_path / "log.sqlite", Random(2), 40, is_trimmed=False)
+
+
+def run(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> Recovered:
+    return recover(path, path.with_name("saved.sqlite"), new_log_id=NEW_ID, now_us=9, progress=progress)
+
+
+def opened(path: Path) -> SqliteStore:
+    return SqliteStore.open(path.with_name("saved.sqlite"), new_log_id=b"unused", now_us=10)
+
+
+def wipe(path: Path, page: int, begin: int = 0, end: int = PAGE_BYTES) -> None:
+    data = bytearray(path.read_bytes())
+    at = (page - 1) * PAGE_BYTES
+    data[at + begin : at + end] = bytes(end - begin)
+    path.write_bytes(data)
+
+
+def roots(path: Path) -> dict[str, int]:
+    store = SqliteStore.open(path, new_log_id=NEW_ID, now_us=10)
+    found = {
+        str(name): int(str(root)) for name, root in store.connection.execute("SELECT name, rootpage FROM sqlite_schema")
+    }
+    store.close()
+    return found
+
+
+def test_a_sound_log_becomes_the_same_log(original: Original) -> None:
+    seen: list[tuple[int, int]] = []
+    saved = run(original.path, lambda done, total: seen.append((done, total)))
+    assert saved.missing == []
+    assert saved.lost_tables == []
+    assert saved.has_old_id
+    assert saved.log_id == LOG_ID
+    assert saved.messages == sum(entry.count for entry in original.entries.values())
+    assert seen[-1][0] == seen[-1][1]
+    store = opened(original.path)
+    found = store.read(0, EVERYTHING)
+    assert dict(found.entries) == original.entries
+    assert found.damaged == []
+    assert store.state() == original.state
+    assert (store.log_id, store.created_us, store.next_offset) == (LOG_ID, 1, original.next_offset)
+    assert store.append([make_entry(received_us=10**9)]) == original.next_offset
+    store.close()
+
+
+def test_the_write_ahead_log_counts(tmp_path: Path) -> None:
+    """As after a kill of the broker: nothing but the write-ahead log has the newest."""
+    store = SqliteStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry(bytes(100_000))])
+    store.checkpoint(truncate=False)
+    store.append([make_entry(bytes(50_000))], [FeedKept("me", ("#",), None, 2)])
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for ending in ("", "-wal"):
+        shutil.copy(f"{store.path}{ending}", folder / f"log.sqlite{ending}")
+    state = store.state()
+    store.close()
+    saved = run(folder / "log.sqlite")
+    assert (saved.blocks, saved.missing) == (2, [])
+    found = opened(folder / "log.sqlite")
+    assert found.state() == state
+    found.close()
+
+
+def test_a_damage_in_the_write_ahead_log_does_not_take_what_came_later(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1)
+    for number in range(10):
+        store.append([make_entry(Random(number).randbytes(40_000), received_us=number)])
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for ending in ("", "-wal"):
+        shutil.copy(f"{store.path}{ending}", folder / f"log.sqlite{ending}")
+    entries = store.read(0, EVERYTHING).entries
+    store.close()
+    wal = folder / "log.sqlite-wal"
+    data = bytearray(wal.read_bytes())
+    data[data.find(entries[2][1].rest[20_000:20_100])] ^= 1
+    wal.write_bytes(data)
+    run(folder / "log.sqlite")
+    found = opened(folder / "log.sqlite")
+    assert found.read(0, EVERYTHING).entries == [pair for pair in entries if pair[0] != 2]
+    assert found.read(0, EVERYTHING).damaged == [(2, 3)]
+    found.close()
+
+
+def test_what_is_lost_stays_told(original: Original) -> None:
+    """The range is in the new log as damaged, and goes on being so after other restarts."""
+    _, entry = max(original.entries.items(), key=lambda pair: len(pair[1].rest))
+    data = bytearray(original.path.read_bytes())
+    data[data.find(entry.rest[-1000:])] ^= 1
+    original.path.write_bytes(data)
+    saved = run(original.path)
+    (lost,) = saved.missing
+    assert lost[0] <= next(offset for offset, other in original.entries.items() if other is entry) < lost[1]
+    for _ in range(2):
+        store = opened(original.path)
+        found = store.read(0, EVERYTHING)
+        assert found.damaged == [lost]
+        assert dict(found.entries).keys() == {offset for offset in original.entries if not lost[0] <= offset < lost[1]}
+        store.close()
+
+
+def test_without_its_first_page(original: Original) -> None:
+    wipe(original.path, 1)
+    with pytest.raises(StorageError):
+        SqliteStore.open(original.path, new_log_id=NEW_ID, now_us=9)
+    saved = run(original.path)
+    assert (saved.log_id, saved.missing, saved.lost_tables) == (LOG_ID, [], [])
+    store = opened(original.path)
+    assert store.state() == original.state
+    assert dict(store.read(0, EVERYTHING).entries) == original.entries
+    store.close()
+
+
+def test_without_its_id_a_log_gets_the_new_one(original: Original) -> None:
+    wipe(original.path, roots(original.path)["meta"])
+    saved = run(original.path)
+    assert not saved.has_old_id
+    assert saved.log_id == NEW_ID
+    store = opened(original.path)
+    assert store.log_id == NEW_ID
+    assert dict(store.read(0, EVERYTHING).entries) == original.entries
+    store.close()
+
+
+def test_two_tables_at_one_place_are_not_believed(original: Original) -> None:
+    """Rows of queries look like marks."""
+    places = roots(original.path)
+    data = bytearray(original.path.read_bytes())
+    at = data.find(b"marksmarks")
+    assert data[at + 10] == places["marks"]
+    data[at + 10] = places["queries"]
+    original.path.write_bytes(data)
+    saved = run(original.path)
+    assert saved.lost_tables == []
+    store = opened(original.path)
+    assert store.state() == original.state
+    store.close()
+
+
+@pytest.mark.parametrize("table", ["topics", "retained", "sessions", "feeds", "identities", "queries"])
+def test_a_lost_table_is_told_and_the_others_are_saved(original: Original, table: str) -> None:
+    wipe(original.path, roots(original.path)[table])
+    with pytest.raises(LogDamagedError):
+        SqliteStore.open(original.path, new_log_id=NEW_ID, now_us=9)
+    assert run(original.path).lost_tables == [table]
+    store = opened(original.path)
+    state = store.state()
+    empty = State()
+    for name in empty.__struct_fields__:
+        kept = getattr(empty if name == table else original.state, name)
+        assert getattr(state, name) == kept
+    store.close()
+
+
+def test_offsets_are_not_given_out_twice(tmp_path: Path) -> None:
+    """The last blocks are lost with the page that said where they end."""
+    path = tmp_path / "log.sqlite"
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    for _ in range(30):
+        store.append([make_entry(bytes(5000))])
+    store.close()
+    data = bytearray(path.read_bytes())
+    newest = data.rfind(b"GWB1")
+    begin = newest - newest % PAGE_BYTES
+    lost = data.count(b"GWB1", begin, begin + PAGE_BYTES)
+    data[begin : begin + PAGE_BYTES] = bytes(PAGE_BYTES)
+    path.write_bytes(data)
+    saved = run(path)
+    assert saved.missing == [(30 - lost, 30 - lost + LOST_END)]
+    assert saved.next_offset == 30 - lost + LOST_END
+    found = opened(path)
+    assert found.append([make_entry(received_us=10**9)]) == saved.next_offset
+    found.close()
+
+
+def test_offsets_that_a_cursor_had_got_to_are_not_given_out_again(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry()], [FeedKept("me", ("#",), "cursor", 50)])
+    store.close()
+    assert run(path).next_offset == 50
+    found = opened(path)
+    assert found.next_offset == 50
+    found.close()
+
+
+def test_holes_of_retention_are_not_lost(tmp_path: Path) -> None:
+    log = make_log(tmp_path / "log.sqlite", Random(3), 60, is_trimmed=True)
+    assert log.state.marks[BROKER_WIDE] > 0
+    assert run(log.path).missing == []
+    store = opened(log.path)
+    assert dict(store.read(0, EVERYTHING).entries) == log.entries
+    assert store.read(0, EVERYTHING).damaged == []
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"no log at all", bytes(5 * PAGE_BYTES), b"\xff" * 5 * PAGE_BYTES])
+def test_from_rubbish_nothing_is_saved(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "log.sqlite"
+    path.write_bytes(content)
+    saved = run(path)
+    assert (saved.blocks, saved.kept_rows, saved.has_old_id) == (0, 0, False)
+    store = opened(path)
+    assert store.read(0, EVERYTHING).entries == []
+    store.close()
+
+
+def test_a_missing_log(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="No such file"):
+        run(tmp_path / "log.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_writes_over_nothing(original: Original) -> None:
+    (original.path.parent / "saved.sqlite").write_text("mine")
+    with pytest.raises(StorageError, match="is there already"):
+        run(original.path)
+    assert (original.path.parent / "saved.sqlite").read_text() == "mine"
+
+
+def test_an_interrupt_leaves_nothing_behind(original: Original) -> None:
+    before = sorted(path.name for path in original.path.parent.iterdir())
+
+    def interrupt(done: int, total: int) -> None:
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(original.path, interrupt)
+    assert sorted(path.name for path in original.path.parent.iterdir()) == before

@@ -64,9 +64,11 @@ soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow test
 	$(BIN)/godwit sim scenarios
 	$(BIN)/python -m pytest -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 
-bench: $(STAMP) ## Measure on this machine: the transport, and the broker against its peers (minutes)
+bench: $(STAMP) ## Measure on this machine: transport, broker, log and archive against peers and limits (minutes)
 	@$(BIN)/godwit bench transport
 	$(BIN)/godwit bench forward
+	$(BIN)/godwit bench log
+	$(BIN)/godwit bench archive
 
 figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
 	@$(BIN)/python docs/figures/arq.py

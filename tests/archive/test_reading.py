@@ -14,7 +14,7 @@ from tests.archive.running import log_in
 
 from godwit.archive import reading
 from godwit.archive.losses import DataLossError
-from godwit.archive.reading import Piece, Reading
+from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import ReadRequest
 from godwit.store.connection import transaction
 from godwit.store.kept import set_mark
@@ -40,10 +40,10 @@ def reader(store: SqliteStore) -> Iterator[LogReader]:
     reader.close()
 
 
-def read(reader: LogReader, **request: Any) -> list[Piece]:
+def read(reader: LogReader, sizes: Sizes = FULL, **request: Any) -> list[Piece]:
     made = Reading(ReadRequest(**request), reader)
     pieces = []
-    while (piece := made.next_piece(reader)) is not None:
+    while (piece := made.next_piece(reader, sizes)) is not None:
         pieces.append(piece)
     return pieces
 
@@ -85,7 +85,7 @@ def test_any_range_of_any_log(
     rng = Random(seed)
     print(f"seed {seed}")
     monkeypatch.setattr(reading, "CHUNK_BLOCKS", rng.choice([1, 2, 128]))
-    monkeypatch.setattr(reading, "CHUNK_BYTES", rng.choice([1, 500, 4 << 20]))
+    sizes = Sizes(rng.choice([1, 500, 4 << 20]), rng.choice([1, 500, 8 << 20]))
     entries: list[tuple[int, Entry]] = []
     for _ in range(rng.randrange(1, 30)):
         batch = [
@@ -101,7 +101,7 @@ def test_any_range_of_any_log(
         start = rng.randrange(len(expected) + 1)
         end = rng.randrange(start, len(expected) + 1)
         filters = rng.choice([(), ("#",), ("home/#",), ("noise", "$jobs/+"), ("nobody",)])
-        pieces = read(reader, filters=filters, start=start, end=end)
+        pieces = read(reader, sizes, filters=filters, start=start, end=end)
         wanted = [row for row in expected[start:end] if not filters or any(matches(f, row["topic"]) for f in filters)]
         assert rows_in(pieces) == wanted
         assert not lost_in(pieces)
@@ -146,13 +146,10 @@ def test_nothing_is_open_between_two_pieces(
 def test_lean_streams_take_less_at_once(store: SqliteStore, reader: LogReader) -> None:
     for _ in range(6):
         store.append([logs.make_entry(payloads=[bytes(50_000)] * 12)])
-    for is_lean, most_bytes in ((True, 2 * reading.LEAN_BYTES), (False, reading.PIECE_BYTES)):
-        made = Reading(ReadRequest(), reader)
-        sizes = []
-        while (piece := made.next_piece(reader, is_lean=is_lean)) is not None:
-            sizes.append(piece.batch.get_total_buffer_size())
-        assert most_bytes / 4 < max(sizes) <= most_bytes
-        assert sum(sizes) >= 6 * 600_000
+    for sizes in (LEAN, FULL):
+        found = [piece.batch.get_total_buffer_size() for piece in read(reader, sizes)]
+        assert sizes.piece_bytes / 4 < max(found) <= sizes.piece_bytes
+        assert sum(found) >= 6 * 600_000
 
 
 # -- what is gone -----------------------------------------------------------------------------------------------------
@@ -194,9 +191,9 @@ def test_a_mark_counts_for_filters_that_it_concerns(store: SqliteStore, reader: 
 
 def test_the_end_of_the_log_is_not_where_the_client_thinks(store: SqliteStore, reader: LogReader) -> None:
     ten_blocks(store)
-    for request, lost in (({"start": 0, "end": 101}, (100, 101)), ({"start": 150}, (100, 151))):
+    for start, end, lost in ((0, 101, (100, 101)), (150, None, (100, 151))):
         with pytest.raises(DataLossError, match=r"the log ends at 100; .* an older copy") as error:
-            read(reader, **request)
+            read(reader, start=start, end=end)
         assert error.value.lost == [lost]
     assert offsets_in(read(reader, start=90, end=2**62, fail_on_data_loss=False)) == list(range(90, 100))
     assert read(reader, start=150, fail_on_data_loss=False) == []

@@ -54,6 +54,8 @@ def test_a_part_that_is_missing(tmp_path: Path) -> None:
     assert folder.files_of(commit((0, 0), batch=2)) is None
     assert folder.files_of(commit((0, 0), query="other")) is None
     assert folder.files_of(commit()) == []
+    next(tmp_path.iterdir()).unlink()
+    assert folder.files_of(commit((0, 0))) is None
 
 
 def test_the_same_attempt_again_replaces(tmp_path: Path) -> None:

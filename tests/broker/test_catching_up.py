@@ -215,6 +215,28 @@ def test_a_subscription_that_is_behind_misses_what_is_deleted_before_it(start: i
     assert offsets(bob) == sorted(set(offsets(bob)))
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_retention_goes_on_before_one_that_reads_where_it_has_been(is_whole: bool) -> None:
+    """What was deleted before it came there is not known, so everything that is missing counts, and nothing twice."""
+    world = DurableWorld(Settings(client_window_bytes=WINDOW))
+    alice, carol = world.client("alice"), world.client("carol")
+    channel = alice.open("news")
+    for _ in range(60):
+        alice.publish(channel, bytes(8000))
+    world.server.broker.handle(world.keeping.thin("news", 40), world.now_us)
+    late = world.client("late")
+    late.confirms_itself = False
+    late.subscribe("news", start=5)
+    carol.subscribe("news", start=39)
+    losing = world.keeping.thin("news", 50)
+    world.server.broker.handle(Losing(losing.entries, 50) if is_whole else losing, world.now_us)
+    late.confirms_itself = True
+    world.run()
+    assert offsets(late)[-10:] == list(range(50, 60))
+    assert sum(gap.count for gap in late.gaps) + len(late.got) == 55
+    assert sum(gap.count for gap in carol.gaps) + len(carol.got) == 21
+
+
 def test_the_log_as_a_whole_begins_later() -> None:
     world, alice = a_log("")
     reader(world, "news", name="bob").leave()

@@ -262,6 +262,18 @@ def test_after_a_failure_a_repeat_is_new_but_what_was_safe_is_known() -> None:
     assert alice.refused_open("orders", 2, publisher="till", epoch=2) is Code.STALE_EPOCH
 
 
+def test_of_two_that_failed_the_newer_one_knows_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.broker.identities.MAX_PUBLISHERS_REMEMBERED", 1)
+    world = DurableWorld()
+    alice = world.client("alice")
+    world.hold()
+    for identity in ("old", "new"):  # the new one drives the old one out
+        alice.publish(alice.open("orders", 2, publisher=identity), b"x", qos=2, sequence=0)
+    world.fail()
+    alice.expect(c.Create(request=70, topic="other"), c.Done)
+    assert set(world.keeping.of("identity")) == {("alice", "new", "orders")}
+
+
 def test_the_end_of_a_channel_and_its_failure_count_once() -> None:
     world = DurableWorld()
     alice = world.client("alice")

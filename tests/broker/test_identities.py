@@ -37,6 +37,28 @@ def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
     assert known.new_messages(KEY, 1, 5, 1, 0) is None
 
 
+def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
+    known = Identities(Journal({}, keeps=False))
+    assert known.new_messages(KEY, 5, 7, 2, 0) == 0  # its channel is still open
+    assert known.open(KEY, 6, 0)
+    assert known.new_messages(KEY, 8, 0, 2, 0) == 0  # so is that of a newer run
+    assert known.new_messages(KEY, 6, 0, 2, 0) is None
+
+
+def test_what_is_not_in_the_log_is_new_again() -> None:
+    known = Identities(Journal({}, keeps=True))
+    assert known.new_messages(KEY, 1, 0, 3, 0) == 0
+    known.on_safe(KEY, 1, 2)
+    known.rewind([KEY, ("never", "heard", "of")])
+    assert known.new_messages(KEY, 1, 0, 3, 0) == 2
+    assert known.open(KEY, 2, 0)
+    assert known.new_messages(KEY, 2, 0, 3, 0) == 0
+    known.rewind([KEY])
+    progress = known.get(KEY)
+    assert progress is not None
+    assert (progress.epoch, progress.next_sequence) == (2, 0)  # the older run stays retired
+
+
 def test_what_was_silent_for_long_is_forgotten() -> None:
     known = Identities(Journal({}, keeps=False))
     known.open(KEY, 0, 0)

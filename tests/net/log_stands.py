@@ -83,11 +83,14 @@ class DiskReader:
         self._store = store
         self.error: Exception | None = None
         self.is_closed = False
+        self.has_read = threading.Event()
 
     def read(self, offset: int, max_bytes: int) -> Slice:
         if self.error is not None:
             raise self.error
-        return self._store.read(offset, max_bytes)
+        found = self._store.read(offset, max_bytes)
+        self.has_read.set()
+        return found
 
     def offset_at(self, time_us: int) -> int:
         return self._store.offset_at(time_us)

@@ -14,6 +14,7 @@ from tests.net.running import run
 from godwit.broker.effects import Append, Committed, Found, Losing, Notice, Read
 from godwit.errors import DiskError, LogDamagedError, LogInUseError
 from godwit.net.durable import DurableLog
+from godwit.store.folder import DataFolder
 from godwit.store.retention import Rule
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.changes import QueryDone
@@ -86,6 +87,28 @@ def test_a_folder_has_one_broker(tmp_path: Path) -> None:
             World(tmp_path)
         await first.durable.close()
         await World(tmp_path).durable.close()
+
+    run(test)
+
+
+def test_who_only_asks_whether_a_folder_is_in_use_keeps_no_broker_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+    really_open = DataFolder.open
+
+    def open_at_the_second_try(folder: DataFolder) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise LogInUseError("somebody looks")
+        really_open(folder)
+
+    monkeypatch.setattr(DataFolder, "open", open_at_the_second_try)
+
+    async def test() -> None:
+        await World(tmp_path).durable.close()
+        assert tries == 2
 
     run(test)
 

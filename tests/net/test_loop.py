@@ -67,3 +67,12 @@ def test_a_broker_looks_for_garbage_rarely() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "True True True\n"
+
+
+def test_a_broker_hands_over_between_its_threads_quickly() -> None:
+    script = (
+        "import sys; from godwit.net.loop import switch_threads_quickly; switch_threads_quickly(); "
+        "print(sys.getswitchinterval() < 0.001)"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "True\n"

@@ -208,6 +208,36 @@ def test_what_retention_deleted_is_told() -> None:
     assert log.join(PATIENCE_S)
 
 
+def test_what_was_read_is_not_handed_over_before_what_was_deleted_is_told() -> None:
+    losing = Losing([(0, entry(3))], 3)
+    deleted, may_tell = threading.Event(), threading.Event()
+
+    def retain(now_us: int) -> list[Losing] | None:
+        if deleted.is_set():
+            return None
+        deleted.set()
+        assert may_tell.wait(PATIENCE_S)
+        return [losing]
+
+    broker, woken = ListeningBroker(), threading.Semaphore(0)
+    store = DiskStore()
+    reader = DiskReader(store)
+    log = ThreadedLog(store, reader, wake=woken.release, tell=print, retain=retain)
+    log.begin(broker)
+    assert deleted.wait(PATIENCE_S)
+    log.read(read(0))
+    assert reader.has_read.wait(PATIENCE_S)
+    log.work(5)
+    assert broker.told == []
+    may_tell.set()
+    while len(broker.told) < 2:
+        assert woken.acquire(timeout=PATIENCE_S)
+        log.work(5)
+    assert broker.told == [losing, Found(read(0), [], 0)]
+    log.end()
+    assert log.join(PATIENCE_S)
+
+
 def test_the_reader_ends_first_so_that_the_writer_is_the_last_to_close_the_file(slow: World) -> None:
     slow.log.append(append(1), 5)
     slow.store.begun.get(timeout=PATIENCE_S)

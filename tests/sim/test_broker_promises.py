@@ -30,6 +30,7 @@ def test_the_retained_message_comes() -> None:
     old, kept, other = truth.publish(retain=True), truth.publish(retain=True), truth.publish("b", retain=True)
     for at_s, publication in enumerate((old, kept, other)):
         checker.changed(publication, at_s)
+    assert checker.current() == {"a/b": kept.payload, "b": other.payload}
     checker.check(stream(truth, kept), 5.0, all_is_there=True)
     checker.check(stream(truth), 5.0, all_is_there=False)
     with pytest.raises(ViolationError, match="never came"):
@@ -53,6 +54,7 @@ def test_a_cleared_topic_retains_nothing() -> None:
     checker.changed(old, 0.0)
     checker.changed(empty, 1.0)
     checker.check(stream(truth), 2.0, all_is_there=True)
+    assert checker.current() == {}
     with pytest.raises(ViolationError, match="nothing was retained"):
         checker.check(stream(truth, old), 2.0, all_is_there=False)
 
@@ -105,6 +107,84 @@ def test_a_connection_that_may_not_have_been_let_in_may_leave_a_will() -> None:
     checker.closed(SimpleNamespace(instance=b"a stranger", closed=None), None)  # type: ignore[arg-type]
 
 
+class Left:
+    """A client with a will, and a broker that dies."""
+
+    def __init__(self) -> None:
+        self.truth, self.checker = Truth(), WillChecker()
+        self.will = self.truth.ledger.leave_will("bob", "a/b", b"dead", 0.0)
+        self.checker.left(INSTANCE, self.will)
+
+    def die(self, *, under_it: bool = True) -> None:
+        made = seat("timeout")
+        made.closed = None
+        self.checker.cut_off([made] if under_it else [])
+
+    def publish(self) -> None:
+        self.truth.append(self.will)
+
+
+def test_who_does_not_come_back_after_the_broker_died_leaves_a_will() -> None:
+    left = Left()
+    left.checker.welcomed(INSTANCE, is_safe=True)
+    left.die()
+    left.die(under_it=False)
+    assert "is due" in left.checker.outstanding()
+    with pytest.raises(ViolationError, match="published 0 times, due 1 times; its connections ended: broker died"):
+        left.checker.complete()
+    left.publish()
+    left.checker.complete()
+    left.publish()
+    with pytest.raises(ViolationError, match="published 2 times"):
+        left.checker.check()
+
+
+def test_who_comes_back_after_the_broker_died_may_have_been_too_late() -> None:
+    left = Left()
+    left.checker.welcomed(INSTANCE, is_safe=True)
+    left.die()
+    left.checker.welcomed(INSTANCE, is_safe=True)
+    left.checker.complete()
+    left.publish()
+    left.checker.complete()
+
+
+def test_a_will_that_the_disk_did_not_take_may_be_lost_with_the_broker() -> None:
+    left = Left()
+    left.checker.welcomed(INSTANCE, is_safe=False)
+    left.die()
+    left.checker.complete()
+    left.publish()
+    left.checker.complete()
+
+
+def test_a_will_that_was_due_when_the_broker_died_still_is() -> None:
+    left = Left()
+    left.checker.welcomed(INSTANCE, is_safe=True)
+    left.checker.closed(seat("timeout"), None)
+    left.die(under_it=False)
+    with pytest.raises(ViolationError, match="published 0 times, due 1 times"):
+        left.checker.complete()
+    left.publish()
+    left.checker.complete()
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_goodbye_counts_when_the_broker_has_written_it_down(is_saved: bool) -> None:
+    left = Left()
+    left.checker.closed(seat("peer"), None)
+    if is_saved:
+        left.checker.saved()
+    left.die(under_it=False)
+    left.checker.complete()
+    left.publish()
+    if is_saved:
+        with pytest.raises(ViolationError, match="published 1 times, due 0 times"):
+            left.checker.complete()
+    else:
+        left.checker.complete()
+
+
 # -- reached ----------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +219,18 @@ def test_sessions() -> None:
     made.resumes = None
     for either in (True, False):
         checker.welcomed("b", INSTANCE, either)
+
+
+def test_a_subscription_is_kept_from_its_answer_on_unless_the_disk_fails() -> None:
+    roster = Roster(Truth().ledger)
+    made = Seat(None, 0.0, Login(request=0, name="bob", instance=INSTANCE))
+    roster.seats.append(made)
+    checker = SessionChecker(roster)
+    roster.doubt(2.0)
+    for now, is_kept in ((2.0, False), (2.1, True)):
+        assert checker.settled(INSTANCE, now) is is_kept
+        assert made.is_settled is is_kept
+    assert not checker.settled(b"a stranger's id.", 2.1)
 
 
 # -- live gaps --------------------------------------------------------------------------------------------------------

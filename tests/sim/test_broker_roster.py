@@ -64,6 +64,45 @@ def test_reached_counts_who_was_there() -> None:
     assert roster.reached("b", 7.0, 8.0) == (1, 1)
 
 
+def test_a_broker_that_dies_knows_nobody_any_more() -> None:
+    roster = Roster(Truth().ledger)
+    line, other = Line(roster, name="a"), Line(roster, b"b" * 16, name="b")
+    line.subscribe(0, "a/#", at=1.0)
+    other.close(2.0)
+    (cut_off,) = roster.cut_off(3.0)
+    assert (cut_off.instance, cut_off.is_over, cut_off.closed) == (line.instance, True, None)
+    assert [one.is_cut_off for one in roster.seats] == [True, False]
+    assert roster.reached("a/b", 2.0, 2.5) == (0, 1), "who knows what it has forgotten"
+    assert roster.reached("a/b", 4.0, 5.0) == (0, 0)
+    assert roster.cut_off(4.0) == []
+
+
+def test_what_a_broker_is_told_while_its_disk_fails_is_not_sure() -> None:
+    roster = Roster(Truth().ledger)
+    line = Line(roster, name="a")
+    roster.doubt(2.0)
+    line.subscribe(0, "a/#", at=2.0)
+    line.subscribe(1, "a/b", at=2.1)
+    assert roster.is_doubtful(2.0)
+    assert not roster.is_doubtful(2.1)
+    assert roster.reached("a/b", 3.0, 4.0) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("is_settled", "expiry_s", "at", "resumes"),
+    [(True, 100, 50.0, True), (False, 100, 50.0, None), (True, 100, 200.0, None), (True, 0, 3.1, None)],
+)
+def test_who_comes_back_to_a_restarted_broker(is_settled: bool, expiry_s: int, at: float, resumes: bool | None) -> None:
+    roster = Roster(Truth().ledger)
+    line = Line(roster, name="a", session_expiry_s=expiry_s)
+    line.subscribe(0, "a/#", at=1.0)
+    roster.seats[0].is_settled = is_settled
+    roster.cut_off(3.0)
+    again = Line(roster, b"c" * 16)
+    again.say(Login(request=0, instance=b"c" * 16, name="a"), at)
+    assert roster.seats[-1].resumes is resumes
+
+
 def test_somebody_hostile_is_never_sure() -> None:
     roster = Roster(Truth().ledger)
     line = Line(roster, honest=False)

@@ -143,6 +143,25 @@ def test_nothing_is_told_as_missed_that_is_still_there_or_came() -> None:
         made.told_missed(1, 2)
 
 
+def test_what_is_damaged_is_told_and_nobody_knows_whose_it_was() -> None:
+    truth = Truth()
+    first, last = truth.logged(), [truth.logged(topic) for topic in ("a/b", "elsewhere", "a/b", "a/b")][-1]
+    truth.log.damaged.update((1, 2))
+    for told in (1, 2):
+        made = stream(truth)
+        take(made, first)
+        made.told_missed(told, 3)
+    for told, next_offset in ((3, 3), (3, 4)):
+        made = stream(truth)
+        take(made, first)
+        with pytest.raises(ViolationError, match=r"are missing|still in the log"):
+            made.told_missed(told, next_offset)
+    made = stream(truth)
+    take(made, first)
+    with pytest.raises(ViolationError, match="passed over"):
+        take(made, last)
+
+
 def test_the_next_life_goes_on_behind_a_gap() -> None:
     truth = Truth()
     for _ in range(3):

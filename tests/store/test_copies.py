@@ -118,6 +118,18 @@ def test_a_writer_that_is_faster_does_not_hold_it_up_for_ever(
     assert len(read(tmp_path / "copy")) == copied.next_offset == store.next_offset
 
 
+def test_a_log_on_a_disk_that_cannot_be_written(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, 3)
+    expected = store.read(0, EVERYTHING).entries
+    store.close()
+    monkeypatch.setattr(LogReader, "is_immutable", True)
+    backup(store.path, tmp_path / "copy", quiet)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "log.sqlite"]  # nothing was put beside it
+    assert read(tmp_path / "copy") == expected
+
+
 def test_damaged_blocks_are_copied_as_they_are(store: SqliteStore, tmp_path: Path) -> None:
     fill(store, 3)
     store.connection.execute("UPDATE blocks SET body = zeroblob(100) WHERE first_offset = 1")

@@ -143,7 +143,7 @@ def test_a_row_that_says_nothing(tmp_path: Path) -> None:
 
     def ruin(data: bytearray) -> None:
         at = data.find(encode_blocks([make_entry(b"")], 1)[0].body[:12])
-        data[at - 30 : at + 100] = bytes(130)
+        data[at - 44 : at + 100] = bytes(144)
 
     change(tmp_path / "log", ruin)
     offsets, found = salvage(tmp_path / "log")

@@ -22,9 +22,19 @@ from godwit.errors import BrokerError
 from godwit.net.connect import AsyncClient, connect
 from godwit.wire.control import Code
 
-DISK_BYTES = 8 * MIB
+DISK_BYTES = 12 * MIB
 PAYLOAD = bytes(60_000)
 LONG_WAIT_S = 20.0
+# A disk that never comes back: the process tries to bring its file up to date at the end, and waits for ever.
+HANGING = """
+import time
+from godwit.store.sqlite import SqliteStore
+def hang(self, *, truncate):
+    print("the disk hangs", flush=True)
+    time.sleep(3600)
+SqliteStore.checkpoint = hang
+from godwit.cli import main; main()
+"""
 # SIGXFSZ would end the process; without it, a write behind the limit is an error like any other (EFBIG).
 LIMITED = f"""
 import resource, signal, sys
@@ -52,6 +62,15 @@ def small_disk(folder: Path, *, size_bytes: int = DISK_BYTES) -> Iterator[bool]:
 async def client_of(broker: Broker, name: str | None = None) -> AsyncIterator[AsyncClient]:
     async with connect(broker.address, name=name, timeout_s=LONG_WAIT_S) as client:
         yield client
+
+
+async def broker_from(stage: Stage, code: str, data: Path) -> Broker:
+    """A broker that is ready, in a process of which something else is special."""
+    arguments = ("broker", "--listen", "127.0.0.1:0", "--data", str(data), "--archive", "none")
+    broker = Broker("special broker", await stage._start(code, *arguments))
+    stage._processes.append(broker)
+    await broker.listening(1)
+    return broker
 
 
 async def publish_until_refused(client: AsyncClient) -> tuple[int, BrokerError]:
@@ -121,7 +140,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             if not has_it:
                 pytest.skip("this user may not mount; the next test fills a file up to a limit instead")
             filler = tmp_path / "filler"
-            filler.write_bytes(bytes(3 * MIB))
+            filler.write_bytes(bytes(6 * MIB))
             async with Stage() as stage:
                 broker = await stage.broker(data=tmp_path / "data")
                 await survive_a_lack_of_room(stage, broker, tmp_path / "data", filler.unlink)
@@ -134,10 +153,7 @@ def test_a_disk_that_takes_no_more_of_a_file(tmp_path: Path) -> None:
 
     async def test() -> None:
         async with Stage() as stage:
-            arguments = ("broker", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--archive", "none")
-            broker = Broker("limited broker", await stage._start(LIMITED, *arguments))
-            stage._processes.append(broker)
-            await broker.listening(1)
+            broker = await broker_from(stage, LIMITED, tmp_path)
 
             def make_room() -> None:
                 none = resource.RLIM_INFINITY
@@ -308,5 +324,18 @@ def test_ctrl_c_ends_at_once_also_with_work_waiting(tmp_path: Path) -> None:
                 assert await broker.ended(within_s=10) == 0
             assert "the broker has stopped" in broker.said()
             assert not (tmp_path / "log.sqlite-wal").exists()
+
+    run(test, within_s=60)
+
+
+def test_a_second_ctrl_c_ends_it_also_when_the_disk_hangs(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with Stage() as stage:
+            broker = await broker_from(stage, HANGING, tmp_path)
+            broker.signal(signal.SIGINT)
+            await broker.line("the disk hangs")
+            assert broker.is_running
+            broker.signal(signal.SIGINT)
+            assert await broker.ended(within_s=10) != 0
 
     run(test, within_s=60)

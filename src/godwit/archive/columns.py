@@ -11,12 +11,15 @@ Types are plain ones, which every reader of Arrow knows: no dictionaries, no lar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from godwit.errors import LogDamagedError
+from godwit.limits import KIB
 from godwit.store.block import Columns
 from godwit.store.packing import cut_names
 from godwit.wire.batch import QOS_SHIFT, RETAIN
@@ -25,6 +28,7 @@ LOG_ID: Final = b"godwit.log_id"
 """In the metadata of the schema, in hexadecimal digits."""
 MAX_TIME_US: Final = 253_402_300_799_999_999
 """The end of the year 9999, where the times of Python and Spark end: a publisher's clock may be anywhere."""
+SMALL_BLOCK_BYTES: Final = 64 * KIB
 ROW_BYTES: Final = 40
 """What a row takes beside its payload and its names."""
 
@@ -62,20 +66,22 @@ class Rows:
 
     def __init__(self, blocks: Sequence[Block], choice: Choice | None = None) -> None:
         """`choice`: leave out the other topics."""
-        batches = [block.at.batches for block in blocks]
-        self._counts = _narrow(blocks, batches, "count_at")
-        firsts = np.repeat([block.at.first_offset for block in blocks], batches)
-        self._offsets = firsts + _narrow(blocks, batches, "offset_delta_at")
-        self._published = _times(blocks, batches, "published_at")
-        self._received = _times(blocks, batches, "received_at")
-        self._flags = np.frombuffer(_bytes(blocks, batches, "flags_at", 1), np.uint8)
-        self._names, self._topics, self._publishers = _names(blocks, batches)
-        messages = [block.at.messages for block in blocks]
-        self._lengths = _narrow(blocks, messages, "length_at")
-        self._deltas = _deltas(blocks, messages)
-        self._data = _data(blocks)
-        if int(self._counts.sum()) != sum(messages) or int(self._lengths.sum()) != self._data.size:
-            raise ValueError("the columns of a block do not fit each other, although its checksum is right")
+        joined = _Joined(blocks)
+        self._counts = joined.narrow("count_at", joined.batches)
+        self._offsets = joined.offsets()
+        self._published = joined.times("published_at")
+        self._received = joined.times("received_at")
+        self._flags = np.frombuffer(joined.column("flags_at", joined.batches), np.uint8)
+        self._names, self._topics, self._publishers = joined.names()
+        self._lengths = joined.narrow("length_at", joined.messages)
+        self._deltas = joined.deltas()
+        self._data = joined.bodies()
+        if int(self._counts.sum()) != len(self._lengths) or int(self._lengths.sum()) != self._data.size:
+            offset = blocks[0].at.first_offset
+            raise LogDamagedError(
+                f"columns of blocks from offset {offset} on do not fit each other, although their checksums are right: "
+                "see what `godwit log verify` says of the log"
+            )
         if choice is not None:
             self._choose(blocks, choice)
         self._row_ends = np.cumsum(self._counts, dtype=np.int64)
@@ -198,59 +204,65 @@ class _View:
         return pa.Array.from_buffers(_FIELDS[name], self._stop - self._start, [None, pa.py_buffer(values)])
 
 
-def _bytes(blocks: Sequence[Block], counts: Sequence[int], column: str, width: int) -> bytes | memoryview:
-    """A column of all blocks, as it stands in them."""
-    parts = []
-    for (body, at), count in zip(blocks, counts, strict=True):
-        begin = getattr(at, column)
-        parts.append(memoryview(body)[begin : begin + count * width])
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+class _Joined:
+    """The columns of several blocks, each joined to one: a few calls for each block, and none for each message."""
 
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._ats = [at for _, at in blocks]
+        # A slice of a small block is soonest copied; of a large one it must not be.
+        self._sources = [body if len(body) < SMALL_BLOCK_BYTES else memoryview(body) for body, _ in blocks]
+        self.batches = [at.batches for at in self._ats]
+        self.messages = [at.messages for at in self._ats]
 
-def _narrow(blocks: Sequence[Block], counts: Sequence[int], column: str) -> _Numbers:
-    """Of numbers that are below 2**31, as everything is that is counted within a block."""
-    numbers: _Numbers = np.frombuffer(_bytes(blocks, counts, column, 4), ">i4")
-    return numbers.astype(np.int32)
+    def column(self, name: str, counts: Sequence[int], width: int = 1) -> bytes | memoryview:
+        """As it stands in the blocks."""
+        begins = map(attrgetter(name), self._ats)
+        parts = [
+            source[begin : begin + count * width]
+            for source, begin, count in zip(self._sources, begins, counts, strict=True)
+        ]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def narrow(self, name: str, counts: Sequence[int]) -> _Numbers:
+        """Of numbers that are below 2**31, as everything is that is counted within a block."""
+        numbers: _Numbers = np.frombuffer(self.column(name, counts, 4), ">i4")
+        return numbers.astype(np.int32)
 
-def _times(blocks: Sequence[Block], counts: Sequence[int], column: str) -> _Numbers:
-    times: _Numbers = np.frombuffer(_bytes(blocks, counts, column, 8), ">u8")
-    return np.minimum(times, MAX_TIME_US).astype(np.int64)
+    def times(self, name: str) -> _Numbers:
+        numbers: _Numbers = np.frombuffer(self.column(name, self.batches, 8), ">u8")
+        times = numbers.astype(np.uint64)
+        return np.minimum(times, np.uint64(MAX_TIME_US), out=times).view(np.int64)
 
+    def offsets(self) -> _Numbers:
+        firsts = np.repeat([at.first_offset for at in self._ats], self.batches)
+        return firsts + self.narrow("offset_delta_at", self.batches)
 
-def _deltas(blocks: Sequence[Block], messages: Sequence[int]) -> _Numbers | None:
-    """Zero for the messages of a block that has none; None if no block has any."""
-    if not any(block.at.has_deltas for block in blocks):
-        return None
-    parts = [
-        np.frombuffer(body, ">u4", count, at.delta_at) if at.has_deltas else np.zeros(count, ">u4")
-        for (body, at), count in zip(blocks, messages, strict=True)
-    ]
-    return np.concatenate(parts).astype(np.int64)
+    def deltas(self) -> _Numbers | None:
+        """Zero for the messages of a block that has none; None if no block has any."""
+        if not any(at.has_deltas for at in self._ats):
+            return None
+        parts = [
+            np.frombuffer(source, ">u4", at.messages, at.delta_at) if at.has_deltas else np.zeros(at.messages, ">u4")
+            for source, at in zip(self._sources, self._ats, strict=True)
+        ]
+        return np.concatenate(parts).astype(np.int64)
 
+    def names(self) -> tuple[Any, _Numbers, _Numbers]:
+        """All names of all blocks, and where among them topic and publisher of each batch stand."""
+        names = [at.topics + at.publishers for at in self._ats]
+        lengths = self.narrow("name_bytes_at", names)
+        data = pa.py_buffer(self.column("names_at", [at.names_bytes for at in self._ats]))
+        table = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(_stops(lengths)), data])
+        bases = np.cumsum([0, *names[:-1]], dtype=np.int32)
+        topics = self.narrow("topic_at", self.batches)
+        topics += np.repeat(bases, self.batches)
+        publishers = self.narrow("publisher_at", self.batches)
+        publishers += np.repeat(bases + np.array([at.topics for at in self._ats], np.int32), self.batches)
+        return table, topics, publishers
 
-def _data(blocks: Sequence[Block]) -> pa.Buffer:
-    """The bodies of all messages, one behind the other."""
-    if len(blocks) == 1:
-        (body, at), *_ = blocks
-        return pa.py_buffer(body).slice(at.bodies_at, at.bodies_bytes)
-    return pa.py_buffer(
-        b"".join([memoryview(body)[at.bodies_at : at.bodies_at + at.bodies_bytes] for body, at in blocks])
-    )
-
-
-def _names(blocks: Sequence[Block], batches: Sequence[int]) -> tuple[Any, _Numbers, _Numbers]:
-    """All names of all blocks, and where among them topic and publisher of each batch stand."""
-    names = [block.at.topics + block.at.publishers for block in blocks]
-    lengths = _narrow(blocks, names, "name_bytes_at")
-    data = _bytes(blocks, [block.at.names_bytes for block in blocks], "names_at", 1)
-    table = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(_stops(lengths)), pa.py_buffer(data)])
-    bases = np.cumsum([0, *names[:-1]], dtype=np.int32)
-    topics = _narrow(blocks, batches, "topic_at")
-    topics += np.repeat(bases, batches)
-    publishers = _narrow(blocks, batches, "publisher_at")
-    publishers += np.repeat(bases + np.array([block.at.topics for block in blocks], np.int32), batches)
-    return table, topics, publishers
+    def bodies(self) -> pa.Buffer:
+        """Of all messages, one behind the other; of a lone block without a copy."""
+        return pa.py_buffer(self.column("bodies_at", [at.bodies_bytes for at in self._ats]))
 
 
 def _stops(lengths: _Numbers) -> _Numbers:

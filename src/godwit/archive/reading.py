@@ -7,7 +7,7 @@ to do with how long a read transaction lasts. A reading holds no connection: it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -21,11 +21,20 @@ from godwit.store.block import DamagedBlockError, Row, open_block
 from godwit.store.reader import LogReader
 
 CHUNK_BLOCKS: Final = 128
-CHUNK_BYTES: Final = 4 * MIB
-"""Of blocks, read at once: as Arrow they are longer, and a piece is at most PIECE_BYTES."""
-PIECE_BYTES: Final = 8 * MIB
-LEAN_BYTES: Final = 1 * MIB
-"""The same for each of many streams."""
+
+
+class Sizes(NamedTuple):
+    """How much a stream takes at once."""
+
+    chunk_bytes: int
+    """Of blocks, read at once."""
+    piece_bytes: int
+    """As Arrow, made and sent at once: blocks are longer then. Only one long message makes a longer one."""
+
+
+FULL: Final = Sizes(4 * MIB, 8 * MIB)
+LEAN: Final = Sizes(1 * MIB, 2 * MIB)
+"""For each of many streams."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -76,19 +85,19 @@ class Reading:
         if lost := self._deleted(gone, self._end):
             self._check(lost, "retention has deleted them, or may have")
 
-    def next_piece(self, reader: LogReader, *, is_lean: bool = False) -> Piece | None:
+    def next_piece(self, reader: LogReader, sizes: Sizes = FULL) -> Piece | None:
         """The next one; None at the end. DataLossError if something is gone, unless the client passes that over."""
         while (piece := next(self._pieces, None)) is None:
             if self._position >= self._end:
                 return None
-            self._pieces = self._chunk(reader, LEAN_BYTES if is_lean else CHUNK_BYTES)
+            self._pieces = self._chunk(reader, sizes)
         return piece
 
-    def _chunk(self, reader: LogReader, max_bytes: int) -> Iterator[Piece]:
+    def _chunk(self, reader: LogReader, sizes: Sizes) -> Iterator[Piece]:
         """Reads at once, and gives the pieces of what it read as they are asked for."""
         start = self._position
         with reader.snapshot():
-            found = reader.rows(start, self._end, CHUNK_BLOCKS, max_bytes, self._wanted)
+            found = reader.rows(start, self._end, CHUNK_BLOCKS, sizes.chunk_bytes, self._wanted)
             gone = gone_below(reader.first_offset(), reader.marks(), self._request.filters)
         stop = min(found.next_offset, self._end)
         damaged = [(max(begin, start), min(end, stop)) for begin, end in found.damaged]
@@ -102,7 +111,7 @@ class Reading:
         self._check(joined(damaged), "their block in the log's file is damaged")
         self._check(deleted, "retention has deleted them, or may have, while they were read")
         self._position = stop
-        return self._made(blocks, start, stop, joined([*damaged, *deleted]), 2 * max_bytes)
+        return self._made(blocks, start, stop, joined([*damaged, *deleted]), sizes.piece_bytes)
 
     def _made(self, blocks: list[Block], start: int, stop: int, lost: Ranges, max_bytes: int) -> Iterator[Piece]:
         choice = None if self._chosen.is_everything else self._chosen.among

@@ -23,7 +23,7 @@ from godwit.archive.columns import schema_of
 from godwit.archive.gate import BusyError, Gate
 from godwit.archive.losses import DataLossError
 from godwit.archive.readers import Readers
-from godwit.archive.reading import Piece, Reading
+from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import BadRequestError, ReadRequest, read_request, stage_request
 from godwit.archive.stages import MAX_STAGE_BYTES, Stage, Stages, StagesFullError
 from godwit.archive.staging import check_schema, staged_entries
@@ -125,16 +125,16 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             yield reading.schema
             coming: Future[Piece | None] | None = None
             while True:
-                is_lean = self._streams.inside > FULL_STREAMS
+                sizes = FULL if self._streams.inside <= FULL_STREAMS else LEAN
                 with _told():
-                    piece = (coming or self._begin(reading, is_lean)).result()
+                    piece = (coming or self._begin(reading, sizes)).result()
                 if piece is None:
                     return
-                coming = None if is_lean else self._begin(reading, is_lean)
+                coming = self._begin(reading, sizes) if sizes is FULL else None
                 yield piece.batch, pa.py_buffer(piece.metadata)
 
-    def _begin(self, reading: Reading, is_lean: bool) -> Future[Piece | None]:
-        return self._readers.start(lambda reader: reading.next_piece(reader, is_lean=is_lean))
+    def _begin(self, reading: Reading, sizes: Sizes) -> Future[Piece | None]:
+        return self._readers.start(lambda reader: reading.next_piece(reader, sizes))
 
     # -- staged writes ------------------------------------------------------------------------------------------------
 

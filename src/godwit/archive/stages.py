@@ -86,8 +86,11 @@ class Stages:
                     f"batch {request.batch} of {shown(request.query)} has {total_bytes} bytes: a commit takes at most "
                     f"{MAX_COMMIT_BYTES}; make smaller batches"
                 )
-            for name in names:
-                os.utime(self._folder / name)  # it does not expire while the broker reads it
+            try:
+                for name in names:
+                    os.utime(self._folder / name)  # it does not expire while the broker reads it
+            except FileNotFoundError:  # somebody else has removed it
+                return None
         return names
 
     def abort(self, request: AbortRequest) -> int:

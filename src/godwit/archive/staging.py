@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from godwit.archive.columns import MAX_TIME_US
 from godwit.archive.requests import BadRequestError
 from godwit.broker.topics import RESERVED, check_topic, shown
 from godwit.errors import BadTopicError
@@ -28,8 +29,6 @@ BATCH_BYTES: Final = 64 * KIB
 """A batch is cut here, as a publisher cuts it; one longer message makes a longer batch."""
 LENGTH_BYTES: Final = 4
 """What each message has in a batch beside its payload."""
-MAX_TIME_US: Final = 253_402_300_799_999_999
-"""The end of the year 9999, where Python's and Spark's times end."""
 DELTA_BITS: Final = 32
 
 Integers: TypeAlias = "npt.NDArray[np.int64]"

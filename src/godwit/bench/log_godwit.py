@@ -14,7 +14,7 @@ from godwit.bench.stage import HOST, Stage, hear
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.connect import connect
-from godwit.net.loop import collect_garbage_rarely
+from godwit.net.loop import collect_garbage_rarely, switch_threads_quickly
 from godwit.net.loop import run as run_loop
 from godwit.net.serve import Service
 from godwit.server.configuration import Configuration
@@ -44,7 +44,8 @@ def _serve(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -
 
 
 async def _serve_for_ever(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -> None:
-    collect_garbage_rarely()  # as `godwit broker` does
+    collect_garbage_rarely()  # both as `godwit broker` does
+    switch_threads_quickly()
     configuration = Configuration(
         listen=[f"{HOST}:0"], data=Path(data), archive=ArchiveSection(is_on=with_archive, listen=f"{HOST}:0")
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from godwit.broker.identities import Key, Progress
     from godwit.broker.session import Session
 
-SAVED_AT_ONCE: Final = 2000
+SAVED_AT_ONCE: Final = 1000
 """Of what is saved now and then: so that no append becomes long by it."""
 
 T = TypeVar("T")

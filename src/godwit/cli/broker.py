@@ -81,6 +81,7 @@ def broker(
     notices = NoticeWriter(sys.stdout, "json" if log_format == "json" else "text")
     try:
         loop.collect_garbage_rarely()
+        loop.switch_threads_quickly()
         loop.run(serve(configuration, notices=notices, load=None if config is None else load))
     finally:
         notices.close()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from godwit.broker.effects import Losing, Notice
+from godwit.errors import LogInUseError
 from godwit.net.log_writer import Chore
 from godwit.net.threaded_log import ThreadedLog
 from godwit.store.folder import DataFolder
@@ -18,6 +20,8 @@ from godwit.store.sqlite import SqliteStore
 
 LOG_ID_BYTES: Final = 16
 RESET_KEY_BYTES: Final = 32
+LOCK_TRIES: Final = 3
+LOCK_PAUSE_S: Final = 0.02
 _LOOK_S: Final = 0.002
 
 
@@ -34,7 +38,7 @@ class DurableLog:
         tell: Callable[[Notice], None],
     ) -> None:
         self.folder = DataFolder(path)
-        self.folder.open()
+        _open(self.folder)
         try:
             self.reset_key = self.folder.reset_key(os.urandom(RESET_KEY_BYTES))
             log_path = self.folder.log_path
@@ -65,6 +69,18 @@ class DurableLog:
 
     def _retaining(self, rules: Sequence[Rule]) -> Chore | None:
         return _Retaining(self._store, rules) if rules else None
+
+
+def _open(folder: DataFolder) -> None:
+    """A command that asks whether a broker works in the folder holds its lock for a moment: that is none."""
+    for _ in range(LOCK_TRIES - 1):
+        try:
+            folder.open()
+        except LogInUseError:
+            time.sleep(LOCK_PAUSE_S)
+        else:
+            return
+    folder.open()
 
 
 class _Retaining:

@@ -112,8 +112,9 @@ class LogWriter:
         self._refusal = ""
         """Why nothing is written any more."""
         self.commits = 0
-        self.trimming = threading.Lock()
-        """Held while something is deleted, until that is among the answers."""
+        self.has_told_all = threading.Event()
+        """Unless something was deleted, or is about to be, that is not among the answers yet."""
+        self.has_told_all.set()
         self._thread = threading.Thread(target=self._run, name="godwit-log-writer", daemon=True)
 
     def start(self) -> None:
@@ -241,16 +242,19 @@ class LogWriter:
             self._checkpoint(truncate=False)
 
     def _step(self, retain: Chore, now: float) -> None:
-        with self.trimming:
-            try:
-                lost = retain(self._clock_us())
-            except Exception as error:  # as for an append: what is wrong is told, and tried again
-                self._note(f"old messages could not be deleted: {text_of(error)}", error)
-                lost = None
-            if lost:
-                self._answer(list(lost))
+        self.has_told_all.clear()
+        try:
+            lost = retain(self._clock_us())
+        except Exception as error:  # as for an append: what is wrong is told, and tried again
+            self._note(f"old messages could not be deleted: {text_of(error)}", error)
+            lost = None
+        if lost:
+            self._answer(list(lost))
+        self.has_told_all.set()
         if lost is None:
             self._retain_at = now + CHORES_S
+        else:
+            self._written_bytes += COMMIT_PAGES_BYTES
 
     def _checkpoint(self, *, truncate: bool) -> None:
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+SWITCH_INTERVAL_S: Final = 0.0005
 T = TypeVar("T")
 
 
@@ -17,6 +19,15 @@ def collect_garbage_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+def switch_threads_quickly() -> None:
+    """For a process whose event loop and log share Python's lock: a commit needs it several times.
+
+    By default a thread that waits for it lets the other one work on for 5 ms each time. With this, beside an event loop
+    that was always busy, half as many commits more were done in a second, and the loop did as much as before.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -216,8 +216,9 @@ class _Reader:
 
     def _try(self, question: Question) -> None:
         try:
-            with self._log.writer.trimming:  # what was deleted before this is told before it
-                self._log.on_found(self._look_up(question))
+            answer = self._look_up(question)
+            self._log.writer.has_told_all.wait()  # what is missing in it because it was deleted is told before it
+            self._log.on_found(answer)
         except Exception as error:  # whatever it is, the subscriptions must go on once it is over
             if not self._is_failing:
                 self._is_failing = True

@@ -96,7 +96,10 @@ class Found:
 
 @dataclass(slots=True)
 class RestartChecker:
-    """Feed: attempted, succeeded or failed; trimming, trimmed or not; rotted; commit_answered, cursor_dropped; reopened."""
+    """Feed: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped.
+
+    Then: reopened, check_retained.
+    """
 
     log: LogChecker
     reopenings: int = 0

@@ -52,9 +52,10 @@ class Compacted(msgspec.Struct, frozen=True):
 
 def backup(path: Path, out: Path, progress: Progress) -> Copied:
     """Copy a log to a file that is not there yet. A broker may go on writing it."""
-    LogReader.open(path).close()  # it is a log, of a version that we know
+    reader = LogReader.open(path)  # it is a log, of a version that we know
+    reader.close()
     with telling(path, "copied"), drafting(out, like=path) as draft:
-        return _Copy(path, draft, progress).run()
+        return _Copy(path, draft, progress, is_immutable=reader.is_immutable).run()
 
 
 def compact(path: Path, progress: Progress) -> Compacted:
@@ -99,11 +100,11 @@ def _check_alone(path: Path) -> None:
 class _Copy:
     """From a log into an empty file."""
 
-    def __init__(self, path: Path, draft: Path, progress: Progress) -> None:
+    def __init__(self, path: Path, draft: Path, progress: Progress, *, is_immutable: bool = False) -> None:
         self._progress = progress
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
         self._connection = connect(draft, flags, None)
-        self._source = f"{path.absolute().as_uri()}?mode=ro"
+        self._source = f"{path.absolute().as_uri()}?{'immutable=1' if is_immutable else 'mode=ro'}"
         self._next_offset = 0
         self._copied_bytes = 0
         self._total_bytes = 0

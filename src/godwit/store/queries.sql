@@ -20,8 +20,8 @@ SELECT value FROM meta WHERE key = 'end_offset';
 INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: select_block_at
--- The block that holds an offset, or else the last one before it. As in all of these, the body is asked for by itself,
--- and the topics only by who needs them: both may be on pages of their own, which are not touched then.
+-- The block that holds an offset, or else the last one before it. As in all of these, the body is read by itself
+-- (blob_open), and the topics only by who needs them: both may be on pages of their own, which are not touched then.
 SELECT first_offset, end_offset, received_us, until_us, seal, x'', length(body) FROM blocks
 WHERE first_offset <= ? ORDER BY first_offset DESC LIMIT 1;
 
@@ -38,9 +38,6 @@ WHERE first_offset >= ? AND first_offset < ? ORDER BY first_offset;
 
 -- name: select_next_block
 SELECT first_offset FROM blocks WHERE first_offset >= ? ORDER BY first_offset LIMIT 1;
-
--- name: select_body
-SELECT body FROM blocks WHERE first_offset = ?;
 
 -- name: select_disorder
 -- A block that stands before one with a lower offset: its page is damaged.

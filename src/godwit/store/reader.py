@@ -20,6 +20,9 @@ from godwit.wire.changes import TopicKept
 class LogReader:
     """A connection that cannot write. Each call sees what is committed when it is made, and leaves nothing open."""
 
+    is_immutable = False
+    """Whether it stands where nothing can be written, and so does not change."""
+
     def __init__(self, path: Path, connection: apsw.Connection) -> None:
         """Use `open`."""
         self.path = path
@@ -44,7 +47,14 @@ class LogReader:
                     raise
             # SQLite wants to put files beside it, which cannot be here: a backup on a disk that is mounted read-only.
             uri = f"{path.absolute().as_uri()}?immutable=1"
-            return cls(path, connect(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, None))
+            reader = cls(path, connect(uri, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI, None))
+            reader.is_immutable = True
+            return reader
+
+    @property
+    def connection(self) -> apsw.Connection:
+        """For verify, which has questions of its own."""
+        return self._connection
 
     def first_offset(self) -> int:
         with telling(self.path, "read"):

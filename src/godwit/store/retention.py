@@ -25,12 +25,15 @@ import msgspec
 from godwit.limits import MIB
 from godwit.store.block import (
     DamagedBlockError,
+    Row,
     TopicShare,
     decode_block,
     decode_topics,
     encode_block,
     encode_topics,
+    is_row_sealed,
     make_row,
+    row_of,
 )
 from godwit.store.connection import telling, transaction
 from godwit.store.kept import marks_of, set_mark
@@ -80,13 +83,12 @@ class Trimmed(msgspec.Struct, frozen=True):
 
 
 class _Span(msgspec.Struct, frozen=True, gc=False):
-    """A block without its body."""
+    """A block, and what of it belongs to somebody: to all, or to a rule."""
 
-    first_offset: int
-    end_offset: int
-    until_us: int
+    row: Row
+    """Its body may be left out."""
     shares: list[TopicShare]
-    size_bytes: int
+    body_bytes: int
 
     @property
     def payload_bytes(self) -> int:
@@ -94,7 +96,7 @@ class _Span(msgspec.Struct, frozen=True, gc=False):
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
         for share in self.shares:
-            yield self.first_offset, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
+            yield self.row.first_offset, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
 
 
 class Retention:
@@ -153,7 +155,7 @@ class Retention:
         first_before = self._store.first_offset
         with transaction(self._connection):
             parts = [self._remove(index, span) for span in due]
-            marks = self._raise_marks(index, due[-1].end_offset)
+            marks = self._raise_marks(index, due[-1].row.end_offset)
         self._cursors[index] = cursor
         return self._told(self._keys[index], marks, parts, first_before)
 
@@ -168,20 +170,20 @@ class Retention:
         newest = self._newest()
         spans, is_all = self._spans(cursor)
         for span in spans:
-            is_old = span.until_us + age_us <= now_us
-            if not is_old and (excess_bytes <= 0 or span.first_offset == newest):
-                self._due_us[index] = span.until_us + age_us
+            is_old = span.row.until_us + age_us <= now_us
+            if not is_old and (excess_bytes <= 0 or span.row.first_offset == newest):
+                self._due_us[index] = span.row.until_us + age_us
                 return due, cursor
             if mine := self._part(index, span):
                 if mine is span:
-                    deleted_bytes += span.size_bytes
+                    deleted_bytes += span.body_bytes
                 else:
-                    rewritten_bytes += span.size_bytes
+                    rewritten_bytes += span.body_bytes
                 if due and (deleted_bytes > STEP_DELETED_BYTES or rewritten_bytes > STEP_REWRITTEN_BYTES):
                     return due, cursor
                 due.append(span)
                 excess_bytes -= mine.payload_bytes
-            cursor = span.end_offset
+            cursor = span.row.end_offset
         if is_all:
             self._due_us[index] = now_us + age_us  # what comes from now on is not due before
         return due, cursor
@@ -200,16 +202,17 @@ class Retention:
         """Take a rule's topics out of a block, within the caller's transaction; what left."""
         mine = self._part(index, span) or span
         if mine is span:
-            self._connection.execute(_SQL["delete_block"], (span.first_offset,))
+            self._connection.execute(_SQL["delete_block"], (span.row.first_offset,))
             return mine
         names = {share.name for share in mine.shares}
-        ((received_us, body),) = self._connection.execute(_SQL["select_body"], (span.first_offset,))
+        old = span.row
+        body = self._body(old.first_offset)
         try:
-            row = encode_block([(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names])
+            new = encode_block([(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names])
         except DamagedBlockError:  # it stays, so that its loss is told, until the last of its topics is due
             others = encode_topics([share for share in span.shares if share.name not in names])
-            row = make_row(span.first_offset, span.end_offset, received_us, span.until_us, others, body)
-        self._connection.execute(_SQL["replace_block"], (*msgspec.structs.astuple(row), span.first_offset))
+            new = make_row(old.first_offset, old.end_offset, old.received_us, old.until_us, others, body)
+        self._connection.execute(_SQL["replace_block"], (*msgspec.structs.astuple(new), old.first_offset))
         return mine
 
     # -- the broker-wide size -----------------------------------------------------------------------------------------
@@ -225,15 +228,15 @@ class Retention:
         newest = self._newest()
         with transaction(self._connection):
             for span in self._spans(0)[0]:
-                if span.first_offset == newest:
+                if span.row.first_offset == newest:
                     break
-                self._connection.execute(_SQL["delete_block"], (span.first_offset,))
+                self._connection.execute(_SQL["delete_block"], (span.row.first_offset,))
                 parts.append(span)
-                if sum(part.size_bytes for part in parts) >= STEP_DELETED_BYTES or self._used_bytes() <= max_bytes:
+                if sum(part.body_bytes for part in parts) >= STEP_DELETED_BYTES or self._used_bytes() <= max_bytes:
                     break
             if not parts:
                 return None
-            marks = self._raise_marks(None, parts[-1].end_offset)
+            marks = self._raise_marks(None, parts[-1].row.end_offset)
         return self._told(BROKER_WIDE, marks, parts, first_before)
 
     # -- marks --------------------------------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ class Retention:
     def _told(self, key: str, marks: dict[str, int], parts: list[_Span], first_before: int) -> list[Trimmed]:
         """What left, with the mark of the rule; the other marks; and where the log begins, if that has moved."""
         for part in parts:
-            if part.first_offset < self._counted_to:
+            if part.row.first_offset < self._counted_to:
                 for share in part.shares:
                     self._held_bytes[self._owner(share.name)] -= share.payload_bytes
         told = [Trimmed(key, marks[key], [entry for part in parts for entry in part.entries()])]
@@ -279,16 +282,34 @@ class Retention:
         rows: list[tuple[Any, ...]] = self._connection.execute(_SQL["select_spans"], (offset, STEP_BLOCKS)).fetchall()
         spans: list[_Span] = []
         shares_left = STEP_SHARES
-        for first_offset, end_offset, until_us, topics, size_bytes in rows:
-            try:
-                shares = decode_topics(topics)
-            except DamagedBlockError:
-                shares = []
-            spans.append(_Span(first_offset, end_offset, until_us, shares, size_bytes))
-            shares_left -= len(shares)
+        for first_offset, end_offset, received_us, until_us, seal, topics, body_bytes in rows:
+            row = Row(first_offset, end_offset, received_us, until_us, seal, topics, b"")
+            row = self._believed(row, spans)
+            spans.append(_Span(row, decode_topics(row.topics), body_bytes))
+            shares_left -= len(spans[-1].shares)
             if shares_left <= 0:
                 break
         return spans, len(spans) == len(rows) < STEP_BLOCKS
+
+    def _believed(self, row: Row, before: Sequence[_Span]) -> Row:
+        """A row that is not what was written must not delete what is intact: then its block says what it is.
+
+        A row of which nothing can be believed goes with the block before it.
+        """
+        if is_row_sealed(row):
+            return row
+        try:
+            found = row_of(self._body(row.first_offset))
+            if found.first_offset == row.first_offset:
+                return found
+        except DamagedBlockError:
+            pass
+        until_us = before[-1].row.until_us if before else 0
+        return make_row(row.first_offset, row.first_offset + 1, until_us, until_us, encode_topics([]), b"")
+
+    def _body(self, first_offset: int) -> bytes:
+        body = self._connection.execute(_SQL["select_body"], (first_offset,)).get
+        return body if isinstance(body, bytes) else b""
 
     def _newest(self) -> int | None:
         newest: int | None = self._connection.execute(_SQL["select_newest"]).get
@@ -311,7 +332,7 @@ class Retention:
         for span in spans:
             for share in span.shares:
                 self._held_bytes[self._owner(share.name)] += share.payload_bytes
-            self._counted_to = span.end_offset
+            self._counted_to = span.row.end_offset
         return is_all
 
     def _excess_bytes(self, index: int) -> int:

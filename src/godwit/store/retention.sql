@@ -2,11 +2,11 @@
 
 -- name: select_spans
 -- Small columns and the body's length only: neither touches the pages of a body.
-SELECT first_offset, end_offset, until_us, topics, length(body) FROM blocks
+SELECT first_offset, end_offset, received_us, until_us, seal, topics, length(body) FROM blocks
 WHERE first_offset >= ? ORDER BY first_offset LIMIT ?;
 
 -- name: select_body
-SELECT received_us, body FROM blocks WHERE first_offset = ?;
+SELECT body FROM blocks WHERE first_offset = ?;
 
 -- name: delete_block
 DELETE FROM blocks WHERE first_offset = ?;

@@ -20,10 +20,10 @@ from godwit.store.block import (
     MAGIC,
     DamagedBlockError,
     Row,
+    are_numbers_sealed,
     claimed_bytes,
     decode_block,
     encode_block,
-    is_row_sealed,
     row_of,
 )
 from godwit.store.btree import (
@@ -230,5 +230,5 @@ def _range_of(cell: Cell) -> tuple[int, int] | None:
     match values:
         case [_, int(end_offset), int(received_us), int(until_us), int(seal), bytes(topics), bytes(body)]:
             row = Row(cell.rowid, end_offset, received_us, until_us, seal, topics, body)
-            return (row.first_offset, row.end_offset) if is_row_sealed(row) else None
+            return (row.first_offset, row.end_offset) if are_numbers_sealed(row) else None
     return None

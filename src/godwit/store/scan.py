@@ -292,12 +292,13 @@ class Scanner:
         return entries
 
     def _body(self, first_offset: int) -> bytes | None:
-        """None if its pages cannot be read."""
+        """None if its pages cannot be read. Not by a statement, which would copy it once more."""
         try:
-            body = self._value("select_body", first_offset)
-        except apsw.CorruptError:
+            with self._connection.blob_open("main", "blocks", "body", first_offset, False) as blob:
+                body = blob.read()
+        except (apsw.CorruptError, apsw.SQLError):  # the latter: there is no such row, or something else in its place
             return None
-        return body if isinstance(body, bytes) else None
+        return body
 
     def _value(self, query: str, *bindings: int) -> Any:
         return self._connection.execute(QUERIES[query], bindings).get

@@ -15,7 +15,7 @@ import msgspec
 
 from godwit.limits import MIB
 from godwit.store.block import DamagedBlockError, open_block
-from godwit.store.connection import connect
+from godwit.store.connection import telling
 from godwit.store.draft import Progress
 from godwit.store.folder import is_in_use
 from godwit.store.kept import DamagedRowError, load_state
@@ -71,9 +71,10 @@ def verify(path: Path, progress: Progress) -> Verdict:
                     damaged.append((row.first_offset, row.end_offset))
             offset = piece.next_offset
             progress(min(read_bytes, size_bytes), size_bytes)
+        with telling(path, "checked"):
+            problems = _problems(reader.connection, is_alone=not is_in_use(path.parent))
     finally:
         reader.close()
-    problems = _problems(path, is_alone=not is_in_use(path.parent))
     progress(size_bytes, size_bytes)
     return Verdict(reader.log_id, first_offset, next_offset, blocks, messages, size_bytes, _joined(damaged), problems)
 
@@ -89,20 +90,16 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _problems(path: Path, *, is_alone: bool) -> list[str]:
-    connection = connect(path, apsw.SQLITE_OPEN_READONLY, None)
+def _problems(connection: apsw.Connection, *, is_alone: bool) -> list[str]:
+    found: list[str] = []
+    connection.set_progress_handler(lambda: False, _PROGRESS_STEPS)  # lets Python look for signals
     try:
-        connection.set_progress_handler(lambda: False, _PROGRESS_STEPS)  # lets Python look for signals
-        found: list[str] = []
-        try:
-            for check in _checks(connection, is_alone):
-                found += [str(problem) for (problem,) in connection.execute(check) if problem != "ok"]
-            load_state(connection)
-        except (apsw.CorruptError, DamagedRowError) as error:
-            found.append(str(error))
-        return found[:MAX_PROBLEMS]
-    finally:
-        connection.close()
+        for check in _checks(connection, is_alone):
+            found += [str(problem) for (problem,) in connection.execute(check) if problem != "ok"]
+        load_state(connection)
+    except (apsw.CorruptError, DamagedRowError) as error:
+        found.append(str(error))
+    return found[:MAX_PROBLEMS]
 
 
 def _checks(connection: apsw.Connection, is_alone: bool) -> Iterator[str]:

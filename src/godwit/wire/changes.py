@@ -13,7 +13,7 @@ import msgspec
 from godwit.wire.control import Will
 
 
-class TopicKept(msgspec.Struct, frozen=True):
+class TopicKept(msgspec.Struct, frozen=True, gc=False):
     """A topic is there; how much has been published to it."""
 
     name: str
@@ -22,7 +22,7 @@ class TopicKept(msgspec.Struct, frozen=True):
     last_us: int = 0
 
 
-class RetainedKept(msgspec.Struct, frozen=True):
+class RetainedKept(msgspec.Struct, frozen=True, gc=False):
     """The retained message of a topic; without a payload there is none any more."""
 
     topic: str
@@ -34,7 +34,7 @@ class RetainedKept(msgspec.Struct, frozen=True):
     offset: int = 0
 
 
-class SessionKept(msgspec.Struct, frozen=True):
+class SessionKept(msgspec.Struct, frozen=True, gc=False):
     """A client by its name."""
 
     name: str
@@ -46,13 +46,13 @@ class SessionKept(msgspec.Struct, frozen=True):
     will: Will | None = None
 
 
-class SessionGone(msgspec.Struct, frozen=True):
+class SessionGone(msgspec.Struct, frozen=True, gc=False):
     """It is forgotten, with all its subscriptions."""
 
     name: str
 
 
-class FeedKept(msgspec.Struct, frozen=True):
+class FeedKept(msgspec.Struct, frozen=True, gc=False):
     """How far a subscription has come. Its key: session, filters and cursor."""
 
     session: str
@@ -63,13 +63,13 @@ class FeedKept(msgspec.Struct, frozen=True):
     """Messages that it missed and has not been told of."""
 
 
-class FeedGone(msgspec.Struct, frozen=True):
+class FeedGone(msgspec.Struct, frozen=True, gc=False):
     session: str
     filters: tuple[str, ...]
     cursor: str | None
 
 
-class IdentityKept(msgspec.Struct, frozen=True):
+class IdentityKept(msgspec.Struct, frozen=True, gc=False):
     """What is known of a publisher of QoS 2 on a topic. Its key: owner, publisher and topic."""
 
     owner: str
@@ -80,13 +80,13 @@ class IdentityKept(msgspec.Struct, frozen=True):
     last_us: int
 
 
-class IdentityGone(msgspec.Struct, frozen=True):
+class IdentityGone(msgspec.Struct, frozen=True, gc=False):
     owner: str
     publisher: str
     topic: str
 
 
-class QueryDone(msgspec.Struct, frozen=True):
+class QueryDone(msgspec.Struct, frozen=True, gc=False):
     """The batches of a query, staged in the archive, are in the log up to this one."""
 
     query: str

@@ -79,7 +79,7 @@ class Lives:
     def run(self, lives: int, troubles: Sequence[Trouble | None] = (None,)) -> None:
         """Each life ends after some writes and syncs, wherever that is."""
         for _ in range(lives):
-            self.disk.die_in(self._rng.randrange(30))
+            self.disk.die_in(self._rng.choice((None, None, self._rng.randrange(80))))
             try:
                 watched = self.open()
                 self.disk.die_in(self._rng.randrange(300))

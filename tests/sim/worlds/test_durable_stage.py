@@ -101,7 +101,7 @@ def test_what_rots_is_damaged_and_told() -> None:
     watched = lives.open()
     lives.append(watched)
     lives.end()
-    (offset,) = [one for one in range(20) if lives.disk.rot(PATH, payload_at(lives, one))][:1]
+    offset = next(one for one in range(20) if lives.disk.rot(PATH, payload_at(lives, one)))
     with pytest.raises(ViolationError, match="nobody has spoiled them"):
         lives.open()
     lives.end()

@@ -70,7 +70,7 @@ def draw_durable_plan(seed: int) -> DurablePlan:
     end_s = broker.faults_end_s
     clients = tuple(_without_live_retained(client) for client in broker.clients)
     return DurablePlan(
-        broker=replace(broker, clients=(*clients, _auditor(end_s)), hostile=None),
+        broker=replace(broker, clients=(*clients, auditor(end_s)), hostile=None),
         deaths=_draw_deaths(rng, end_s),
         disk_faults=_draw_disk_faults(rng, end_s),
         checkpoints=rng.choice((0.0, 0.05, 0.3)),
@@ -105,7 +105,8 @@ def _draw_disk_faults(rng: Random, end_s: float) -> tuple[DiskFault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
-def _auditor(at_s: float) -> ClientPlan:
+def auditor(at_s: float) -> ClientPlan:
+    """Comes at that time, and reads everything."""
     return ClientPlan(
         start_s=at_s,
         name=AUDITOR,

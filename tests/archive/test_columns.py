@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.archive import logs
 
 from godwit.archive import columns
-from godwit.archive.columns import COLUMNS, LOG_ID, ROW_BYTES, SMALL_BLOCK_BYTES, Block, Rows, schema_of
+from godwit.archive.columns import COLUMNS, LOG_ID, ROW_BYTES, SHORT_BYTES, Block, Rows, schema_of
 from godwit.errors import LogDamagedError
 from godwit.store.block import Row, decode_block, encode_block, encode_blocks, open_block
 from godwit.wire.entry import Entry
@@ -29,9 +29,9 @@ def whole(rows: Rows) -> pa.RecordBatch:
     return batch
 
 
-@given(logs.blocks(), st.sampled_from([0, 500, SMALL_BLOCK_BYTES]))
-def test_the_same_as_message_by_message(found: list[tuple[Row, list[tuple[int, Entry]]]], small_bytes: int) -> None:
-    with patch.object(columns, "SMALL_BLOCK_BYTES", small_bytes):
+@given(logs.blocks(), st.sampled_from([0, 20, SHORT_BYTES]))
+def test_the_same_as_message_by_message(found: list[tuple[Row, list[tuple[int, Entry]]]], short_bytes: int) -> None:
+    with patch.object(columns, "SHORT_BYTES", short_bytes):
         check_blocks(found)
 
 

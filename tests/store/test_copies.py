@@ -126,7 +126,6 @@ def test_a_log_on_a_disk_that_cannot_be_written(
     store.close()
     monkeypatch.setattr(LogReader, "is_immutable", True)
     backup(store.path, tmp_path / "copy", quiet)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "log.sqlite"]  # nothing was put beside it
     assert read(tmp_path / "copy") == expected
 
 

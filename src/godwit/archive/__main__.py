@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from godwit.archive.actions import Actions
+from godwit.archive.memory import keep_freed_memory
 from godwit.archive.pipe import BrokerPipe
 from godwit.archive.readers import Readers
 from godwit.archive.server import ArchiveServer
@@ -38,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the broker, whose end is ours
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+    keep_freed_memory()
     ended = threading.Event()
     pipe = BrokerPipe(sys.stdin.fileno(), broker_fd, ended.set)
     try:

@@ -28,7 +28,8 @@ LOG_ID: Final = b"godwit.log_id"
 """In the metadata of the schema, in hexadecimal digits."""
 MAX_TIME_US: Final = 253_402_300_799_999_999
 """The end of the year 9999, where the times of Python and Spark end: a publisher's clock may be anywhere."""
-SMALL_BLOCK_BYTES: Final = 64 * KIB
+SHORT_BYTES: Final = 2 * KIB
+"""A piece of a block that is shorter is copied sooner than looked at through a memoryview."""
 ROW_BYTES: Final = 40
 """What a row takes beside its payload and its names."""
 
@@ -209,17 +210,18 @@ class _Joined:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._ats = [at for _, at in blocks]
-        # A slice of a small block is soonest copied; of a large one it must not be.
-        self._sources = [body if len(body) < SMALL_BLOCK_BYTES else memoryview(body) for body, _ in blocks]
+        self._bodies = [body for body, _ in blocks]
+        self._views = [memoryview(body) for body in self._bodies]
         self.batches = [at.batches for at in self._ats]
         self.messages = [at.messages for at in self._ats]
 
     def column(self, name: str, counts: Sequence[int], width: int = 1) -> bytes | memoryview:
         """As it stands in the blocks."""
         begins = map(attrgetter(name), self._ats)
+        is_short = sum(counts) * width <= SHORT_BYTES * len(counts)
+        sources: Sequence[bytes | memoryview] = self._bodies if is_short else self._views
         parts = [
-            source[begin : begin + count * width]
-            for source, begin, count in zip(self._sources, begins, counts, strict=True)
+            source[begin : begin + count * width] for source, begin, count in zip(sources, begins, counts, strict=True)
         ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -243,7 +245,7 @@ class _Joined:
             return None
         parts = [
             np.frombuffer(source, ">u4", at.messages, at.delta_at) if at.has_deltas else np.zeros(at.messages, ">u4")
-            for source, at in zip(self._sources, self._ats, strict=True)
+            for source, at in zip(self._bodies, self._ats, strict=True)
         ]
         return np.concatenate(parts).astype(np.int64)
 

@@ -44,8 +44,6 @@ from godwit.wire.entry import Entry
 from godwit.wire.filters import matches
 from godwit.wire.marks import BROKER_WIDE, rule_covers
 
-RETENTION_PERIOD_S: Final = 0.25
-"""How long to leave it alone when nothing was due."""
 STEP_DELETED_BYTES: Final = 8 * MIB
 """A step deletes no more: it has to look at every page that it frees."""
 STEP_REWRITTEN_BYTES: Final = 1 * MIB

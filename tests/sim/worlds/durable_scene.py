@@ -98,7 +98,7 @@ class Lives:
     def open(self) -> WatchedDurableStore:
         self.disk.trouble = None
         if self.disk.has_forgotten:
-            self.disk.die_in(None)  # see there
+            self.disk.die_in(None)  # not now: see there
         store = self._opener(self.disk, self._rng.randbytes(16), self.books.now_us)
         self.disk.may_die()
         self._watched = WatchedDurableStore(store, self.disk, self.books, self._plan, self._rng)

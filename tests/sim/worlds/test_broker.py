@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, client, messages, run
 
+from godwit.broker import commits
 from godwit.broker.admission import Admission
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Append, Confirm, Send
 from godwit.broker.identities import Identities
 from godwit.broker.lane import Lane
-from godwit.broker.publishing import Publishing
 from godwit.client.client import Client
 from godwit.client.subscription import Subscription
 from godwit.limits import KIB
@@ -206,12 +206,12 @@ def silent(say: Callable[..., int]) -> Callable[..., int]:
     return lambda lane, message, offset: 0 if isinstance(message, Gap) else say(lane, message, offset)
 
 
-def exaggerated(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are told too large."""
+def belittled(say: Callable[..., int]) -> Callable[..., int]:
+    """Gaps are told too small."""
 
     def wrong(lane: Lane, message: Any, offset: int) -> int:
         if isinstance(message, Gap):
-            message = msgspec.structs.replace(message, count=message.count + 1)
+            message = msgspec.structs.replace(message, count=message.count - 1)
         return say(lane, message, offset)
 
     return wrong
@@ -262,19 +262,19 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (PLAN, Publishing, "_keep", lambda _: nothing, "(retained|liveness): .*(never came|is retained)"),
+        (PLAN, commits, "retain", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(passed over|waits for offsets)"),
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
         (SLOW, Lane, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (SLOW, Lane, "say", exaggerated, "stream: .*told"),
+        (SLOW, Lane, "say", belittled, "stream: .*told"),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
         (PLAN, Client, "next_timer", lambda _: nothing, "timers: "),
     ],
 )
 def test_a_broken_part_is_caught(
-    plan: BrokerPlan, where: type, name: str, wrong: Any, text: str, monkeypatch: pytest.MonkeyPatch
+    plan: BrokerPlan, where: Any, name: str, wrong: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(where, name, wrong(getattr(where, name)))
     with pytest.raises(ViolationError, match=text):

@@ -42,6 +42,8 @@ class Desk:
     asked_s: float
     lowest: int
     """The end of the log when it was asked for."""
+    since_us: int | None = None
+    """It was asked for from this time on."""
     is_new: bool | None = None
     """Whether the broker begins it anew and sends what topics retain; None: perhaps."""
     takes: int = 0
@@ -146,7 +148,7 @@ class Reader:
         counts = plan.start != "time" and not any(map(stream.matches, books.unseen_topics))
         counts = counts and not books.is_storage_failing
         live = LiveChecker(books.roster, stream, counts=counts)
-        desk = Desk(plan, subscription, stream, live, network.now, books.log.next_offset)
+        desk = Desk(plan, subscription, stream, live, network.now, books.log.next_offset, since_us)
         books.streams.append(stream)
         self.desks.append(desk)
         self._expect(desk)
@@ -254,9 +256,13 @@ class Reader:
         if isinstance(event, told.Available):
             self._read_later(desk)
         elif isinstance(event, told.SubscriptionStarted):
-            # What is gone already when the broker looks is not missed by whoever asked for the past.
+            # What is gone already when the broker looks is not missed by whoever asked for the past. And while it was
+            # dead, nobody knew how long the log is.
+            log, lowest = self.books.log, desk.stream.start.lowest
+            if desk.since_us is not None:
+                lowest = max(lowest, log.since(desk.since_us))
             past = desk.plan.start in ("earliest", "time")
-            desk.stream.answered(max(desk.stream.start.lowest, self.books.log.gone_below) if past else None)
+            desk.stream.answered(max(lowest, log.gone_below) if past else None)
             desk.is_kept = self.books.sessions.settled(self._client.instance, self.books.network.now)
         elif isinstance(event, told.SubscriptionEnded):
             self._on_refused(desk, event)

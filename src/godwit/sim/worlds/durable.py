@@ -90,7 +90,7 @@ class DurableWorld(BrokerWorld):
     def _open(self) -> WatchedDurableStore | None:
         """Opens the log and looks what is in it; None if the machine dies over it, or the disk does not let it."""
         if self.disk.has_forgotten:
-            self.disk.die_in(None)
+            self.disk.die_in(None)  # not now: see there
         self._openings += 1
         rng = Random(f"{self.plan.seed} opening {self._openings}")
         watched: WatchedDurableStore | None = None

@@ -116,16 +116,16 @@ def _side_by_side(work: Sequence[tuple[str, int]], processes: int) -> Iterator[O
             # Only a few ahead: an interrupt then leaves nothing behind but the seeds that are running.
             running.update(pool.submit(run_seed, *item) for item in islice(left, 4 * processes - len(running)))
             if not running:
-                return
+                break
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
     except BaseException:
         for process in multiprocessing.active_children():
             process.kill()  # the interpreter would wait for them at its end, and a seed can take long
-        raise
-    finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()  # and wait: else the interpreter's end may meet the pool's
 
 
 @app.command("scenarios", epilog="Example: godwit sim scenarios loss two-connections")

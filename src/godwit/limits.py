@@ -35,7 +35,7 @@ RECORD_COST_BYTES: Final = 128
 """*protocol*: what a record costs of the credit beyond its length, so that a flood of empty ones is bounded too."""
 MAX_UNRELIABLE_BYTES: Final = BASE_DATAGRAM_BYTES - 40
 """*protocol*: an unreliable record fits a base datagram with all headers."""
-CHANNEL_WINDOW_BYTES: Final = 2 * MIB
+CHANNEL_WINDOW_BYTES: Final = 4 * MIB
 CONNECTION_WINDOW_BYTES: Final = 8 * MIB
 CONTROL_WINDOW_BYTES: Final = 256 * KIB
 """*protocol*: what may be under way and unacknowledged on channel 0, which has no credit."""

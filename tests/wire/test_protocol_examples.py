@@ -314,7 +314,9 @@ def test_a_real_server_says_what_the_session_says() -> None:
     (accept,) = VECTORS["session-4-accept"][1]["packet"]["frames"]
     random = {32: secret, 8: bytes.fromhex(accept["connection_id"]), 16: bytes.fromhex(accept["nonce"])}
     reset_key = to_bytes(VECTORS["reset-token"][1]["reset-token"]["reset_key"])
-    server = Endpoint(EndpointConfig(accepts=True, reset_key=reset_key), entropy=random.__getitem__)
+    window_bytes = accept["parameters"]["channel_window_bytes"]  # half of the default
+    config = EndpointConfig(accepts=True, reset_key=reset_key, channel_window_bytes=window_bytes)
+    server = Endpoint(config, entropy=random.__getitem__)
     now = VECTORS["cookie"][1]["cookie"]["time_s"] + 0.5
 
     def feed(datagram: bytes) -> None:

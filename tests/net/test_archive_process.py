@@ -161,7 +161,7 @@ def test_one_that_speaks_nonsense_is_ended(tmp_path: Path) -> None:
             pid = await world.pid()
             await world.until(lambda: bool(world.texts("warning")))
             assert "the archive does not speak as it should" in world.texts("warning")[0]
-            assert not is_running(pid)
+            await world.until(lambda: not is_running(pid))
 
     run(test)
 

@@ -24,5 +24,7 @@ if __name__ == "__main__":
         sys.exit("usage: python examples/receive_file.py FOLDER [HOST:PORT]")
     try:
         godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
+    except godwit.GodwitError as error:  # says what happened, and what to do
+        sys.exit(str(error))
     except KeyboardInterrupt:
         print("bye")

@@ -22,4 +22,7 @@ async def main(path: str, broker: str) -> None:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python examples/send_file.py FILE [HOST:PORT]")
-    godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
+    try:
+        godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
+    except godwit.GodwitError as error:  # says what happened, and what to do
+        sys.exit(str(error))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
+import struct
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,6 +17,7 @@ from tests.archive import logs
 from tests.archive.running import Appender, archive_of, log_in, process_in
 
 from godwit.archive.client import ArchiveClient
+from godwit.archive.memory import MAX_MEMORY_BYTES
 from godwit.limits import MIB
 from godwit.server.archive_pipe import LogLine
 
@@ -126,3 +130,55 @@ def test_memory_is_bounded_when_nobody_reads_on(tmp_path: Path) -> None:
 def resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def repeating(kind: pa.DataType, rows: int, payload: bytes) -> pa.Table:
+    """Rows that say the same payload over and over."""
+    if pa.types.is_dictionary(kind):
+        values = pa.array([payload], pa.binary())
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), values)
+    else:
+        view = struct.pack("<I4sII", len(payload), payload[:4], 0, 0)  # length, first bytes, buffer, place in it
+        buffers = [None, pa.py_buffer(view * rows), pa.py_buffer(payload)]
+        column = pa.Array.from_buffers(kind, rows, buffers)
+    return pa.table({"topic": ["a"] * rows, "payload": column})
+
+
+def put(client: flight.FlightClient, rows: pa.Table, options: flight.FlightCallOptions | None) -> None:
+    name = b'{"query": "q", "batch": 0, "partition": 0, "attempt": 0, "publisher": "p"}'
+    writer, _ = client.do_put(flight.FlightDescriptor.for_command(name), rows.schema, options)
+    with writer:
+        writer.write_table(rows)
+        writer.done_writing()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("how", ["dictionary", "view", "zstd"])
+def test_a_few_kilobytes_that_become_gigabytes_are_refused(tmp_path: Path, how: str) -> None:
+    """Seen from outside: the most memory that the process ever had."""
+    options = None
+    if how == "zstd":
+        rows = pa.table({"topic": ["a"], "payload": pa.array([bytes(900 * MIB)], pa.binary())})
+        options = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    else:
+        kind = pa.dictionary(pa.int8(), pa.binary()) if how == "dictionary" else pa.binary_view()
+        rows = repeating(kind, 65_536, bytes(16_000))
+    complaint = "memory" if how == "zstd" else "without a dictionary or views"
+    bound_bytes = 600 * MIB
+    with log_in(tmp_path), process_in(tmp_path) as process:
+        url = process.url()
+        own_bounds = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        assert own_bounds[0] == MAX_MEMORY_BYTES
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (bound_bytes, own_bounds[1]))  # a test has less to spare
+        with flight.connect(url) as client:
+            with pytest.raises(flight.FlightError, match=complaint):
+                put(client, rows, options)
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+            peak_kib = int(status.partition("VmHWM:")[2].split()[0])
+            print(f"{how}: at most {peak_kib} KiB")
+            assert peak_kib * 1024 < bound_bytes / 2
+        with ArchiveClient(url) as client:  # it goes on
+            assert client.info()["next_offset"] == 0
+            client.stage(
+                pa.table({"topic": ["a"], "payload": [b"x"]}), query="q", batch=0, partition=0, attempt=0, publisher="p"
+            )

@@ -43,7 +43,7 @@ class Stand:
     def stage(self, payload: bytes, *, batch: int = 1, partition: int = 0, attempt: int = 0) -> None:
         rows = pa.RecordBatch.from_pydict({"topic": ["a"], "payload": [payload]})
         with self.stages.begin(StageRequest("q", batch, partition, attempt, "p")) as stage:
-            stage.write(join_blocks([row.body for row in encode_blocks(staged_entries(rows, "p", logs.NOW_US), 0)]))
+            stage.write(join_blocks([row.body for row in encode_blocks(staged_entries([rows], "p", logs.NOW_US), 0)]))
             stage.finish()
 
     def commit(self, *parts: tuple[int, int], batch: int = 1) -> dict[str, Any]:
@@ -112,6 +112,15 @@ def test_a_commit_appends_in_the_order_of_partitions_and_is_done_once(stand: Sta
 def test_a_batch_without_rows_is_remembered(stand: Stand) -> None:
     assert stand.commit(batch=4)["count"] == 0
     assert stand.commit(batch=3)["was_known"] is True
+    assert stand.commit(batch=5)["was_known"] is False
+
+
+def test_a_batch_far_above_the_last_one_is_refused(stand: Stand) -> None:
+    stand.commit(batch=4)
+    with pytest.raises(BadRequestError, match="more than 1000000 above its last one, 4: count on from that one"):
+        stand.commit(batch=1_000_005)
+    assert stand.appender.asked == 1
+    assert stand.commit(batch=1_000_004)["was_known"] is False
 
 
 def test_parts_that_are_not_there(stand: Stand) -> None:

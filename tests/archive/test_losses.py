@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from godwit.archive.losses import DataLossError, gone_below, joined
+from godwit.archive.losses import DataLossError, gone_below
 from godwit.wire.marks import BROKER_WIDE
 
 
@@ -30,16 +28,6 @@ def test_nothing_is_there_below_the_first_offset() -> None:
     assert gone_below(70, {}, ("a",)) == 70
     assert gone_below(70, {"a": 60}, ("a",)) == 70
     assert gone_below(0, {}, ()) == 0
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))))
-def test_joined_ranges_hold_the_same_offsets(ranges: list[tuple[int, int]]) -> None:
-    found = joined(ranges)
-    assert {offset for begin, end in found for offset in range(begin, end)} == {
-        offset for begin, end in ranges for offset in range(begin, end)
-    }
-    ends = [number for one in found for number in one]
-    assert ends == sorted(set(ends))  # in order, none empty, none touching
 
 
 def test_the_error_is_for_people_and_for_programs() -> None:

@@ -1,4 +1,4 @@
-"""Memory that is freed and taken again costs no page faults."""
+"""Memory that is freed and taken again costs no page faults; and there is an end to it."""
 
 from __future__ import annotations
 
@@ -34,3 +34,25 @@ def test_pages_are_used_again() -> None:
     }
     print(faults)
     assert faults["kept"] < faults["default"] / 10
+
+
+BOUNDED = """
+from godwit.archive.memory import bound_memory
+bound_memory(500 * 2**20)
+held = bytearray(100 * 2**20)
+try:
+    bytearray(500 * 2**20)
+except MemoryError:
+    print("refused")
+bound_memory(200 * 2**20)
+try:
+    bytearray(300 * 2**20)
+except MemoryError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the bound is not about mapped memory")
+def test_more_than_the_bound_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", BOUNDED], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["refused"] * 2

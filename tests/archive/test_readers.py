@@ -9,6 +9,7 @@ import pytest
 from tests.archive import logs
 from tests.archive.running import PATIENCE_S, log_in
 
+from godwit.archive import readers as readers_module
 from godwit.archive.readers import READERS, Readers
 from godwit.errors import StorageError
 from godwit.store.reader import LogReader
@@ -46,3 +47,21 @@ def test_answers_and_errors_come_back(tmp_path: Path) -> None:
 def test_a_log_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"log\.sqlite"):
         Readers(tmp_path / "log.sqlite")
+
+
+def test_a_job_waits_while_the_wal_is_long_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers that are never all idle would keep the broker from taking it back."""
+    with log_in(tmp_path) as store:
+        readers = Readers(tmp_path / "log.sqlite")
+        store.append([logs.make_entry(payloads=[bytes(100_000)])])
+        monkeypatch.setattr(readers_module, "LONG_WAL_BYTES", 50_000)
+        monkeypatch.setattr(readers_module, "MAX_WAIT_S", PATIENCE_S)
+        waiting = [readers.start(LogReader.next_offset) for _ in range(READERS)]
+        with pytest.raises(TimeoutError):
+            waiting[0].result(0.2)
+        store.checkpoint(truncate=True)
+        assert [job.result(PATIENCE_S) for job in waiting] == [1] * READERS
+        store.append([logs.make_entry(payloads=[bytes(100_000)])])
+        monkeypatch.setattr(readers_module, "MAX_WAIT_S", 0.05)
+        assert readers.ask(LogReader.next_offset) == 2
+        readers.close()

@@ -235,7 +235,7 @@ def test_what_was_read_already_is_no_loss(
     "damage",
     [
         "UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 40",
-        "UPDATE blocks SET body = CAST(substr(body, 1, length(body) - 1) || x'99' AS BLOB) WHERE first_offset = 40",
+        "UPDATE blocks SET body = CAST(substr(body, 1, length(body) - 4) || x'99887766' AS BLOB) WHERE first_offset=40",
         "UPDATE blocks SET body = x'' WHERE first_offset = 40",
         "UPDATE blocks SET body = (SELECT body FROM blocks WHERE first_offset = 50) WHERE first_offset = 40",
         "DELETE FROM blocks WHERE first_offset = 40",

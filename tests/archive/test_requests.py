@@ -41,7 +41,7 @@ def test_nothing_asks_for_everything() -> None:
 
 def test_a_range() -> None:
     request = read_request(
-        encoded(filters=["a/#"], start=5, end=9, columns=["payload", "offset"], fail_on_data_loss=False, newer=1)
+        encoded(filters=["a/#"], start=5, end=9, columns=["payload", "offset"], fail_on_data_loss=False)
     )
     assert request == ReadRequest(("a/#",), 5, 9, ("payload", "offset"), False)
 
@@ -64,6 +64,9 @@ def test_stages() -> None:
         (read_request, b" " * (MAX_REQUEST_BYTES + 1), f"at most {MAX_REQUEST_BYTES} are allowed"),
         (read_request, encoded(start=-1), ">= 0"),
         (read_request, encoded(start=2**63), "<= 9223372036854775807"),
+        (read_request, encoded(filterss=["a"]), "unknown field `filterss`"),
+        (stage_request, encoded(**STAGE | {"batch": 2**40 + 1}), "<= 1099511627776"),
+        (commit_request, encoded(query="q", batch=2**63 - 1, parts=[]), "<= 1099511627776"),
         (read_request, encoded(start=1e300), "is wrong"),
         (read_request, encoded(start=9, end=5), "ends at 5, before its start 9"),
         (read_request, encoded(filters="home/#"), "is wrong"),

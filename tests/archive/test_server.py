@@ -18,7 +18,7 @@ from pyarrow import flight
 from tests.archive import logs
 from tests.archive.running import PATIENCE_S, Appender, log_in
 
-from godwit.archive import server, stages
+from godwit.archive import gathering, server, stages, uploads
 from godwit.archive.actions import Actions
 from godwit.archive.client import ArchiveClient
 from godwit.archive.columns import COLUMNS
@@ -39,6 +39,7 @@ class Serving:
     def __init__(self, folder: Path, **options: Any) -> None:
         self._exit = ExitStack()
         self.folder = folder
+        self.told: list[str] = []
         self.store: SqliteStore = self._exit.enter_context(log_in(folder))
         self.readers = Readers(folder / "log.sqlite")
         self._exit.callback(self.readers.close)
@@ -47,7 +48,12 @@ class Serving:
         actions = Actions(self.readers, self.stages, self.appender)
         scheme = "grpc+tls" if options.get("certificate") else "grpc"
         self.server = ArchiveServer(
-            f"{scheme}://127.0.0.1:0", readers=self.readers, stages=self.stages, actions=actions, **options
+            f"{scheme}://127.0.0.1:0",
+            readers=self.readers,
+            stages=self.stages,
+            actions=actions,
+            tell=self.told.append,
+            **options,
         )
         self._exit.callback(self.server.shutdown)
         self.url = f"{scheme}://127.0.0.1:{self.server.port}"
@@ -103,7 +109,6 @@ def test_flight_info_pins_the_range(serving: Serving) -> None:
     assert info.schema.names == ["offset"]
     (endpoint,) = info.endpoints
     assert raw.do_get(endpoint.ticket).read_all()["offset"].to_pylist() == list(range(100))
-    assert raw.get_schema(flight.FlightDescriptor.for_command(b"{}")).schema.names == list(COLUMNS)
 
 
 def test_flights_are_topics(serving: Serving) -> None:
@@ -125,7 +130,6 @@ def test_flights_are_topics(serving: Serving) -> None:
         (lambda raw: raw.do_get(flight.Ticket(b'{"start": 9, "end": 5}')).read_all(), "swap them"),
         (lambda raw: raw.get_flight_info(flight.FlightDescriptor.for_command(b"[]")), "is wrong"),
         (lambda raw: raw.get_flight_info(flight.FlightDescriptor.for_path("a")), "give a command"),
-        (lambda raw: raw.get_schema(flight.FlightDescriptor.for_command(b'{"columns": ["x"]}')), "no column 'x'"),
         (lambda raw: list(raw.list_flights(b'{"filters": ["#/a"]}')), "'#' before its end"),
         (lambda raw: list(raw.do_action(flight.Action("drop", b""))), "no action 'drop': choose from info"),
         (lambda raw: list(raw.do_action(flight.Action("offset_for_time", b"{}"))), "time_us"),
@@ -134,7 +138,7 @@ def test_flights_are_topics(serving: Serving) -> None:
 def test_bad_requests_are_refused_with_a_sentence(
     serving: Serving, ask: Callable[[flight.FlightClient], object], complaint: str
 ) -> None:
-    with pytest.raises(pa.ArrowInvalid) as error:
+    with pytest.raises(flight.FlightServerError) as error:
         ask(serving.raw())
     assert complaint in names(error)
     assert serving.client().info()["next_offset"] == 0  # it goes on
@@ -213,9 +217,9 @@ def test_rows_that_cannot_be_staged_leave_nothing(serving: Serving) -> None:
         (pa.table({"topic": ["a", "b/#"], "payload": [b"", b""]}), "wildcards"),
         (pa.table({"topic": ["a", None], "payload": [b"", b""]}), "topic is null in row 1"),
     ):
-        with pytest.raises(pa.ArrowInvalid, match=complaint):
+        with pytest.raises(flight.FlightServerError, match=complaint):
             client.stage(rows, **name)
-    with pytest.raises(pa.ArrowInvalid, match="publisher is 0 bytes"):
+    with pytest.raises(flight.FlightServerError, match="publisher is 0 bytes"):
         client.stage(ROWS, **name | {"publisher": ""})
     assert not list((serving.folder / "stages").iterdir())
 
@@ -225,10 +229,10 @@ def test_stages_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(stages, "MAX_STAGES", 1)
     client = serving.client()
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
-    with pytest.raises(pa.ArrowInvalid, match="a stage holds at most 1000 bytes"):
+    with pytest.raises(flight.FlightServerError, match="a stage holds at most 1000 bytes"):
         client.stage(pa.table({"topic": ["a"], "payload": [bytes(2000)]}), **name)
-    monkeypatch.setattr(server, "MAX_STAGE_BYTES", 100)
-    with pytest.raises(pa.ArrowInvalid, match="send smaller ones"):
+    monkeypatch.setattr(gathering, "MAX_STAGE_BYTES", 100)
+    with pytest.raises(flight.FlightServerError, match="send smaller ones"):
         client.stage(pa.table({"topic": ["a"], "payload": [bytes(2000)]}), **name)
     client.stage(pa.table({"topic": ["a"], "payload": [b"x"]}), **name)
     with pytest.raises(flight.FlightUnavailableError, match="1 stages wait to be committed"):
@@ -279,6 +283,74 @@ def test_an_upload_that_breaks_off_was_never_there(serving: Serving) -> None:
     assert not list((serving.folder / "stages").iterdir())
     with pytest.raises(flight.FlightServerError, match="are staged here"):
         serving.client().commit("q", 1, [(0, 0)])
+
+
+def test_an_upload_that_stands_still_gives_way(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving.server._uploads._most = 2
+    name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
+    with ExitStack() as exits:
+        for partition in range(2):  # processes of their own: clients of one process share a connection
+            command = [sys.executable, "-c", BREAKS_OFF, serving.url, json.dumps(name | {"partition": partition})]
+            client = exits.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            exits.callback(client.kill)
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"written\n"
+        until(lambda: serving.server._uploads.inside == 2)
+        with pytest.raises(flight.FlightUnavailableError, match="2 stages are under way"):
+            serving.client().stage(ROWS, **name | {"partition": 2})
+        monkeypatch.setattr(uploads, "STILL_S", 0.0)
+        serving.client().stage(ROWS, **name | {"partition": 2})
+        assert serving.client().commit("q", 1, [(2, 0)])["count"] == 2
+        until(lambda: serving.server._uploads.inside == 1)
+        monkeypatch.setattr(uploads, "EXPIRY_S", 0.0)
+        assert serving.server.expire_uploads() == 1
+        until(lambda: serving.server._uploads.inside == 0)
+        assert not list((serving.folder / "stages").iterdir())
+
+
+def test_a_commit_of_very_many_batches_cannot_be_staged(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "MAX_COMMIT_BATCHES", 9)
+    times = pa.array([0, 2**40] * 5, pa.timestamp("us", "UTC"))
+    rows = pa.table({"topic": ["a"] * 10, "payload": [b""] * 10, "published": times})
+    name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
+    with pytest.raises(flight.FlightServerError, match="these rows make more than 9 batches"):
+        serving.client().stage(rows, **name)
+    serving.client().stage(rows.slice(1), **name)
+
+
+# -- what clients are told --------------------------------------------------------------------------------------------
+
+
+def test_errors_tell_a_client_nothing_of_files_and_code(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serving.client()
+    name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
+    said = []
+
+    def ask(call: Callable[[], object]) -> flight.FlightError:
+        with pytest.raises(flight.FlightError) as error:
+            call()
+        said.append(names(error))
+        return error.value
+
+    refused = ask(lambda: list(client.read(columns=["x"])))
+    assert json.loads(refused.extra_info) == {"kind": "bad_request"}
+    ask(lambda: client.stage(ROWS, **name | {"publisher": "\ud800"}))
+    ask(lambda: client.commit("q", 1, [(0, 0)]))
+    (serving.folder / "stages").rmdir()
+    ask(lambda: client.stage(ROWS, **name))
+    assert "trouble with its disk" in said[-1]
+    assert str(serving.folder) in serving.told[0]
+
+    def fail(*_: object) -> None:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(serving.server._actions, "answer", fail)
+    assert isinstance(ask(client.info), flight.FlightInternalError)
+    assert "KeyError: 'nobody thought of this'" in serving.told[1]
+    for text in said:
+        assert "Traceback" not in text
+        assert ".py" not in text
+        assert str(serving.folder) not in text
 
 
 # -- access -----------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 @given(some_rows, st.integers(0, 3))
 def test_rows_come_out_of_the_batches_as_they_went_in(rows: list[dict[str, Any]], skipped: int) -> None:
     table = pa.RecordBatch.from_pylist(rows, schema=ROWS).slice(skipped)
-    entries = staged_entries(table, "me", logs.NOW_US)
+    entries = staged_entries([table], "me", logs.NOW_US)
     pairs = [pair for row in encode_blocks(entries, 0) for pair in decode_block(row.body)]
     found: dict[Any, list[Any]] = {}
     expected: dict[Any, list[Any]] = {}
@@ -64,41 +64,60 @@ def test_rows_come_out_of_the_batches_as_they_went_in(rows: list[dict[str, Any]]
 
 
 def test_topic_and_payload_are_enough() -> None:
-    (entry,) = staged_entries(batch_of(topic=["a", "a"], payload=["x", "yz"]), "me", logs.NOW_US)
+    (entry,) = staged_entries([batch_of(topic=["a", "a"], payload=["x", "yz"])], "me", logs.NOW_US)
     (first, second) = logs.rows_of([(0, entry)])
     assert (first["payload"], second["payload"]) == (b"x", b"yz")
     assert (first["qos"], first["retained"], entry.published_us) == (1, False, logs.NOW_US)
-    assert staged_entries(batch_of().slice(0, 0), "me", 0) == []
+    assert staged_entries([batch_of().slice(0, 0)], "me", 0) == []
 
 
 def test_other_types_that_mean_the_same_are_taken() -> None:
     rows = batch_of(
-        topic=pa.array(["a"]).dictionary_encode(),
+        topic=pa.array(["a"], pa.large_string()),
         payload=pa.array([b"x"], pa.large_binary()),
         published=pa.array([datetime(2024, 1, 1, tzinfo=UTC)], pa.timestamp("ns", "Europe/Berlin")),
         qos=pa.array([2], pa.int32()),
     )
     check_schema(rows.schema)
-    (entry,) = staged_entries(rows, "me", logs.NOW_US)
+    (entry,) = staged_entries([rows], "me", logs.NOW_US)
     assert logs.rows_of([(0, entry)])[0]["published"] == datetime(2024, 1, 1, tzinfo=UTC)
     assert entry.flags >> 6 == 2
 
 
 def test_batches_are_cut_as_publishers_cut_them() -> None:
     rows = batch_of(topic=["a"] * 3000, payload=[b"x" * 100] * 3000)
-    entries = staged_entries(rows, "me", logs.NOW_US)
+    entries = staged_entries([rows], "me", logs.NOW_US)
     assert sum(entry.count for entry in entries) == 3000
     assert all(BATCH_BYTES / 2 < len(entry.rest) <= BATCH_BYTES + 208 for entry in entries[:-1])
     empty = batch_of(topic=["a"] * 70_000, payload=[b""] * 70_000)
-    assert all(entry.count <= MAX_BATCH_MESSAGES for entry in staged_entries(empty, "me", logs.NOW_US))
+    assert all(entry.count <= MAX_BATCH_MESSAGES for entry in staged_entries([empty], "me", logs.NOW_US))
 
 
 def test_times_far_apart_are_in_different_batches() -> None:
     rows = batch_of(
         topic=["a"] * 3, payload=[b"x"] * 3, published=pa.array([5, 2**33, 2**33 + 7], pa.timestamp("us", "UTC"))
     )
-    entries = staged_entries(rows, "me", logs.NOW_US)
+    entries = staged_entries([rows], "me", logs.NOW_US)
     assert [(entry.published_us, entry.count) for entry in entries] == [(5, 1), (2**33, 2)]
+
+
+def test_times_that_go_up_and_down_share_a_batch_as_far_as_deltas_reach() -> None:
+    edge_us = 2**50  # on both sides of any power of two
+    times = [edge_us - 1, edge_us + 1] * 500 + [edge_us - 1 + 2**32, edge_us + 2**32] * 500
+    rows = batch_of(topic=["a"] * 2000, payload=[b"x"] * 2000, published=pa.array(times, pa.timestamp("us", "UTC")))
+    entries = staged_entries([rows], "me", logs.NOW_US)
+    assert [(entry.published_us, entry.count) for entry in entries] == [
+        (edge_us - 1, 1000),
+        (edge_us + 2**32 - 1, 1000),
+    ]
+
+
+def test_rows_of_several_pieces_share_batches_and_are_numbered_through() -> None:
+    pieces = [batch_of(topic=["a", "b"], payload=[b"1", b"2"])] * 50
+    assert [entry.count for entry in staged_entries(pieces, "me", logs.NOW_US)] == [50, 50]
+    bad = batch_of(topic=["a", None], payload=[b"1", b"2"])
+    with pytest.raises(BadRequestError, match="topic is null in row 1101"):
+        staged_entries([*pieces, bad], "me", logs.NOW_US, 1000)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +139,7 @@ def test_times_far_apart_are_in_different_batches() -> None:
 )
 def test_rows_that_cannot_be_are_told(columns: dict[str, Any], complaint: str) -> None:
     with pytest.raises(BadRequestError, match=complaint):
-        staged_entries(batch_of(**columns), "me", logs.NOW_US)
+        staged_entries([batch_of(**columns)], "me", logs.NOW_US)
 
 
 def test_arrays_that_lie_about_their_lengths_are_refused() -> None:
@@ -128,7 +147,7 @@ def test_arrays_that_lie_about_their_lengths_are_refused() -> None:
     offsets = pa.py_buffer(struct.pack("<3i", 0, 10_000_000, 1))
     payload = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"x")])
     with pytest.raises(BadRequestError, match="no valid Arrow data"):
-        staged_entries(pa.RecordBatch.from_arrays([pa.array(["a", "a"]), payload], ["topic", "payload"]), "me", 0)
+        staged_entries([pa.RecordBatch.from_arrays([pa.array(["a", "a"]), payload], ["topic", "payload"])], "me", 0)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +162,12 @@ def test_arrays_that_lie_about_their_lengths_are_refused() -> None:
         ([*NEEDED, ("published", pa.timestamp("us"))], r"must be timestamp\[us, tz=UTC\]"),
         ([*NEEDED, ("qos", pa.string())], "qos is string: it must be int8"),
         ([*NEEDED, ("retained", pa.int8())], "retained is int8: it must be bool"),
+        # A few bytes of these become as many as they like.
+        ([NEEDED[0], ("payload", pa.dictionary(pa.int8(), pa.binary()))], "without a dictionary or views"),
+        ([("topic", pa.dictionary(pa.int8(), pa.string())), NEEDED[1]], "without a dictionary or views"),
+        ([NEEDED[0], ("payload", pa.binary_view())], "without a dictionary or views"),
+        ([("topic", pa.string_view()), NEEDED[1]], "without a dictionary or views"),
+        ([*NEEDED, ("published", pa.dictionary(pa.int8(), pa.timestamp("us", "UTC")))], "without a dictionary"),
     ],
 )
 def test_schemas_that_cannot_be(fields: list[Any], complaint: str) -> None:

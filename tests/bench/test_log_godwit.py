@@ -11,6 +11,7 @@ from godwit.bench.stage import Stage
 
 def test_messages_are_confirmed_and_kept(tmp_path: Path) -> None:
     assert measure(godwit_logger(), tmp_path, 0.1, 100) > 100
+    assert measure(godwit_logger(3), tmp_path, 0.1, 8192) > 10
 
 
 def test_its_log_is_on_the_disk_that_is_measured(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.broker.world import LOG_ID, World
 
-from godwit.broker.effects import Append, Committed, Failed, Losing
+from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Losing, Read
 from godwit.broker.settings import Settings
 from godwit.errors import DiskError
 from godwit.limits import RING_BYTES
@@ -72,6 +72,8 @@ class KeepingStore(MemoryStore):
         match change:
             case ch.TopicKept(name=name):
                 kept["topic", name] = change
+            case ch.TopicGone(name=name):
+                kept.pop(("topic", name), None)
             case ch.RetainedKept(topic=topic, payload=payload):
                 kept.pop(("retained", topic), None)
                 if payload:
@@ -90,8 +92,10 @@ class KeepingStore(MemoryStore):
                 kept["identity", owner, publisher, topic] = change
             case ch.IdentityGone(owner=owner, publisher=publisher, topic=topic):
                 kept.pop(("identity", owner, publisher, topic), None)
-            case ch.QueryDone(query=query, batch=batch):
-                kept["query", query] = batch
+            case ch.QueryDone(query=query):
+                kept["query", query] = change
+            case ch.QueryGone(query=query):
+                kept.pop(("query", query), None)
 
     def of(self, kind: str) -> dict[Any, Any]:
         """What is kept of a kind, by the rest of its key."""
@@ -104,18 +108,43 @@ class KeepingStore(MemoryStore):
             sessions=list(self.of("session").values()),
             feeds=list(self.of("feed").values()),
             identities=sorted(self.of("identity").values(), key=lambda kept: kept.last_us),
-            queries=self.of("query"),
+            queries=sorted(self.of("query").values(), key=lambda kept: kept.last_us),
             marks=dict(self.marks),
         )
 
 
 class HeldLog(DirectLog):
-    """Answers appends only when it is told to; what was given before a failure fails too."""
+    """Answers appends only when it is told to; what was given before a failure fails too. Questions wait as well."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
         self.waiting: deque[Append] = deque()
         self.is_held = False
+        self.has_slow_reader = False
+        self.questions: deque[Read | Locate] = deque()
+        """What waits while the reader is slow."""
+
+    def read(self, effect: Read) -> None:
+        if self.has_slow_reader:
+            self.questions.append(effect)
+        else:
+            super().read(effect)
+
+    def locate(self, effect: Locate, now_us: int) -> None:
+        if self.has_slow_reader:
+            self.questions.append(effect)
+        else:
+            super().locate(effect, now_us)
+
+    def answer_one(self, now_us: int) -> Read | Locate:
+        """The oldest question."""
+        question = self.questions.popleft()
+        if isinstance(question, Read):
+            found = self.store.read(question.offset, question.max_bytes)
+            self.broker.handle(Found(question, found.entries, found.next_offset, found.damaged), now_us)
+        else:
+            super().locate(question, now_us)
+        return question
 
     def append(self, effect: Append, now_us: int) -> None:
         if self.is_held:
@@ -128,11 +157,11 @@ class HeldLog(DirectLog):
         effect = self.waiting.popleft()
         self.broker.handle(Committed(self.store.append(effect.entries, effect.changes)), now_us)
 
-    def fail(self, now_us: int, text: str = FULL) -> None:
-        """All of them."""
-        for _ in range(len(self.waiting)):
+    def fail(self, now_us: int, text: str = FULL, *, is_lasting: bool = False) -> None:
+        """All of them; the oldest for good if `is_lasting`."""
+        for place in range(len(self.waiting)):
             self.waiting.popleft()
-            self.broker.handle(Failed(text), now_us)
+            self.broker.handle(Failed(text, is_lasting and not place), now_us)
 
 
 class DurableWorld(World):
@@ -161,11 +190,17 @@ class DurableWorld(World):
             self.log.commit(self.now_us)
         self.run()
 
-    def fail(self) -> None:
+    def fail(self, *, is_lasting: bool = False) -> None:
         """All that wait; then appends are answered at once again."""
         self.log.is_held = False
-        self.log.fail(self.now_us)
+        self.log.fail(self.now_us, is_lasting=is_lasting)
         self.run()
+
+    def answer_one(self) -> Read | Locate:
+        """The oldest question that waits for the slow reader, and what follows."""
+        question = self.log.answer_one(self.now_us)
+        self.run()
+        return question
 
     def restart(self, *, after_s: float = 0.0) -> None:
         """The broker is killed. Its peers know nothing of it; what it had not written is gone."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from tests.broker.durable import DurableWorld
+from tests.broker.world import World
 
 from godwit.broker import catalogue as catalogues
 from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
 from godwit.broker.journal import Journal
 from godwit.broker.settings import Settings
 from godwit.errors import BadTopicError
+from godwit.wire import changes as ch
+from godwit.wire import control as c
+from godwit.wire.control import Code
 
 NO_JOURNAL = Journal({}, keeps=False)
 
@@ -32,8 +37,7 @@ def test_what_cannot_be_created() -> None:
     catalogue = Catalogue(Settings(max_topics=1), NO_JOURNAL)
     with pytest.raises(BadTopicError):
         catalogue.create("a/+")
-    catalogue.create("a")
-    assert catalogue.is_full
+    catalogue.create("a", is_created=True)
     with pytest.raises(TooManyTopicsError):
         catalogue.create("b")
 
@@ -60,3 +64,139 @@ def test_a_name_keeps_its_number_while_it_is_used(monkeypatch: pytest.MonkeyPatc
         assert names.number("a") == first
         seen.add(names.number(f"other {number}"))
     assert len(seen) == 11  # no number is ever used twice
+
+
+# -- what is forgotten ------------------------------------------------------------------------------------------------
+
+
+def names(world: World) -> set[str]:
+    """Without the broker's own."""
+    client = world.client()
+    found = client.expect(c.Topics(request=70), c.TopicList).topics
+    client.leave()
+    return {topic.name for topic in found}
+
+
+def test_a_topic_that_only_subscriptions_made_goes_with_the_last_of_them() -> None:
+    world = DurableWorld()
+    bob, carol = world.client("bob", session_expiry_s=100), world.client("carol")
+    bob.subscribe("a", "b", "c")
+    carol.subscribe("a", number=9)
+    carol.subscribe("#")
+    carol.expect(c.Create(request=50, topic="c"), c.Done)  # it stays from now on
+    assert carol.refusal(c.Create(request=51, topic="c")) is Code.TOPIC_EXISTS
+    carol.publish(carol.open("b"), b"x")
+    assert names(world) == {"a", "b", "c"}
+    assert set(world.keeping.of("topic")) == {"b", "c"}
+    bob.leave()
+    assert names(world) == {"a", "b", "c"}  # the session has them still
+    world.pass_s(101)
+    assert names(world) == {"a", "b", "c"}
+    carol.expect(c.Unsubscribe(request=52, subscription=9), c.Done)
+    assert names(world) == {"b", "c"}
+    world.restart()
+    assert names(world) == {"b", "c"}
+
+
+def test_a_channel_alone_makes_no_topic_that_lasts() -> None:
+    world = DurableWorld()
+    alice = world.client("alice")
+    alice.open("opened")
+    sent = alice.open("sent", 0)
+    alice.publish(sent, b"x", qos=0)
+    world.pass_s(2)
+    assert set(world.keeping.of("topic")) == {"sent"}
+
+
+def test_a_topic_is_written_with_its_first_message() -> None:
+    world = DurableWorld()
+    alice = world.client("alice")
+    channel = alice.open("news")
+    world.keeping.is_full = True
+    alice.publish(channel, b"x")
+    world.keeping.is_full = False
+    alice.publish(alice.open("news"), b"x")
+    entries, changes = world.keeping.appends[-1]
+    assert [entry.topic for entry in entries] == ["news"]
+    assert [change.name for change in changes if isinstance(change, ch.TopicKept)] == ["news"]
+
+
+def test_topics_that_nobody_needs_make_room() -> None:
+    """First those of no use at all; what is created, retained or in use stays, and who subscribes notices nothing."""
+    world = DurableWorld(Settings(max_topics=6, topics=("configured",)))
+    alice, bob = world.client("alice"), world.client("bob")
+    alice.expect(c.Create(request=50, topic="created"), c.Done)
+    kept, used = alice.open("kept"), alice.open("used")
+    alice.publish(kept, b"x", retain=True)
+    alice.record(kept, b"", last=True)
+    bob.subscribe("mine")
+    bob.subscribe("yours")
+    assert len(names(world)) == 6
+    alice.publish(alice.open("new/1"), b"1")
+    alice.publish(alice.open("new/2"), b"2")
+    assert names(world) == {"configured", "created", "kept", "used", "new/1", "new/2"}
+    assert alice.refused_open("mine") is Code.TOO_MANY  # all the others are in use
+    alice.record(used, b"", last=True)
+    alice.publish(alice.open("mine"), b"3")
+    assert bob.payloads == [b"3"]
+    assert "used" not in names(world)
+
+
+def test_a_topic_that_was_published_to_makes_room_when_it_is_idle() -> None:
+    world = DurableWorld(Settings(max_topics=3, policies=(("held/#", "publishers"),)))
+    alice = world.client("alice")
+    for topic in ("old", "busy", "held/1"):
+        channel = alice.open(topic)
+        alice.publish(channel, b"x")
+        alice.record(channel, b"", last=True)
+    world.pass_s(2)
+    assert set(world.keeping.of("topic")) == {"old", "busy", "held/1"}
+    assert alice.refused_open("new") is Code.TOO_MANY  # now they have been looked at
+    channel = alice.open("busy")
+    alice.publish(channel, b"y")
+    alice.record(channel, b"", last=True)
+    alice.publish(alice.open("new"), b"z")
+    assert set(world.keeping.of("topic")) == {"new", "busy", "held/1"}
+    world.restart()
+    assert names(world) == {"new", "busy", "held/1"}
+    bob = world.client("bob")
+    bob.subscribe("#", start="earliest")
+    assert bob.payloads == [b"x", b"x", b"x", b"y", b"z"]  # the log has them all
+
+
+def test_what_is_retained_by_a_topic_that_is_gone_meanwhile_is_not_lost() -> None:
+    """Its message was on the way into the log for so long that its room was given to another."""
+    world = DurableWorld(Settings(max_topics=1))
+    alice = world.client("alice")
+    channel = alice.open("slow")
+    world.hold()
+    alice.publish(channel, b"x", retain=True)
+    alice.record(channel, b"", last=True)
+    world.run()
+    assert alice.refused_open("other") is Code.TOO_MANY
+    alice.open("other")
+    assert names(world) == {"other"}
+    world.commit()
+    assert {"slow"} <= names(world)
+    for _ in range(2):
+        bob = world.client()
+        bob.subscribe("slow")
+        assert bob.payloads == [b"x"]
+        world.pass_s(2)
+        world.restart()
+
+
+def test_the_log_is_replayed_with_more_topics_than_there_may_be() -> None:
+    world = DurableWorld(Settings(max_topics=300))
+    alice = world.client("alice")
+    channels = [alice.open(f"t/{number}") for number in range(300)]
+    for channel in channels:
+        alice.publish(channel, b"x")
+        alice.record(channel, b"", last=True)
+    world.settings = Settings(max_topics=100)
+    world.keeping.kept.clear()
+    world.restart()
+    bob = world.client("bob")
+    bob.subscribe("#", start="earliest")
+    assert len(bob.got) == 300
+    assert world.server.broker.figures()["topics"] == 100

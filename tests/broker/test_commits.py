@@ -6,14 +6,15 @@ import pytest
 from tests.broker.durable import FULL, DurableWorld
 from tests.broker.world import Peer, World
 
-from godwit.broker import commits
+from godwit.broker import commits, publishing
 from godwit.broker.commits import RETRY_US
-from godwit.broker.effects import Failed
+from godwit.broker.effects import Failed, Import
 from godwit.broker.settings import Settings
 from godwit.wire import changes as ch
 from godwit.wire import control as c
-from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.batch import LONE, QOS_SHIFT, Batch, encode_batch
 from godwit.wire.control import Code
+from godwit.wire.entry import Entry
 
 WILL = c.Will(topic="state", payload=b"gone", retain=True)
 LONG = {"session_expiry_s": 1000}
@@ -38,7 +39,11 @@ def test_what_a_turn_brought_is_one_append_with_what_it_changed() -> None:
     (entries, changes), *others = world.keeping.appends[before:]
     assert others == []
     assert [entry.topic for entry in entries] == ["a", "b"] * 50
-    assert changes == [ch.RetainedKept("b", b"x", "bob", 5, world.now_us, 1, 99)]
+    assert changes == [
+        ch.TopicKept("a", 50, 200_000, world.now_us),  # these are their first messages
+        ch.TopicKept("b", 50, 50, world.now_us),
+        ch.RetainedKept("b", b"x", "bob", 5, world.now_us, 1, 99),
+    ]
 
 
 def test_without_a_log_that_keeps_there_are_no_changes_and_nothing_waits() -> None:
@@ -53,7 +58,7 @@ def test_without_a_log_that_keeps_there_are_no_changes_and_nothing_waits() -> No
 def test_a_change_without_a_message_is_an_append_too() -> None:
     world = DurableWorld()
     world.client("alice").expect(c.Create(request=5, topic="news"), c.Done)
-    assert world.keeping.appends[-1] == ([], [ch.TopicKept("news")])
+    assert world.keeping.appends[-1] == ([], [ch.TopicKept("news", is_created=True)])
 
 
 def test_what_comes_to_nothing_new_waits_for_what_is_under_way() -> None:
@@ -199,6 +204,22 @@ def test_publishers_are_told_and_nothing_is_forwarded() -> None:
     assert late.got == []  # the lost one is not retained
 
 
+def test_what_is_refused_is_not_counted() -> None:
+    world = DurableWorld()
+    alice = world.client("alice")
+    will = c.Will(topic="news", payload=b"gone!", qos=1)
+    alice.publish(alice.open("news"), b"a", b"bc")
+    world.keeping.is_full = True
+    alice.publish(alice.open("news"), b"lost", b"too")
+    alice.publish(alice.open("news"), b"x")
+    world.server.import_staged(Import(1, "q", 1, [Entry("news", "q", LONE | 1 << QOS_SHIFT, 1, 0, None, 0, 1, b"y")]))
+    world.run()
+    world.keeping.is_full = False
+    world.client(will=will).die()
+    (news,) = alice.expect(c.Topics(request=70), c.TopicList).topics
+    assert (news.messages, news.payload_bytes) == (3, 8)
+
+
 def test_what_was_published_later_fails_too() -> None:
     """Else the log could have the later one without the earlier one."""
     world = DurableWorld()
@@ -227,6 +248,7 @@ def test_what_is_asked_between_two_failures_is_answered() -> None:
     alice = world.client("alice")
     till, news = alice.open("orders", 2, publisher="till"), alice.open("news")
     alice.publish(till, b"0", qos=2, sequence=0)
+    alice.publish(news, b"w")
     world.hold()
     for _ in range(2):
         alice.publish(news, b"x", b"y")
@@ -243,8 +265,8 @@ def test_what_is_asked_between_two_failures_is_answered() -> None:
     world.server.broker.handle(Failed(FULL), world.now_us)
     world.commit()
     assert alice.confirmed[again] == (1, 0)
-    assert [change.offset for change in expected if isinstance(change, ch.RetainedKept)] == [1]
-    assert world.keeping.next_offset == 2
+    assert [change.offset for change in expected if isinstance(change, ch.RetainedKept)] == [2]
+    assert world.keeping.next_offset == 3
 
 
 def test_after_a_failure_a_repeat_is_new_but_what_was_safe_is_known() -> None:
@@ -337,6 +359,60 @@ def test_a_will_is_published_as_soon_as_it_can_be() -> None:
 LOGGED = Settings(logged=("sensor/#",))
 
 
+def test_what_can_never_be_written_is_not_tried_again() -> None:
+    """Else it would fail every append that comes after it. What was given behind it is tried again."""
+    world = DurableWorld()
+    alice, bob = world.client("alice"), world.client("bob")
+    dying = world.client(will=c.Will(topic="state", payload=b"gone", qos=1))
+    till = alice.open("orders", 2, publisher="till")
+    world.hold()
+    alice.say(c.Create(request=50, topic="bad"))
+    alice.record(till, lone(b"0", qos=2, sequence=0))
+    dying.die()  # all three in one turn
+    bob.say(c.Create(request=51, topic="good"))
+    world.run()
+    assert len(world.log.waiting) == 2
+    world.fail(is_lasting=True)
+    world.pass_s(5)
+    assert [error.request for peer in (alice, bob) for error in peer.all(c.Error)] == [50, 51]
+    assert "good" in world.keeping.of("topic")
+    assert "bad" not in world.keeping.of("topic")
+    assert world.keeping.of("identity") == {}
+    assert world.keeping.next_offset == 0  # the will is given up, too
+    again = alice.open("orders", 2, publisher="till")
+    alice.record(again, lone(b"0", qos=2, sequence=0))
+    world.run()
+    assert world.keeping.next_offset == 1  # and what was refused is new
+
+
+def test_wills_wait_in_bounded_room_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    most_bytes = 5 * (1000 + publishing.WILL_COST_BYTES)
+    monkeypatch.setattr(publishing, "MAX_WILLS_WAITING_BYTES", most_bytes)
+    world = DurableWorld()
+    watcher = world.client("watcher")
+    watcher.subscribe("state")
+    will = c.Will(topic="state", payload=bytes(1000), qos=1)
+    for hangs in (False, True):
+        before = len(watcher.got), len(world.told("warning"))
+        if hangs:
+            world.hold()
+        else:
+            world.keeping.is_full = True
+        for _ in range(9):
+            world.client(will=will).die()
+            world.pass_s(3)
+        assert len(watcher.got) == before[0]
+        texts = world.told("warning")[before[1] :]
+        assert len(texts) == 4
+        assert all("last will" in text and "state" in text for text in texts)
+        world.keeping.is_full = False
+        world.commit()
+        world.pass_s(3)
+        assert len(watcher.got) == before[0] + 5
+        world.client(will=will).die()
+        assert len(watcher.got) == before[0] + 6  # there is room again
+
+
 def test_unreliable_messages_are_logged_where_a_rule_says_so() -> None:
     world = DurableWorld(LOGGED)
     alice, bob = world.client("alice"), world.client("bob")
@@ -369,7 +445,7 @@ def test_they_are_delivered_all_the_same_when_they_cannot_be_logged() -> None:
 
 
 def test_what_the_log_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.publishing.MAX_UNRELIABLE_BYTES", 1000)
+    monkeypatch.setattr("godwit.broker.publishing.MAX_UNRELIABLE_WAITING_BYTES", 1000)
     world = DurableWorld(LOGGED)
     alice, bob = world.client("alice"), world.client("bob")
     bob.subscribe("#")
@@ -382,7 +458,7 @@ def test_what_the_log_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: py
     assert world.server.broker.figures()["messages/dropped"] == 7
     alice.publish(channel, b"room again", qos=0, reliable=False)
     assert bob.payloads[-1] == b"room again"
-    assert commits.MAX_UNRELIABLE_BYTES > 1000
+    assert commits.MAX_UNRELIABLE_WAITING_BYTES > 1000
 
 
 # -- retained messages ------------------------------------------------------------------------------------------------
@@ -391,6 +467,8 @@ def test_what_the_log_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: py
 def test_offsets_of_retained_messages_are_foretold_or_mended() -> None:
     world = DurableWorld()
     alice, bob = world.client("alice"), world.client("bob")
+    for topic in ("news", "other"):
+        alice.expect(c.Create(request=alice.number(), topic=topic), c.Done)
     news, other = alice.open("news"), bob.open("other")
     world.hold()
     bob.publish(other, b"1", b"2")

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.broker.durable import DurableWorld
 from tests.broker.world import Got, Peer, World
 
+from godwit.broker import delivery
+from godwit.broker.delivery import READS_AT_ONCE
+from godwit.broker.effects import Read
 from godwit.broker.settings import Settings
 from godwit.limits import KIB, MAX_UNRELIABLE_BYTES
 from godwit.wire import control as c
@@ -286,3 +290,79 @@ def test_a_subscription_that_is_not_taken_does_not_starve_the_others_of_its_clie
     for payload in wanted:
         alice.publish(read, payload)
     assert [got.payload for got in bob.got[before:]] == wanted
+
+
+# -- what the log is asked for ----------------------------------------------------------------------------------------
+
+
+def behind(world: DurableWorld, subscriptions: int) -> Peer:
+    """A client with many subscriptions that have the whole log before them, and a reader that takes its time."""
+    alice, bob = world.client("alice"), world.client("bob")
+    channel = alice.open("news")
+    for number in range(40):
+        alice.publish(channel, b"%2d" % number + bytes(4 * KIB))
+    world.log.has_slow_reader = True
+    for number in range(subscriptions):
+        bob.subscribe("news", f"other/{number}", start="earliest")
+    return bob
+
+
+def test_a_client_has_few_reads_under_way_however_many_subscriptions_it_has() -> None:
+    world = DurableWorld()
+    bob = behind(world, 20)
+    assert len(world.log.questions) == READS_AT_ONCE
+    other = world.client("other")
+    other.subscribe("news", start="earliest")
+    assert len(world.log.questions) == READS_AT_ONCE + 1
+    asked = []
+    while world.log.questions:
+        asked.append(world.answer_one())
+        assert len(world.log.questions) <= READS_AT_ONCE + 1
+    firsts = [question.feed for question in asked if isinstance(question, Read) and question.feed.session.name == "bob"]
+    assert len(set(firsts[:20])) == 20  # each had its turn before any had a second one
+    assert len(bob.got) == 20 * 40
+    assert len(other.got) == 40
+    alice = world.peers[0]
+    alice.publish(alice.open("news"), b"live")
+    assert len(bob.got) == 20 * 41
+
+
+def test_a_subscription_to_the_present_waits_for_no_read() -> None:
+    world = DurableWorld()
+    bob = behind(world, 20)
+    bob.subscribe("present")
+    alice = world.client()
+    alice.publish(alice.open("present"), b"now")
+    assert bob.payloads == [b"now"]
+
+
+def test_reads_of_subscriptions_that_ended_give_their_place_to_others() -> None:
+    world = DurableWorld()
+    bob = behind(world, 20)
+    gone = [world.log.questions.popleft() for _ in range(READS_AT_ONCE)]
+    for question in gone:
+        assert isinstance(question, Read)
+        bob.expect(c.Unsubscribe(request=bob.number(), subscription=question.feed.number), c.Done)
+        assert question.feed.reading is None
+    assert len(world.log.questions) == READS_AT_ONCE
+    world.log.questions.extendleft(gone)  # answers that nobody waits for any more
+    while world.log.questions:
+        world.answer_one()
+    assert len(bob.got) == (20 - READS_AT_ONCE) * 40
+
+
+def test_a_read_that_finds_no_room_lets_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "READS_AT_ONCE", 1)
+    world = DurableWorld(Settings(client_window_bytes=WINDOW))
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.confirms_itself = False
+    full, free = alice.open("full"), alice.open("free")
+    alice.publish(free, b"x")
+    for _ in range(20):
+        alice.publish(full, bytes(4 * KIB))
+    world.log.has_slow_reader = True
+    bob.subscribe("full", start="earliest")
+    bob.subscribe("free", start="earliest")
+    while world.log.questions:
+        world.answer_one()
+    assert b"x" in bob.payloads

@@ -8,7 +8,7 @@ from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
 from godwit.broker.desk import REQUEST_BURST_S
-from godwit.limits import REQUESTS_PER_S
+from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
 from godwit.wire import control as c
 from godwit.wire.control import Code, encode_control
 
@@ -141,3 +141,20 @@ def test_only_so_many_replies_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch)
     assert len(alice.all(c.Done)) == 10
     for number in range(20):
         alice.expect(c.Create(request=170 + number, topic=f"more/{number}"), c.Done)
+
+
+def test_a_flood_of_channels_ends_the_connection() -> None:
+    """All that it may have can be opened at once, and more in time."""
+    world = World()
+    steady = world.client("steady")
+    for first in (1, MAX_CHANNELS):
+        for channel in range(first, first + MAX_CHANNELS - 1):
+            steady.record(channel, b"", last=True)
+        world.run()
+        world.pass_s(MAX_CHANNELS / REQUESTS_PER_S)
+    assert steady.closed is None
+    mallory = world.client("mallory")
+    for channel in range(1, MAX_CHANNELS + 2):
+        mallory.record(channel, encode_control(c.Open(topic="t", qos=2, publisher=str(channel))))
+    world.run()
+    assert mallory.end == Code.LIMIT

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
 from godwit.broker import identities
@@ -17,7 +22,7 @@ KEY = ("alice", "till", "orders")
 
 def test_what_is_known_is_counted() -> None:
     known = Identities(Journal({}, keeps=False))
-    assert known.open(KEY, 0, 0)
+    assert known.open(KEY, 0)
     assert known.new_messages(KEY, 0, 0, 3, 0) == 0
     assert known.new_messages(KEY, 0, 0, 3, 0) == 3
     assert known.new_messages(KEY, 0, 1, 4, 0) == 2  # 1 and 2 are known, 3 and 4 are not
@@ -29,18 +34,18 @@ def test_what_is_known_is_counted() -> None:
 
 def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
     known = Identities(Journal({}, keeps=False))
-    assert known.open(KEY, 1, 0)
+    assert known.open(KEY, 1)
     assert known.new_messages(KEY, 1, 0, 5, 0) == 0
-    assert known.open(KEY, 2, 0)
+    assert known.open(KEY, 2)
     assert known.new_messages(KEY, 2, 0, 5, 0) == 0
-    assert not known.open(KEY, 1, 0)
+    assert not known.open(KEY, 1)
     assert known.new_messages(KEY, 1, 5, 1, 0) is None
 
 
 def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
     known = Identities(Journal({}, keeps=False))
     assert known.new_messages(KEY, 5, 7, 2, 0) == 0  # its channel is still open
-    assert known.open(KEY, 6, 0)
+    assert known.open(KEY, 6)
     assert known.new_messages(KEY, 8, 0, 2, 0) == 0  # so is that of a newer run
     assert known.new_messages(KEY, 6, 0, 2, 0) is None
 
@@ -51,7 +56,7 @@ def test_what_is_not_in_the_log_is_new_again() -> None:
     known.on_safe(KEY, 1, 2)
     known.rewind([KEY, ("never", "heard", "of")])
     assert known.new_messages(KEY, 1, 0, 3, 0) == 2
-    assert known.open(KEY, 2, 0)
+    assert known.open(KEY, 2)
     assert known.new_messages(KEY, 2, 0, 3, 0) == 0
     known.rewind([KEY])
     progress = known.get(KEY)
@@ -61,8 +66,8 @@ def test_what_is_not_in_the_log_is_new_again() -> None:
 
 def test_what_was_silent_for_long_is_forgotten() -> None:
     known = Identities(Journal({}, keeps=False))
-    known.open(KEY, 0, 0)
-    known.open(("bob", "x", "y"), 0, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
+    known.new_messages(KEY, 0, 0, 1, 0)
+    known.new_messages(("bob", "x", "y"), 0, 0, 1, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
     assert known.get(KEY) is None
     assert len(known) == 1
 
@@ -71,9 +76,57 @@ def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 3)
     known = Identities(Journal({}, keeps=False))
     for number in range(5):
-        known.open(("alice", str(number), "t"), 0, number)
+        known.new_messages(("alice", str(number), "t"), 0, 0, 1, number)
     assert len(known) == 3
-    assert known.get(("alice", "0", "t")) is None
+    assert known.get(("alice", "1", "t")) is None
+    assert known.get(("alice", "2", "t")) is not None
+
+
+def test_one_owner_does_not_push_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 6)
+    known = Identities(Journal({}, keeps=False))
+    few = [("bob", "1", "t"), ("carol", "1", "t"), ("carol", "2", "t")]
+    for key in few:
+        known.new_messages(key, 0, 0, 1, 0)
+    for number in range(50):
+        known.new_messages(("mallory", str(number), "t"), 0, 0, 1, number)
+    assert len(known) == 6
+    assert all(known.get(key) is not None for key in few)
+    kept = [number for number in range(50) if known.get(("mallory", str(number), "t")) is not None]
+    assert kept == [47, 48, 49]
+    for number in range(4):  # each of the three has two in the end
+        known.new_messages(("bob", str(number), "t"), 0, 0, 1, 100)
+    assert len(known) == 6
+    assert [number for number in range(4) if known.get(("bob", str(number), "t")) is not None] == [2, 3]
+    assert [number for number in range(50) if known.get(("mallory", str(number), "t")) is not None] == [48, 49]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 9)), max_size=60))
+def test_the_counts_of_owners_are_right(senders: list[tuple[str, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 8)
+        known = Identities(Journal({}, keeps=False))
+        for now_us, (owner, number) in enumerate(senders):
+            known.new_messages((owner, str(number), "t"), 0, 0, 1, now_us)
+            counts = Counter(key[0] for key in known._known)
+            assert {name: len(keys) for name, keys in known._of_owner.items()} == counts
+            assert known._most == max(counts.values())
+            assert {name: count for count, names in known._owners_with.items() for name in names} == counts
+            assert len(known) <= 8
+
+
+def test_an_open_alone_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves no row, and costs nobody else his place; yet a newer run retires one that has sent nothing either."""
+    monkeypatch.setattr(identities, "MAX_BEGUN", 3)
+    world = DurableWorld()
+    alice, bob = world.client("alice"), world.client("bob")
+    alice.publish(alice.open("orders", 2, publisher="till", epoch=3), b"0", qos=2, sequence=0)
+    for number in range(9):
+        bob.open("orders", 2, publisher=f"p{number}", epoch=2**63 - 1)
+    assert set(world.keeping.of("identity")) == {("alice", "till", "orders")}
+    assert bob.refused_open("orders", 2, publisher="p8", epoch=1) is Code.STALE_EPOCH
+    bob.open("orders", 2, publisher="p0", epoch=1)
+    assert alice.refused_open("orders", 2, publisher="till", epoch=2) is Code.STALE_EPOCH
 
 
 # -- through the broker -----------------------------------------------------------------------------------------------

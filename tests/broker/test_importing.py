@@ -56,11 +56,23 @@ def test_they_are_appended_once_and_delivered() -> None:
     assert late.payloads == [b"c"]
 
 
-def test_one_without_messages_is_remembered_too() -> None:
+def test_one_without_messages_is_done_and_not_remembered() -> None:
+    """There is nothing in it that could come twice; so nobody fills the memory with them, or ends a query by one."""
     world = DurableWorld()
-    assert bring(world, 1) == [Imported(1)]
-    world.restart()
+    assert bring(world, 1, entry(b"a")) == [Imported(1, count=1)]
+    assert bring(world, importing.LAST_BATCH) == [Imported(1)]
+    assert bring(world, 0, query="other") == [Imported(1)]
+    assert set(world.keeping.of("query")) == {"q"}
+    assert bring(world, 2, entry(b"b")) == [Imported(1, first_offset=1, count=1)]
     assert bring(world, 1) == [Imported(1, was_known=True)]
+
+
+@pytest.mark.parametrize("batch", [-1, importing.LAST_BATCH + 1, 2**63, 2**64])
+def test_a_batch_that_nobody_counts_to_is_refused(batch: int) -> None:
+    world = DurableWorld()
+    assert "2^53" in bring(world, batch, entry(b"a"))[0].problem
+    assert world.keeping.next_offset == 0
+    assert bring(world, importing.LAST_BATCH, entry(b"a")) == [Imported(1, count=1)]
 
 
 def test_its_offset_is_behind_what_came_before_it_in_the_turn() -> None:
@@ -136,6 +148,46 @@ def test_queries_have_names_and_there_are_only_so_many(monkeypatch: pytest.Monke
     monkeypatch.setattr(importing, "MAX_QUERIES", 2)
     world = DurableWorld()
     assert "query" in bring(world, 1, query="x" * 300)[0].problem
-    assert [bring(world, 1, query=name)[0].problem for name in ("a", "b")] == ["", ""]
-    assert "no room" in bring(world, 1, query="c")[0].problem
-    assert bring(world, 2, query="a") == [Imported(1)]
+    assert [bring(world, 1, entry(b"x"), query=name)[0].problem for name in ("a", "b")] == ["", ""]
+    assert "no room" in bring(world, 1, entry(b"x"), query="c")[0].problem
+    assert bring(world, 2, entry(b"x"), query="a")[0].count == 1
+
+
+def test_the_query_that_was_silent_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only when it was silent for long: a repeat of its last batch would not be known any more."""
+    monkeypatch.setattr(importing, "MAX_QUERIES", 2)
+    world = DurableWorld()
+    bring(world, 7, entry(b"x"), query="old")
+    world.pass_s(60)
+    bring(world, 7, entry(b"x"), query="used")
+    world.pass_s(importing.QUERY_EXPIRY_US // 1_000_000 - 61)
+    assert "no room" in bring(world, 1, entry(b"x"), query="new")[0].problem
+    world.restart(after_s=2)
+    assert bring(world, 1, entry(b"x"), query="new")[0].problem == ""
+    assert set(world.keeping.of("query")) == {"used", "new"}
+    assert bring(world, 7, entry(b"x"), query="used") == [Imported(1, was_known=True)]
+    assert "no room" in bring(world, 8, entry(b"x"), query="old")[0].problem
+
+
+def test_one_that_fails_with_an_older_append_leaves_nothing_behind() -> None:
+    """It came in the turn in which the log said that the one before had failed, and was not under way yet."""
+    world = DurableWorld()
+    broker = world.server.broker
+    world.hold()
+    assert bring(world, 1, entry(b"x"), query="other") == []
+    broker.handle(Import(2, "mine", 7, [entry(b"x")]), world.now_us)
+    world.fail()
+    assert [(answer.key, answer.problem) for answer in answers(world)] == [(1, FULL), (2, FULL)]
+    world.pass_s(5)
+    assert world.keeping.of("query") == {}
+    assert bring(world, 7, entry(b"x"), query="mine") == [Imported(1, count=1)]
+
+
+def test_queries_whose_first_batch_failed_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importing, "MAX_QUERIES", 1)
+    world = DurableWorld()
+    world.keeping.is_full = True
+    assert bring(world, 1, entry(b"x"), query="a")[0].problem == FULL
+    world.keeping.is_full = False
+    world.pass_s(5)
+    assert bring(world, 1, entry(b"x"), query="b")[0].problem == ""

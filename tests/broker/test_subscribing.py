@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.broker.durable import DurableWorld
 from tests.broker.world import Peer, World
 
+from godwit.broker import subscribing
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTERS, MAX_TOPIC_LEVELS
@@ -184,7 +186,7 @@ def test_start_positions() -> None:
         ({"start": 0}, [b"0", b"1", b"2", b"3", b"4"]),
         ({"start": 2}, [b"2", b"3", b"4"]),
         ({"start": 4}, [b"4"]),  # in the middle of a batch
-        ({"start": 1_000_000}, []),
+        ({"start": 5}, []),
         ({"since_us": noon_us}, [b"3", b"4"]),
         ({"since_us": 0}, [b"0", b"1", b"2", b"3", b"4"]),
         ({"since_us": noon_us + 1}, []),
@@ -197,6 +199,18 @@ def test_start_positions() -> None:
     bob.subscribe("news", start=3)
     publisher.publish(channel, b"5")
     assert bob.payloads == [b"3", b"4", b"5"]  # history runs into the present
+
+
+def test_a_start_that_does_not_exist_yet_is_refused() -> None:
+    """The client knows another log, or a longer one: it must not wait in silence for what has other offsets."""
+    world = World()
+    publisher_of(world, "news", b"0", b"1")
+    bob = world.client("bob")
+    assert bob.refused_subscribe("other", start=3) is Code.NO_SUCH_OFFSET
+    assert "the log ends at 2" in bob.last(c.Error).text
+    assert world.server.broker.figures()["subscriptions"] == 0
+    assert "other" not in {topic.name for topic in bob.expect(c.Topics(request=70), c.TopicList).topics}
+    assert bob.subscribe("other", start=2).next_offset == 2
 
 
 # -- sessions and cursors ---------------------------------------------------------------------------------------------
@@ -337,3 +351,74 @@ def test_all_clients_together_have_so_many_filters(monkeypatch: pytest.MonkeyPat
     assert carol.refused_subscribe("a", cursor="2") == Code.TOO_MANY  # though the filter is there already
     world.pass_s(101)
     carol.subscribe("a", cursor="2")
+
+
+# -- starts by time ---------------------------------------------------------------------------------------------------
+
+
+def ask(peer: Peer, number: int) -> None:
+    peer.say(c.Subscribe(request=100 + number, subscription=number, filters=[f"t/{number}/#"], since_us=1))
+
+
+def subscribed(peer: Peer) -> list[int]:
+    return [reply.subscription for reply in peer.all(c.Subscribed)]
+
+
+def test_a_client_has_few_starts_looked_up_at_once_and_few_that_wait() -> None:
+    world = DurableWorld()
+    bob = world.client("bob")
+    world.log.has_slow_reader = True
+    most = subscribing.LOOKUPS_AT_ONCE + subscribing.MAX_TO_LOCATE
+    for number in range(most + 5):
+        ask(bob, number)
+    world.run()
+    assert len(world.log.questions) == subscribing.LOOKUPS_AT_ONCE
+    assert [error.code for error in bob.all(c.Error)] == [Code.TOO_MANY] * 5
+    while world.log.questions:
+        world.answer_one()
+        assert len(world.log.questions) <= subscribing.LOOKUPS_AT_ONCE
+    assert subscribed(bob) == list(range(most))
+    ask(bob, 500)
+    world.run()
+    world.answer_one()
+    assert subscribed(bob)[-1] == 500
+
+
+def test_a_lookup_that_was_given_up_counts_until_it_is_answered() -> None:
+    world = DurableWorld()
+    bob = world.client("bob")
+    world.log.has_slow_reader = True
+    for number in range(30):
+        ask(bob, number)
+        if number % 2:
+            bob.say(c.Unsubscribe(request=200 + number, subscription=number))
+    world.run()
+    assert len(bob.all(c.Done)) == 15
+    assert len(world.log.questions) == subscribing.LOOKUPS_AT_ONCE
+    while world.log.questions:
+        world.answer_one()
+    assert subscribed(bob) == list(range(0, 30, 2))
+
+
+def test_there_must_be_room_before_a_start_is_looked_up() -> None:
+    world = DurableWorld(Settings(max_subscriptions=2))
+    bob = world.client("bob")
+    bob.subscribe("a")
+    bob.subscribe("b")
+    world.log.has_slow_reader = True
+    assert bob.refused_subscribe("c", since_us=1) is Code.TOO_MANY
+    assert not world.log.questions
+
+
+def test_who_leaves_has_no_more_looked_up() -> None:
+    world = DurableWorld()
+    bob = world.client("bob", session_expiry_s=100)
+    world.log.has_slow_reader = True
+    for number in range(20):
+        ask(bob, number)
+    world.run()
+    bob.leave()
+    for _ in range(subscribing.LOOKUPS_AT_ONCE):
+        world.answer_one()
+    assert not world.log.questions
+    assert world.server.broker.figures()["subscriptions"] == 0

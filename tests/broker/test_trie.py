@@ -80,6 +80,11 @@ class TrieMachine(RuleBasedStateMachine):
     def has_the_size(self) -> None:
         assert len(self.trie) == len(set(self.pairs))
 
+    @rule(filter=filters)
+    def contains(self, filter: str) -> None:
+        for one in {filter, *[pair[0] for pair in self.pairs]}:
+            assert (one in self.trie) == any(one == pair[0] for pair in self.pairs)
+
     def teardown(self) -> None:
         for filter, value in self.pairs:
             self.trie.remove(filter, value)

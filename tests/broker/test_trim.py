@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.broker.trim import longest_message, without_first
+from godwit.broker.trim import longest_message, payload_bytes, without_first
 from godwit.wire.batch import Batch, decode_batch, decode_head, encode_batch, encode_head
 from godwit.wire.entry import Entry
 
@@ -44,3 +44,8 @@ def test_the_longest_message_is_found(payloads: list[bytes], extension: bytes | 
     deltas = tuple(range(len(payloads))) if timed else None
     entry = entry_of(Batch(payloads, 5, 1, deltas_us=deltas, extension=extension))
     assert longest_message(entry.flags, entry.count, entry.rest) == max(map(len, payloads))
+
+
+@given(st.lists(st.binary(max_size=30), min_size=1, max_size=9))
+def test_the_payload_of_a_plain_batch_is_counted_exactly(payloads: list[bytes]) -> None:
+    assert payload_bytes(entry_of(Batch(payloads, 5, 1))) == sum(map(len, payloads))

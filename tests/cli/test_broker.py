@@ -163,7 +163,7 @@ def test_bad_input_is_one_line(tmp_path: Path, address: str) -> None:
     assert "--memory keeps no folder" in error_of("broker", "--memory", "--data", str(tmp_path))
     assert "--memory keeps no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")
     data = ("--listen", "127.0.0.1:0", "--data", str(path))  # a file
-    assert error_of("broker", *data).startswith(f"the data folder {path} cannot be used: ")
+    assert error_of("broker", *data).startswith(f"{path} is a file: give the folder")
 
 
 def test_the_command_line_comes_before_the_file(tmp_path: Path) -> None:
@@ -193,6 +193,7 @@ def test_a_broker_is_durable_by_default_and_serves_an_archive(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     with running("broker", "--listen", "127.0.0.1:0") as command:
         assert re.fullmatch(r"archive on grpc://127\.0\.0\.1:\d+", command.out.line())
+        assert "log in godwit-data: no messages" in command.out.line()
         assert re.fullmatch(r"listening on udp://127\.0\.0\.1:\d+", command.out.line())
         assert (tmp_path / "godwit-data" / "log.sqlite").exists()
         assert command.interrupt() == 0

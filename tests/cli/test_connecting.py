@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from tests.cli.real import broker, running
+import typer
+from tests.cli.real import broker, needs_posix, running, subscribed
 
 from godwit.cli import connecting
 from godwit.cli.connecting import Target, ask, check_qos, connected, guarded, read_secret, run, tell
-from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, UsageError
+from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, NameInUseError, UsageError
 from godwit.net.connect import AsyncClient, connect
 
 
@@ -165,6 +168,62 @@ def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
             assert str(refused.value).endswith(ends)
         with pytest.raises(AccessError, match=r"own$"):
             ask(Target(address, timeout_s=5.0), lambda client: client.publish("$a", "x"))
+
+
+@needs_posix
+def test_who_waits_for_a_name_is_not_told_that_there_is_no_broker(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its holder was killed, and the broker does not know that yet."""
+    monkeypatch.setattr(connecting, "SILENCE_S", 0.2)
+    monkeypatch.setattr(connecting, "ANSWER_SILENCE_S", 0.2)
+    with broker() as address:
+        for target, what in (
+            (Target(address, "one"), "the name 'one'; waiting"),
+            (Target(address, "two", timeout_s=20.0, is_cursor=True), "the cursor 'two'; waiting, for 20 s in all"),
+        ):
+            name = str(target.name)
+            with running("sub", name, "--name", name, "--broker", address) as holder:
+                subscribed(address, name)
+                holder.process.kill()
+                assert ask(target, AsyncClient.ping) > 0
+            assert capsys.readouterr().err == (
+                f"godwit: the broker at {address} answers, but another connection still seems to hold {what} "
+                "(Ctrl-C ends)\n"
+            )
+
+
+def test_a_cursor_that_somebody_uses(address: str) -> None:
+    async def main(target: Target) -> None:
+        async with connect(address, name="used"), connected(target):
+            pass
+
+    with pytest.raises(NameInUseError, match="the name 'used' is in use"):
+        run(main(Target(address, "used")))
+    with pytest.raises(
+        NameInUseError, match=r"the cursor 'used' is in use by another client .* or name another cursor"
+    ):
+        run(main(Target(address, "used", is_cursor=True)))
+
+
+@needs_posix
+@pytest.mark.parametrize("types", [True, False])
+def test_sigterm_ends_it_as_ctrl_c_does(address: str, types: bool) -> None:
+    async def names() -> set[str]:
+        async with connect(address) as client:
+            return {each.name for each in await client.clients()}
+
+    async def main() -> None:
+        async with connected(Target(address, "terminated", session_expiry_s=0)):
+            assert "terminated" in await names()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+    with pytest.raises(typer.Exit) as ended:
+        run(main(), types=types)
+    assert ended.value.exit_code == 143
+    assert "terminated" not in asyncio.run(names())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_broker_that_is_lost_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -92,6 +94,19 @@ def test_nothing_is_replaced_unasked(data: str, tmp_path: Path) -> None:
     path.write_text("mine")
     assert "is there already" in error_of("log", "export", "--output", str(path), "--data", data)
     assert path.read_text() == "mine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it has a disk that is always full")
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_full_disk_is_told_in_the_systems_words(data: str, tmp_path: Path, form: str) -> None:
+    part = tmp_path / f".godwit-{os.getpid()}.part"
+    part.symlink_to("/dev/full")
+    path = tmp_path / f"x.{form}"
+    assert error_of("log", "export", "--output", str(path), "--data", data) == (
+        f"cannot write {path}: No space left on device; nothing is left of it"
+    )
+    assert not path.exists()
+    assert not part.is_symlink()
 
 
 def test_damage_is_told_and_the_rest_is_there(data: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from tests.cli.real import Running, error_of, eventually, godwit, lines, needs_p
 
 from godwit.cli import log_upkeep
 from godwit.cli.log_upkeep import missing_of
+from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.recover import LOST_END, Recovered
 from godwit.store.verify import Verdict
 from godwit.wire.changes import TopicKept
@@ -105,7 +106,7 @@ def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
 
 
 def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = Verdict(LOG_ID, 0, 1, 1, 1, 1, [], [f"problem {number}" for number in range(5)])
+    verdict = Verdict(LOG_ID, 0, 1, 1, 1, 1, [], [], [f"problem {number}" for number in range(5)])
     monkeypatch.setattr(log_upkeep, "verify", lambda path, progress: verdict)
     (text,) = lines(godwit("log", "verify", "--data", str(data)).stderr)
     assert "log.sqlite: problem 0; problem 1; problem 2; and 2 problems more. Stop the broker" in text
@@ -114,6 +115,34 @@ def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch
 def test_verify_what_is_no_log_any_more(data: Path) -> None:
     ruin(data)
     assert "godwit log recover" in error_of("log", "verify", "--data", str(data))
+
+
+def test_verify_a_recovered_log(data: Path) -> None:
+    """What is lost is known, and nothing more can be done about it."""
+    hurt(data, 8)
+    assert godwit("log", "recover", "--data", str(data)).returncode == 0
+    result = godwit("log", "verify", "--data", str(data))
+    assert result.returncode == 0, result.stderr
+    assert lines(result.stdout)[1] == (
+        "everything is intact, but for offsets 8 to 11: they were lost earlier, and godwit log recover gave them up"
+    )
+    found = json.loads(godwit("log", "verify", "--json", "--data", str(data)).stdout)
+    assert (found["is_sound"], found["damaged"], found["given_up"]) == (True, [], [[8, 12]])
+
+
+def test_no_command_does_what_a_file_says(data: Path, tmp_path: Path) -> None:
+    """A view without an end in the place of the blocks; `recover` looks at bytes alone."""
+    change(
+        data,
+        "ALTER TABLE blocks RENAME TO old; CREATE VIEW blocks AS WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL "
+        "SELECT n + 1 FROM r) SELECT n first_offset, 0 end_offset, 0 received_us, 0 until_us, 0 seal, x'' topics, "
+        "x'' body FROM r",
+    )
+    for command in ("info", "tail", "verify", "compact", "backup"):
+        more = ["--output", str(tmp_path / "copy")] if command == "backup" else []
+        assert "in it is not ours" in error_of("log", command, *more, "--data", str(data))
+    assert godwit("log", "recover", "--data", str(data)).returncode == 0
+    assert len(payloads(data)) == 30
 
 
 # -- recover ----------------------------------------------------------------------------------------------------------
@@ -154,8 +183,8 @@ def test_recover_tells_what_else_is_lost(data: Path) -> None:
     [
         ([], 30, "nothing that was in the log"),
         ([(5, 7), (29, 30)], 30, "offsets 5 to 6, 29"),
-        ([(30, 30 + LOST_END)], 30 + LOST_END, "perhaps some behind offset 29: the end was not readable"),
-        ([(5, 7), (30, 30 + LOST_END)], 30 + LOST_END, "offsets 5 to 6, and perhaps some behind offset 29"),
+        ([(30, 30 + LOST_END)], 30 + LOST_END, "perhaps some from offset 30 on: the end was not readable"),
+        ([(5, 7), (30, 30 + LOST_END)], 30 + LOST_END, "offsets 5 to 6, and perhaps some from offset 30 on"),
         ([(5, 5 + LOST_END)], 6 + LOST_END, f"offsets 5 to {LOST_END + 4:,}"),
     ],
 )
@@ -167,9 +196,10 @@ def test_what_is_missing(missing: list[tuple[int, int]], next_offset: int, text:
 
 def test_recover_keeps_every_damaged_file(data: Path) -> None:
     for number in range(3):
+        hurt(data, 4 * number)
         found = json.loads(godwit("log", "recover", "--json", "--data", str(data)).stdout)
         assert found["kept"] == str(data / f"log.sqlite.damaged{'' if not number else f'-{number + 1}'}")
-        assert (found["messages"], found["missing"]) == (30, [])
+        assert found["messages"] == 26 - 4 * number
     assert sorted(path.name for path in data.iterdir() if path.name.startswith("log")) == [
         "log.sqlite",
         "log.sqlite.damaged",
@@ -187,11 +217,53 @@ def test_recover_takes_the_wal_into_account_and_away(data: Path, tmp_path: Path)
         for path in data.glob("log.sqlite*"):
             (killed / path.name).write_bytes(path.read_bytes())
     assert (killed / "log.sqlite-wal").stat().st_size
+    ruin(killed)
     assert godwit("log", "recover", "--data", str(killed)).returncode == 0
     assert payloads(killed)[-1] == "in the WAL"
     assert (killed / "log.sqlite.damaged-wal").exists()
     with opened(killed) as store:
         assert store.next_offset == 31
+
+
+def test_recover_leaves_a_sound_log_alone(data: Path) -> None:
+    for name in ("lock", "stages"):
+        (data / name).rename(data.parent / name)
+    before = (data / "log.sqlite").stat()
+    result = godwit("log", "recover", "--data", str(data))
+    assert result.returncode == 0
+    assert lines(result.stdout) == [f"{data}/log.sqlite: nothing is damaged; it is left as it is"]
+    found = json.loads(godwit("log", "recover", "--json", "--data", str(data)).stdout)
+    assert (found["is_sound"], found["kept"]) == (True, None)
+    assert (data / "log.sqlite").stat().st_ino == before.st_ino
+    assert own_names(data) == ["lock", "log.sqlite"]
+
+
+def test_recover_names_a_wal_that_is_alone(data: Path) -> None:
+    (data / "log.sqlite").rename(data / "log.sqlite-wal")
+    assert "has log.sqlite-wal, with messages in it, but no log.sqlite" in error_of(
+        "log", "recover", "--data", str(data)
+    )
+
+
+@pytest.mark.parametrize("command", ["verify", "backup"])
+def test_a_broker_is_let_empty_its_wal(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Between two pieces, if it has become too long; not for ever."""
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            monkeypatch.setattr(log_upkeep, "_size", lambda path: 0)
+
+    monkeypatch.setattr(log_upkeep, "_size", lambda path: TRUNCATE_BYTES + 1)
+    monkeypatch.setattr(time, "sleep", sleep)
+    if command == "verify":
+        log_upkeep.run_verify(data, as_json=True)
+    else:
+        log_upkeep.run_backup(data, tmp_path / "copy", force=False, as_json=True)
+    assert len(waited) == 3
 
 
 def test_recover_where_nothing_can_be_saved(tmp_path: Path) -> None:
@@ -200,6 +272,37 @@ def test_recover_where_nothing_can_be_saved(tmp_path: Path) -> None:
     assert (tmp_path / "log.sqlite").read_bytes() == b"x" * 100_000
     assert not list(tmp_path.glob("*.damaged*"))
     assert not list(tmp_path.glob(".godwit*"))
+
+
+def test_recover_that_was_killed_does_not_hinder_the_next(data: Path) -> None:
+    for name in ("log.sqlite.saved", "log.sqlite.saved.draft"):
+        (data / name).write_bytes(b"left")
+    hurt(data, 8)
+    assert godwit("log", "recover", "--data", str(data)).returncode == 0
+    assert len(payloads(data)) == 26
+    assert not list(data.glob("*.saved*"))
+
+
+def test_a_recover_killed_in_the_middle_of_the_swap_loses_nothing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest message is in the WAL alone; the next who opens the folder finishes."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    with opened(data) as store:
+        store.append([entry("home/a", "in the WAL")])
+        for path in data.glob("log.sqlite*"):
+            (killed / path.name).write_bytes(path.read_bytes())
+    ruin(killed)
+    monkeypatch.setattr("godwit.store.folder.sync", lambda path: 1 / 0)  # behind the WAL's end, before the new file
+    with pytest.raises(ZeroDivisionError):
+        log_upkeep.run_recover(killed, as_json=True)
+    monkeypatch.undo()
+    assert not (killed / "log.sqlite-wal").exists()
+    with opened(killed) as store:
+        assert store.next_offset == 31
+    assert payloads(killed)[-1] == "in the WAL"
+    assert (killed / "log.sqlite.damaged-wal").stat().st_size
 
 
 @pytest.mark.parametrize("command", ["recover", "compact"])
@@ -279,6 +382,8 @@ def test_backup_goes_into_no_log_that_is_used(data: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", ["verify", "recover", "compact", "backup"])
 def test_ctrl_c_ends_it_at_once_and_leaves_all_as_it_was(large: Path, tmp_path: Path, command: str) -> None:
     """At a moment that differs from run to run: whether the work was done or not, nothing is left half-way."""
+    if command == "recover":
+        hurt(large, 0)
     before = (large / "log.sqlite").stat().st_ino
     out = tmp_path / "copy"
     names = own_names(large)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -90,3 +91,21 @@ def test_the_system_says_no(tmp_path: Path) -> None:
     with pytest.raises(GodwitError, match=r"cannot write .*export.jsonl: No such file"), new_file(path, force=False):
         pass  # nothing was written
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_words_of_a_library_do_not_come_out(tmp_path: Path) -> None:
+    path = tmp_path / "export.parquet"
+    with pytest.raises(GodwitError, match=r"export.parquet: No space left on device; "), new_file(path, force=False):
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
+    with pytest.raises(GodwitError, match=r"export.parquet: all that is known; "), new_file(path, force=False):
+        raise OSError("all that is known")
+
+
+def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *, missing_ok: bool) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    path = tmp_path / "export.jsonl"
+    with pytest.raises(GodwitError, match=r"cannot write .*: Read-only file system; "), new_file(path, force=False):
+        raise OSError(errno.EROFS, "Read-only file system")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.cli.real import GODWIT, broker, environment, error_of, eventually, godwit, needs_posix, running, subscribed
 
-from godwit.cli.pub import reached_text
+from godwit.cli.pub import lines_done, reached_text
 
 if sys.platform != "win32":
     from tests.cli.terminal import terminal
@@ -229,6 +229,43 @@ def test_a_message_that_is_too_large_for_this_broker(tmp_path: Path) -> None:
         assert "1000" in error_of("pub", "a", "x" * 1001, "--broker", address)
         assert "1000" in error_of("pub", "a", "--lines", "--broker", address, input=b"x\n" + b"x" * 1001)
         assert godwit("pub", "a", "x" * 1000, "--broker", address).returncode == 0
+
+
+def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text("[limits]\nmessage_bytes = 1000\n")
+
+    def messages() -> int:
+        found = godwit("topics", "list", "pub/middle", "--json", "--broker", address).stdout
+        return int(json.loads(found)["messages"]) if found else 0
+
+    with broker("--config", str(config)) as address:
+        with running("pub", "pub/middle", "--lines", "--broker", address) as pub:
+            pub.write("one\ntwo\n")
+            eventually(lambda: messages() == 2)
+            pub.write("x" * 1001 + "\n")
+            pub.close_input()
+            assert pub.wait() == 1
+            assert pub.err.line().endswith(" (the first 2 lines were confirmed)")
+        long = b"x" * (16 * 1024 * 1024 + 1)
+        with running("pub", "pub/middle", "--lines", "--broker", address) as pub:
+            pub.write("three\n")
+            eventually(lambda: messages() == 3)
+            pub.write(long.decode())
+            assert pub.wait() == 1
+            assert pub.err.line() == (
+                "godwit: line 2 of standard input is longer than 16,777,216 bytes, the most that a message holds; "
+                "cut it, or send it with --file (the first line was confirmed)"
+            )
+        assert error_of("pub", "$own", "--lines", "--broker", address, input=b"x").endswith(" (no line was confirmed)")
+        assert error_of("pub", "a", "--lines", "--broker", address, input=b"x" * 1001).endswith("the broker takes 1000")
+    assert lines_done(2000) == "the first 2,000 lines were"
+
+
+def test_what_qos_2_promises_is_said_as_it_is() -> None:
+    text = " ".join(godwit("pub", "--help").stdout.decode().replace("│", "").split())
+    assert "2: in the log exactly once" in text
+    assert "2 (in the log exactly once)" in error_of("pub", "a", "x", "--qos", "3")
 
 
 def test_a_name_that_somebody_has(address: str) -> None:

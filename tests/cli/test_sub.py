@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.fake_client import message
+from tests.cli.logs import opened, write_log
 from tests.cli.real import (
     GODWIT,
     broker,
@@ -145,6 +146,39 @@ def test_ctrl_c_ends_it_at_once(address: str) -> None:
         assert sub.interrupt() == 130
         assert time.monotonic() - began < 2.0
         assert (sub.out.rest(), sub.err.rest()) == ([], [])
+
+
+@needs_posix
+def test_sigterm_says_goodbye(address: str) -> None:
+    """Else the name would be held, and whoever comes next would have to wait for it."""
+    with running("sub", "sub/terminate", "--cursor", "terminate", "--broker", address) as sub:
+        subscribed(address, "sub/terminate")
+        sub.process.terminate()
+        assert sub.wait() == 143
+        assert (sub.out.rest(), sub.err.rest()) == ([], [])
+    clients = map(json.loads, lines(godwit("clients", "--json", "--broker", address).stdout))
+    assert [each["address"] for each in clients if each["name"] == "terminate"] == [""]
+
+
+def test_a_cursor_in_use_is_called_a_cursor(address: str) -> None:
+    with running("sub", "sub/held", "--cursor", "held", "--broker", address):
+        subscribed(address, "sub/held")
+        text = error_of("sub", "sub/held", "--cursor", "held", "--broker", address)
+        assert text.startswith("the cursor 'held' is in use by another client")
+        text = error_of("sub", "sub/held", "--cursor", "other", "--name", "held", "--broker", address)
+        assert text.startswith("the name 'held' is in use by another client")
+
+
+def test_what_was_missed_is_the_most_that_it_can_be(tmp_path: Path) -> None:
+    """The broker counts all offsets that are gone, of whatever topic."""
+    data = tmp_path / "data"
+    write_log(data, [[("sub/gap", "one")], [("sub/other", "two")], [("sub/gap", "three")]])
+    with opened(data) as store:
+        store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset < 2")
+    with broker("--data", str(data), "--archive", "none") as address:
+        found = godwit("sub", "sub/gap", "--from", "0", "--count", "1", "--broker", address)
+    assert lines(found.stdout) == ["sub/gap: three"]
+    assert lines(found.stderr) == ["godwit: missed up to 2 messages"]
 
 
 @needs_posix

@@ -22,6 +22,11 @@ def test_create(address: str) -> None:
     assert "topics/created" in error_of("topics", "create", "topics/created", "--broker", address)
 
 
+def test_the_figures_are_said_to_outlive_the_broker() -> None:
+    text = " ".join(godwit("topics", "list", "--help").stdout.decode().split())
+    assert "with their figures since each was created" in text
+
+
 def test_list(known: str) -> None:
     rows = lines(godwit("topics", "list", "topics/+", "--broker", known).stdout)
     assert rows[0].split() == [

@@ -95,6 +95,19 @@ def test_one_sends_a_file_and_the_other_receives_it(tmp_path: Path) -> None:
     assert (tmp_path / "inbox" / "data.bin").read_bytes() == source.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "path", "text"),
+    [("send_file.py", "missing", "cannot read"), ("receive_file.py", "file", "file")],
+)
+def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, name: str, path: str, text: str) -> None:
+    (tmp_path / "file").write_bytes(b"no folder")
+    with broker_in_thread() as url:
+        code, out, err = run(name, str(tmp_path / path), url)
+    assert (code, out) == (1, "")
+    assert text in err
+    assert err.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["send_file.py", "receive_file.py"])
 def test_without_arguments_an_example_says_what_it_needs(name: str) -> None:
     code, out, err = run(name)

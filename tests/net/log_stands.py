@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from godwit.broker.broker import Broker
-from godwit.broker.effects import Append, BrokerEvent
+from godwit.broker.effects import Append, BrokerEvent, Locate, Read
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry, Slice
+from godwit.transport.connection import State
 
 PATIENCE_S = 20.0
 
@@ -22,6 +23,30 @@ def entry(count: int = 1, size_bytes: int = 4, topic: str = "news") -> Entry:
 def append(*counts: int) -> Append:
     """With entries of so many messages."""
     return Append([entry(count) for count in counts])
+
+
+class Asker:
+    """A client: its connection and its link in one, as far as a log looks at them."""
+
+    def __init__(self) -> None:
+        self.connection: Any = self
+        self.state = State.OPEN
+
+    def read(self, offset: int, max_bytes: int = 100_000) -> Read:
+        """For a subscription of its own, which waits for the answer."""
+        feed: Any = _Feed(self)
+        question = feed.reading = Read(feed, offset, max_bytes)
+        return question
+
+    def locate(self, time_us: int) -> Locate:
+        request: Any = None
+        return Locate(self.connection, request, time_us)
+
+
+class _Feed:
+    def __init__(self, link: Asker) -> None:
+        self.link: Asker | None = link
+        self.reading: Read | None = None
 
 
 class DiskStore(MemoryStore):
@@ -37,16 +62,29 @@ class DiskStore(MemoryStore):
         self.errors: list[Exception | None] = []
         """For the next appends, one each."""
         self.changes: list[list[Change]] = []
-        self.wal_bytes = 0
-        """The file's length."""
+        self._wal_bytes = 0
+        self.wal_errors: list[Exception] = []
+        """For the next looks at the file's length."""
         self.wal_bytes_a_commit = 0
         self.checkpoints: queue.Queue[bool] = queue.Queue()
         """Each with whether it truncated."""
         self.checkpoint_error: Exception | None = None
         self.blocked_wal_bytes = 0
         """What cannot be cut off, because of a reader."""
+        self.close_error: Exception | None = None
         self.is_closed = False
         self.threads: set[str] = set()
+
+    @property
+    def wal_bytes(self) -> int:
+        """The file's length."""
+        if self.wal_errors:
+            raise self.wal_errors.pop(0)
+        return self._wal_bytes
+
+    @wal_bytes.setter
+    def wal_bytes(self, value: int) -> None:
+        self._wal_bytes = value
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
         self._note_thread()
@@ -57,7 +95,7 @@ class DiskStore(MemoryStore):
         if error is not None:
             raise error
         self.changes.append(list(changes))
-        self.wal_bytes += self.wal_bytes_a_commit
+        self._wal_bytes += self.wal_bytes_a_commit
         return super().append(entries, changes)
 
     def checkpoint(self, *, truncate: bool) -> None:
@@ -66,11 +104,13 @@ class DiskStore(MemoryStore):
         if self.checkpoint_error is not None:
             raise self.checkpoint_error
         if truncate:
-            self.wal_bytes = min(self.wal_bytes, self.blocked_wal_bytes)
+            self._wal_bytes = min(self._wal_bytes, self.blocked_wal_bytes)
 
     def close(self) -> None:
         self._note_thread()
         self.is_closed = True
+        if self.close_error is not None:
+            raise self.close_error
 
     def _note_thread(self) -> None:
         self.threads.add(threading.current_thread().name)
@@ -82,10 +122,19 @@ class DiskReader:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
         self.error: Exception | None = None
+        self.close_error: Exception | None = None
         self.is_closed = False
         self.has_read = threading.Event()
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.reads: list[int] = []
+        """Where."""
+        self.looks: list[int] = []
+        """For which times."""
 
     def read(self, offset: int, max_bytes: int) -> Slice:
+        self.reads.append(offset)
+        assert self.may_read.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
         found = self._store.read(offset, max_bytes)
@@ -93,10 +142,13 @@ class DiskReader:
         return found
 
     def offset_at(self, time_us: int) -> int:
+        self.looks.append(time_us)
         return self._store.offset_at(time_us)
 
     def close(self) -> None:
         self.is_closed = True
+        if self.close_error is not None:
+            raise self.close_error
 
 
 class Answers:

@@ -15,7 +15,7 @@ from tests.net.log_stands import entry
 from tests.net.running import both_loops, run
 
 from godwit.broker.effects import Import, Imported, Notice
-from godwit.errors import DecodeError
+from godwit.errors import DecodeError, StorageError
 from godwit.net import archive_process
 from godwit.net.archive_process import NICENESS, ArchiveProcess, archive_command, read_stages
 from godwit.server.archive_pipe import join_blocks
@@ -46,6 +46,10 @@ for done in answers():
 PATIENCE_S = 20.0
 
 
+def command(code: str) -> list[str]:
+    return [sys.executable, "-c", ARCHIVE + code]
+
+
 class World:
     """The broker's side."""
 
@@ -53,11 +57,13 @@ class World:
         self.notices: list[Notice] = []
         self.imports: list[Import] = []
         self._changed = asyncio.Event()
-        self.archive = ArchiveProcess(
-            [sys.executable, "-c", ARCHIVE + code], folder, bring_in=self._bring_in, tell=self._tell
-        )
+        self.import_error: Exception | None = None
+        self.archive = ArchiveProcess(folder, bring_in=self._bring_in, tell=self._tell)
+        self.archive.run(command(code))
 
     def _bring_in(self, event: Import) -> None:
+        if self.import_error is not None:
+            raise self.import_error
         self.imports.append(event)
         self._changed.set()
 
@@ -83,7 +89,6 @@ class World:
 @asynccontextmanager
 async def keeping(folder: Path, code: str = LISTENS) -> AsyncIterator[World]:
     world = World(folder, code)
-    world.archive.start()
     try:
         yield world
     finally:
@@ -115,6 +120,7 @@ def test_it_runs_at_low_priority_and_ends_with_the_broker(
             pid = await world.pid()
             assert world.notices == [Notice("archive", f"archive on grpc://{pid}", {"url": f"grpc://{pid}"})]
             assert os.getpriority(os.PRIO_PROCESS, pid) == NICENESS
+            assert os.getpgid(pid) == pid  # Ctrl-C at the broker's terminal does not reach it
         assert not is_running(pid)
         await world.archive.stop()
 
@@ -145,12 +151,37 @@ def test_one_that_cannot_be_started_holds_nobody_up(tmp_path: Path) -> None:
             await asyncio.wait_for(world.archive.settled(), PATIENCE_S)
             await world.until(lambda: bool(world.texts("warning")))
             assert "exit code 3" in world.texts("warning")[0]
-        world = World(tmp_path, "")
-        world.archive._command = [str(tmp_path / "nowhere")]
-        world.archive.start()
-        await asyncio.wait_for(world.archive.settled(), PATIENCE_S)
-        assert "could not be started (No such file or directory)" in world.texts("warning")[0]
-        await world.archive.stop()
+            world.archive.run([str(tmp_path / "nowhere")])
+            await world.until(lambda: "could not be started (No such file or directory)" in world.notices[-1].text)
+
+    run(test)
+
+
+def test_why_it_does_not_get_ready_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_process, "FIRST_PAUSE_S", 0.01)
+    tries = tmp_path / "tries"
+    code = f"""
+import os, sys
+from godwit.server.archive_pipe import *
+with open({str(tries)!r}, "a") as file:
+    file.write(os.environ["GRPC_VERBOSITY"] + " ")
+if len(open({str(tries)!r}).read().split()) < 4:
+    os.write(1, encode_message(LogLine("warning", "the port is in use")))
+    sys.exit(1)
+"""
+
+    async def test() -> None:
+        async with keeping(tmp_path) as world:
+            await world.pid()
+            world.archive.run([sys.executable, "-c", code + ARCHIVE + LISTENS])
+            os.kill(await world.pid(2), signal.SIGKILL)  # which is news again
+            await world.pid(3)
+            assert world.texts("warning") == [
+                "archive: the port is in use",
+                "the archive ended with exit code 1: it is started again in 0.01 s; the broker goes on",
+                "the archive ended with exit code -9: it is started again in 0.08 s; the broker goes on",
+            ]
+        assert set(tries.read_text().split()) == {"NONE"}
 
     run(test)
 
@@ -175,6 +206,47 @@ def test_one_that_does_not_end_is_ended_by_force(tmp_path: Path, monkeypatch: py
             await world.until(lambda: bool(world.texts("log")))
             pid = await world.pid()
         assert not is_running(pid)
+
+    run(test)
+
+
+@both_loops
+def test_another_one_is_started_when_the_former_has_ended_and_none_when_none_is_wanted(
+    tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def test() -> None:
+        async with keeping(tmp_path) as world:
+            first = await world.pid()
+            world.archive.run(command(LISTENS))  # the same: it goes on
+            assert world.archive.url == f"grpc://{first}"
+            for code in ("\n0", "\n1", "\n2"):  # the last counts
+                world.archive.run(command(code + LISTENS))
+            assert world.archive.url == ""
+            second = await world.pid(2)
+            assert not is_running(first)
+            assert world.archive.url == f"grpc://{second}"
+            world.archive.run(None)
+            assert world.archive.url == ""
+            await world.archive.stop()  # at the same time: it waits for the end all the same
+            assert not is_running(second)
+            assert len(world.notices) == 2
+
+    run(test, loop)
+
+
+def test_something_unforeseen_is_told_and_another_one_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_process, "FIRST_PAUSE_S", 0.01)
+
+    def fail(self: ArchiveProcess, message: object) -> None:
+        monkeypatch.undo()
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(ArchiveProcess, "_on_ready", fail)
+
+    async def test() -> None:
+        async with keeping(tmp_path) as world:
+            assert is_running(await world.pid())
+            assert "something unforeseen (ValueError: a bug): it is started again in 0.01 s" in world.notices[0].text
 
     run(test)
 
@@ -243,6 +315,32 @@ def test_what_cannot_be_read_is_not_brought_in(tmp_path: Path) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("place", ["read_stages", "bring_in"])
+def test_a_commit_that_fails_in_an_unforeseen_way_is_answered_and_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    stage(tmp_path / "a", entry())
+    stage(tmp_path / "b", entry())
+
+    def fail(folder: Path, names: list[str]) -> None:
+        raise OverflowError("a bug")
+
+    async def test() -> None:
+        async with keeping(tmp_path, COMMITS) as world:
+            if place == "bring_in":
+                world.import_error = OverflowError("a bug")
+            else:
+                monkeypatch.setattr(archive_process, "read_stages", fail)
+            await world.until(lambda: len(world.texts("log")) == 2)
+            for number, text in enumerate(world.texts("log"), 1):
+                assert f"archive: {number} the commit failed" in text
+                assert "OverflowError: a bug" in text
+            assert len(world.texts("warning")) == 2
+            assert is_running(await world.pid())
+
+    run(test)
+
+
 def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "stages"
     folder.mkdir()
@@ -259,6 +357,13 @@ def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, mon
     (folder / "bad").write_bytes(data)
     with pytest.raises(DamagedBlockError):
         read_stages(folder, ["bad"])
+    with pytest.raises(StorageError) as missing:
+        read_stages(folder, ["missing"])
+    assert str(missing.value) == "No such file or directory; stage it again"  # a client hears this: no paths
+    monkeypatch.setattr(archive_process, "MAX_COMMIT_BATCHES", 2)
+    assert len(read_stages(folder, ["a", "b"])) == 2
+    with pytest.raises(DecodeError, match="more than 2 batches in one commit"):
+        read_stages(folder, ["a", "b", "a"])
     monkeypatch.setattr(archive_process, "MAX_IMPORT_BYTES", 100)
     with pytest.raises(DecodeError, match="make smaller batches"):
         read_stages(folder, ["a", "b"])

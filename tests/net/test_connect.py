@@ -24,6 +24,7 @@ from tests.net.running import (
 )
 
 from godwit.broker.access import Access, Rule
+from godwit.broker.admission import Admission
 from godwit.errors import (
     AccessError,
     AddressError,
@@ -135,6 +136,23 @@ def test_nobody_there_is_told_in_time() -> None:
                 async with connect(f"127.0.0.1:{silent.local_address[1]}", timeout_s=0.05):
                     pass
             assert time.monotonic() - began < 5
+
+    run(test)
+
+
+def test_a_broker_that_answers_and_does_not_let_in_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while another connection holds the name and gives no sign of life."""
+    monkeypatch.setattr(Admission, "login", lambda *arguments: None)
+
+    async def test() -> None:
+        async with service() as broker:
+            opening = connect(broker.urls[0], name="me", timeout_s=0.5)
+            waiting = asyncio.create_task(opening.__aenter__())
+            while not opening.is_answered:
+                assert not waiting.done()
+                await asyncio.sleep(0.01)
+            with pytest.raises(BrokerUnreachableError, match=r"answers, but has not let this client in within 0\.5 s"):
+                await waiting
 
     run(test)
 

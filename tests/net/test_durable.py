@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.net.log_stands import ListeningBroker
+from tests.net.log_stands import Asker, ListeningBroker
 from tests.net.running import run
 
-from godwit.broker.effects import Append, Committed, Found, Losing, Notice, Read
+from godwit.broker.effects import Append, Committed, Found, Losing, Notice
 from godwit.errors import DiskError, LogDamagedError, LogInUseError
+from godwit.limits import MIB
+from godwit.net import durable
 from godwit.net.durable import DurableLog
+from godwit.net.log_writer import COMMIT_BYTES
 from godwit.store.folder import DataFolder
 from godwit.store.retention import Rule
 from godwit.wire.batch import Batch, encode_batch
@@ -52,10 +56,6 @@ class World:
             self.log.work(NOW_US)
 
 
-def read(offset: int) -> Read:
-    return Read(None, offset, 100_000)  # type: ignore[arg-type]
-
-
 def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
     async def test() -> None:
         path = tmp_path / "deep" / "data"
@@ -71,9 +71,12 @@ def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
         second = World(path)
         assert (second.log.log_id, second.durable.reset_key) == (first.log.log_id, first.durable.reset_key)
         assert second.log.next_offset == 3
-        assert second.log.state().queries == {"q": 4}
-        second.log.read(read(1))
-        await second.until(lambda: second.broker.told == [Found(read(1), [(1, entry()), (2, entry())], 3)])
+        assert str(first.durable) == f"log in {path}: no messages, the next one has offset 0"
+        assert str(second.durable) == f"log in {path}: offsets 0 to 2"
+        assert second.log.state().queries == [QueryDone("q", 4)]
+        question = Asker().read(1)
+        second.log.read(question)
+        await second.until(lambda: second.broker.told == [Found(question, [(1, entry()), (2, entry())], 3)])
         await second.durable.close()
         assert not {thread.name for thread in threading.enumerate()} & {"godwit-log-writer", "godwit-log-reader"}
 
@@ -141,12 +144,88 @@ def test_rules_delete_and_can_be_changed(tmp_path: Path) -> None:
         world.broker.told.clear()
         world.durable.change_rules([Rule("b", max_age_s=60.0)])
         await world.until(lambda: any(isinstance(event, Losing) for event in world.broker.told))
-        world.log.read(read(0))
+        world.log.read(Asker().read(0))
         await world.until(lambda: isinstance(world.broker.told[-1], Found))
         found = world.broker.told[-1]
         assert isinstance(found, Found)
         assert [kept.topic for _, kept in found.entries] == ["a"]
         world.durable.change_rules([])
+        await world.durable.close()
+
+    run(test)
+
+
+def test_retention_keeps_up_with_a_broker_that_is_busy(tmp_path: Path) -> None:
+    max_bytes = 24 * MIB
+
+    async def test() -> None:
+        world = World(tmp_path, [Rule(max_bytes=max_bytes)])
+        longest_bytes = 0
+        for _ in range(10):
+            # As much as goes into a commit, again and again, without a pause.
+            for _ in range(4):
+                world.log.append(Append([entry(size_bytes=MIB // 2) for _ in range(8)]), NOW_US)
+            while world.log.held_bytes > 4 * MIB:
+                await world.until(lambda: Committed in map(type, world.broker.told))
+                world.broker.told.clear()
+            longest_bytes = max(longest_bytes, (tmp_path / "log.sqlite").stat().st_size)
+        await world.durable.close()
+        longest_bytes = max(longest_bytes, (tmp_path / "log.sqlite").stat().st_size)
+        assert max_bytes / 2 < longest_bytes < max_bytes + 3 * COMMIT_BYTES  # of 160 MiB
+
+    run(test)
+
+
+def test_retention_lets_commits_through_however_much_it_has_to_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "MOST_FREED_BYTES", MIB)
+
+    async def test() -> None:
+        world = World(tmp_path)
+        for _ in range(6):
+            world.log.append(Append([entry(size_bytes=MIB // 2) for _ in range(8)]), NOW_US)
+        await world.until(lambda: not world.log.held_bytes)
+        world.broker.told.clear()
+        world.durable.change_rules([Rule(max_bytes=4 * MIB)])
+        world.log.append(Append([entry()]), NOW_US)
+        await world.until(lambda: sum(isinstance(event, Losing) for event in world.broker.told) >= 4)
+        kinds = [type(event) for event in world.broker.told]
+        assert kinds.index(Committed) < 4  # not behind all of it
+        await world.durable.close()
+
+    run(test)
+
+
+def test_messages_that_a_clock_ahead_has_dated_grow_old_all_the_same(tmp_path: Path) -> None:
+    """The system's clock, which has been put right, would come there in ten years."""
+    now_us = time.time_ns() // 1000
+    ahead_us = now_us + 10 * 365 * 86_400 * 1_000_000
+
+    async def test() -> None:
+        world = World(tmp_path)
+        for received_us in (now_us - 3_600_000_000, ahead_us, ahead_us + 60_000_000):
+            world.log.append(Append([entry(received_us=received_us)]), NOW_US)
+            await world.until(lambda: not world.log.held_bytes)  # so each has its own block
+        world.broker.told.clear()
+        world.durable.change_rules([Rule(max_age_s=30)])
+        floors: set[int] = set()
+        while 2 not in floors:
+            await world.until(lambda: bool(world.broker.told))
+            floors |= {event.floor for event in world.broker.told if isinstance(event, Losing)}
+            world.broker.told.clear()
+        await world.durable.close()
+
+    run(test)
+
+
+def test_the_last_message_of_a_clock_ahead_grows_old_though_none_follows(tmp_path: Path) -> None:
+    ahead_us = time.time_ns() // 1000 + 10 * 365 * 86_400 * 1_000_000
+
+    async def test() -> None:
+        world = World(tmp_path, [Rule(max_age_s=0.2)])
+        world.log.append(Append([entry(received_us=ahead_us)]), NOW_US)
+        await world.until(lambda: Losing in map(type, world.broker.told))
         await world.durable.close()
 
     run(test)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from godwit.net.log_writer import (
     Job,
     LogWriter,
 )
-from godwit.wire.changes import QueryDone
+from godwit.wire.changes import Change, QueryDone
+from godwit.wire.entry import Entry
 
 FULL = DiskError("the disk is full: make room")
 BROKEN = LogDamagedError("the file is damaged: run godwit log recover")
@@ -157,10 +159,65 @@ def test_something_unforeseen_is_a_failure_like_any_other() -> None:
     with writing(store) as (writer, answers):
         put(writer, append(1))
         failed, notice = answers.next(2)
-        assert "ValueError: a bug" in failed.text
+        assert "not foreseen" in failed.text
+        assert "a bug" not in failed.text  # what is inside is for those who run the broker
         assert notice.kind == "warning"
+        assert "ValueError: a bug" in notice.text
         put(writer, append(1), era=1)
         assert answers.next(2)[0] == Committed(0)
+
+
+def test_what_cannot_be_written_at_all_fails_alone_and_is_not_to_be_tried_again() -> None:
+    poison = QueryDone("q", 2**63)
+
+    class Picky(DiskStore):
+        def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+            if poison in changes:
+                self.begun.put(-1)
+                raise OverflowError("int too large")
+            return super().append(entries, changes)
+
+    store = Picky(is_slow=True)
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        store.begun.get(timeout=PATIENCE_S)
+        put(writer, append(2))
+        put(writer, Append([entry(3)], [poison]))
+        put(writer, append(4))
+        store.may_end.release(10)
+        assert answers.next(2) == [Committed(0), Committed(1)]  # the second was joined with the bad one
+        guilty, notice, behind_it = answers.next(3)
+        assert "OverflowError: int too large" in notice.text
+        assert (guilty.is_lasting, behind_it) == (True, Failed(guilty.text))
+        assert notice.kind == "warning"
+        put(writer, append(4), era=1)
+        assert answers.next(1) == [Committed(3)]
+
+
+@pytest.mark.parametrize("error", [FULL, BROKEN, OSError("no memory"), MemoryError()])
+def test_what_is_the_disk_s_or_the_machine_s_fault_may_be_tried_again(error: Exception) -> None:
+    store = DiskStore()
+    store.errors = [error]
+    with writing(store) as (writer, answers):
+        put(writer, append(1))
+        assert answers.next(1)[0].is_lasting is False
+
+
+def test_clients_are_not_told_where_the_file_lies() -> None:
+    store = DiskStore()
+    path = Path("/secret/place/log.sqlite")
+    store.errors = [
+        DiskError(f"the log {path} cannot be written: the disk is full"),
+        LogDamagedError(f"the log {path} cannot be written: it is damaged"),
+    ]
+    with writing(store, path=path) as (writer, answers):
+        for era, reason in enumerate(("the disk is full", "it is damaged")):
+            put(writer, append(1), era)
+            failed, notice = answers.next(2)
+            assert failed.text == f"the broker's log cannot be written: {reason}"
+            assert f"the log {path} cannot be written: {reason}" in notice.text
+        put(writer, append(1), 2)
+        assert answers.next(1) == [Failed("the broker's log cannot be written: it is damaged")]
 
 
 def test_a_damaged_file_is_not_written_to_again() -> None:
@@ -205,14 +262,16 @@ def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_l
     store = DiskStore()
     store.wal_bytes = store.blocked_wal_bytes = TRUNCATE_BYTES + 1
     with writing(store) as (writer, answers):
-        for _ in range(3):
-            put(writer, append(1))
-            answers.next(1)
+        for _ in range(3):  # by itself, whether something is to be committed or not
             assert store.checkpoints.get(timeout=PATIENCE_S) is True
-        store.blocked_wal_bytes = 0
+        assert not writer.lets_read.is_set()
         put(writer, append(1))
-        answers.next(1)
-        assert store.checkpoints.get(timeout=PATIENCE_S) is True
+        assert answers.next(1) == [Committed(0)]
+        store.blocked_wal_bytes = 0
+        assert writer.lets_read.wait(PATIENCE_S)
+        assert store.wal_bytes == 0
+        while not store.checkpoints.empty():
+            assert store.checkpoints.get() is True
         put(writer, append(1))
         answers.next(1)
         assert store.checkpoints.empty()
@@ -292,6 +351,37 @@ def test_a_retention_that_fails_holds_nobody_up() -> None:
         assert answers.next(1) == [Committed(0)]
 
 
+def test_what_is_wrong_with_the_file_between_commits_is_told_and_ends_nothing() -> None:
+    store = DiskStore()
+    with writing(store) as (writer, answers):
+        store.wal_errors = [NotADirectoryError(20, "Not a directory")]
+        put(writer, append(1))
+        committed, notice = answers.next(2)
+        assert committed == Committed(0)
+        assert (notice.kind, "Not a directory" in notice.text) == ("warning", True)
+        put(writer, append(1))
+        assert answers.next(1) == [Committed(1)]
+
+
+def test_losses_that_cannot_be_told_keep_no_reader_waiting() -> None:
+    class Deaf(Answers):
+        def __call__(self, answers: list[Any]) -> None:
+            if any(isinstance(answer, Losing) for answer in answers):
+                raise RuntimeError("nobody listens")
+            super().__call__(answers)
+
+    store, answers = DiskStore(), Deaf()
+    steps = iter([[Losing([], 3)]])
+    writer = LogWriter(store, answers, retain=lambda now_us: next(steps, None))
+    writer.start()
+    assert "nobody listens" in answers.next(1)[0].text
+    assert writer.has_told_all.wait(PATIENCE_S)
+    put(writer, append(1))
+    assert answers.next(1) == [Committed(0)]
+    writer.end()
+    assert writer.join(PATIENCE_S)
+
+
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +407,7 @@ def test_the_end_commits_what_waits_and_empties_the_write_ahead_log() -> None:
 
 def test_the_end_comes_also_when_the_disk_fails() -> None:
     store = DiskStore(is_slow=True)
-    store.errors, store.checkpoint_error = [FULL], FULL
+    store.errors, store.checkpoint_error, store.close_error = [FULL], FULL, BROKEN
     answers = Answers()
     writer = LogWriter(store, answers)
     writer.start()
@@ -327,7 +417,8 @@ def test_the_end_comes_also_when_the_disk_fails() -> None:
     writer.end()
     store.may_end.release()
     assert writer.join(PATIENCE_S)
-    first, _, second, last = answers.next(4)
+    first, _, second, *last = answers.next(5)
     assert first == second == Failed(str(FULL))
-    assert "the log stays as it is" in last.text
+    assert "the log stays as it is: the disk is full" in last[0].text
+    assert "the log could not be closed: the file is damaged" in last[1].text
     assert store.is_closed

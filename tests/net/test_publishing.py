@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
-from tests.net.running import both_loops, broker_and_client, lossy, run, service
+from tests.net.running import both_loops, broker_and_client, configuration, lossy, run, service
 
 from godwit.broker.access import Access, Rule
 from godwit.client.packing import Payload, to_bytes
@@ -290,6 +290,27 @@ def test_a_refusal_is_told_to_the_next_call_of_a_fast_publisher() -> None:
             await client.ping()
             with pytest.raises(AccessError):
                 await publisher.ready()
+
+    run(test)
+
+
+def test_how_far_it_came_before_a_refusal() -> None:
+    async def test() -> None:
+        async with broker_and_client() as (broker, client):
+            publisher = client.publisher("closed/a")
+            for _ in range(3):
+                publisher.send(b"short")
+            assert publisher.confirmed_sequence == 0
+            await publisher.flush()
+            assert publisher.confirmed_sequence == 3
+            broker.reload(configuration(access=OPEN_BUT_SECRET))
+            publisher.send(b"refused")
+            with pytest.raises(AccessError):
+                await publisher.flush()
+            broker.reload(configuration())
+            publisher.send(b"short")
+            await publisher.flush()
+            assert (publisher.confirmed_sequence, publisher.next_sequence, publisher.unconfirmed) == (3, 5, 0)
 
     run(test)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 from tests.net.running import Notices, both_loops, configuration, restarted, run, service
 
 from godwit.archive.client import ArchiveClient
@@ -31,6 +32,7 @@ from godwit.errors import (
     UsageError,
 )
 from godwit.net import serve as serve_module
+from godwit.net.archive_process import ArchiveProcess
 from godwit.net.connect import connect
 from godwit.net.serve import Service
 from godwit.net.udp import UdpSocket
@@ -391,7 +393,7 @@ def test_other_rules_hold_at_once_and_another_folder_needs_a_restart(tmp_path: P
                     first = (await anext(messages)).offset or 0
             assert notices.texts("warning") == []
             broker.reload(replace(broker.configuration, data=tmp_path / "other"))
-            assert notices.texts("warning") == ["another folder for the log or another archive needs a restart"]
+            assert notices.texts("warning") == ["another folder for the log needs a restart of the broker"]
             assert broker.configuration.data == tmp_path
 
     run(test)
@@ -406,7 +408,8 @@ def test_the_archive_is_told_before_the_listeners_and_ends_with_the_broker(tmp_p
         async with Service(durable(tmp_path, is_on=True), notices=notices) as broker:
             await notices.until("listening")
             kinds = [kind for kind, _, _ in notices.seen]
-            assert kinds[:2] == ["archive", "listening"]
+            assert kinds[:3] == ["archive", "log", "listening"]
+            assert notices.texts("log") == [f"log in {tmp_path}: no messages, the next one has offset 0"]
             assert broker.archive_url.startswith("grpc://127.0.0.1:")
             assert notices.texts("archive") == [f"archive on {broker.archive_url}"]
             port = int(broker.archive_url.rpartition(":")[2])
@@ -504,9 +507,92 @@ def test_with_access_rules_an_archive_needs_tokens(tmp_path: Path) -> None:
     async def test() -> None:
         notices = Notices()
         async with Service(durable(tmp_path, is_on=True, access=READ_ONLY), notices=notices) as broker:
-            assert "no tokens for the archive, so it is not started" in notices.texts("warning")[0]
+            assert "no tokens for the archive, so it does not run" in notices.texts("warning")[0]
             assert broker.archive_url == ""
             assert notices.texts("listening")
+
+    run(test)
+
+
+def test_access_rules_that_come_with_a_new_configuration_reach_the_archive(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-token\n")
+
+    def info(url: str, token: str | None = None) -> dict[str, Any]:
+        with ArchiveClient(url, token=token) as archive:
+            return archive.info()
+
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path / "data", is_on=True), notices=notices) as broker:
+            await notices.until("archive")
+            was_open = broker.configuration
+            first_url = broker.archive_url
+            assert (await asyncio.to_thread(info, first_url))["next_offset"] == 0
+            closed = replace(was_open, settings=Settings(access=READ_ONLY))
+            broker.reload(closed)
+            assert "no tokens for the archive, so it does not run" in notices.texts("warning")[0]
+            assert broker.archive_url == ""
+            port = int(first_url.rpartition(":")[2])
+            with pytest.raises(OSError, match="refused"):  # noqa: PT012  # it takes a moment to end
+                while True:
+                    socket.create_connection(("127.0.0.1", port), timeout=5).close()
+                    await asyncio.sleep(0.01)
+            broker.reload(replace(closed, archive=ArchiveSection(token_file=tokens)))
+            await notices.until("archive", 2)
+            with pytest.raises(flight.FlightUnauthenticatedError, match="wants a token"):
+                await asyncio.to_thread(info, broker.archive_url)
+            assert (await asyncio.to_thread(info, broker.archive_url, "a-token"))["next_offset"] == 0
+            broker.reload(was_open)
+            await notices.until("archive", 3)
+            assert (await asyncio.to_thread(info, broker.archive_url))["next_offset"] == 0
+            broker.reload(replace(was_open, archive=ArchiveSection(is_on=False)))
+            assert broker.archive_url == ""
+            assert len(notices.texts("warning")) == 1
+
+    run(test)
+
+
+def test_an_archive_s_address_that_cannot_be_leaves_the_configuration_as_it_was(tmp_path: Path) -> None:
+    async def test() -> None:
+        notices = Notices()
+        async with Service(durable(tmp_path), notices=notices) as broker:
+            former = broker.configuration
+            wrong = replace(former, archive=ArchiveSection(listen="127.0.0.1:port"), settings=Settings(max_topics=1))
+            broker.try_reload(lambda: wrong)
+            assert "stays as it was" in notices.texts("warning")[0]
+            assert broker.configuration is former
+            with pytest.raises(AddressError):
+                broker.reload(wrong)
+            assert broker.server.broker.settings is former.settings
+
+    run(test)
+
+
+@pytest.mark.parametrize("part", ["_say_goodbye", "archive", "turn"])
+def test_whatever_goes_wrong_at_the_end_the_log_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    async def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    def fail_at_once(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async def test() -> None:
+        broker = Service(durable(tmp_path))
+        await broker.start()
+        with monkeypatch.context() as patch:
+            if part == "turn":
+                patch.setattr(broker.server, "turn", fail_at_once)
+            elif part == "archive":
+                patch.setattr(ArchiveProcess, "stop", fail)
+            else:
+                patch.setattr(broker, part, fail)
+            with pytest.raises(RuntimeError, match="a bug"):
+                await broker.stop()
+        assert not (tmp_path / "log.sqlite-wal").exists()
+        await (await restarted(broker)).stop()  # folder and port are free
 
     run(test)
 

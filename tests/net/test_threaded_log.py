@@ -6,12 +6,15 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.net.log_stands import PATIENCE_S, DiskReader, DiskStore, ListeningBroker, append, entry
+from tests.net.log_stands import PATIENCE_S, Asker, DiskReader, DiskStore, ListeningBroker, append, entry
 
-from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Losing, Notice, Read
+from godwit.broker.effects import Append, Committed, Failed, Found, Located, Losing, Notice, Read
 from godwit.errors import DiskError
 from godwit.net import threaded_log
+from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.net.threaded_log import READS_A_TURN, ThreadedLog
+from godwit.store.port import Slice
+from godwit.transport.connection import State as ConnectionState
 from godwit.wire.changes import State
 
 FULL = DiskError("the disk is full: make room")
@@ -73,11 +76,8 @@ def slow() -> Iterator[World]:
 
 
 def read(offset: int) -> Read:
-    return Read(None, offset, 1000)  # type: ignore[arg-type]
-
-
-def locate(time_us: int) -> Locate:
-    return Locate(None, None, time_us)  # type: ignore[arg-type]
+    """Of a client of its own."""
+    return Asker().read(offset, 1000)
 
 
 def test_it_is_the_store_s_log(world: World) -> None:
@@ -156,17 +156,19 @@ def test_reads_do_not_wait_for_a_commit(slow: World) -> None:
     log, store = slow.log, slow.store
     log.append(append(3), 5)
     store.begun.get(timeout=PATIENCE_S)
-    log.read(read(0))
-    log.locate(locate(7), 5)
+    question, lookup = read(0), Asker().locate(7)
+    log.read(question)
+    log.locate(lookup, 5)
     slow.work_until(2)
-    assert slow.broker.told == [Found(read(0), [], 0), Located(None, None, 0)]  # type: ignore[arg-type]
+    assert slow.broker.told == [Found(question, [], 0), Located(lookup.connection, lookup.request, 0)]
 
 
 def test_reads_are_handed_over_a_few_at_a_time(world: World) -> None:
     world.log.append(append(3), 5)
     world.work_until(1)
-    for _ in range(READS_A_TURN + 2):
-        world.log.read(read(0))
+    questions = [read(0) for _ in range(READS_A_TURN + 2)]
+    for question in questions:
+        world.log.read(question)
     while len(world.log._found) < READS_A_TURN + 2:
         threading.Event().wait(0.001)
     world.broker.told.clear()
@@ -174,15 +176,16 @@ def test_reads_are_handed_over_a_few_at_a_time(world: World) -> None:
     assert len(world.broker.told) == READS_A_TURN
     assert world.log.due_us == 0
     world.log.work(5)
-    assert world.broker.told == [Found(read(0), [(0, entry(3))], 3)] * (READS_A_TURN + 2)
+    assert world.broker.told == [Found(question, [(0, entry(3))], 3) for question in questions]
     assert world.log.due_us is None
 
 
 def test_a_read_that_the_disk_refuses_is_tried_until_it_works(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threaded_log, "RETRY_S", 0.001)
     world.reader.error = DiskError("the disk gave an error: look at the system's log")
-    world.log.read(read(0))
-    world.log.read(read(0))
+    questions = [read(0), read(0)]
+    for question in questions:
+        world.log.read(question)
     world.work_until(1)
     assert "the log cannot be read, which is tried again: the disk gave" in world.notices[0].text
     world.log.append(append(1), 5)  # writing goes on
@@ -190,7 +193,126 @@ def test_a_read_that_the_disk_refuses_is_tried_until_it_works(world: World, monk
     world.reader.error = None
     world.work_until(5)
     assert [notice.kind for notice in world.notices] == ["warning", "log"]
-    assert world.broker.told.count(Found(read(0), [(0, entry(1))], 1)) == 2
+    for question in questions:
+        assert world.broker.told.count(Found(question, [(0, entry(1))], 1)) == 1
+
+
+def test_clients_are_served_in_turn_however_much_one_of_them_asks_for(world: World) -> None:
+    greedy, modest = Asker(), Asker()
+    world.reader.may_read.clear()
+    for offset in range(100):
+        world.log.read(greedy.read(offset))
+    while not world.reader.reads:
+        threading.Event().wait(0.001)
+    world.log.read(modest.read(1000))
+    world.log.locate(modest.locate(7), 5)
+    world.reader.may_read.set()
+    world.work_until(102)
+    assert world.reader.reads[:4] == [0, 1, 1000, 2]  # the second was in line before the other client came
+    located = next(place for place, event in enumerate(world.broker.told) if isinstance(event, Located))
+    assert located <= 5
+
+
+def test_what_nobody_waits_for_any_more_is_not_looked_up(world: World) -> None:
+    world.reader.may_read.clear()
+    world.log.read(read(0))
+    while not world.reader.reads:
+        threading.Event().wait(0.001)
+    gone, elsewhere, closed, early = Asker().read(1), Asker().read(2), Asker().locate(3), Asker().read(4)
+    early.feed.link = None  # before the log has even heard of it
+    for question in (gone, elsewhere, early):
+        world.log.read(question)
+    world.log.locate(closed, 5)
+    gone.feed.link = None
+    elsewhere.feed.reading = read(9)
+    closed.connection.state = ConnectionState.CLOSING
+    last = read(5)
+    world.log.read(last)
+    world.reader.may_read.set()
+    world.work_until(2)
+    assert world.reader.reads == [0, 5]
+    assert world.reader.looks == []
+    assert world.broker.told[-1] == Found(last, [], 5)
+
+
+def test_a_question_that_nobody_asks_any_more_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_log, "RETRY_S", 0.001)
+    world.reader.error = FULL
+    hopeless = read(1)
+    world.log.read(hopeless)
+    world.work_until(1)
+    hopeless.feed.link = None
+    last = read(2)
+    world.log.read(last)
+    while 2 not in world.reader.reads:
+        threading.Event().wait(0.001)
+    tried = len(world.reader.reads)
+    world.reader.error = None
+    world.work_until(3)
+    assert world.broker.told == [Found(last, [], 2)]
+    assert set(world.reader.reads[tried:]) <= {2}
+
+
+def test_reads_let_a_write_ahead_log_be_cut_off_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_log, "READ_PAUSE_S", PATIENCE_S)
+    store = DiskStore()
+    store.wal_bytes = store.blocked_wal_bytes = TRUNCATE_BYTES + 1
+    world = World(store)
+    question = read(0)
+    world.log.read(question)
+    for _ in range(3):
+        assert store.checkpoints.get(timeout=PATIENCE_S)
+    assert world.reader.reads == []  # else there would always be somebody who reads
+    store.blocked_wal_bytes = 0
+    world.work_until(1)
+    assert world.broker.told == [Found(question, [], 0)]
+    world.end()
+
+
+def test_reads_do_not_wait_for_that_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threaded_log, "READ_PAUSE_S", 0.001)
+    store = DiskStore()
+    store.wal_bytes = store.blocked_wal_bytes = TRUNCATE_BYTES + 1
+    world = World(store)
+    world.log.read(read(0))
+    world.work_until(1)
+    assert not world.log.writer.lets_read.is_set()
+    world.end()
+
+
+def test_a_damage_is_told_to_the_people_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world.reader, "read", lambda offset, max_bytes: Slice([], 9, [(5, 9)]))
+    for _ in range(3):
+        world.log.read(read(5))
+    world.work_until(4)
+    (notice,) = world.notices
+    assert notice.kind == "warning"
+    assert "offsets 5 to 8 cannot be read" in notice.text
+    assert "godwit log verify" in notice.text
+    assert len(world.broker.told) == 3
+
+
+def test_a_reader_that_cannot_be_closed_holds_up_no_end() -> None:
+    world = World(DiskStore())
+    world.reader.close_error = FULL
+    world.end()
+    world.log.work(5)
+    assert [notice.text for notice in world.notices] == [f"the log's reader has ended: {FULL}"]
+    assert world.store.is_closed
+
+
+def test_only_the_append_that_is_to_blame_is_told_that_it_lasts(slow: World) -> None:
+    log, store = slow.log, slow.store
+    store.errors = [OverflowError("too large")]
+    log.append(append(1), 5)
+    store.begun.get(timeout=PATIENCE_S)
+    log.append(append(1), 5)
+    store.may_end.release()
+    while not slow.wakes:
+        threading.Event().wait(0.001)
+    slow.work()
+    assert [type(event) for event in slow.broker.told] == [Failed, Failed]
+    assert [event.is_lasting for event in slow.broker.told if isinstance(event, Failed)] == [True, False]
 
 
 def test_what_retention_deleted_is_told() -> None:
@@ -225,7 +347,8 @@ def test_what_was_read_is_not_handed_over_before_what_was_deleted_is_told() -> N
     log = ThreadedLog(store, reader, wake=woken.release, tell=print, retain=retain)
     log.begin(broker)
     assert deleted.wait(PATIENCE_S)
-    log.read(read(0))
+    question = read(0)
+    log.read(question)
     assert reader.has_read.wait(PATIENCE_S)
     log.work(5)
     assert broker.told == []
@@ -233,7 +356,7 @@ def test_what_was_read_is_not_handed_over_before_what_was_deleted_is_told() -> N
     while len(broker.told) < 2:
         assert woken.acquire(timeout=PATIENCE_S)
         log.work(5)
-    assert broker.told == [losing, Found(read(0), [], 0)]
+    assert broker.told == [losing, Found(question, [], 0)]
     log.end()
     assert log.join(PATIENCE_S)
 

@@ -216,7 +216,7 @@ def test_the_meaning_of_changes() -> None:
     session = SessionKept("alice", b"i", False, 9, None)
     identity = IdentityKept("alice", "p", "a/b", 1, 5, 0)
     everything: list[Change] = [TOPIC, RetainedKept("a", b"1"), session, FEED, identity, QueryDone("q", 3)]
-    state = State([TOPIC], [RetainedKept("a", b"1")], [session], [FEED], [identity], {"q": 3})
+    state = State([TOPIC], [RetainedKept("a", b"1")], [session], [FEED], [identity], [QueryDone("q", 3)])
     assert apply({}, everything) == rows_of(state)
     newer = FeedKept(FEED.session, FEED.filters, FEED.cursor, 9)
     assert apply({}, [FEED, newer]) == rows_of(State(feeds=[newer]))

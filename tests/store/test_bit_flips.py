@@ -49,7 +49,7 @@ def check_state(original: Original, state: State) -> None:
     """Rows that are left are as they were."""
     for name in ("topics", "retained", "sessions", "feeds", "identities"):
         assert [row for row in getattr(state, name) if row not in getattr(original.state, name)] == []
-    assert state.queries.items() <= original.state.queries.items()
+    assert set(state.queries) <= set(original.state.queries)
     assert state.marks.items() <= original.state.marks.items()
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.store.btree import BrokenPageError, Tree, follow, record, varint
+from godwit.store.btree import BrokenPageError, Tree, cells_of, follow, record, varint
 from godwit.store.pages import PAGE_BYTES, PageFile
 
 TABLES = ["CREATE TABLE t (id INTEGER PRIMARY KEY, a, b)", "CREATE TABLE t (id PRIMARY KEY, a, b) WITHOUT ROWID"]
@@ -158,3 +158,24 @@ def test_any_bytes_are_a_record_or_not(data: bytes) -> None:
 def test_what_is_wrong_with_a_record(payload: bytes, complaint: str) -> None:
     with pytest.raises(BrokenPageError, match=complaint):
         record(payload)
+
+
+def test_the_rows_of_one_leaf(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    connection = apsw.Connection(str(path))
+    connection.pragma("page_size", PAGE_BYTES)
+    connection.execute("CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(40000)), (5), (6)")
+    connection.close()
+    with PageFile(path) as file:
+        assert [record(cell.payload) for cell in cells_of(file, 2)] == [[bytes(40000)], [5], [6]]
+        assert cells_of(file, 3) == cells_of(file, 999) == []  # overflow, and nothing
+    data = bytearray(path.read_bytes())
+    data[PAGE_BYTES + 8 : PAGE_BYTES + 10] = (PAGE_BYTES - 4).to_bytes(2, "big")
+    data[2 * PAGE_BYTES - 4 : 2 * PAGE_BYTES] = b"\x7f\1\0\0"  # the first cell goes beyond the page
+    path.write_bytes(data)
+    with PageFile(path) as file:
+        assert [record(cell.payload) for cell in cells_of(file, 2)] == [[5], [6]]
+    data[PAGE_BYTES + 3 : PAGE_BYTES + 5] = b"\xff\xff"
+    path.write_bytes(data)
+    with PageFile(path) as file:
+        assert cells_of(file, 2) == []

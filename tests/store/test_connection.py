@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
 
 import apsw
+import msgspec
 import pytest
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
-from godwit.store.connection import connect, explain, snapshot, telling, transaction
+from godwit.store.connection import connect, explain, heed_signals, snapshot, telling, transaction
 from godwit.store.kept import DamagedRowError
 
 READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
@@ -91,3 +94,34 @@ def test_a_row_that_is_not_what_was_written_is_damage() -> None:
 def test_other_errors_pass() -> None:
     with pytest.raises(ValueError, match=r"^x$"), telling("x", "read"):
         raise ValueError("x")
+
+
+def test_a_row_that_cannot_be_unpacked_is_damage() -> None:
+    with pytest.raises(LogDamagedError, match="godwit log recover"), telling("x", "opened"):
+        msgspec.json.decode(b"{")
+
+
+def test_nothing_can_be_attached(tmp_path: Path) -> None:
+    """What a hostile file could make of a statement reaches no other file."""
+    opened = connect(tmp_path / "a", apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE, None)
+    with pytest.raises(apsw.SQLError, match="too many attached"):
+        opened.execute("ATTACH ? AS other", (str(tmp_path / "b"),))
+    opened.close()
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_signal_ends_a_long_statement(connection: apsw.Connection) -> None:
+    def ring(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    heed_signals(connection)
+    before = signal.signal(signal.SIGALRM, ring)
+    began = time.monotonic()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(KeyboardInterrupt):
+            connection.execute("WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT max(n) FROM r")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 1.0

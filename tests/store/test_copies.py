@@ -14,6 +14,7 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.errors import DiskError, LogDamagedError, LogInUseError, LogVersionError, StorageError
 from godwit.limits import KIB
 from godwit.store import copies
+from godwit.store import reader as reader_module
 from godwit.store.connection import connect
 from godwit.store.copies import backup, compact
 from godwit.store.pages import PAGE_BYTES
@@ -262,3 +263,55 @@ def test_an_interrupt_leaves_the_log_as_it_was(store: SqliteStore) -> None:
         compact(store.path, interrupt)
     assert read(store.path) == expected
     assert not list(store.path.parent.glob("*compact*"))
+
+
+def test_what_a_killed_run_left_is_no_hindrance(store: SqliteStore) -> None:
+    fill(store, 3)
+    expected = store.read(0, EVERYTHING).entries
+    store.close()
+    for ending in (".compact", ".compact.draft"):
+        Path(f"{store.path}{ending}").write_bytes(b"left")
+    compact(store.path, quiet)
+    assert read(store.path) == expected
+    assert not list(store.path.parent.glob("*compact*"))
+
+
+# -- files of others --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("work", ["backup", "compact"])
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_names_in_a_file_are_no_statements(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, is_checked: bool
+) -> None:
+    """The file is refused; and if it were not, nothing of it would be run."""
+    fill(store, 3)
+    store.close()
+    victim = tmp_path / "victim"
+    inject = f"""x" SELECT 1; COMMIT; ATTACH '{victim}' AS q; CREATE TABLE q.owned(a); BEGIN; --"""
+    connection = apsw.Connection(str(store.path))
+    connection.execute(f"""CREATE TABLE "{inject.replace('"', '""')}"(a); CREATE TABLE x(a)""")
+    connection.close()
+    if not is_checked:
+        for module in (copies, reader_module):
+            monkeypatch.setattr(module, "check_schema", lambda *_: None)
+        (backup(store.path, tmp_path / "copy", quiet) if work == "backup" else compact(store.path, quiet))
+        monkeypatch.undo()
+        assert len(read(tmp_path / "copy" if work == "backup" else store.path)) == 3  # it has our tables alone
+    else:
+        with pytest.raises(LogDamagedError, match="is not ours"):
+            (backup(store.path, tmp_path / "copy", quiet) if work == "backup" else compact(store.path, quiet))
+        assert not (tmp_path / "copy").exists()
+    assert not victim.exists()
+
+
+def test_a_full_disk_is_that_of_the_copy(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(store, 3)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(copies._Copy, "run", full)
+    with pytest.raises(DiskError, match=r"no room for the copy in .*/elsewhere: the disk is full"):
+        backup(store.path, tmp_path / "elsewhere" / "copy", quiet)
+
+
+def full(copy: object) -> None:
+    raise apsw.FullError("database or disk is full")

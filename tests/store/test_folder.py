@@ -92,3 +92,103 @@ def test_a_path_that_cannot_be_a_folder(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="Is a directory"):
         folder.reset_key(b"a")
     folder.close()
+
+
+# -- another log in the place of the log ------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Nothing is done after it."""
+
+
+def fill(folder: DataFolder) -> Path:
+    """An old log with its WAL, and a new one."""
+    folder.log_path.write_bytes(b"old")
+    Path(f"{folder.log_path}-wal").write_bytes(b"old WAL")
+    new = folder.path / "new"
+    new.write_bytes(b"new")
+    return new
+
+
+def logs_in(folder: DataFolder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.path.glob("*log.sqlite*")}
+
+
+def test_a_log_takes_the_place_of_another_and_its_wal(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.open()
+    folder.replace_log(fill(folder))
+    assert logs_in(folder) == {"log.sqlite": b"new"}
+    folder.close()
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_whoever_is_killed_the_log_is_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Never one without its WAL, or with that of the other."""
+    folder = DataFolder(tmp_path)
+    folder.open()
+    new = fill(folder)
+    left = steps
+
+    def counting(name: str) -> None:
+        done = getattr(Path, name)
+
+        def step(path: Path, *arguments: object, **more: object) -> object:
+            nonlocal left
+            if not left:
+                raise Killed
+            left -= 1
+            return done(path, *arguments, **more)
+
+        monkeypatch.setattr(Path, name, step)
+
+    counting("unlink")
+    counting("replace")
+    try:
+        folder.replace_log(new)
+    except Killed:
+        pass
+    else:
+        assert steps >= 5
+    monkeypatch.undo()
+    folder.close()
+    folder.open()  # as the next broker does
+    old = {"log.sqlite": b"old", "log.sqlite-wal": b"old WAL"}
+    assert logs_in(folder) == ({"log.sqlite": b"new"} if steps else old)
+    folder.close()
+
+
+def test_a_log_that_cannot_be_replaced_is_told(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.open()
+    with pytest.raises(DiskError, match="cannot be used: No such file"):
+        folder.replace_log(tmp_path / "nothing")
+    (tmp_path / "log.sqlite.next").mkdir()
+    (tmp_path / "log.sqlite").write_bytes(b"old")
+    folder.close()
+    with pytest.raises(DiskError, match="cannot be used"):
+        folder.open()
+    assert not is_in_use(tmp_path)
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match="is a file: give the folder"):
+        DataFolder(tmp_path / "file").open()
+
+
+def test_a_lock_makes_nothing_else(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    folder.lock()
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    with pytest.raises(LogInUseError):
+        DataFolder(tmp_path).open()
+    folder.close()
+
+
+def test_where_files_cannot_be_locked_the_module_is_there() -> None:
+    """A broker in memory runs there, and nobody needs its lock."""
+    program = "import sys; sys.modules['fcntl'] = None; import godwit.store.folder, godwit.net.serve"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -13,13 +13,11 @@ from godwit.store.kept import (
     DamagedRowError,
     apply,
     is_sealed,
-    load_meta,
     load_state,
     marks_of,
     queries_of,
     sealed,
     set_mark,
-    set_meta,
     topics_of,
 )
 from godwit.store.sql import MIGRATIONS
@@ -30,10 +28,12 @@ from godwit.wire.changes import (
     IdentityGone,
     IdentityKept,
     QueryDone,
+    QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
     State,
+    TopicGone,
     TopicKept,
 )
 from godwit.wire.control import Will
@@ -46,7 +46,8 @@ WILLS = st.none() | st.builds(
 )
 CURSORS = st.none() | NAMES
 CHANGES: st.SearchStrategy[Change] = st.one_of(
-    st.builds(TopicKept, NAMES, NUMBERS, NUMBERS, NUMBERS),
+    st.builds(TopicKept, NAMES, NUMBERS, NUMBERS, NUMBERS, st.booleans()),
+    st.builds(TopicGone, NAMES),
     st.builds(RetainedKept, NAMES, st.binary(max_size=4), NAMES, NUMBERS, NUMBERS, st.integers(0, 2), NUMBERS),
     st.builds(SessionKept, NAMES, st.binary(max_size=16), st.booleans(), NUMBERS, st.none() | NUMBERS, WILLS),
     st.builds(SessionGone, NAMES),
@@ -54,7 +55,8 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(FeedGone, NAMES, FILTERS, CURSORS),
     st.builds(IdentityKept, NAMES, NAMES, NAMES, NUMBERS, NUMBERS, NUMBERS),
     st.builds(IdentityGone, NAMES, NAMES, NAMES),
-    st.builds(QueryDone, NAMES, NUMBERS),
+    st.builds(QueryDone, NAMES, NUMBERS, NUMBERS),
+    st.builds(QueryGone, NAMES),
 )
 
 
@@ -74,13 +76,15 @@ class Model:
         self.sessions: dict[str, SessionKept] = {}
         self.feeds: dict[tuple[str, tuple[str, ...], str | None], FeedKept] = {}
         self.identities: dict[tuple[str, str, str], IdentityKept] = {}
-        self.queries: dict[str, int] = {}
+        self.queries: dict[str, QueryDone] = {}
 
     def apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
             match change:
                 case TopicKept():
                     self.topics[change.name] = change
+                case TopicGone():
+                    self.topics.pop(change.name, None)
                 case RetainedKept() if change.payload:
                     self.retained[change.topic] = change
                 case RetainedKept():
@@ -99,7 +103,9 @@ class Model:
                 case IdentityGone():
                     self.identities.pop((change.owner, change.publisher, change.topic), None)
                 case QueryDone():
-                    self.queries[change.query] = change.batch
+                    self.queries[change.query] = change
+                case QueryGone():
+                    self.queries.pop(change.query, None)
 
     def agrees_with(self, state: State) -> None:
         assert {kept.name: kept for kept in state.topics} == self.topics
@@ -107,7 +113,8 @@ class Model:
         assert {kept.name: kept for kept in state.sessions} == self.sessions
         assert {(kept.session, kept.filters, kept.cursor): kept for kept in state.feeds} == self.feeds
         assert {(kept.owner, kept.publisher, kept.topic): kept for kept in state.identities} == self.identities
-        assert state.queries == self.queries
+        assert {kept.query: kept for kept in state.queries} == self.queries
+        assert [kept.last_us for kept in state.queries] == sorted(kept.last_us for kept in state.queries)
         assert len(state.feeds) == len(self.feeds)
         assert [kept.last_us for kept in state.identities] == sorted(kept.last_us for kept in state.identities)
 
@@ -121,7 +128,7 @@ def test_any_changes_against_dictionaries(appends: list[list[Change]]) -> None:
         model.apply(changes)
         model.agrees_with(load_state(connection))
     assert topics_of(connection) == load_state(connection).topics
-    assert queries_of(connection) == model.queries
+    assert queries_of(connection) == {query: kept.batch for query, kept in model.queries.items()}
 
 
 def test_the_last_change_of_a_key_counts() -> None:
@@ -145,14 +152,6 @@ def test_marks() -> None:
     assert marks_of(connection) == load_state(connection).marks == {"#": 7, "a/#": 9}
 
 
-def test_meta() -> None:
-    connection = new_file()
-    with pytest.raises(DamagedRowError, match="lacks a row"):
-        load_meta(connection)
-    set_meta(connection, b"id", 77)
-    assert load_meta(connection) == (b"id", 77)
-
-
 FULL: list[Change] = [
     TopicKept("a", 1, 2, 3),
     RetainedKept("a", b"payload", "me", 1, 2, 1, 5),
@@ -163,29 +162,27 @@ FULL: list[Change] = [
 ]
 
 
-@pytest.mark.parametrize("table", ["topics", "retained", "sessions", "feeds", "identities", "queries", "marks", "meta"])
+@pytest.mark.parametrize("table", ["topics", "retained", "sessions", "feeds", "identities", "queries", "marks"])
 def test_a_changed_value_is_noticed(table: str) -> None:
     connection = new_file()
     apply(connection, FULL)
     set_mark(connection, "#", 5)
-    set_meta(connection, b"id", 77)
     load_state(connection)
     columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
     for column in columns:
         connection.execute("SAVEPOINT before")
         connection.execute(
             f"""UPDATE {table} SET "{column}" = CASE typeof("{column}") WHEN 'integer' THEN "{column}" + 1
-            WHEN 'text' THEN "{column}" || '!' ELSE CAST("{column}" || '!' AS BLOB) END
-            {"WHERE key = 'log_id'" if table == "meta" else ""}"""
+            WHEN 'text' THEN "{column}" || '!' ELSE CAST("{column}" || '!' AS BLOB) END"""
         )
         with pytest.raises(DamagedRowError):
-            (load_meta if table == "meta" else load_state)(connection)
+            load_state(connection)
         connection.execute("ROLLBACK TO before")
 
 
 def test_a_text_that_is_no_utf_8_is_noticed() -> None:
     connection = new_file()
-    connection.execute("INSERT INTO topics VALUES (CAST(x'ff' AS TEXT), 1, 1, 1, 1)")
+    connection.execute("INSERT INTO topics VALUES (CAST(x'ff' AS TEXT), 1, 1, 1, 1, 1)")
     with pytest.raises(DamagedRowError, match="UTF-8"):
         topics_of(connection)
 

@@ -182,3 +182,12 @@ def test_an_empty_file_has_no_pages(tmp_path: Path) -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match=r"cannot open the log .*nothing\.sqlite: No such file"):
         PageFile(tmp_path / "nothing.sqlite")
+
+
+def test_pages_are_not_read_without_end(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.store.pages.READS_A_PAGE", 2)
+    with PageFile(store.path) as file:
+        reads = 0
+        while file.page(1) is not None:
+            reads += 1
+        assert reads == 2 * (file.page_count + 2)

@@ -83,7 +83,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_an_empty_file_is_no_log(path: Path) -> None:
     path.touch()
-    with pytest.raises(LogVersionError, match="no log that this Godwit reads"):
+    with pytest.raises(LogVersionError, match="is empty: no broker has made a log of it"):
         LogReader.open(path)
 
 
@@ -112,6 +112,7 @@ def test_a_log_in_a_folder_that_cannot_be_written(public_folder: Path) -> None:
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=7)
     store.append([make_entry(b"1")])
     store.close()
+    path.chmod(0o444)
     public_folder.chmod(0o555)
     with ordinary_rights():
         reader = LogReader.open(path)

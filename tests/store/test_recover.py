@@ -7,14 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import apsw
 import pytest
 from tests.store.damage import Original, make_log
 from tests.store.entries import LOG_ID, make_entry
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
+from godwit.store.block import encode_blocks
+from godwit.store.kept import sealed, set_mark
 from godwit.store.pages import PAGE_BYTES
 from godwit.store.recover import LOST_END, Recovered, recover
 from godwit.store.sqlite import SqliteStore
+from godwit.store.verify import verify
 from godwit.wire.changes import FeedKept, State
 from godwit.wire.marks import BROKER_WIDE
 
@@ -256,3 +260,72 @@ def test_an_interrupt_leaves_nothing_behind(original: Original) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(original.path, interrupt)
     assert sorted(path.name for path in original.path.parent.iterdir()) == before
+
+
+def test_a_log_that_has_lost_its_stamp_keeps_it(original: Original) -> None:
+    """Its blocks know it."""
+    store = SqliteStore.open(original.path, new_log_id=NEW_ID, now_us=9)
+    store.close()
+    places = roots(original.path)
+    wipe(original.path, places["meta"])
+    wipe(original.path, places["blocks"])
+    saved = run(original.path)
+    assert saved.messages == sum(entry.count for entry in original.entries.values())
+    found = opened(original.path)
+    assert found.stamp == store.stamp
+    assert dict(found.read(0, EVERYTHING).entries) == original.entries
+    found.close()
+
+
+def test_blocks_that_somebody_published_are_not_believed(tmp_path: Path) -> None:
+    """With the page that held the rows, the messages around them are lost."""
+    path = tmp_path / "log.sqlite"
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    hidden = [encode_blocks([make_entry(b"pay", topic="bank")], offset)[0].body for offset in (1, 2**62, 2**64 - 2)]
+    store.append([make_entry((b"".join(hidden) + bytes(64)) * 100)], [FeedKept("me", ("#",), None, 1)])
+    store.close()
+    wipe(path, roots(path)["blocks"])
+    saved = run(path)
+    assert (saved.blocks, saved.messages) == (0, 0)
+    assert saved.missing == [(0, 1 + LOST_END)]
+    assert verify(tmp_path / "saved.sqlite", lambda *_: None).is_sound
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE feeds SET resume_at = 9223372036854775807",
+        "UPDATE retained SET offset = 9223372036854775807",
+        "UPDATE marks SET floor = 9223372036854775807",
+        "UPDATE meta SET value = 9223372036854775807 WHERE key = 'end_offset'",
+        "UPDATE meta SET value = 'text' WHERE key <> 'end_offset'",
+        "UPDATE meta SET value = -1 WHERE key = 'created_us'",
+        "UPDATE blocks SET end_offset = 9223372036854775807",
+    ],
+)
+def test_numbers_that_cannot_be_end_in_no_error(original: Original, statement: str) -> None:
+    """A file that somebody has made up, with seals that hold."""
+    connection = apsw.Connection(str(original.path))
+    set_mark(connection, "#", 0)
+    connection.execute(statement)
+    for table in ("feeds", "retained", "marks", "meta"):
+        keys = "rowid" if table in ("feeds", "retained") else "pattern" if table == "marks" else "key"
+        for key, *row in connection.execute(f"SELECT {keys}, * FROM {table}").fetchall():
+            update = f"UPDATE {table} SET seal = ? WHERE {keys} = ?"
+            connection.execute(update, (sealed(tuple(row[:-1]))[-1], key))
+    connection.close()
+    saved = run(original.path)
+    assert saved.next_offset <= 2**62 + LOST_END
+    assert saved.blocks > 0
+    assert original.next_offset <= saved.next_offset
+
+
+def test_a_value_of_another_type_is_not_kept(original: Original) -> None:
+    """In a file that was made without our schema."""
+    connection = apsw.Connection(str(original.path))
+    connection.execute("DROP TABLE topics; CREATE TABLE topics (name, messages, payload_bytes, last_us, seal)")
+    columns = int(connection.execute("SELECT count(*) FROM pragma_table_info('topics')").get)
+    values = sealed(("a", "many", *[0] * (columns - 3)))
+    connection.execute(f"INSERT INTO topics VALUES ({', '.join('?' * columns)})", values)
+    connection.close()
+    assert run(original.path).lost_tables == ["topics"]

@@ -10,10 +10,14 @@ import msgspec
 import pytest
 from tests.store.entries import LOG_ID, make_entry
 
+from godwit.broker.effects import Losing
+from godwit.broker.feed import Feed
+from godwit.broker.losses import count_losses
+from godwit.broker.session import Session
 from godwit.errors import DiskError
 from godwit.limits import KIB, MIB
 from godwit.store import retention
-from godwit.store.block import encode_topics, make_row
+from godwit.store.block import encode_topics, make_row, stamp_of
 from godwit.store.retention import Retention, Rule, Trimmed
 from godwit.store.sql import QUERIES
 from godwit.store.sqlite import SqliteStore
@@ -324,3 +328,51 @@ def test_a_step_that_fails_changes_nothing(store: SqliteStore, monkeypatch: pyte
 def test_two_rules_for_the_whole_log_are_refused(store: SqliteStore) -> None:
     with pytest.raises(ValueError, match="more than one rule"):
         Retention(store, [Rule(max_age_s=1.0), Rule(max_bytes=1)])
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def mixed_block(store: SqliteStore) -> None:
+    """One block: 50 messages of a topic, then 10 of another."""
+    store.append([make_entry(*[b"b"] * 50, topic="b"), make_entry(*[b"a"] * 10, topic="a")])
+
+
+@pytest.mark.parametrize("rules", [[Rule(max_age_s=1.0)], [Rule("a", max_age_s=1.0), Rule()]])
+def test_who_stands_within_a_block_hears_of_what_it_loses(store: SqliteStore, rules: list[Rule]) -> None:
+    """Somebody has got 4 of the 10 messages: 6 are lost to it, whatever stands before them."""
+    mixed_block(store)
+    told = work_off(store, rules, now_us=HOUR_US)
+    losing = next(each for each in told if each.entries)
+    feed = Feed(1, Session("me", 1, is_remembered=True), ("a",), None, 54)
+    left = Losing(losing.entries, losing.floor, losing.pattern)
+    count_losses(left, {feed: feed.resume_at}, lambda topic: [feed] * (topic == "a"))
+    assert feed.lost == 6
+
+
+def test_nothing_is_deleted_that_cannot_be_told(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the log begins then is asked before the end of the transaction."""
+    mixed_block(store)
+    asked: list[bool] = []
+    first_offset: property = vars(SqliteStore)["first_offset"]
+
+    def ask(asking: SqliteStore) -> object:
+        asked.append(asking.connection.in_transaction)
+        return first_offset.__get__(asking)
+
+    monkeypatch.setattr(SqliteStore, "first_offset", property(ask))
+    work_off(store, [Rule(max_age_s=1.0)], now_us=HOUR_US)
+    assert asked == [False, True]
+
+
+def test_a_log_that_was_moved_is_not_trimmed(store: SqliteStore) -> None:
+    mixed_block(store)
+    store.path.rename(store.path.with_name("moved"))
+    with pytest.raises(DiskError, match="was moved or deleted"):
+        work_off(store, [Rule(max_age_s=1.0)], now_us=HOUR_US)
+
+
+def test_a_rewritten_block_has_the_stamp(store: SqliteStore) -> None:
+    mixed_block(store)
+    work_off(store, [Rule("a", max_age_s=1.0), Rule()], now_us=HOUR_US)
+    assert stamp_of(store.connection.execute("SELECT body FROM blocks").get) == store.stamp

@@ -14,10 +14,11 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.store import scan as scan_module
 from godwit.store.block import decode_block, decode_topics, encode_block, encode_topics, make_row
 from godwit.store.kept import DamagedRowError, set_mark
+from godwit.store.pages import PAGE_BYTES
 from godwit.store.port import Slice
 from godwit.store.scan import MAX_DAMAGED, Rows, Scanner
 from godwit.store.sql import QUERIES
-from godwit.store.sqlite import PAGE_BYTES, SqliteStore
+from godwit.store.sqlite import SqliteStore
 from godwit.wire.entry import Entry
 
 LENGTH = 10

@@ -15,9 +15,11 @@ from tests.store.rights import ordinary_rights
 from godwit.errors import DiskError, LogDamagedError, LogVersionError, StorageError
 from godwit.store import sql
 from godwit.store.block import BLOCK_BYTES
+from godwit.store.pages import PAGE_BYTES
 from godwit.store.port import Slice
 from godwit.store.reader import LogReader
-from godwit.store.sqlite import APPLICATION_ID, PAGE_BYTES, SqliteStore
+from godwit.store.schema import APPLICATION_ID
+from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import Change, FeedKept, IdentityKept, QueryDone, TopicKept
 
 BLOCKS = 200
@@ -164,7 +166,7 @@ def test_an_older_file_is_brought_forward(path: Path, monkeypatch: pytest.Monkey
     assert store.connection.execute("SELECT x FROM extra").get == 5
     assert store.connection.pragma("user_version") == len(sql.MIGRATIONS)
     assert store.log_id == LOG_ID
-    assert store.state().queries == {"q": 3}
+    assert store.state().queries == [QueryDone("q", 3)]
     assert len(store.read(0, 100).entries) == 1
     store.close()
     open_log(path).close()  # it was done once
@@ -199,7 +201,7 @@ def test_a_newer_file_is_refused_and_left_as_it_is(path: Path, monkeypatch: pyte
         LogVersionError, match=rf"a newer Godwit: its format is {newer}, and this one knows {newer - 1}"
     ):
         open_log(path)
-    with pytest.raises(LogVersionError, match="needs a newer Godwit"):
+    with pytest.raises(LogVersionError, match="was written by a newer Godwit"):
         LogReader.open(path)
     assert path.read_bytes() == before
 
@@ -329,7 +331,7 @@ def test_a_disk_that_fails_for_a_while(path: Path, vfs: _FailingVfs, operation: 
     store.close()
     again = open_log(path)
     assert [entry.rest for _, entry in again.read(0, 10**6).entries] == [b"1", b"3"]
-    assert (again.state().topics, again.state().queries) == ([], {"q": 1})
+    assert (again.state().topics, again.state().queries) == ([], [QueryDone("q", 1)])
     again.close()
 
 
@@ -394,6 +396,23 @@ def test_a_file_that_is_taken_away_is_noticed(store: SqliteStore, path: Path, na
     assert store.wal_bytes > 0 or name == "log.sqlite-wal"
     path.with_name("elsewhere").rename(path.with_name(name))
     assert store.append([make_entry(b"2")]) == 1
+
+
+def test_a_folder_that_is_taken_away_is_noticed_by_appends_alone(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    folder.mkdir()
+    store = SqliteStore.open(folder / "log.sqlite", new_log_id=b"i" * 16, now_us=1)
+    store.append([make_entry(b"1")])
+    folder.rename(elsewhere)
+    folder.touch()  # the way there is no folder now, which is another error than a missing file
+    assert store.wal_bytes == 0
+    with pytest.raises(DiskError, match="it was moved or deleted while it was in use"):
+        store.append([make_entry(b"2")])
+    folder.unlink()
+    elsewhere.rename(folder)
+    assert store.wal_bytes > 0
+    assert store.append([make_entry(b"2")]) == 1
+    store.close()
 
 
 def test_another_program_that_writes_is_waited_for_and_then_told(
@@ -522,10 +541,36 @@ def test_changed_state_is_refused(closed: Path) -> None:
 
 def test_blocks_out_of_order_are_refused_in_a_long_file_too(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("godwit.store.sqlite.QUICK_CHECK_BYTES", 0)
-    open_log(closed).close()
+    store = open_log(closed)
+    store.close()
     content = closed.read_bytes()
-    body = content.index(b"GWB1" + (170).to_bytes(8, "big"))
+    body = content.index(b"GWB1" + store.stamp + (170).to_bytes(8, "big"))
     key = content.rindex(bytes([0x81, 0x2A]), 0, body)  # 170 as SQLite writes the key of a row
     damage(closed, key, bytes([0xFF]))
     with pytest.raises(LogDamagedError, match="wrong place"):
         open_log(closed)
+
+
+def test_only_the_newest_blocks_of_a_long_file_are_looked_at(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start takes no longer for a longer log."""
+    monkeypatch.setattr("godwit.store.sqlite.QUICK_CHECK_BYTES", 0)
+    monkeypatch.setattr("godwit.store.sqlite.CHECKED_BLOCKS", 10)
+    store = open_log(closed)
+    store.close()
+    content = closed.read_bytes()
+    body = content.index(b"GWB1" + store.stamp + (170).to_bytes(8, "big"))
+    damage(closed, content.rindex(bytes([0x81, 0x2A]), 0, body), bytes([0xFF]))
+    open_log(closed).close()
+
+
+def test_a_new_file_is_for_its_owner_alone(public_folder: Path) -> None:
+    """In a folder that others can enter."""
+    path = public_folder / "log.sqlite"
+    store = open_log(path)
+    store.append([make_entry()])
+    assert {file.name: file.stat().st_mode & 0o777 for file in public_folder.iterdir()} == {
+        "log.sqlite": 0o600,
+        "log.sqlite-wal": 0o600,
+        "log.sqlite-shm": 0o600,
+    }
+    store.close()

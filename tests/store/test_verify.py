@@ -69,7 +69,8 @@ def test_what_recover_gave_up_is_told(store: SqliteStore, tmp_path: Path) -> Non
     store.close()
     recover(store.path, tmp_path / "saved", new_log_id=LOG_ID, now_us=2, progress=lambda *_: None)
     verdict = look(tmp_path / "saved")
-    assert (verdict.damaged, verdict.problems, verdict.blocks) == ([(2, 4)], [], 9)
+    assert (verdict.damaged, verdict.given_up, verdict.problems, verdict.blocks) == ([], [(2, 4)], [], 9)
+    assert verdict.is_sound
 
 
 @pytest.mark.parametrize("is_in_use", [False, True])
@@ -130,3 +131,11 @@ def test_it_does_not_write(store: SqliteStore) -> None:
     connection = apsw.Connection(str(store.path))
     assert connection.pragma("journal_mode") == "wal"
     connection.close()
+
+
+def test_a_block_that_lost_its_body_is_not_given_up(store: SqliteStore) -> None:
+    """Its row still says which topics it had."""
+    store.connection.execute("UPDATE blocks SET body = x'' WHERE first_offset = 2")
+    verdict = look(store.path)
+    assert (verdict.damaged, verdict.given_up) == ([(2, 4)], [])
+    assert not verdict.is_sound

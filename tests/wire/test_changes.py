@@ -12,7 +12,8 @@ from godwit.wire.changes import Change, State
 from godwit.wire.control import Will
 
 KEPT = (
-    ch.TopicKept("a", 1, 2, 3),
+    ch.TopicKept("a", 1, 2, 3, True),
+    ch.TopicGone("a"),
     ch.RetainedKept("a", b"x", "p", 1, 2, 1, 7),
     ch.SessionKept("bob", bytes(16), True, 60, None, Will(topic="a", payload=b"x", qos=2)),
     ch.SessionGone("bob"),
@@ -20,7 +21,8 @@ KEPT = (
     ch.FeedGone("bob", ("a", "b/#"), "mine"),
     ch.IdentityKept("bob", "p", "a", 1, 2, 3),
     ch.IdentityGone("bob", "p", "a"),
-    ch.QueryDone("q", 4),
+    ch.QueryDone("q", 4, 5),
+    ch.QueryGone("q"),
 )
 
 
@@ -37,9 +39,11 @@ def test_a_change_is_a_value(change: Change) -> None:
 
 def test_what_is_gone_has_the_key_of_what_was_kept() -> None:
     for kept, gone in (
+        (ch.TopicKept, ch.TopicGone),
         (ch.SessionKept, ch.SessionGone),
         (ch.FeedKept, ch.FeedGone),
         (ch.IdentityKept, ch.IdentityGone),
+        (ch.QueryDone, ch.QueryGone),
     ):
         key = gone.__struct_fields__
         assert kept.__struct_fields__[: len(key)] == key
@@ -48,6 +52,6 @@ def test_what_is_gone_has_the_key_of_what_was_kept() -> None:
 def test_a_state_begins_empty_and_shares_nothing() -> None:
     one, other = State(), State()
     one.topics.append(ch.TopicKept("a"))
-    one.queries["q"] = 1
+    one.queries.append(ch.QueryDone("q", 1))
     one.marks["a"] = 1
     assert other == State()

@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from godwit.archive.actions import Actions
-from godwit.archive.memory import keep_freed_memory
+from godwit.archive.memory import bound_memory, keep_freed_memory
 from godwit.archive.pipe import BrokerPipe
 from godwit.archive.readers import Readers
 from godwit.archive.server import ArchiveServer
@@ -40,11 +40,12 @@ def main(arguments: list[str] | None = None) -> int:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     keep_freed_memory()
+    bound_memory()
     ended = threading.Event()
     pipe = BrokerPipe(sys.stdin.fileno(), broker_fd, ended.set)
     try:
         stages = Stages(options.stages)
-        _server, url = _serve(options, stages, pipe)
+        server, url = _serve(options, stages, pipe)
     except (GodwitError, OSError) as error:
         pipe.log("warning", f"the archive cannot start: {error}")
         return 1
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     while not ended.wait(EXPIRY_PERIOD_S):
         if count := stages.expire(time.time()):
             pipe.log("info", f"removed {count} stages that nobody has committed")
+        if count := server.expire_uploads():
+            pipe.log("info", f"ended {count} connections whose uploads stood still")
     os._exit(0)  # without waiting for clients that do not read on
 
 
@@ -86,6 +89,7 @@ def _serve(options: argparse.Namespace, stages: Stages, pipe: BrokerPipe) -> tup
             readers=readers,
             stages=stages,
             actions=Actions(readers, stages, pipe),
+            tell=lambda text: pipe.log("warning", text),
             tokens=tokens,
             certificate=certificate,
         )

@@ -36,6 +36,8 @@ from godwit.wire.changes import TopicKept
 
 COMMIT_TIMEOUT_S: Final = 60.0
 PAGE_TOPICS: Final = 1000
+MAX_STEP: Final = 1_000_000
+"""From one batch of a query to its next. A number that is far off would make all in between known, for ever."""
 
 ACTIONS: Final = {
     "info": "the log's id, where it begins and ends, and what retention has deleted",
@@ -102,7 +104,7 @@ class Actions:
     def _topics(self, body: bytes) -> Iterator[dict[str, Any]]:
         topics = self.topics(body)
         for start in range(0, max(len(topics), 1), PAGE_TOPICS):
-            yield {"topics": topics[start : start + PAGE_TOPICS]}
+            yield {"topics": [told(topic) for topic in topics[start : start + PAGE_TOPICS]]}
 
     def _commit(self, body: bytes) -> Iterator[dict[str, Any]]:
         request = commit_request(body)
@@ -120,6 +122,11 @@ class Actions:
         recorded = self._readers.ask(lambda reader: reader.queries().get(request.query))
         if recorded is not None and request.batch <= recorded:
             return CommitDone(0, was_known=True)
+        if recorded is not None and request.batch > recorded + MAX_STEP:
+            raise BadRequestError(
+                f"batch {request.batch} of {shown(request.query)} is more than {MAX_STEP} above its last one, "
+                f"{recorded}: count on from that one, or choose another name for the query"
+            )
         files = self._stages.files_of(request)
         if files is None:
             raise CommitError(
@@ -138,3 +145,13 @@ class Actions:
 
     def _abort(self, body: bytes) -> Iterator[dict[str, Any]]:
         yield {"removed": self._stages.abort(abort_request(body))}
+
+
+def told(topic: TopicKept) -> dict[str, Any]:
+    """What clients hear of a topic."""
+    return {
+        "name": topic.name,
+        "messages": topic.messages,
+        "payload_bytes": topic.payload_bytes,
+        "last_us": topic.last_us,
+    }

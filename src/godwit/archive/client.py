@@ -1,4 +1,4 @@
-"""A thin client of the archive, for the command line, tests and examples: pyarrow and the standard library alone.
+"""A thin client of the archive: all that it can do, with pyarrow and the standard library alone. Tests use it.
 
 with ArchiveClient("grpc://127.0.0.1:50001") as archive:
     for batch in archive.read(["home/#"]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from godwit.errors import StorageError
@@ -38,16 +38,3 @@ def gone_below(first_offset: int, marks: Mapping[str, int], filters: Sequence[st
     """Up to where retention may have deleted messages that these filters ask for; no filters ask for everything."""
     reached = lost_below(marks, filters) if filters else max(marks.values(), default=0)
     return max(first_offset, reached)
-
-
-def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """In order, those that touch as one, without empty ones."""
-    merged: Ranges = []
-    for begin, end in sorted(ranges):
-        if begin >= end:
-            continue
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from godwit.archive.choosing import Chosen
 from godwit.archive.columns import ROW_BYTES, Block, Rows, schema_of
-from godwit.archive.losses import DataLossError, Ranges, gone_below, joined
+from godwit.archive.losses import DataLossError, Ranges, gone_below
 from godwit.archive.requests import ReadRequest
 from godwit.limits import MIB
 from godwit.store.block import DamagedBlockError, Row, open_block
+from godwit.store.ranges import joined
 from godwit.store.reader import LogReader
 
 CHUNK_BLOCKS: Final = 128

@@ -7,8 +7,8 @@
     stage_commit           {"query": "alerts", "batch": 7, "parts": [{"partition": 0, "attempt": 3}]}
     stage_abort            {"query": "alerts", "batch": 7}, with "parts" only these
 
-What is wrong with a request is a BadRequestError with a sentence for whoever wrote it. Unknown fields are ignored, so
-that a newer client can ask an older archive.
+What is wrong with a request is a BadRequestError with a sentence for whoever wrote it. So is a field that is not known:
+a misspelt `filters` must not ask for the whole log.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ MAX_COMMIT_REQUEST_BYTES: Final = 1 * MIB
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+BatchNumber = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""One each millisecond makes so many in 34 years. All up to a query's last one are known for ever."""
 _RequestT = TypeVar("_RequestT", bound=msgspec.Struct)
 
 assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_REQUEST_BYTES < MAX_COMMIT_REQUEST_BYTES
@@ -38,7 +40,7 @@ class BadRequestError(UsageError):
     """A request that the archive cannot serve, however often it is sent."""
 
 
-class ReadRequest(msgspec.Struct, frozen=True):
+class ReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A range of the log. Offsets: from `start` on, before `end`."""
 
     filters: tuple[str, ...] = ()
@@ -54,40 +56,40 @@ class ReadRequest(msgspec.Struct, frozen=True):
     """What retention had deleted below this offset is no news to the client: it began to read when it was so."""
 
 
-class TimeRequest(msgspec.Struct, frozen=True):
+class TimeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_us: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class TopicsRequest(msgspec.Struct, frozen=True):
+class TopicsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filters: tuple[str, ...] = ()
 
 
-class StageRequest(msgspec.Struct, frozen=True):
+class StageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The name under which rows are staged, and who publishes them."""
 
     query: str
-    batch: Number
+    batch: BatchNumber
     partition: Number
     attempt: Number
     publisher: str
 
 
-class Part(msgspec.Struct, frozen=True):
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: Number
     attempt: Number
 
 
-class CommitRequest(msgspec.Struct, frozen=True):
+class CommitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Append these parts, by partition, once for this batch of the query."""
 
     query: str
-    batch: Number
+    batch: BatchNumber
     parts: tuple[Part, ...]
 
 
-class AbortRequest(msgspec.Struct, frozen=True):
+class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     query: str
-    batch: Number
+    batch: BatchNumber
     parts: tuple[Part, ...] | None = None
     """None: all that was staged for this batch."""
 
@@ -127,7 +129,7 @@ def stage_request(body: bytes) -> StageRequest:
 
 
 def commit_request(body: bytes) -> CommitRequest:
-    """Its parts may be none: a batch without rows is remembered too."""
+    """Its parts may be none: a batch without rows is done at once."""
     request = _decoded(body, CommitRequest, MAX_COMMIT_REQUEST_BYTES)
     _check_name("query", request.query)
     if len(request.parts) > MAX_PARTS:
@@ -163,6 +165,9 @@ def _check_filters(filters: tuple[str, ...]) -> None:
 
 
 def _check_name(what: str, name: str) -> None:
-    size_bytes = len(name.encode(errors="replace"))
+    try:
+        size_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        raise BadRequestError(f"the {what} {name!a} is no Unicode text: it has half of a character") from None
     if not 1 <= size_bytes <= MAX_CLIENT_NAME_BYTES:
         raise BadRequestError(f"the {what} is {size_bytes} bytes long: 1 to {MAX_CLIENT_NAME_BYTES} are allowed")

@@ -1,36 +1,40 @@
 """The Flight server: each call of the protocol to the part that answers it, our errors to those that clients know.
 
-refused, whatever is tried again     ArrowInvalid
+refused, whatever is tried again     FlightServerError, with `extra_info`: {"kind": "bad_request"}
 gone or damaged                      FlightServerError, with `extra_info`: {"kind": "data_loss", "lost": [[begin, end]]}
+trouble with the disk or the log     FlightServerError; what and where is told to those who run the broker
 too much at once, or no room         FlightUnavailableError: try again later
 no token, or a wrong one             FlightUnauthenticatedError
+anything else                        FlightInternalError; as with the disk
+
+Only errors of Flight's own reach a client as the sentence that they are: with all others, Flight sends the traceback.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from traceback import format_exception
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from godwit.archive.actions import ACTIONS, Actions
+from godwit.archive.actions import ACTIONS, Actions, CommitError, told
 from godwit.archive.columns import schema_of
 from godwit.archive.gate import BusyError, Gate
+from godwit.archive.gathering import Gathering
 from godwit.archive.losses import DataLossError
 from godwit.archive.readers import Readers
 from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import BadRequestError, ReadRequest, read_request, stage_request
-from godwit.archive.stages import MAX_STAGE_BYTES, Stage, Stages, StagesFullError
-from godwit.archive.staging import check_schema, staged_entries
+from godwit.archive.stages import Stages, StagesFullError
+from godwit.archive.staging import check_schema
 from godwit.archive.tokens import TokenCheck, TokenFile
+from godwit.archive.uploads import Uploads
 from godwit.errors import StorageError
-from godwit.server.archive_pipe import join_blocks
-from godwit.store.block import encode_blocks
 
 MAX_STREAMS: Final = 128
 """Readings at once. Each has a thread, which a client that does not read holds on to."""
@@ -40,8 +44,7 @@ MAX_UPLOADS: Final = 32
 MAX_FLIGHTS: Final = 10_000
 """Topics in a list of flights, which Flight holds in memory; the action `topics` gives any number."""
 MAX_QUESTIONS: Final = 64
-STAGE_ROWS: Final = 65_536
-"""Rows of a stage that are worked on at once."""
+BAD_REQUEST: Final = b'{"kind": "bad_request"}'
 
 
 class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
@@ -54,15 +57,17 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         readers: Readers,
         stages: Stages,
         actions: Actions,
+        tell: Callable[[str], None],
         tokens: TokenFile | None = None,
         certificate: tuple[bytes, bytes] | None = None,
     ) -> None:
-        """`certificate`: with its key, both PEM."""
+        """`tell`: to those who run the broker. `certificate`: with its key, both PEM."""
         self._readers = readers
         self._stages = stages
         self._actions = actions
+        self._tell = tell
         self._streams = Gate("readings", MAX_STREAMS)
-        self._uploads = Gate("stages", MAX_UPLOADS)
+        self._uploads = Uploads(MAX_UPLOADS)
         self._questions = Gate("requests", MAX_QUESTIONS)
         super().__init__(
             location,
@@ -73,7 +78,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     # -- the log's past -----------------------------------------------------------------------------------------------
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
-        with _told(), self._questions.entered():
+        with self._told(), self._questions.entered():
             for topic in self._actions.topics(criteria)[:MAX_FLIGHTS]:
                 request = msgspec.json.encode({"filters": [topic.name]})
                 yield flight.FlightInfo(
@@ -82,11 +87,11 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
                     [flight.FlightEndpoint(request, [])],
                     -1,
                     -1,
-                    app_metadata=msgspec.json.encode(topic),
+                    app_metadata=msgspec.json.encode(told(topic)),
                 )
 
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
-        with _told(), self._questions.entered():
+        with self._told(), self._questions.entered():
             request = read_request(_command(descriptor))
             reading = self._readers.ask(lambda reader: Reading(request, reader))
             ticket = msgspec.structs.replace(
@@ -107,12 +112,8 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
                 app_metadata=msgspec.json.encode(told),
             )
 
-    def get_schema(self, context: Any, descriptor: Any) -> Any:
-        with _told():
-            return flight.SchemaResult(schema_of(self._readers.log_id, read_request(_command(descriptor)).columns))
-
     def do_get(self, context: Any, ticket: Any) -> Any:
-        with _told():
+        with self._told():
             request = read_request(ticket.ticket)
             stream = self._stream(request)
             schema = next(stream)  # what is wrong with the request is found before the stream begins
@@ -126,7 +127,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             coming: Future[Piece | None] | None = None
             while True:
                 sizes = FULL if self._streams.inside <= FULL_STREAMS else LEAN
-                with _told():
+                with self._told():
                     piece = (coming or self._begin(reading, sizes)).result()
                 if piece is None:
                     return
@@ -139,18 +140,23 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     # -- staged writes ------------------------------------------------------------------------------------------------
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with _told(), self._uploads.entered():
+        with self._told(), self._uploads.entered(context.peer()) as upload:
             request = stage_request(_command(descriptor))
             check_schema(reader.schema)
             with self._stages.begin(request) as stage:
-                count = 0
+                gathering = Gathering(stage, request.publisher)
                 for chunk in reader:
                     if chunk.data is not None:
-                        count = _write(stage, chunk.data, request.publisher, count)
+                        gathering.add(chunk.data)
+                        upload.move()
                 if context.is_cancelled():  # a connection that broke ends the rows as well as their end does
                     raise flight.FlightCancelledError("the rows broke off: stage them again")
-                stage.finish()
-            writer.write(pa.py_buffer(msgspec.json.encode({"rows": count})))
+                gathering.finish()
+            writer.write(pa.py_buffer(msgspec.json.encode({"rows": gathering.count})))
+
+    def expire_uploads(self) -> int:
+        """Ends connections whose uploads have not moved for very long; gives how many."""
+        return self._uploads.expire()
 
     # -- everything else ----------------------------------------------------------------------------------------------
 
@@ -158,8 +164,38 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         return list(ACTIONS.items())
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
-        with _told(), self._questions.entered():
+        with self._told(), self._questions.entered():
             yield from self._actions.answer(action.type, action.body.to_pybytes())
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Our errors as those that Flight carries to the client."""
+        try:
+            yield
+        except flight.FlightError:
+            raise
+        except (BadRequestError, pa.ArrowInvalid) as error:
+            raise flight.FlightServerError(str(error), BAD_REQUEST) from None
+        except DataLossError as error:
+            raise flight.FlightServerError(str(error), error.details) from None
+        except (BusyError, StagesFullError) as error:
+            raise flight.FlightUnavailableError(str(error)) from None
+        except CommitError as error:
+            raise flight.FlightServerError(str(error)) from None
+        except MemoryError:
+            raise flight.FlightUnavailableError(
+                "the archive has not enough memory for this now: send or ask for less at once, or try again in a while"
+            ) from None
+        except (StorageError, OSError) as error:
+            self._tell(str(error))
+            raise flight.FlightServerError(
+                "the archive has trouble with its disk or the log: the messages of the broker say which"
+            ) from None
+        except Exception as error:
+            self._tell("".join(format_exception(error)))
+            raise flight.FlightInternalError(
+                "the archive failed over this request: the messages of the broker say how"
+            ) from None
 
 
 def _command(descriptor: Any) -> bytes:
@@ -167,31 +203,3 @@ def _command(descriptor: Any) -> bytes:
         raise BadRequestError("the descriptor is a path: give a command, which is JSON")
     command: bytes = descriptor.command
     return command
-
-
-def _write(stage: Stage, rows: pa.RecordBatch, publisher: str, count: int) -> int:
-    """Adds rows to a stage that has so many; gives how many it has then."""
-    if rows.get_total_buffer_size() > MAX_STAGE_BYTES:
-        raise BadRequestError(
-            f"a batch of rows is longer than the {MAX_STAGE_BYTES} bytes of a stage: send smaller ones"
-        )
-    for start in range(0, rows.num_rows, STAGE_ROWS):
-        entries = staged_entries(rows.slice(start, STAGE_ROWS), publisher, time.time_ns() // 1000)
-        stage.write(join_blocks([block.body for block in encode_blocks(entries, count)]))
-        count += sum(entry.count for entry in entries)
-    return count
-
-
-@contextmanager
-def _told() -> Iterator[None]:
-    """Our errors as those that Flight carries to the client."""
-    try:
-        yield
-    except BadRequestError as error:
-        raise pa.ArrowInvalid(str(error)) from error
-    except DataLossError as error:
-        raise flight.FlightServerError(str(error), error.details) from error
-    except (BusyError, StagesFullError) as error:
-        raise flight.FlightUnavailableError(str(error)) from error
-    except StorageError as error:
-        raise flight.FlightServerError(str(error)) from error

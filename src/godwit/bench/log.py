@@ -1,8 +1,9 @@
 """`godwit bench log`: confirmed publishes against JetStream, and bytes a second against the bare disk, in one run.
 
-One publisher and one broker, a process each, and the broker's log on the disk of one folder. With 100-byte messages
+Publishers and broker, a process each, and the broker's log on the disk of one folder. With 100-byte messages
 Godwit (QoS 1, confirmed after fdatasync) stands beside JetStream (file store, confirmed before it); with 8 KiB messages
-beside a bare file that is synced every 64 KiB. Rounds are interleaved; ratios are taken round by round.
+beside a bare file that is synced every 64 KiB, and so does the log without a network. Rounds are interleaved; ratios
+are taken round by round.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from godwit.bench import peers
+from godwit.bench.log_alone import write_and_commit
 from godwit.bench.log_godwit import godwit_logger
 from godwit.bench.log_jetstream import jetstream, jetstream_counted
 from godwit.bench.log_publishing import Logger, measure
@@ -21,12 +23,15 @@ from godwit.bench.report import Ratio, Report, Result, interleaved, machine, med
 
 SMALL_BYTES: Final = 100
 LARGE_BYTES: Final = 8 * 1024
+LARGE_PUBLISHERS: Final = 4
+"""So many send the large ones, side by side: the disk is to be busy while one of them waits for a confirm."""
 MEGABYTE: Final = 1_000_000
 
 OURS: Final = "godwit"
 JETSTREAM: Final = "jetstream"
 COUNTED: Final = "jetstream_counted"
 OURS_LARGE: Final = "godwit_8k"
+ALONE_LARGE: Final = "log_alone_8k"
 RAW_DISK: Final = "raw_disk"
 
 
@@ -44,12 +49,16 @@ def run(
     def confirmed_per_s(logger: Logger) -> Callable[[], float]:
         return lambda: measure(logger, folder, seconds, SMALL_BYTES)
 
+    def large_mb_per_s() -> float:
+        return measure(godwit_logger(LARGE_PUBLISHERS), folder, seconds, LARGE_BYTES) * LARGE_BYTES / MEGABYTE
+
     figures = interleaved(
         {
             OURS: confirmed_per_s(godwit_logger()),
             JETSTREAM: confirmed_per_s(jetstream(program)),
             COUNTED: confirmed_per_s(jetstream_counted(program)),
-            OURS_LARGE: lambda: measure(godwit_logger(), folder, seconds, LARGE_BYTES) * LARGE_BYTES / MEGABYTE,
+            OURS_LARGE: large_mb_per_s,
+            ALONE_LARGE: lambda: write_and_commit(folder, seconds, LARGE_BYTES) / MEGABYTE,
             RAW_DISK: lambda: append_and_sync(folder, seconds) / MEGABYTE,
         },
         rounds,
@@ -57,6 +66,7 @@ def run(
     )
     units = {
         OURS_LARGE: f"MB/s of payload, {LARGE_BYTES} B messages",
+        ALONE_LARGE: f"MB/s of payload, {LARGE_BYTES} B messages",
         RAW_DISK: f"MB/s, fdatasync after each {SYNC_BYTES} B",
     }
     confirmed = f"confirmed messages/s of {SMALL_BYTES} B"
@@ -67,5 +77,6 @@ def run(
         ),
         Ratio("vs_jetstream_counted", median_ratio(figures[OURS], figures[COUNTED]), "JetStream, answers counted only"),
         Ratio("vs_raw_disk", median_ratio(figures[OURS_LARGE], figures[RAW_DISK]), "append and fdatasync of 64 KiB"),
+        Ratio("log_alone_vs_raw_disk", median_ratio(figures[ALONE_LARGE], figures[RAW_DISK]), "the same"),
     ]
     return Report("log", machine(), results, ratios)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
+from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,15 @@ from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.connect import connect
 from godwit.net.loop import collect_garbage_rarely, switch_threads_quickly
 from godwit.net.loop import run as run_loop
+from godwit.net.publishing import AsyncPublisher
 from godwit.net.serve import Service
 from godwit.server.configuration import Configuration
 from godwit.server.log_sections import ArchiveSection
 
 
-def godwit_logger() -> Logger:
-    """QoS 1; a confirm means that the disk has it."""
-    return Logger(_broker, _publish)
+def godwit_logger(publishers: int = 1) -> Logger:
+    """QoS 1; a confirm means that the disk has it. All publishers are in one process, a connection each."""
+    return Logger(_broker, partial(_publish, publishers))
 
 
 def _broker(stage: Stage) -> str:
@@ -72,25 +75,31 @@ class _Urls:
             self.are_complete.set()
 
 
-def _publish(pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
-    run_loop(_publish_all(pipe, address, seconds, bytes(message_bytes)))
+def _publish(publishers: int, pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
+    run_loop(_publish_all(publishers, pipe, address, seconds, bytes(message_bytes)))
 
 
-async def _publish_all(pipe: Pipe, address: str, seconds: float, payload: bytes) -> None:
-    messages = 0
-    async with connect(address) as client:
-        publisher = client.publisher(TOPIC, qos=1)
-        send = publisher.send
+async def _publish_all(publishers: int, pipe: Pipe, address: str, seconds: float, payload: bytes) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connect(address)) for _ in range(publishers)]
         began = time.perf_counter()
-        for burst in bursts(seconds):
-            for _ in burst:
-                try:
-                    send(payload)
-                except BufferFullError:
-                    await publisher.ready()
-                    send(payload)
-            messages += len(burst)
-        await publisher.flush()
+        counts = await asyncio.gather(*[_pour(client.publisher(TOPIC, qos=1), seconds, payload) for client in clients])
         elapsed_s = time.perf_counter() - began
-        (topic,) = await client.topics(TOPIC)
-    pipe.send(Outcome(messages, topic.messages, elapsed_s))
+        (topic,) = await clients[0].topics(TOPIC)
+    pipe.send(Outcome(sum(counts), topic.messages, elapsed_s))
+
+
+async def _pour(publisher: AsyncPublisher, seconds: float, payload: bytes) -> int:
+    """Gives how many it was; all of them are confirmed."""
+    messages = 0
+    send = publisher.send
+    for burst in bursts(seconds):
+        for _ in burst:
+            try:
+                send(payload)
+            except BufferFullError:
+                await publisher.ready()
+                send(payload)
+        messages += len(burst)
+    await publisher.flush()
+    return messages

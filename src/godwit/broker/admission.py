@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from godwit.broker.catalogue import Catalogue, Names
+from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
 from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Close, Effect, Notice, Send
@@ -279,6 +279,8 @@ class Admission:
             self.forget(session)
 
     def _let_go(self, link: Link, session: Session) -> None:
+        link.locating.clear()
+        link.to_locate.clear()
         for inlet in list(link.inlets.values()):
             inlet.end()
         for feed in list(link.feeds.values()):
@@ -336,9 +338,12 @@ class Admission:
         if not access.may(session.name, session.is_proved, "publish", will.topic):
             return  # it was allowed at the login; the rules have changed
         if self._catalogue.get(will.topic) is None:
-            if self._catalogue.settings.policy_of(will.topic) == "explicit" or self._catalogue.is_full:
+            if self._catalogue.settings.policy_of(will.topic) == "explicit":
                 return
-            self._catalogue.create(will.topic)
+            try:
+                self._catalogue.create(will.topic)
+            except TooManyTopicsError:
+                return
         self._publishing.publish_own(session, will, now_us)
 
     def forget(self, session: Session) -> None:

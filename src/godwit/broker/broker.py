@@ -17,7 +17,7 @@ from godwit.broker.admission import Admission
 from godwit.broker.catalogue import Catalogue, Names
 from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
-from godwit.broker.desk import Desk, FloodError
+from godwit.broker.desk import Desk, FloodError, require_open_rate
 from godwit.broker.effects import (
     BrokerEvent,
     Close,
@@ -271,6 +271,8 @@ class Broker:
             elif event.reliable:
                 self._on_open(link, event, now_us)
             # An unreliable record that has overtaken its channel's open is lost, as it may be.
+        except FloodError as error:
+            self._close(link, Code.LIMIT, str(error))
         except DecodeError as error:
             self._close(link, Code.PROTOCOL, f"on channel {channel}: {error}")
 
@@ -292,6 +294,7 @@ class Broker:
             return
         if event.record:
             raise DecodeError("control", "a record behind the end of a channel")
+        require_open_rate(link, now_us)
         self._effects.append(Consume(link.connection, event.channel, len(event.body)))
         if event.last:
             return
@@ -303,7 +306,7 @@ class Broker:
             return
         if not isinstance(request, control.Open):
             raise DecodeError("control", "record 0 of a channel is no open")
-        self._publishing.open(link, session, event.channel, request, now_us)
+        self._publishing.open(link, session, event.channel, request)
 
     def _on_confirmed(self, event: Confirmed, now_us: int) -> None:
         link = self._links.get(event.connection)
@@ -324,7 +327,7 @@ class Broker:
         self._commits.on_committed(event.first_offset, now_us)
 
     def _on_failed(self, event: Failed, now_us: int) -> None:
-        self._commits.on_failed(event.text, now_us)
+        self._commits.on_failed(event, now_us)
 
     def _on_found(self, event: Found, now_us: int) -> None:
         self._delivery.on_found(event)

@@ -21,14 +21,16 @@ KEPT_COST_BYTES: Final = 256
 """What Python needs for a retained message beside its payload."""
 MAX_NAMES: Final = 262_144
 """Publishers' names that have a number; beyond it the longest unused one is forgotten, and gets a new number later."""
+LOOKS_FOR_ROOM: Final = 64
+"""Topics that are looked at, when there are too many, for one that can be forgotten."""
 
 
 class Topic:
-    """One topic, for as long as the broker lives."""
+    """One topic. Unless it was created it can be forgotten, and made anew later: then it has another number."""
 
     __slots__ = (
-        "generation", "is_logged", "keeps", "kept", "last_us", "messages", "name", "number", "payload_bytes", "policy",
-        "publishers", "routes",
+        "generation", "is_created", "is_gone", "is_logged", "is_stored", "keeps", "kept", "last_us", "messages",
+        "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "routes",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, settings: Settings) -> None:
@@ -38,8 +40,15 @@ class Topic:
         self.policy: Policy = settings.policy_of(name)
         self.is_logged = settings.is_logged(name)
         """Its messages of QoS 0, too."""
+        self.is_created = False
+        """Somebody asked for it, or the configuration did: it stays, whether it is used or not."""
+        self.is_stored = False
+        """Whether it is written down, and outlives a restart."""
+        self.is_gone = False
         self.publishers = 0
         self.messages = 0
+        self.messages_seen = -1
+        """How many they were when its room was last looked for."""
         self.payload_bytes = 0
         self.last_us = 0
         self.kept: Kept | None = None
@@ -60,12 +69,17 @@ class TooManyTopicsError(Exception):
 
 
 class Catalogue:
-    """Topics by name, in the order of their names too."""
+    """Topics by name, in the order of their names too.
+
+    A topic that was not created is written down with its first message. Before that it is forgotten when nobody uses it
+    any more; and when there are too many, those go that nobody publishes to.
+    """
 
     def __init__(self, settings: Settings, journal: Journal) -> None:
         self.settings = settings
         self._journal = journal
-        self._topics: dict[str, Topic] = {}
+        self._topics: OrderedDict[str, Topic] = OrderedDict()
+        """Those that were looked at for room come last."""
         self._tree = TopicTree()
         self._kept = TopicTree()
         self._next_number = 1
@@ -74,7 +88,7 @@ class Catalogue:
         self.keeps = 0
         """How often a retained message was set or cleared."""
         for name in settings.topics:
-            self.create(name)
+            self.create(name, is_created=True)
 
     def __len__(self) -> int:
         """Without the broker's own."""
@@ -83,26 +97,65 @@ class Catalogue:
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
-    def create(self, name: str) -> Topic:
-        """A topic that is not there yet. BadTopicError, TooManyTopicsError."""
+    def create(self, name: str, *, is_created: bool = False) -> Topic:
+        """A topic that is not there yet. BadTopicError, TooManyTopicsError. `is_created`: it is to stay."""
         check_topic(name)
-        if self.is_full:
+        if self._is_full:
+            self._make_room()
+        if self._is_full:
             raise TooManyTopicsError(f"there are {len(self)} topics, and no room for more here: use one that is there")
         topic = self._add(name)
-        self._journal.topic(topic)
+        if is_created:
+            self.stay(topic)
         return topic
+
+    def stay(self, topic: Topic) -> None:
+        """It is not forgotten any more."""
+        topic.is_created = True
+        self._journal.topic(topic)
 
     def adopt(self, name: str) -> Topic:
         """The topic of something that the log has, made if need be: what was possible once is not refused now."""
         topic = self._topics.get(name)
         if topic is None:
+            if self._is_full:
+                self._make_room()
             topic = self._add(name)
-            self._journal.topic(topic)
         return topic
+
+    def release(self, name: str) -> None:
+        """Nobody subscribes to it by its name any more: it goes, if it was never used otherwise."""
+        topic = self._topics.get(name)
+        if topic is not None and not topic.messages and self._is_unused(topic):
+            self._forget(topic)
+
+    def _is_unused(self, topic: Topic) -> bool:
+        is_held = topic.is_created or topic.publishers or topic.kept is not None
+        return not is_held and not topic.name.startswith(RESERVED)
+
+    def _make_room(self) -> None:
+        """For one more, if it can be done without a long search. Who subscribes to what goes loses nothing."""
+        for _ in range(min(LOOKS_FOR_ROOM, len(self._topics))):
+            topic = next(iter(self._topics.values()))
+            self._topics.move_to_end(topic.name)
+            was_seen, topic.messages_seen = topic.messages_seen, topic.messages
+            # With another policy not everybody could bring it back.
+            is_idle = not topic.messages or (topic.messages == was_seen and topic.policy == "open")
+            if is_idle and self._is_unused(topic):
+                self._forget(topic)
+                return
+
+    def _forget(self, topic: Topic) -> None:
+        topic.is_gone = True
+        del self._topics[topic.name]
+        self._tree.discard(topic.name)
+        self._journal.topic_gone(topic)
 
     def restore(self, kept: TopicKept) -> None:
         """One that was there before the broker was restarted."""
         topic = self._topics.get(kept.name) or self._add(kept.name)
+        topic.is_created = topic.is_created or kept.is_created
+        topic.is_stored = True
         topic.messages = kept.messages
         topic.payload_bytes = kept.payload_bytes
         topic.last_us = kept.last_us
@@ -124,6 +177,9 @@ class Catalogue:
 
     def keep(self, topic: Topic, kept: Kept | None) -> None:
         """The topic has another retained message from now on, or none. Its serial must be `keeps` + 1."""
+        if topic.is_gone:  # its batch was on the way into the log for very long
+            topic = self.adopt(topic.name)
+            self._journal.retained(topic)
         self.keeps += 1
         topic.keeps += 1
         if not topic.name.startswith(RESERVED):
@@ -157,7 +213,7 @@ class Catalogue:
         return (self._topics[name] for name in self._tree.walk(pattern, after))
 
     @property
-    def is_full(self) -> bool:
+    def _is_full(self) -> bool:
         return len(self) >= self.settings.max_topics or self._tree.nodes >= MAX_TOPIC_NODES
 
     def on_settings(self, settings: Settings) -> None:
@@ -167,8 +223,10 @@ class Catalogue:
             topic.policy = settings.policy_of(topic.name)
             topic.is_logged = settings.is_logged(topic.name)
         for name in settings.topics:
-            if name not in self._topics and not self.is_full:
-                self.create(name)
+            if name in self._topics:
+                self.stay(self._topics[name])
+            elif not self._is_full:
+                self.create(name, is_created=True)
 
 
 class Names:

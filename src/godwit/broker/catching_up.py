@@ -37,13 +37,13 @@ class CatchingUp:
         link = feed.link
         if link is None or found.read is not feed.reading:
             return
-        feed.reading = None
-        if not feed.waiting_retained and not self._send_found(feed, link, found):
-            return  # the next confirm lets it go on
+        self._delivery.stop_reading(feed, link)
+        if not feed.waiting_retained:
+            self._send_found(feed, link, found)
         self._delivery.pump(link)
 
-    def _send_found(self, feed: Feed, link: Link, found: Found) -> bool:
-        """False: there was no room for all of it."""
+    def _send_found(self, feed: Feed, link: Link, found: Found) -> None:
+        """As far as there is room; the next confirm lets it go on."""
         # The log may have more by now than has been forwarded to those who are live.
         end_offset = min(found.next_offset, self._delivery.next_offset)
         damaged = found.damaged[::-1]
@@ -61,15 +61,14 @@ class CatchingUp:
             _pass_hole(feed, offset)
             if entry.topic not in matching:
                 if len(matching) * len(feed.filters) > LOOKS_A_TURN:
-                    return True
+                    return
                 matching[entry.topic] = feed.matches(entry.topic)
             if matching[entry.topic] and not self._send_entry(feed, link, offset, entry):
-                return False
+                return
             feed.position = end
         while damaged and damaged[-1][0] < end_offset:
             _pass_damage(feed, *damaged.pop())
         _pass_hole(feed, end_offset)
-        return True
 
     def _send_entry(self, feed: Feed, link: Link, offset: int, entry: Entry) -> bool:
         """False: there is no room for it."""

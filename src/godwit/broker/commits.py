@@ -21,13 +21,14 @@ import msgspec
 
 from godwit.broker.catalogue import Catalogue, Topic
 from godwit.broker.delivery import Delivery
-from godwit.broker.effects import Append, Confirm, Consume, Effect, Send
+from godwit.broker.effects import Append, Confirm, Consume, Effect, Failed, Send
 from godwit.broker.identities import Identities, Key
 from godwit.broker.inlet import Inlet
 from godwit.broker.journal import Journal, Marks
 from godwit.broker.pace import Pace
 from godwit.broker.retained import keep, retain
 from godwit.broker.session import Link
+from godwit.broker.trim import payload_bytes
 from godwit.wire.batch import RETAIN
 from godwit.wire.changes import Change, IdentityKept, RetainedKept
 from godwit.wire.control import Code, ControlMessage, Error, encode_control
@@ -35,8 +36,10 @@ from godwit.wire.entry import Entry
 
 RETRY_US: Final = 1_000_000
 """After a failure, what nobody waits for is tried again this much later."""
-MAX_UNRELIABLE_BYTES: Final = 8 * 1024 * 1024
+MAX_UNRELIABLE_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of QoS 0, on its way into the log: nobody holds it back, so beyond this it is dropped."""
+MAX_WILLS_WAITING_BYTES: Final = 8 * 1024 * 1024
+"""Of last wills, on their way into the log: they wait while the disk takes nothing; beyond this they are dropped."""
 
 
 class Fate(Enum):
@@ -111,6 +114,8 @@ class Commits:
         """Whether something of it is to be retained."""
         self.unreliable_bytes = 0
         """Of QoS 0 that is on its way into the log."""
+        self.will_bytes = 0
+        """Of last wills that are."""
         self._promises: list[Promise] = []
         self._again: list[Pending] = []
         self._retry_at_us = 0
@@ -195,7 +200,7 @@ class Commits:
 
     def _changes(self, sealed: _Sealed) -> list[Change]:
         journal = self._journal
-        journal.used.update(dict.fromkeys([pending.topic for pending in sealed.pendings]))
+        journal.published(dict.fromkeys([pending.topic for pending in sealed.pendings]))
         changes: list[Change] = []
         if journal.is_marked:
             changes, sealed.marks = journal.take(self._delivery.next_offset)
@@ -252,6 +257,8 @@ class Commits:
             if inlet is None:
                 if pending.fate is Fate.LIVE:
                     self.unreliable_bytes -= pending.body_bytes
+                elif pending.fate is Fate.AGAIN:
+                    self.will_bytes -= pending.body_bytes
             elif inlet.link.is_open and not is_failed:
                 if reached < 0:
                     reached = len(delivery.routes(topic))
@@ -270,29 +277,48 @@ class Commits:
             body_bytes = -1
         self._effects.append(Confirm(link.connection, inlet.channel, pending.record, reached, body_bytes))
 
-    def on_failed(self, text: str, now_us: int) -> None:
+    def on_failed(self, failed: Failed, now_us: int) -> None:
         """The oldest append could not be written, and nothing that was given out since will be."""
+        text = failed.text
         oldest = self._under_way.popleft()
         if oldest.is_failed:
             return  # it ended with an older one
         self._retry_at_us = now_us + RETRY_US
-        failed = [oldest, *self._under_way, _Sealed(self.fresh[:], self._promises)]
+        ended = [oldest, *self._under_way, _Sealed(self.fresh[:], self._promises)]
         self.fresh.clear()
         self.is_retaining = False
         self._promises = []
-        for sealed in reversed(failed):  # the newest first: its marks know better
+        self._journal.drop_queries()
+        unsafe: list[Key] = []
+        if failed.is_lasting:
+            unsafe = self._give_up(oldest)
+        for sealed in reversed(ended):  # the newest first: its marks know better
             sealed.is_failed = True
             if sealed.marks is not None:
                 self._journal.put_back(sealed.marks)
-        self._identities.rewind(self._journal.identities)
-        for sealed in failed:
+        self._identities.rewind([*unsafe, *self._journal.identities])
+        for sealed in ended:
             for pending in sealed.pendings:
                 self._fail(pending, text)
             for promise in sealed.promises:
                 promise.on_failed(text)
 
+    def _give_up(self, sealed: _Sealed) -> list[Key]:
+        """What the store can never take would fail all that comes after it: it is not tried again. Gives the identities
+        that it had."""
+        for pending in sealed.pendings:
+            if pending.fate is Fate.AGAIN:
+                pending.fate = Fate.DROPPED
+                self.will_bytes -= pending.body_bytes
+        marks, sealed.marks = sealed.marks, None
+        return [] if marks is None else list(marks.identities)
+
     def _fail(self, pending: Pending, text: str) -> None:
         inlet = pending.inlet
+        if pending.fate in (Fate.REFUSED, Fate.DROPPED):
+            topic = pending.topic
+            topic.messages -= sum([entry.count for entry in pending.entries])
+            topic.payload_bytes -= sum([payload_bytes(entry) for entry in pending.entries])
         if inlet is not None:
             if inlet.link.is_open:
                 self._effects.append(Consume(inlet.link.connection, inlet.channel, pending.body_bytes))

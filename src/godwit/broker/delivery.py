@@ -13,6 +13,7 @@ from godwit.broker.journal import Journal
 from godwit.broker.lane import RECORD_BYTES, Lane, routed
 from godwit.broker.losses import count_losses
 from godwit.broker.session import Link
+from godwit.broker.topics import is_pattern
 from godwit.broker.trie import FilterTrie
 from godwit.limits import MAX_UNRELIABLE_BYTES
 from godwit.wire.batch import RETAIN
@@ -23,6 +24,8 @@ _serial = attrgetter("serial")
 LEAST_READ_BYTES: Final = 64 * 1024
 READ_BYTES: Final = 512 * 1024
 """What a feed that is behind reads at once."""
+READS_AT_ONCE: Final = 4
+"""Of one client: however many subscriptions it has, the reads of others do not stand in line behind all of them."""
 
 
 class Delivery:
@@ -92,7 +95,6 @@ class Delivery:
         feed.link = link
         feed.number = number
         feed.is_live = feed.is_abandoned = feed.is_full = False
-        feed.reading = None
         if not resumes:
             # How many of these were for it is known only of those that left the log while it was absent.
             missed = max(self.first_offset - offset, 0)
@@ -117,7 +119,7 @@ class Delivery:
         feed.waiting_retained = [(place, "") for place in range(len(feed.filters))] if with_retained else []
         self._fall_behind(feed, link)
         self._needed_bound = min(self._needed_bound, offset)
-        self.pump(link)
+        self._go_on(feed, link)
 
     def detach(self, feed: Feed) -> None:
         """Its client is gone; the feed stays, for as long as its session."""
@@ -179,6 +181,8 @@ class Delivery:
         self.pause(feed)
         for pattern in feed.filters:
             self._trie.remove(pattern, feed)
+            if not is_pattern(pattern) and pattern not in self._trie:
+                self._catalogue.release(pattern)
         self._absent.pop(feed, None)
         self.subscriptions -= 1
         self._journal.feed(feed)
@@ -191,6 +195,7 @@ class Delivery:
         link.unconfirmed_bytes -= feed.lane.pieces_bytes
         del link.feeds[feed.number]
         link.behind.pop(feed, None)
+        self.stop_reading(feed, link)
         self._dirty.pop(feed, None)
         self._lagging.pop(feed, None)
 
@@ -305,32 +310,45 @@ class Delivery:
             self.pump(link)
 
     def pump(self, link: Link) -> None:
-        """Lets the feeds that are behind go on, in turn, as far as the client's window allows."""
+        """Lets the feeds that are behind go on, in turn, as far as the client's window and its reads allow."""
         for feed in list(link.behind):
-            if link.unconfirmed_bytes >= link.window_bytes:
+            if link.unconfirmed_bytes >= link.window_bytes or link.reads >= READS_AT_ONCE:
                 return
-            if feed.reading is not None or feed.is_full or not feed.may_hold(link, 1):
-                continue
-            self._catching_up.send_retained(feed, link)
-            if feed.waiting_retained:
-                if feed.may_hold(link, 1):  # it has looked at many: on_found lets it go on
-                    feed.reading = Read(feed, feed.position, 1)
-                    self._effects.append(feed.reading)
-                continue
-            if feed.position >= self.next_offset and not feed.lost:
-                feed.is_live = True
-                feed.is_abandoned = False
-                del link.behind[feed]
-                if not feed.lane.unconfirmed and not feed.lane.pieces:
-                    self._lagging.pop(feed, None)
-            else:
-                room = (link.window_bytes - link.unconfirmed_bytes) // len(link.behind)
-                # Not too little: what is not for it costs no room.
-                feed.reading = Read(feed, feed.position, max(LEAST_READ_BYTES, min(room, READ_BYTES)))
-                self._effects.append(feed.reading)
-                # The others have their turn first next time.
-                del link.behind[feed]
-                link.behind[feed] = None
+            self._go_on(feed, link)
+
+    def _go_on(self, feed: Feed, link: Link) -> None:
+        if feed.reading is not None or feed.is_full or not feed.may_hold(link, 1):
+            return
+        self._catching_up.send_retained(feed, link)
+        if feed.waiting_retained:
+            if feed.may_hold(link, 1):  # it has looked at many: on_found lets it go on
+                self._read(feed, link, 1)
+        elif feed.position >= self.next_offset and not feed.lost:
+            feed.is_live = True
+            feed.is_abandoned = False
+            del link.behind[feed]
+            if not feed.lane.unconfirmed and not feed.lane.pieces:
+                self._lagging.pop(feed, None)
+        else:
+            room = (link.window_bytes - link.unconfirmed_bytes) // len(link.behind)
+            # Not too little: what is not for it costs no room.
+            self._read(feed, link, max(LEAST_READ_BYTES, min(room, READ_BYTES)))
+
+    def _read(self, feed: Feed, link: Link, max_bytes: int) -> None:
+        """Unless others read: on_found has it go on then."""
+        if link.reads < READS_AT_ONCE:
+            link.reads += 1
+            feed.reading = Read(feed, feed.position, max_bytes)
+            self._effects.append(feed.reading)
+            # The others have their turn first next time.
+            del link.behind[feed]
+            link.behind[feed] = None
+
+    def stop_reading(self, feed: Feed, link: Link) -> None:
+        """It has its answer, or needs none any more."""
+        if feed.reading is not None:
+            feed.reading = None
+            link.reads -= 1
 
     def _fall_behind(self, feed: Feed, link: Link) -> None:
         feed.is_live = False

@@ -13,7 +13,7 @@ from godwit.broker.rate import Bucket
 from godwit.broker.requests import Requests
 from godwit.broker.session import Link, Session
 from godwit.broker.subscribing import Subscribing
-from godwit.limits import REQUESTS_PER_S
+from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
 from godwit.wire import control
 from godwit.wire.control import Code, ControlMessage, MalformedError, UnknownKind, decode_control, encode_control
 
@@ -66,7 +66,7 @@ class Desk:
         request: int | None = None
         try:
             message = decode_control(body)
-            self._require_rate(link, message, now_us)
+            _require_rate(link, message, now_us)
             request = getattr(message, "request", None)
             reply = self._answer(link, message, now_us)
         except MalformedError as error:
@@ -77,19 +77,6 @@ class Desk:
             self._commits.answer(link, reply.request, reply)  # it is true once all that led to it is safe
         elif reply is not None and link.is_open:
             self._effects.append(Send(link.connection, 0, encode_control(reply)))
-
-    def _require_rate(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> None:
-        if link.requests is None:
-            link.requests = Bucket(REQUESTS_PER_S, REQUESTS_PER_S * REQUEST_BURST_S, now_us)
-        cost = 1
-        if isinstance(message, control.Topics | control.Clients):
-            cost = LIST_COST
-        elif isinstance(message, control.Subscribe):
-            cost = len(message.filters)
-        if not link.requests.take(cost, now_us):
-            raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
-        if link.awaited > MAX_AWAITED:
-            raise FloodError(f"more than {MAX_AWAITED} requests wait for the broker's disk")
 
     def _answer(self, link: Link, message: ControlMessage | UnknownKind, now_us: int) -> ControlMessage | None:
         if isinstance(message, UnknownKind):
@@ -116,3 +103,25 @@ class Desk:
     def _pong(self, link: Link, session: Session, message: control.Pong, now_us: int) -> None:
         if message.request == NAME_PING:
             self._admission.on_pong(link)
+
+
+def require_open_rate(link: Link, now_us: int) -> None:
+    """A channel is being opened. FloodError if it is one too many: as many as it may have can be opened at once."""
+    if link.opens is None:
+        link.opens = Bucket(REQUESTS_PER_S, MAX_CHANNELS, now_us)
+    if not link.opens.take(1, now_us):
+        raise FloodError(f"more than {REQUESTS_PER_S} channels opened a second")
+
+
+def _require_rate(link: Link, message: ControlMessage | UnknownKind, now_us: int) -> None:
+    if link.requests is None:
+        link.requests = Bucket(REQUESTS_PER_S, REQUESTS_PER_S * REQUEST_BURST_S, now_us)
+    cost = 1
+    if isinstance(message, control.Topics | control.Clients):
+        cost = LIST_COST
+    elif isinstance(message, control.Subscribe):
+        cost = len(message.filters)
+    if not link.requests.take(cost, now_us):
+        raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
+    if link.awaited > MAX_AWAITED:
+        raise FloodError(f"more than {MAX_AWAITED} requests wait for the broker's disk")

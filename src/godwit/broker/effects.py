@@ -38,6 +38,8 @@ class Failed(msgspec.Struct, frozen=True):
 
     text: str
     """What is wrong and what to do, for those who published."""
+    is_lasting: bool = False
+    """To try the same again does not help: what changed with it is not put back."""
 
 
 class Found(msgspec.Struct, frozen=True):

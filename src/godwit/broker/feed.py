@@ -106,6 +106,8 @@ class Feed:
         unconfirmed = self.lane.unconfirmed
         if unconfirmed:
             return unconfirmed[0][1]
+        if self.lane.pieces:
+            return self.lane.start
         return end_offset if self.is_live else self.position
 
     def standing(self, end_offset: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -14,6 +14,8 @@ from godwit.wire.changes import IdentityKept
 
 Key: TypeAlias = tuple[str, str, str]
 """The client's name (empty for a nameless one), the identity it gave, the topic."""
+MAX_BEGUN: Final = 20_000
+"""Publishers that have sent nothing yet: the longest of them is forgotten."""
 
 
 class Progress(msgspec.Struct):
@@ -27,11 +29,21 @@ class Progress(msgspec.Struct):
 
 
 class Identities:
-    """Bounded: what was silent for longest goes first."""
+    """Bounded: when there are too many, the owner with the most loses the one that was silent for longest. So nobody
+    pushes out others who have few."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._known: OrderedDict[Key, Progress] = OrderedDict()
+        """The one that was silent for longest first."""
+        self._begun: OrderedDict[Key, int] = OrderedDict()
+        """The epochs of those that have sent nothing yet: they retire older ones all the same, as well as it goes."""
+        self._of_owner: dict[str, OrderedDict[Key, None]] = {}
+        """The same, by owner."""
+        self._owners_with: dict[int, dict[str, None]] = {}
+        """Owners by how many they have."""
+        self._most = 0
+        """What the owner with the most has."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -39,22 +51,45 @@ class Identities:
     def get(self, key: Key) -> Progress | None:
         return self._known.get(key)
 
-    def open(self, key: Key, epoch: int, now_us: int) -> bool:
-        """A run of the publisher begins or goes on; False if a newer one is known."""
+    def open(self, key: Key, epoch: int) -> bool:
+        """A run of the publisher begins or goes on; False if a newer one is known. A new publisher becomes known with
+        its first message."""
         known = self._known.get(key)
-        if known is not None and epoch < known.epoch:
+        if epoch < (known.epoch if known is not None else self._begun.get(key, 0)):
             return False
         if known is None:
-            self._add(key, epoch, now_us)
+            self._begun[key] = epoch
+            self._begun.move_to_end(key)
+            if len(self._begun) > MAX_BEGUN:
+                self._begun.popitem(last=False)
         elif epoch > known.epoch:
             self._begin(key, known, epoch)
         return True
 
-    def _add(self, key: Key, epoch: int, now_us: int) -> Progress:
-        known = self._known[key] = Progress(epoch, 0, now_us)
-        self._journal.identity(key, known)
-        self._bound(now_us)
-        return known
+    def _add(self, key: Key, known: Progress) -> None:
+        owner = key[0]
+        self._known[key] = known
+        self._of_owner.setdefault(owner, OrderedDict())[key] = None
+        self._count(owner, 1)
+
+    def _remove(self, key: Key) -> None:
+        owner = key[0]
+        del self._known[key], self._of_owner[owner][key]
+        self._count(owner, -1)
+        if not self._of_owner[owner]:
+            del self._of_owner[owner]
+
+    def _count(self, owner: str, change: int) -> None:
+        now = len(self._of_owner[owner])
+        before = now - change
+        if before:
+            del self._owners_with[before][owner]
+            if not self._owners_with[before]:
+                del self._owners_with[before]
+        if now:
+            self._owners_with.setdefault(now, {})[owner] = None
+        if now > self._most or before == self._most not in self._owners_with:
+            self._most = now
 
     def _begin(self, key: Key, known: Progress, epoch: int) -> None:
         known.epoch = epoch
@@ -68,7 +103,12 @@ class Identities:
         """
         known = self._known.get(key)
         if known is None:
-            known = self._add(key, epoch, now_us)
+            if epoch < self._begun.get(key, 0):
+                return None
+            self._begun.pop(key, None)
+            known = Progress(epoch, 0, now_us)
+            self._add(key, known)
+            self._bound(now_us)
         if epoch < known.epoch:
             return None
         if epoch > known.epoch:
@@ -77,6 +117,7 @@ class Identities:
         known.next_sequence = max(known.next_sequence, sequence + count)
         known.last_us = now_us
         self._known.move_to_end(key)
+        self._of_owner[key[0]].move_to_end(key)
         self._journal.identity(key, known)
         return repeated
 
@@ -97,14 +138,17 @@ class Identities:
     def restore(self, kept: IdentityKept) -> None:
         """One that was known before the broker was restarted; the longest silent come first."""
         key = (kept.owner, kept.publisher, kept.topic)
-        self._known[key] = Progress(kept.epoch, kept.next_sequence, kept.last_us, kept.epoch, kept.next_sequence)
+        self._add(key, Progress(kept.epoch, kept.next_sequence, kept.last_us, kept.epoch, kept.next_sequence))
 
     def _bound(self, now_us: int) -> None:
-        known = self._known
+        """There is one more, which is the newest of all."""
         expired_us = now_us - PUBLISHER_EXPIRY_S * 1_000_000
-        while known:
-            oldest = next(iter(known))
-            if known[oldest].last_us > expired_us and len(known) <= MAX_PUBLISHERS_REMEMBERED:
-                return
-            del known[oldest]
+        while True:
+            oldest = next(iter(self._known))
+            if self._known[oldest].last_us > expired_us:
+                if len(self._known) <= MAX_PUBLISHERS_REMEMBERED:
+                    return
+                owner = next(iter(self._owners_with[self._most]))
+                oldest = next(iter(self._of_owner[owner]))
+            self._remove(oldest)
             self._journal.identity(oldest, None)

@@ -1,35 +1,52 @@
 """What queries staged in the archive: appended as a whole, once for each batch of a query, whatever is repeated.
 
-The number of a query's last batch is written with its messages. A batch that is not above it is known already.
+The number of a query's last batch is written with its messages. A batch that is not above it is known already. One
+without messages is not remembered: there is nothing in it that could come twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
+import msgspec
+
+from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError, Topic
 from godwit.broker.commits import Commits, Fate, Pending
 from godwit.broker.effects import Effect, Import, Imported
 from godwit.broker.journal import Journal
 from godwit.broker.publishing import LATEST_US
 from godwit.broker.session import check_name
 from godwit.broker.topics import RESERVED, check_topic, shown
-from godwit.broker.trim import longest_message
+from godwit.broker.trim import longest_message, payload_bytes
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
 from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN
+from godwit.wire.changes import QueryDone, QueryGone
 from godwit.wire.entry import Entry
 
 MAX_QUERIES: Final = 100_000
 """Whose batches are remembered."""
+QUERY_EXPIRY_US: Final = 7 * 24 * 3600 * 1_000_000
+"""One that was silent for so long makes room for another; as long as that its batches are known for certain."""
+LAST_BATCH: Final = 2**53
+"""Nobody counts so far, and every language can."""
 BATCH_ROOM_BYTES: Final = MAX_RECORD_BYTES - MAX_MESSAGE_BYTES
 """What a batch may be longer than the longest message."""
 
 
 class _ProblemError(Exception):
     """Why it cannot be done."""
+
+
+class _Query(msgspec.Struct):
+    batch: int
+    """The newest."""
+    safe_batch: int
+    """The newest that the log has."""
+    last_us: int
 
 
 class Importing:
@@ -43,54 +60,82 @@ class Importing:
         self._commits = commits
         self._journal = journal
         self._effects = effects
-        self._batches: dict[str, int] = {}
-        """By query, the newest batch."""
-        self._safe: dict[str, int] = {}
-        """The same, as far as the log has it."""
+        self._queries: OrderedDict[str, _Query] = OrderedDict()
+        """The one that was silent for longest first."""
 
-    def restore(self, batches: Mapping[str, int]) -> None:
-        self._batches.update(batches)
-        self._safe.update(batches)
+    def restore(self, queries: Iterable[QueryDone]) -> None:
+        """Those that were known before the broker was restarted; the longest silent come first."""
+        for kept in queries:
+            self._queries[kept.query] = _Query(kept.batch, kept.batch, kept.last_us)
 
     def take(self, event: Import, now_us: int) -> None:
         """Staged messages, of all partitions in their order."""
-        query = event.query
+        held: list[Topic] = []
         try:
-            if query not in self._batches:
-                self._check_query(query)
-            is_known = event.batch <= self._batches.get(query, -1)
-            if not is_known:
-                self._check_entries(event.entries)
+            self._take(event, held, now_us)
         except _ProblemError as error:
             self._effects.append(Imported(event.key, problem=str(error)))
-            return
-        before = sum([entry.count for pending in self._commits.fresh for entry in pending.entries])
+        finally:
+            for topic in held:
+                topic.publishers -= 1
+
+    def _take(self, event: Import, held: list[Topic], now_us: int) -> None:
+        """`held`: its topics, so that none of them makes room for another."""
+        query = self._find(event, now_us)
+        is_known = event.batch <= query.batch
         if not is_known:
-            self._batches[query] = event.batch
-            self._journal.query(query, event.batch)
-            self._add(event.entries, now_us)
+            self._check_entries(event.entries, held)
+        before = sum([entry.count for pending in self._commits.fresh for entry in pending.entries])
         count = 0 if is_known else sum([entry.count for entry in event.entries])
+        if count:
+            self._remember(event, query, now_us)
+            self._add(event.entries, now_us)
 
         def on_safe(first_offset: int) -> None:
-            self._safe[query] = max(event.batch, self._safe.get(query, -1))
-            offset = 0 if is_known else first_offset + before
+            if count:
+                query.safe_batch = max(event.batch, query.safe_batch)
+            offset = first_offset + before if count else 0
             self._effects.append(Imported(event.key, was_known=is_known, first_offset=offset, count=count))
 
         def on_failed(text: str) -> None:
-            self._batches[query] = self._safe.get(query, -1)
+            query.batch = query.safe_batch
+            if query.batch < 0 and self._queries.get(event.query) is query:
+                del self._queries[event.query]
             self._effects.append(Imported(event.key, problem=text))
 
         self._commits.wait(on_safe, on_failed)
 
-    def _check_query(self, query: str) -> None:
+    def _find(self, event: Import, now_us: int) -> _Query:
+        """The query as it is known, or as it will be."""
+        if not 0 <= event.batch <= LAST_BATCH:
+            raise _ProblemError(f"batch {event.batch} cannot be: they are counted from 0 to 2^53 at most")
+        query = self._queries.get(event.query)
+        if query is not None:
+            return query
         try:
-            check_name(query)
+            check_name(event.query)
         except UsageError as error:
             raise _ProblemError(f"as a query: {error}") from None
-        if len(self._batches) >= MAX_QUERIES:
-            raise _ProblemError(f"the batches of {MAX_QUERIES} queries are remembered, and no room is left for more")
+        if event.entries and len(self._queries) >= MAX_QUERIES:
+            oldest = next(iter(self._queries.values()))
+            if oldest.last_us > now_us - QUERY_EXPIRY_US:
+                raise _ProblemError(
+                    f"the batches of {MAX_QUERIES} queries are remembered, and no room is left for more: "
+                    "one that brings nothing for 7 days makes room"
+                )
+        return _Query(-1, -1, now_us)
 
-    def _check_entries(self, entries: list[Entry]) -> None:
+    def _remember(self, event: Import, query: _Query, now_us: int) -> None:
+        query.batch = event.batch
+        query.last_us = now_us
+        if event.query not in self._queries and len(self._queries) >= MAX_QUERIES:
+            oldest, _ = self._queries.popitem(last=False)
+            self._journal.query(QueryGone(oldest))
+        self._queries[event.query] = query
+        self._queries.move_to_end(event.query)
+        self._journal.query(QueryDone(event.query, event.batch, now_us))
+
+    def _check_entries(self, entries: list[Entry], held: list[Topic]) -> None:
         """As if a publisher had sent them."""
         settings = self._catalogue.settings
         most_bytes = settings.max_message_bytes
@@ -111,19 +156,22 @@ class Importing:
             for publisher in {entry.publisher for entry in entries}:
                 check_name(publisher)
             for name in {entry.topic for entry in entries}:
-                self._require_topic(name)
+                topic = self._require_topic(name)
+                topic.publishers += 1
+                held.append(topic)
         except (UsageError, TooManyTopicsError) as error:
             raise _ProblemError(str(error)) from None
 
-    def _require_topic(self, name: str) -> None:
-        if self._catalogue.get(name) is not None and not name.startswith(RESERVED):
-            return
+    def _require_topic(self, name: str) -> Topic:
+        topic = self._catalogue.get(name)
+        if topic is not None and not name.startswith(RESERVED):
+            return topic
         check_topic(name)
         if name.startswith(RESERVED):
             raise BadTopicError(f"topic {name!r} begins with '$': these are the broker's own")
         if self._catalogue.settings.policy_of(name) == "explicit":
             raise BadTopicError(f"topic {name!r} does not exist: create it first")
-        self._catalogue.create(name)
+        return self._catalogue.create(name)
 
     def _add(self, entries: list[Entry], now_us: int) -> None:
         for (name, publisher), group in groupby(entries, key=lambda entry: (entry.topic, entry.publisher)):
@@ -131,7 +179,7 @@ class Importing:
             number = self._names.number(publisher)
             received = [_received(entry, now_us) for entry in group]
             topic.messages += sum([entry.count for entry in received])
-            topic.payload_bytes += sum([len(entry.rest) for entry in received])
+            topic.payload_bytes += sum([payload_bytes(entry) for entry in received])
             topic.last_us = now_us
             self._commits.fresh.append(Pending(None, topic, number, 0, 0, received, Fate.DROPPED))
             self._commits.is_retaining |= any(entry.flags & RETAIN for entry in received)

@@ -20,9 +20,11 @@ from godwit.wire.changes import (
     IdentityGone,
     IdentityKept,
     QueryDone,
+    QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
+    TopicGone,
     TopicKept,
 )
 
@@ -41,23 +43,28 @@ T = TypeVar("T")
 class Marks:
     """What is to be written."""
 
-    __slots__ = ("feeds", "identities", "queries", "retained", "sessions", "topics")
+    __slots__ = ("feeds", "identities", "queries", "retained", "sessions", "topics", "topics_gone")
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
+        self.topics_gone: dict[str, None] = {}
+        """By name: there may be another one by now."""
         self.retained: dict[Topic, None] = {}
         """Whose retained message changed without a batch in the log."""
         self.sessions: dict[Session, None] = {}
         self.feeds: dict[Feed, None] = {}
         self.identities: dict[Key, Progress | None] = {}
         """None: it is forgotten."""
-        self.queries: dict[str, int] = {}
+        self.queries: dict[str, QueryDone | QueryGone] = {}
 
 
 class Journal:
     """Feed: topic, retained, session, feed, identity, query; used, moved, save_some. Drain: take; put_back on failure.
 
     `sessions` is the broker's own table, by name. A journal that does not keep takes nothing.
+
+    What is put back is everything but queries, and it is tried again for ever. So a store must be able to take it when
+    its disk can: whatever comes from outside is bounded before it is marked, numbers to 63 bits, texts to valid ones.
     """
 
     def __init__(self, sessions: dict[str, Session], *, keeps: bool) -> None:
@@ -74,10 +81,24 @@ class Journal:
     # -- what happened ------------------------------------------------------------------------------------------------
 
     def topic(self, topic: Topic) -> None:
-        """It is new."""
+        """It is new, or has other figures."""
         if self.keeps:
             self._marks.topics[topic] = None
             self.is_marked = True
+
+    def topic_gone(self, topic: Topic) -> None:
+        """It is forgotten, and what was to be written of it too."""
+        self.used.pop(topic, None)
+        if self.keeps and topic.is_stored:
+            self._marks.topics_gone[topic.name] = None
+            self.is_marked = True
+
+    def published(self, topics: dict[Topic, None]) -> None:
+        """They have new messages, which go into the log now. A topic is written down with its first one."""
+        self.used.update(topics)
+        for topic in topics:
+            if not topic.is_stored:
+                self.topic(topic)
 
     def retained(self, topic: Topic) -> None:
         """Its retained message is not what was written last. The broker's own figures are not kept."""
@@ -106,11 +127,15 @@ class Journal:
             self._marks.identities[key] = progress
             self.is_marked = True
 
-    def query(self, query: str, batch: int) -> None:
+    def query(self, change: QueryDone | QueryGone) -> None:
         """Unlike the others this belongs to one append, and is not put back."""
         if self.keeps:
-            self._marks.queries[query] = batch
+            self._marks.queries[change.query] = change
             self.is_marked = True
+
+    def drop_queries(self) -> None:
+        """Those of the turn that is under way: what they brought is not written."""
+        self._marks.queries.clear()
 
     @property
     def identities(self) -> list[Key]:
@@ -134,17 +159,19 @@ class Journal:
         """How everything that is marked stands, and the marks. `end_offset` is the log's end."""
         marks, self._marks = self._marks, Marks()
         self.is_marked = False
-        changes: list[Change] = [
-            TopicKept(topic.name, topic.messages, topic.payload_bytes, topic.last_us) for topic in marks.topics
-        ]
-        changes += [_retained(topic) for topic in marks.retained]
+        changes: list[Change] = [TopicGone(name) for name in marks.topics_gone]
+        for topic in marks.topics:
+            if not topic.is_gone:
+                topic.is_stored = True
+                changes.append(_topic(topic))
+        changes += [_retained(topic) for topic in marks.retained if not topic.is_gone]
         changes += self._of_sessions(marks, end_offset)
         for key, progress in marks.identities.items():
             if progress is None:
                 changes.append(IdentityGone(*key))
             else:
                 changes.append(IdentityKept(*key, progress.epoch, progress.next_sequence, progress.last_us))
-        changes += [QueryDone(query, batch) for query, batch in marks.queries.items()]
+        changes += marks.queries.values()
         return changes, marks
 
     def _of_sessions(self, marks: Marks, end_offset: int) -> list[Change]:
@@ -196,16 +223,21 @@ class Journal:
         return session.feeds.get((feed.filters, feed.cursor))
 
     def put_back(self, marks: Marks) -> None:
-        """What was taken could not be written."""
+        """What was taken could not be written. All of it, but for queries, is written again as it stands by then."""
         now = self._marks
         now.topics.update(marks.topics)
+        now.topics_gone.update(marks.topics_gone)
         now.retained.update(marks.retained)
         now.sessions.update(marks.sessions)
         now.feeds.update(marks.feeds)
         now.identities = marks.identities | now.identities
         self.is_marked = self.is_marked or bool(
-            now.topics or now.retained or now.sessions or now.feeds or now.identities
+            now.topics or now.topics_gone or now.retained or now.sessions or now.feeds or now.identities
         )
+
+
+def _topic(topic: Topic) -> TopicKept:
+    return TopicKept(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
 
 
 def _retained(topic: Topic) -> RetainedKept:

@@ -50,8 +50,8 @@ class Lane:
     """Feed: begin, introduce, add, say. Drain: cut, which puts Send effects into the list given at the start."""
 
     __slots__ = (
-        "_count", "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_start", "_topics",
-        "channel", "connection", "held_bytes", "next_record", "pieces", "pieces_bytes", "unconfirmed",
+        "_count", "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_topics", "channel",
+        "connection", "held_bytes", "next_record", "pieces", "pieces_bytes", "start", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, channel: int, effects: list[Effect]) -> None:
@@ -65,7 +65,8 @@ class Lane:
         self.unconfirmed: list[tuple[int, int, int, int]] = []
         """Record, the offset before which everything is done when it is the oldest, bytes, messages."""
         self._effects = effects
-        self._start = 0
+        self.start = 0
+        """The offset before which everything is done when the pieces are the oldest that there is."""
         self._count = 0
         self._topics: set[int] = set()
         self._publishers: set[int] = set()
@@ -105,7 +106,7 @@ class Lane:
     def add(self, head: bytes, rest: bytes, offset: int, count: int) -> None:
         """A batch from `routed`. `offset` is where to begin again if this does not get through."""
         if not self.pieces:
-            self._start = offset
+            self.start = offset
         size = len(head) + len(rest)
         self.pieces += (head, rest)
         self._count += count
@@ -116,12 +117,12 @@ class Lane:
         """Sends what waits as a record, its labels before it. Gives the bytes sent that nobody has counted yet."""
         if not self.pieces:
             return 0
-        extra_bytes = self._say_labels(self._start)
+        extra_bytes = self._say_labels(self.start)
         body = b"".join(self.pieces)
         self.held_bytes -= self.pieces_bytes
         self.pieces = []
         self.pieces_bytes = 0
-        self._send(body, self._start, self._count)
+        self._send(body, self.start, self._count)
         self._count = 0
         return extra_bytes + RECORD_COST_BYTES
 

@@ -6,7 +6,7 @@ import struct
 from typing import Final
 
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
-from godwit.broker.commits import MAX_UNRELIABLE_BYTES, Commits, Fate, Pending
+from godwit.broker.commits import MAX_UNRELIABLE_WAITING_BYTES, MAX_WILLS_WAITING_BYTES, Commits, Fate, Pending
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Consume, Effect, Notice, Send
 from godwit.broker.identities import Identities, Key
@@ -34,6 +34,8 @@ LATEST_US: Final = 2**62
 """No clock shows more: a time beyond it is nonsense, and would not fit the log."""
 LAST_SEQUENCE: Final = 2**62
 """Nobody counts so far: the next one always fits the reply to `progress`."""
+WILL_COST_BYTES: Final = 1024
+"""What a last will takes in memory beside its payload, rounded up."""
 
 
 class Publishing:
@@ -64,11 +66,11 @@ class Publishing:
 
     # -- channels -----------------------------------------------------------------------------------------------------
 
-    def open(self, link: Link, session: Session, channel: int, request: Open, now_us: int) -> None:
+    def open(self, link: Link, session: Session, channel: int, request: Open) -> None:
         """Record 0 of a channel."""
         inlet = link.inlets[channel] = Inlet(link, session, channel)
         inlet.qos = request.qos
-        problem = self._open_problem(inlet, session, request, now_us)
+        problem = self._open_problem(inlet, session, request)
         if problem is not None:
             inlet.refuse(*problem, self._effects)
             return
@@ -76,7 +78,7 @@ class Publishing:
         subscribers = len(self._delivery.routes(inlet.topic))
         self._effects.append(Send(link.connection, 0, encode_control(Opened(channel=channel, subscribers=subscribers))))
 
-    def _open_problem(self, inlet: Inlet, session: Session, request: Open, now_us: int) -> tuple[Code, str] | None:
+    def _open_problem(self, inlet: Inlet, session: Session, request: Open) -> tuple[Code, str] | None:
         name = request.topic
         access = self._catalogue.settings.access
         if name.startswith(RESERVED):
@@ -106,7 +108,7 @@ class Publishing:
             owner = session.name if session.is_remembered else ""
             inlet.key = (owner, request.publisher or session.instance.hex(), name)
             inlet.epoch = request.epoch
-            if not self._identities.open(inlet.key, request.epoch, now_us):
+            if not self._identities.open(inlet.key, request.epoch):
                 return Code.STALE_EPOCH, f"a newer run of publisher {inlet.key[1]!r} is known: take a higher epoch"
         return None
 
@@ -242,7 +244,7 @@ class Publishing:
             self._journal.used[topic] = None
         if not topic.is_logged:
             commits.forward_live(topic, publisher, entries)
-        elif commits.unreliable_bytes + size_bytes > MAX_UNRELIABLE_BYTES:
+        elif commits.unreliable_bytes + size_bytes > MAX_UNRELIABLE_WAITING_BYTES:
             self.dropped += sum([entry.count for entry in entries])
         else:
             commits.is_retaining = True  # perhaps
@@ -256,11 +258,19 @@ class Publishing:
             return
         flags = LONE | (RETAIN if will.retain else 0) | will.qos << QOS_SHIFT
         entry = Entry(will.topic, session.name, flags, now_us, now_us, None, 0, 1, will.payload)
+        size_bytes = len(will.payload) + WILL_COST_BYTES
+        commits = self._commits
+        if will.qos and commits.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:
+            text = f"the last will of {session.name} on {will.topic} is lost: too many wait for the log to be written"
+            self._effects.append(Notice("warning", text, {"client": session.name, "topic": will.topic}))
+            return
         topic.messages += 1
+        topic.payload_bytes += len(will.payload)
         topic.last_us = now_us
         if will.qos:
-            self._commits.is_retaining |= will.retain
-            self._fresh.append(Pending(None, topic, session.publisher_number, 0, 0, [entry], Fate.AGAIN))
+            commits.is_retaining |= will.retain
+            commits.will_bytes += size_bytes
+            self._fresh.append(Pending(None, topic, session.publisher_number, 0, size_bytes, [entry], Fate.AGAIN))
         else:
             self._publish_unreliable(topic, session.publisher_number, [entry], len(will.payload))
 

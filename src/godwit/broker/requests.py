@@ -63,10 +63,14 @@ class Requests:
             raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
         if not access.may(session.name, session.is_proved, "create", name):
             raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not create topic {name!r}")
-        if self._catalogue.get(name) is not None:
+        topic = self._catalogue.get(name)
+        if topic is not None and (topic.is_created or topic.messages):
             raise RequestFailure(Code.TOPIC_EXISTS, f"topic {name!r} exists already")
         try:
-            self._catalogue.create(name)
+            if topic is not None:
+                self._catalogue.stay(topic)
+            else:
+                self._catalogue.create(name, is_created=True)
         except BadTopicError as error:
             raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
         except TooManyTopicsError as error:

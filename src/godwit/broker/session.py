@@ -72,8 +72,8 @@ class Link:
 
     __slots__ = (
         "_next_channel", "address", "awaited", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
-        "locating", "login_by_us", "messages_out", "requests", "session", "since_us", "unconfirmed_bytes",
-        "unpaid", "window_bytes",
+        "locating", "login_by_us", "lookups", "messages_out", "opens", "reads", "requests", "session", "since_us",
+        "to_locate", "unconfirmed_bytes", "unpaid", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, address: str, now_us: int, window_bytes: int) -> None:
@@ -92,7 +92,14 @@ class Link:
         """The same, by the channels that lead to it."""
         self.locating: dict[int, Subscribe] = {}
         """Subscriptions whose start is being looked up, by their numbers."""
+        self.to_locate: dict[int, Subscribe] = {}
+        """Those that wait until others are done."""
+        self.lookups = 0
+        """What the log was asked for and has not answered, also of subscriptions that were given up meanwhile."""
         self.behind: dict[Feed, None] = {}
+        """Those that are to go on first come first."""
+        self.reads = 0
+        """How many of them the log is being asked for."""
         self.window_bytes = window_bytes
         self.unconfirmed_bytes = 0
         """Sent or about to be sent, and not taken by the client's application."""
@@ -100,6 +107,8 @@ class Link:
         self.awaited = 0
         """Replies to it that wait for the log."""
         self.requests: Bucket | None = None
+        self.opens: Bucket | None = None
+        """Of the channels that it opens: as many at once as it may have."""
         self.bucket: Bucket | None = None
         """Of its messages, if there is a limit."""
         self.unpaid: list[tuple[int, int]] = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError
 from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
@@ -15,6 +17,11 @@ from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
 from godwit.wire.changes import FeedKept
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
+
+LOOKUPS_AT_ONCE: Final = 4
+"""Starts by time, of one client, that the log is asked for; the others wait."""
+MAX_TO_LOCATE: Final = 64
+"""So many wait, because each holds its filters."""
 
 
 class Subscribing:
@@ -37,16 +44,20 @@ class Subscribing:
         if feed is not None and feed.link is not None:
             self._reply(link, request, feed, is_new=False, must_wait=False)
             return
-        if request.subscription in link.feeds or request.subscription in link.locating:
-            raise RequestFailure(Code.MALFORMED, f"subscription {request.subscription} exists with other filters")
-        if request.since_us is not None and offset is None:
-            link.locating[request.subscription] = request
-            self._effects.append(Locate(link.connection, request, request.since_us))
-            return
+        number = request.subscription
+        if number in link.feeds or number in link.locating or number in link.to_locate:
+            raise RequestFailure(Code.MALFORMED, f"subscription {number} exists with other filters")
         if feed is None:
             self._require_room(session, filters)
-        self._create_topics(filters)
+        if request.since_us is not None and offset is None:
+            if len(link.to_locate) >= MAX_TO_LOCATE:
+                text = f"{MAX_TO_LOCATE} subscriptions wait for their start to be looked up: try again later"
+                raise RequestFailure(Code.TOO_MANY, text)
+            link.to_locate[number] = request
+            self._look_up(link)
+            return
         start = self._start(request, feed, offset)
+        self._create_topics(filters)
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
         resumes = feed is not None and request.start is None and offset is None
@@ -85,14 +96,27 @@ class Subscribing:
         feed.is_stored = True
         self._delivery.restore(feed)
 
+    def _look_up(self, link: Link) -> None:
+        """The starts of those that wait, the oldest first."""
+        while link.to_locate and link.lookups < LOOKUPS_AT_ONCE:
+            number = next(iter(link.to_locate))
+            request = link.locating[number] = link.to_locate.pop(number)
+            assert request.since_us is not None
+            link.lookups += 1
+            self._effects.append(Locate(link.connection, request, request.since_us))
+
     def on_located(self, link: Link, session: Session, request: Subscribe, offset: int) -> None:
         """The start of a subscription was looked up; it may have been given up meanwhile."""
+        link.lookups -= 1
+        self._look_up(link)
         if link.locating.get(request.subscription) is request:
             del link.locating[request.subscription]
             self.subscribe(link, session, request, offset)
 
     def unsubscribe(self, link: Link, session: Session, request: Unsubscribe) -> None:
-        if link.locating.pop(request.subscription, None) is not None:
+        if request.subscription in link.locating or request.subscription in link.to_locate:
+            link.locating.pop(request.subscription, None)
+            link.to_locate.pop(request.subscription, None)
             return
         feed = self._feed(link, request.subscription)
         if request.keep:
@@ -175,7 +199,10 @@ class Subscribing:
             return end
         if request.start == "earliest":
             return self._delivery.first_offset
-        return min(request.start, end)
+        if request.start > end:
+            text = f"offset {request.start} does not exist: the log ends at {end}; it may be an older copy of it"
+            raise RequestFailure(Code.NO_SUCH_OFFSET, text)
+        return request.start
 
     def _feed(self, link: Link, number: int) -> Feed:
         feed = link.feeds.get(number)

@@ -41,6 +41,16 @@ class FilterTrie(Generic[T]):
         """How many pairs of filter and value there are."""
         return self._size
 
+    def __contains__(self, filter: str) -> bool:
+        """Whether there is a value under just this filter."""
+        node = self._root
+        for level in split(filter):
+            found = node.below.get(level)
+            if found is None:
+                return False
+            node = found
+        return node.values is not None
+
     def add(self, filter: str, value: T) -> None:
         """Put a value under a filter (checked before). Added twice, it must be removed twice."""
         node = self._root

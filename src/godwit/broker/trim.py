@@ -42,6 +42,11 @@ def without_first(entry: Entry, count: int) -> Entry:
     )
 
 
+def payload_bytes(entry: Entry) -> int:
+    """About what its messages have: a batch adds little else."""
+    return len(entry.rest) - (4 * entry.count + 4 if entry.count > 1 else 0)
+
+
 def longest_message(flags: int, count: int, rest: bytes) -> int:
     """The longest message of a batch, whose lengths were checked."""
     at = _U32.size + _U32.unpack_from(rest)[0] if flags & HAS_EXTENSION else 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
@@ -14,11 +15,11 @@ import typer
 
 from godwit.cli.streams import OutputClosedError, discard_output
 from godwit.cli.text import safe
-from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, UsageError
+from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, NameInUseError, UsageError
 from godwit.limits import MAX_SECRET_BYTES, SESSION_EXPIRY_S
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.connect import AsyncClient, Connecting
 
 T = TypeVar("T")
 
@@ -32,6 +33,8 @@ ANSWER_SILENCE_S: Final = 2.0
 LOOK_S: Final = 0.25
 FAREWELL_S: Final = 1.0
 """How long an interrupted command may take to say goodbye."""
+EXIT_TERMINATED: Final = 143
+"""What a shell reports for a program that SIGTERM ended: 128 + SIGTERM."""
 
 BrokerOption = Annotated[
     str, typer.Option("--broker", envvar="GODWIT_BROKER", metavar="HOST:PORT", help="Where the broker listens.")
@@ -58,6 +61,8 @@ class Target:
     secret: bytes = b""
     timeout_s: float | None = None
     session_expiry_s: int = SESSION_EXPIRY_S
+    is_cursor: bool = False
+    """The name is that of a cursor, which is all that the user knows of it."""
 
     @classmethod
     def of(cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None) -> Target:
@@ -101,10 +106,34 @@ def run(main: Coroutine[Any, Any, T], *, types: bool = False) -> T:
 
     try:
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if types else loop.new_event_loop) as runner:
-            return runner.run(main)
+            return runner.run(_until_terminated(main))
     except OutputClosedError:
         discard_output()
         raise typer.Exit(0) from None
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM ends a command as Ctrl-C does: it says goodbye, and the broker need not wait for it in vain."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    is_terminated = False
+
+    def end() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        if task is not None:
+            task.cancel()
+
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; or not the main thread
+        loop.add_signal_handler(signal.SIGTERM, end)
+    try:
+        return await main
+    except asyncio.CancelledError:
+        if is_terminated:
+            raise typer.Exit(EXIT_TERMINATED) from None
+        raise
+    finally:
+        with suppress(NotImplementedError):
+            loop.remove_signal_handler(signal.SIGTERM)
 
 
 @asynccontextmanager
@@ -125,11 +154,13 @@ async def connected(target: Target) -> AsyncIterator[AsyncClient]:
         session_expiry_s=target.session_expiry_s,
         on_state=watch.on_state,
     )
-    waiting = asyncio.create_task(_say_what_it_waits_for(target))
+    waiting = asyncio.create_task(_say_what_it_waits_for(target, opening))
     try:
         client = await opening
     except AccessError as error:
         raise _explained_login(error, target) from None
+    except NameInUseError as error:
+        raise _explained_name(error, target) from None
     finally:
         waiting.cancel()
     async with client:
@@ -172,13 +203,21 @@ def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
     return run(main())
 
 
-async def _say_what_it_waits_for(target: Target) -> None:
-    if target.timeout_s is None:
-        await asyncio.sleep(SILENCE_S)
+async def _say_what_it_waits_for(target: Target, opening: Connecting | None = None) -> None:
+    """With `opening` for the broker's welcome, else for its answer to a question."""
+    limit = "" if target.timeout_s is None else f", for {target.timeout_s:g} s in all"
+    await asyncio.sleep(SILENCE_S if target.timeout_s is None else ANSWER_SILENCE_S)
+    if opening is not None and opening.is_answered:
+        if target.name is not None and not target.secret:
+            what = "cursor" if target.is_cursor else "name"
+            why = f"another connection still seems to hold the {what} {target.name!r}"
+        else:  # whoever proves a name, or has none, waits for nobody else
+            why = "it has not let this client in yet"
+        tell(f"the broker at {target.broker} answers, but {why}; waiting{limit} (Ctrl-C ends)")
+    elif target.timeout_s is None:
         tell(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
     else:
-        await asyncio.sleep(ANSWER_SILENCE_S)
-        tell(f"waiting for an answer from {target.broker}, for {target.timeout_s:g} s in all (Ctrl-C ends)")
+        tell(f"waiting for an answer from {target.broker}{limit} (Ctrl-C ends)")
 
 
 def _explained_login(error: AccessError, target: Target) -> AccessError:
@@ -189,6 +228,17 @@ def _explained_login(error: AccessError, target: Target) -> AccessError:
         error.code,
         f"{error} (a secret was given for the name {target.name!r}: most likely the broker does not list this name "
         "under [[access.client]], or lists it with another secret)",
+    )
+
+
+def _explained_name(error: NameInUseError, target: Target) -> NameInUseError:
+    """In the user's terms, who gave a cursor and no name."""
+    if not target.is_cursor:
+        return error
+    return NameInUseError(
+        error.code,
+        f"the cursor {target.name!r} is in use by another client that answers: end that one first, or name another "
+        "cursor",
     )
 
 
@@ -251,5 +301,7 @@ async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoR
 def check_qos(text: str) -> int:
     """0, 1 or 2."""
     if text not in ("0", "1", "2"):
-        raise UsageError(f"there is no QoS {text}; choose 0 (at most once), 1 (at least once) or 2 (exactly once)")
+        raise UsageError(
+            f"there is no QoS {text}; choose 0 (at most once), 1 (at least once) or 2 (in the log exactly once)"
+        )
     return int(text)

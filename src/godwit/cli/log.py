@@ -11,9 +11,8 @@ from typing import Annotated
 
 import typer
 
+from godwit.cli.broker import DEFAULT_DATA
 from godwit.errors import UsageError
-
-DEFAULT_DATA = Path("godwit-data")
 
 DataOption = Annotated[
     Path | None,
@@ -119,6 +118,7 @@ def recover(context: typer.Context, data: DataOption = None, as_json: JsonOption
     """Save everything that is intact of a damaged log into a new one; the damaged file is kept beside it.
 
     Stop the broker first. What could not be saved is told, and subscribers that reach it are told that they missed it.
+    A log that is sound is left as it is.
     """
     from godwit.cli.log_upkeep import run_recover
 
@@ -147,7 +147,10 @@ def backup(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the log, also while a broker writes to it, into a folder that a broker can be started on."""
+    """Copy the log, also while a broker writes to it, into a folder that a broker can be started on.
+
+    Blocks are copied as they are, damaged ones too: `godwit log verify --data DIR` checks the copy.
+    """
     from godwit.cli.log_upkeep import run_backup
 
     run_backup(_folder(context, data), output, force=force, as_json=as_json)
@@ -156,4 +159,4 @@ def backup(
 def _folder(context: typer.Context, data: Path | None) -> Path:
     """From the option behind the command, or else the one before it."""
     before: Path | None = context.obj
-    return data or before or DEFAULT_DATA
+    return data or before or Path(DEFAULT_DATA)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import typer
 
-from godwit.archive.losses import Ranges, gone_below, joined
+from godwit.archive.losses import Ranges, gone_below
 from godwit.archive.reading import Reading
 from godwit.archive.requests import ReadRequest
 from godwit.broker.topics import check_filter
@@ -30,6 +30,7 @@ from godwit.cli.text import count, safe, size
 from godwit.client.message import Message
 from godwit.errors import StorageError, UsageError
 from godwit.limits import MIB
+from godwit.store.ranges import joined
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 import typer
 
-from godwit.archive.losses import joined
 from godwit.cli.log_folder import LogFile, ranges
 from godwit.cli.log_messages import SPANS_A_TIME
 from godwit.cli.progress import WorkProgress
@@ -18,6 +17,7 @@ from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, iso_time, safe, size
 from godwit.store.block import Row, decode_topics
 from godwit.store.folder import is_in_use
+from godwit.store.ranges import joined
 from godwit.wire.marks import BROKER_WIDE
 
 TITLE_WIDTH: Final = 12

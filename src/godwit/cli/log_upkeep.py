@@ -18,25 +18,29 @@ from godwit.cli.new_file import check_free, new_file
 from godwit.cli.progress import WorkProgress
 from godwit.cli.tables import show_objects
 from godwit.cli.text import count, safe, size
-from godwit.errors import GodwitError, LogDamagedError, LogInUseError
+from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageError
+from godwit.net.durable import LOG_ID_BYTES
+from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.copies import backup, compact
-from godwit.store.draft import BESIDE
+from godwit.store.draft import BESIDE, Progress
 from godwit.store.folder import DataFolder, is_in_use
 from godwit.store.recover import LOST_END, Recovered, recover
-from godwit.store.verify import verify
+from godwit.store.schema import refuse_orphan
+from godwit.store.verify import Verdict, verify
 
-LOG_ID_BYTES: Final = 16
 MAX_KEPT: Final = 1000
 """Damaged files that are kept in one folder."""
 MAX_PROBLEMS: Final = 3
 """More are not listed in a sentence; --json has them."""
+GIVING_WAY_S: Final = 1.0
+"""So long one piece of a copy or of a check waits for a broker whose WAL has become too long."""
+LOOK_S: Final = 0.02
 
 
 def run_verify(folder: Path, *, as_json: bool) -> None:
     """Check everything and tell; LogDamagedError if something is wrong."""
     path = log_path(folder)
-    with _bar("checking") as progress:
-        verdict = verify(path, progress.show)
+    verdict = _verified(path)
     if as_json:
         show_objects([{"path": str(path), **_fields(verdict), "is_sound": verdict.is_sound}])
     else:
@@ -46,7 +50,7 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
         )
     if verdict.is_sound:
         if not as_json:
-            typer.echo("everything is intact")
+            typer.echo("everything is intact" + _given_up(verdict))
         return
     if verdict.problems:
         found = [f"offsets {ranges(verdict.damaged)} are damaged"] if verdict.damaged else []
@@ -57,15 +61,35 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
             f"{safe(str(path))}: {'; '.join(found)}. Stop the broker, then save what is intact with godwit log recover"
         )
     raise LogDamagedError(
-        f"{safe(str(path))}: offsets {ranges(verdict.damaged)} are damaged, or were lost before: a broker passes over "
-        "them and tells who comes there. All else is intact; godwit log recover writes it into a new file"
+        f"{safe(str(path))}: offsets {ranges(verdict.damaged)} are damaged: a broker passes over them and tells who "
+        "comes there. All else is intact; godwit log recover writes it into a new file"
     )
+
+
+def _given_up(verdict: Verdict) -> str:
+    """What was lost before, and is known to be."""
+    if not verdict.given_up:
+        return ""
+    return f", but for offsets {ranges(verdict.given_up)}: they were lost earlier, and godwit log recover gave them up"
+
+
+def _verified(path: Path) -> Verdict:
+    with _bar("checking") as progress:
+        return verify(path, _giving_way(path, progress.show))
 
 
 def run_recover(folder: Path, *, as_json: bool) -> None:
     """Put a new log with everything that is intact in the place of the damaged one, which is kept."""
-    with _alone(folder, "recover") as path:
-        part = path.with_name(f".godwit-{os.getpid()}.part")
+    with _alone(folder, "recover") as held:
+        path = held.log_path
+        if _is_sound(path):
+            if as_json:
+                show_objects([{"path": str(path), "kept": None, "is_sound": True}])
+            else:
+                typer.echo(f"{safe(str(path))}: nothing is damaged; it is left as it is")
+            return
+        part = path.with_name(f"{path.name}.saved")
+        part.unlink(missing_ok=True)  # of a run that was killed
         try:
             with _bar("recovering") as progress:
                 saved = recover(
@@ -80,11 +104,12 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
                     f"nothing in {safe(str(path))} can be saved; it is left as it is. Restore a backup, or move it "
                     "away and begin with a new log"
                 )
-            kept = _swap(path, part)
+            kept = _keep(path)
+            held.replace_log(part)
         finally:
             part.unlink(missing_ok=True)
     if as_json:
-        show_objects([{"path": str(path), "kept": str(kept), **_fields(saved)}])
+        show_objects([{"path": str(path), "kept": str(kept), "is_sound": False, **_fields(saved)}])
         return
     typer.echo(f"{safe(str(path))}: saved {count(saved.blocks, 'block')} with {count(saved.messages, 'message')}")
     typer.echo(f"missing: {missing_of(saved)}")
@@ -95,9 +120,17 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
     typer.echo(f"the damaged file is kept as {safe(str(kept))}; delete it when you do not need it any more")
 
 
+def _is_sound(path: Path) -> bool:
+    try:
+        return _verified(path).is_sound
+    except StorageError:
+        return False
+
+
 def run_compact(folder: Path, *, as_json: bool) -> None:
     """Write the file anew without what is free in it."""
-    with _alone(folder, "compact") as path, _bar("compacting") as progress:
+    with _alone(folder, "compact") as held, _bar("compacting") as progress:
+        path = held.log_path
         result = compact(path, progress.show)
     if as_json:
         show_objects([{"path": str(path), **_fields(result)}])
@@ -116,7 +149,7 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
         if is_in_use(output):
             raise GodwitError(f"a broker runs on {safe(str(output))}; choose another folder")
         with new_file(copy, force=force) as part, _bar("copying") as progress:
-            result = backup(path, part, progress.show)
+            result = backup(path, part, _giving_way(path, progress.show))
             for end in BESIDE:  # a WAL of the log that is replaced would be taken for one of the copy
                 _beside(copy, end).unlink(missing_ok=True)
     if as_json:
@@ -136,11 +169,31 @@ def missing_of(saved: Recovered) -> str:
     if end < saved.next_offset or end - begin < LOST_END:
         return f"offsets {ranges(saved.missing)}"
     before = f"offsets {ranges(inner)}, and " if inner else ""
-    return f"{before}perhaps some behind offset {begin - 1:,}: the end was not readable, so the next one is {end:,}"
+    return f"{before}perhaps some from offset {begin:,} on: the end was not readable, so the next one is {end:,}"
 
 
 def _bar(title: str) -> WorkProgress:
     return WorkProgress(title, enabled=sys.stderr.isatty())
+
+
+def _giving_way(path: Path, show: Progress) -> Progress:
+    """Tells what is done, and lets a broker that writes empty its WAL now and then, which it cannot while we read."""
+    wal = _beside(path, "-wal")
+
+    def step(done: int, total: int) -> None:
+        show(done, total)
+        give_up_at = time.monotonic() + GIVING_WAY_S
+        while _size(wal) > TRUNCATE_BYTES and time.monotonic() < give_up_at:
+            time.sleep(LOOK_S)
+
+    return step
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _fields(result: msgspec.Struct) -> dict[str, object]:
@@ -150,19 +203,20 @@ def _fields(result: msgspec.Struct) -> dict[str, object]:
 
 
 @contextmanager
-def _alone(folder: Path, work: str) -> Iterator[Path]:
-    """The log's file, with no broker at it for the time of the block."""
-    path = log_path(folder)
+def _alone(folder: Path, work: str) -> Iterator[DataFolder]:
+    """A folder with a log, and with no broker at it for the time of the block."""
+    refuse_orphan(DataFolder(folder).log_path)
+    log_path(folder)  # says it if there is none
     held = DataFolder(folder)
     try:
-        held.open()
+        held.lock()
     except LogInUseError:
         raise LogInUseError(
             f"a broker runs on {safe(str(folder))}, and {work} needs the log for itself; stop the broker, then "
             "try again"
         ) from None
     try:
-        yield path
+        yield held
     finally:
         held.close()
 
@@ -186,23 +240,16 @@ def _folder(path: Path) -> Iterator[None]:
         raise
 
 
-def _swap(damaged: Path, saved: Path) -> Path:
-    """Put one file in the place of the other; gives the name under which the other one is kept.
-
-    At every moment there is a log under the name: a broker that finds none would begin a new one.
-    """
+def _keep(damaged: Path) -> Path:
+    """Give a log another name too, with its WAL; that name."""
     kept = _free_name(damaged)
     try:
         os.link(damaged, kept)
-        for end in BESIDE:
-            beside = _beside(damaged, end)
-            if beside.exists():
-                beside.replace(_beside(kept, end))
-        saved.replace(damaged)
+        if _size(wal := _beside(damaged, "-wal")):
+            os.link(wal, _beside(kept, "-wal"))
     except OSError as error:
         raise GodwitError(
-            f"cannot put the saved log in the place of {safe(str(damaged))}: {error.strerror}; check the "
-            "folder's rights"
+            f"cannot keep {safe(str(damaged))} as {safe(kept.name)}: {error.strerror}; check the folder's rights"
         ) from error
     return kept
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from godwit.cli.text import safe
@@ -30,11 +30,12 @@ def new_file(path: Path, *, force: bool) -> Iterator[Path]:
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:
-        raise GodwitError(
-            f"cannot write {safe(str(path))}: {error.strerror or error}; nothing is left of it"
-        ) from error
+        # The system's own words: those of the library that wrote it tell of its insides.
+        cause = str(error) if error.errno is None else os.strerror(error.errno)
+        raise GodwitError(f"cannot write {safe(str(path))}: {cause}; nothing is left of it") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # such as of a disk that nothing could be written to: there is nothing to remove
+            part.unlink(missing_ok=True)
 
 
 def check_free(path: Path, *, force: bool) -> None:

@@ -27,7 +27,7 @@ from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.publishing import AsyncPublisher
 
 _LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
 
@@ -47,7 +47,10 @@ def pub(
     lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input.")] = False,
     file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send this file.")] = None,
     qos: Annotated[
-        str, typer.Option(metavar="0|1|2", help="0: at most once; 1: at least once; 2: exactly once. Files: always 2.")
+        str,
+        typer.Option(
+            metavar="0|1|2", help="0: at most once; 1: at least once; 2: in the log exactly once. Files: always 2."
+        ),
     ] = "1",
     retain: Annotated[
         bool, typer.Option("--retain", help="The broker keeps the last one for later subscribers; empty: forget it.")
@@ -114,24 +117,35 @@ async def _publish(target: Target, topic: str, payload: bytes, qos: int, retain:
 
 
 async def _publish_lines(target: Target, topic: str, qos: int, retain: bool, quiet: bool) -> None:
-    async with connected(target) as client:
-        sent, reached = await _send_lines(client, topic, qos, retain, shows=not quiet)
+    done = "sent" if qos == 0 else "confirmed"
+    publisher: AsyncPublisher | None = None
+    try:
+        async with connected(target) as client:
+            publisher = client.publisher(topic, qos=qos, retain=retain)
+            sent = await _send_lines(publisher, shows=not quiet)
+    except GodwitError as error:  # by now, what was under way is confirmed too, or will not be
+        if publisher is None or not publisher.next_sequence:
+            raise
+        raise GodwitError(f"{error} ({lines_done(publisher.confirmed_sequence)} {done})") from error
     if not quiet and sent:
-        done = "sent" if qos == 0 else "confirmed"
-        last = "" if qos == 0 else f"; the last one {reached_text(reached)}"
+        last = "" if qos == 0 else f"; the last one {reached_text(publisher.reached)}"
         typer.echo(f"{count(sent, 'message')} {done}{last}", err=True)
     elif not quiet:
         typer.echo("nothing to publish: standard input was empty", err=True)
 
 
-async def _send_lines(
-    client: AsyncClient, topic: str, qos: int, retain: bool, *, shows: bool
-) -> tuple[int, int | None]:
+def lines_done(number: int) -> str:
+    """From where to go on after a failure."""
+    if number == 0:
+        return "no line was"
+    return "the first line was" if number == 1 else f"the first {number:,} lines were"
+
+
+async def _send_lines(publisher: AsyncPublisher, *, shows: bool) -> int:
     from godwit.cli.progress import LineProgress
     from godwit.cli.streams import Input
     from godwit.errors import BufferFullError
 
-    publisher = client.publisher(topic, qos=qos, retain=retain)
     send = publisher.send
     sent = 0
     with LineProgress(enabled=shows and sys.stderr.isatty() and not sys.stdin.isatty()) as progress:
@@ -146,7 +160,7 @@ async def _send_lines(
             sent += len(lines)
             progress.show(sent)
         await publisher.flush()
-    return sent, publisher.reached
+    return sent
 
 
 async def _send_file(target: Target, topic: str, path: Path, quiet: bool) -> None:

@@ -149,7 +149,7 @@ class Shell:
                 async for batch in messages.batches():
                     while gaps:
                         missed = gaps.pop(0)
-                        what = "some messages" if missed is None else count(missed, "message")
+                        what = "some messages" if missed is None else f"up to {count(missed, 'message')}"
                         await self._say(f"(missed {what} of {filter})")
                     await self._write(lines.render(batch).decode())
         except GodwitError as error:

@@ -82,7 +82,7 @@ def sub(
     start_at, since = parse_start(start)
     target = Target.of(broker, name, secret_file, timeout)
     if cursor is not None:  # the broker keeps it with a client's name: without one it would be gone with the connection
-        target = replace(target, name=name or cursor, session_expiry_s=MAX_SESSION_EXPIRY_S)
+        target = replace(target, name=name or cursor, session_expiry_s=MAX_SESSION_EXPIRY_S, is_cursor=not name)
     if save is not None:
         if start is not None or cursor is not None:
             raise UsageError("--save has no --from and no --cursor: files are received from now on")
@@ -197,4 +197,4 @@ def _tell_gap(missed: int | None) -> None:
     if missed is None:
         tell("may have missed messages, nobody knows how many: the broker has a new log")
     else:
-        tell(f"missed {counted(missed, 'message')}")
+        tell(f"missed up to {counted(missed, 'message')}")  # where it is not known which matched, all are counted

@@ -64,9 +64,10 @@ def list_topics(
     secret_file: SecretOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    """The topics in the order of their names, with their figures since the broker was started.
+    """The topics in the order of their names, with their figures since each was created.
 
-    A narrow terminal shows fewer columns; --json has them all.
+    Those of a broker without a log on disk begin with its start. A narrow terminal shows fewer columns; --json has
+    them all.
     """
     from godwit.broker.topics import check_filter
     from godwit.cli.tables import show_objects, show_table

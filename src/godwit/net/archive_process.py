@@ -20,6 +20,7 @@ from godwit.broker.effects import Import, Imported, Notice
 from godwit.errors import DecodeError, StorageError
 from godwit.limits import KIB, MIB
 from godwit.server.archive_pipe import (
+    MAX_COMMIT_BATCHES,
     Commit,
     CommitDone,
     LogLine,
@@ -64,26 +65,37 @@ class ArchiveProcess:
 
     def __init__(
         self,
-        command: Sequence[str],
         stages_path: Path,
         *,
         bring_in: Callable[[Import], None],
         tell: Callable[[Notice], None],
     ) -> None:
-        self._command = command
+        self._command: Sequence[str] | None = None
         self._stages_path = stages_path
         self._bring_in = bring_in
         self._tell = tell
         self._keys = 0
         self._waiting: dict[int, asyncio.Future[Imported]] = {}
         """By the key of the Import, which is another one than the archive's: that may be a new process by then."""
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        """The one that keeps it running, and those before it that have not ended yet."""
         self._settled = asyncio.Event()
+        self._warned: set[str] = set()
+        """Why it does not get ready: told once, not with every try."""
         self.url = ""
         """Where it is, once it is ready."""
 
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._keep_running())
+    def run(self, command: Sequence[str] | None) -> None:
+        """Keeps an archive running that is started so, or none. Another one ends first."""
+        if command == self._command:
+            return
+        self._command = command
+        self._warned.clear()
+        self._end_all()
+        if command is not None:
+            task = asyncio.get_running_loop().create_task(self._keep_running(command, self._tasks.copy()))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def settled(self) -> None:
         """Until it is ready for the first time, or has failed once."""
@@ -97,46 +109,64 @@ class ArchiveProcess:
 
     async def stop(self) -> None:
         """Ends it, in good order or after a while by force. May be repeated."""
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+        self._end_all()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _end_all(self) -> None:
+        self.url = ""
+        for task in self._tasks:
+            if not task.cancelling():  # else it ends its process already, and must not be kept from it
+                task.cancel()
 
     # -- one process after the other ----------------------------------------------------------------------------------
 
-    async def _keep_running(self) -> None:
+    async def _keep_running(self, command: Sequence[str], former: set[asyncio.Task[None]]) -> None:
+        if former:
+            await asyncio.wait(former)
         pause_s = FIRST_PAUSE_S
         while True:
             began = time.monotonic()
             try:
-                problem = await self._run_once()
+                problem = await self._run_once(command)
             except OSError as error:
                 problem = f"the archive could not be started ({error.strerror or error})"
+            except Exception as error:  # whatever it is, it is told, and the next one may do better
+                problem = f"the archive was given up for something unforeseen ({type(error).__name__}: {error})"
+            self.url = ""
             if time.monotonic() - began >= STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            self._tell(Notice("warning", f"{problem}: it is started again in {pause_s:g} s; the broker goes on"))
+            self._warn_once(problem, f": it is started again in {pause_s:g} s; the broker goes on")
             self._settled.set()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _run_once(self) -> str:
+    async def _run_once(self, command: Sequence[str]) -> str:
         """How it ended."""
-        process = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE)
+        # In a session of its own: Ctrl-C at the broker's terminal is not meant for it.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, env=os.environ | {"GRPC_VERBOSITY": "NONE"}
+        )
         commits: asyncio.Queue[Commit] = asyncio.Queue()
-        committing = asyncio.get_running_loop().create_task(self._commit_all(process, commits))
-        problem = ""
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self._listen(process, commits)),
+            loop.create_task(self._commit_all(process, commits)),
+        ]
         try:
             with suppress(OSError):  # it has ended already, or the system knows no priorities of processes
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-            await self._listen(process, commits)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         except DecodeError as error:
-            problem = f"the archive does not speak as it should ({error})"
+            return f"the archive does not speak as it should ({error})"
         finally:
-            committing.cancel()
-            with suppress(asyncio.CancelledError):
-                await committing
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             await _end(process)
-        return problem or f"the archive ended with exit code {process.returncode}"
+        return f"the archive ended with exit code {process.returncode}"
 
     async def _listen(self, process: Process, commits: asyncio.Queue[Commit]) -> None:
         assert process.stdout is not None
@@ -147,11 +177,26 @@ class ArchiveProcess:
                 if isinstance(message, Commit):
                     commits.put_nowait(message)
                 elif isinstance(message, LogLine):
-                    self._tell(Notice("warning" if message.level == "warning" else "log", f"archive: {message.text}"))
+                    self._on_line(message)
                 else:
                     self._on_ready(message)
 
+    def _on_line(self, message: LogLine) -> None:
+        text = f"archive: {message.text}"
+        if message.level != "warning":
+            self._tell(Notice("log", text))
+        elif self.url:
+            self._tell(Notice("warning", text))
+        else:
+            self._warn_once(text)
+
+    def _warn_once(self, text: str, how_on: str = "") -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            self._tell(Notice("warning", text + how_on))
+
     def _on_ready(self, message: Ready) -> None:
+        self._warned.clear()
         self._tell(Notice("archive", f"archive on {message.url}", {"url": message.url}))
         self.url = message.url
         self._settled.set()
@@ -162,9 +207,15 @@ class ArchiveProcess:
         """One after the other, so that only one is in memory."""
         assert process.stdin is not None
         while True:
-            done = await self._commit(await commits.get())
-            process.stdin.write(encode_message(done))
-            with suppress(ConnectionError):  # it has ended; the other task sees it too
+            commit = await commits.get()
+            try:
+                done = await self._commit(commit)
+            except Exception as error:  # whatever it is: who committed it hears of it, and the others go on
+                problem = f"the commit failed in a way that was not foreseen ({type(error).__name__}: {error})"
+                self._tell(Notice("warning", f"archive: batch {commit.batch} of {commit.query!r}: {problem}"))
+                done = CommitDone(commit.key, problem)
+            with suppress(ConnectionError, RuntimeError):  # its pipe has ended; the other task sees it too
+                process.stdin.write(encode_message(done))
                 await process.stdin.drain()
 
     async def _commit(self, commit: Commit) -> CommitDone:
@@ -188,7 +239,13 @@ def read_stages(folder: Path, names: Sequence[str]) -> list[Entry]:
     for name in names:
         if name in ("", ".", "..") or Path(name).name != name or "\0" in name:
             raise DecodeError("malformed", f"{name!r} is no name of a file in the folder of stages")
-    paths = [folder / name for name in names]
+    try:
+        return _decode_stages([folder / name for name in names])
+    except OSError as error:  # without the path, which is not for those who staged it
+        raise StorageError(f"{error.strerror or type(error).__name__}; stage it again") from error
+
+
+def _decode_stages(paths: Sequence[Path]) -> list[Entry]:
     size_bytes = sum(path.stat().st_size for path in paths)
     if size_bytes > MAX_IMPORT_BYTES:
         raise DecodeError(
@@ -198,6 +255,12 @@ def read_stages(folder: Path, names: Sequence[str]) -> list[Entry]:
     for path in paths:
         for body in split_blocks(path.read_bytes()):
             entries += [entry for _, entry in decode_block(body)]
+            if len(entries) > MAX_COMMIT_BATCHES:
+                raise DecodeError(
+                    "oversize",
+                    f"more than {MAX_COMMIT_BATCHES:,} batches in one commit, each with rows of one topic: "
+                    "commit fewer rows at once",
+                )
     return entries
 
 

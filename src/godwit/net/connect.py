@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
@@ -80,22 +80,31 @@ def connect(
         endpoint=endpoint or EndpointConfig(),
     )
     host, port = parse_broker(broker)
-    return Connecting(lambda: _open(host, port, config, timeout_s, on_state))
+    return Connecting(host, port, config, timeout_s, on_state)
 
 
 class Connecting:
     """A client to be: `async with` it, or await it and close the client yourself."""
 
-    def __init__(self, open_client: Callable[[], Coroutine[Any, Any, AsyncClient]]) -> None:
-        self._open_client = open_client
+    def __init__(
+        self, host: str, port: int, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
+    ) -> None:
+        self._place = host, port
+        self._config = config
+        self._timeout_s = timeout_s
+        self._on_state = on_state
         self._client: AsyncClient | None = None
 
+    @property
+    def is_answered(self) -> bool:
+        """A broker answers there, but may not have let the client in yet: another one may have the name."""
+        return self._client is not None and self._client.is_answered
+
     def __await__(self) -> Generator[Any, None, AsyncClient]:
-        return self._open_client().__await__()
+        return self._open().__await__()
 
     async def __aenter__(self) -> AsyncClient:
-        self._client = await self._open_client()
-        return self._client
+        return await self._open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -103,28 +112,34 @@ class Connecting:
         if self._client is not None:
             await self._client.__aexit__(kind, error, traceback)
 
+    async def _open(self) -> AsyncClient:
+        client: AsyncClient | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                addresses = await asyncio.get_running_loop().run_in_executor(None, resolve_all, *self._place)
+                self._client = client = AsyncClient(self._config, addresses, on_state=self._on_state)
+                await client.welcomed()
+                return client
+        except BaseException as error:
+            is_answered, reason = False, ""
+            if client is not None:
+                is_answered, reason = client.is_answered, client.last_reason
+                client.abort()
+            if isinstance(error, TimeoutError):
+                raise self._unreachable(is_answered, reason) from None
+            raise
 
-async def _open(
-    host: str, port: int, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
-) -> AsyncClient:
-    client: AsyncClient | None = None
-    try:
-        async with asyncio.timeout(timeout_s):
-            addresses = await asyncio.get_running_loop().run_in_executor(None, resolve_all, host, port)
-            client = AsyncClient(config, addresses, on_state=on_state)
-            await client.welcomed()
-            return client
-    except BaseException as error:
-        reason = ""
-        if client is not None:
-            reason = client.last_reason
-            client.abort()
-        if isinstance(error, TimeoutError):
-            raise BrokerUnreachableError(
-                f"no broker answered at {host} port {port} within {timeout_s:g} s{f' ({reason})' if reason else ''}: "
-                "is it running there, and does the way to it let UDP pass?"
-            ) from None
-        raise
+    def _unreachable(self, is_answered: bool, reason: str) -> BrokerUnreachableError:
+        host, port = self._place
+        if is_answered:
+            return BrokerUnreachableError(
+                f"the broker at {host} port {port} answers, but has not let this client in within "
+                f"{self._timeout_s:g} s: another connection may still hold its name; try again, or wait for longer"
+            )
+        return BrokerUnreachableError(
+            f"no broker answered at {host} port {port} within {self._timeout_s:g} s{f' ({reason})' if reason else ''}: "
+            "is it running there, and does the way to it let UDP pass?"
+        )
 
 
 class AsyncClient(ClientShell):
@@ -198,9 +213,9 @@ class AsyncClient(ClientShell):
 
         It begins with the next message, or where the client's session (or the `cursor`) left off, or at `start`:
         "earliest", "latest" or an offset; or with the first message since a time. `on_gap` is called with the number of
-        messages that could not be delivered (None: nobody knows). With `keep` (the default if there is a cursor) the
-        broker's session remembers the subscription when its block is left: for a client with a name that stops and
-        will come back.
+        messages that could not be delivered, at most so many (None: nobody knows). With `keep` (the default if there is
+        a cursor) the broker's session remembers the subscription when its block is left: for a client with a name that
+        stops and will come back.
         """
         self.require_open()
         return AsyncSubscription(self, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)

@@ -11,8 +11,9 @@ from typing import Final
 
 from godwit.broker.effects import Losing, Notice
 from godwit.errors import LogInUseError
-from godwit.net.log_writer import Chore
+from godwit.net.log_writer import COMMIT_BYTES, Chore
 from godwit.net.threaded_log import ThreadedLog
+from godwit.store.connection import telling
 from godwit.store.folder import DataFolder
 from godwit.store.reader import LogReader
 from godwit.store.retention import Retention, Rule
@@ -20,6 +21,8 @@ from godwit.store.sqlite import SqliteStore
 
 LOG_ID_BYTES: Final = 16
 RESET_KEY_BYTES: Final = 32
+MOST_FREED_BYTES: Final = 2 * COMMIT_BYTES
+"""Between two commits retention deletes no more: the next one waits for it."""
 LOCK_TRIES: Final = 3
 LOCK_PAUSE_S: Final = 0.02
 _LOOK_S: Final = 0.002
@@ -53,7 +56,15 @@ class DurableLog:
             raise
         self.last_received_us = self._store.last_received_us
         """When its newest message came, in the time of the log: that never goes backwards."""
-        self.log = ThreadedLog(self._store, reader, wake=wake, tell=tell, retain=self._retaining(rules))
+        self._clock = _LogClock(self._store)
+        self.log = ThreadedLog(self._store, reader, wake=wake, tell=tell, retain=self._retaining(rules), path=log_path)
+
+    def __str__(self) -> str:
+        """What was found at the start."""
+        first_offset, next_offset = self.log.first_offset, self.log.next_offset
+        if first_offset == next_offset:
+            return f"log in {self.folder.path}: no messages, the next one has offset {next_offset}"
+        return f"log in {self.folder.path}: offsets {first_offset} to {next_offset - 1}"
 
     def change_rules(self, rules: Sequence[Rule]) -> None:
         """Of retention, from now on."""
@@ -68,7 +79,7 @@ class DurableLog:
         self.folder.close()
 
     def _retaining(self, rules: Sequence[Rule]) -> Chore | None:
-        return _Retaining(self._store, rules) if rules else None
+        return _Retaining(self._store, rules, self._clock) if rules else None
 
 
 def _open(folder: DataFolder) -> None:
@@ -83,18 +94,60 @@ def _open(folder: DataFolder) -> None:
     folder.open()
 
 
+class _LogClock:
+    """The time of the log, which its messages' ages are counted in: it never goes backwards, and never stands still.
+
+    After the system's clock was ahead once, messages go on to have times from there. By the system's clock, which has
+    been put right, none of them would be old before it has come there too.
+    """
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._us = 0
+        self._at = time.monotonic()
+
+    def at(self, wall_us: int) -> int:
+        """While the system's clock shows this."""
+        now = time.monotonic()
+        self._us = max(wall_us, self._store.last_received_us, self._us + int((now - self._at) * 1e6))
+        self._at = now
+        return self._us
+
+
 class _Retaining:
     """Retention in the writer's thread, where it is also made: it looks at the file when it is."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[Rule]) -> None:
+    def __init__(self, store: SqliteStore, rules: Sequence[Rule], clock: _LogClock) -> None:
         self._store = store
         self._rules = rules
+        self._clock = clock
         self._retention: Retention | None = None
+        self._settled_bytes = 0
+        """What the file held when last nothing was due, or less."""
 
     def __call__(self, now_us: int) -> list[Losing] | None:
+        """As many steps as it takes to delete what was added since, if so much is due: else a busy broker's log would
+        outgrow its bounds."""
         if self._retention is None:
             self._retention = Retention(self._store, self._rules)
-        trimmed = self._retention.step(now_us)
-        if trimmed is None:
-            return None
-        return [Losing(part.entries, part.floor, part.pattern) for part in trimmed]
+            self._settled_bytes = self._used_bytes()
+        now_us = self._clock.at(now_us)
+        losing: list[Losing] = []
+        begun_bytes = used_bytes = self._used_bytes()
+        while True:
+            trimmed = self._retention.step(now_us)
+            if trimmed is None:
+                self._settled_bytes = used_bytes
+                return losing or None
+            losing += [Losing(part.entries, part.floor, part.pattern) for part in trimmed]
+            before_bytes, used_bytes = used_bytes, self._used_bytes()
+            has_freed_enough = used_bytes <= self._settled_bytes or begun_bytes - used_bytes >= MOST_FREED_BYTES
+            if has_freed_enough or used_bytes >= before_bytes:
+                self._settled_bytes = min(self._settled_bytes, used_bytes)
+                return losing
+
+    def _used_bytes(self) -> int:
+        connection = self._store.connection
+        with telling(self._store.path, "read"):
+            pages = int(connection.pragma("page_count")) - int(connection.pragma("freelist_count"))
+            return pages * int(connection.pragma("page_size"))

@@ -5,7 +5,10 @@ writes to the file happens here too, between two commits: retention in its small
 
 What goes wrong with the disk is the answer to everything that was given before the broker hears of it: else the second
 of two batches could be in the log without the first. What comes afterwards is tried again, and works once there is
-room. Only a file that is damaged is not written to again.
+room. Only a file that is damaged is not written to again. What cannot be written whatever the disk does is found among
+what it was joined with, and fails alone: to try it again would fail everything that comes after it.
+
+The thread goes on whatever happens, until it is told to end: without it, publishers would wait for ever.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -39,6 +43,8 @@ IDLE_S: Final = 1.0
 """After so long without an append there is time for a checkpoint."""
 CHORES_S: Final = 1.0
 """How often retention has a look, and what failed is tried again."""
+RETAIN_S: Final = 0.1
+"""So soon retention has a look after a commit: it must keep up with a broker that is busy."""
 WELL_S: Final = 1.0
 """So long nothing must have failed before the trouble counts as over."""
 RETRY_S: Final = 0.05
@@ -84,10 +90,13 @@ class LogWriter:
         *,
         retain: Chore | None = None,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+        path: Path | None = None,
     ) -> None:
+        """`path`: the log's file, which clients are not told of."""
         self._store = store
         self._answer = answer
         self._clock_us = clock_us
+        self._path = path
         self._queue: SimpleQueue[Job | NewRetention | None] = SimpleQueue()
         """None: there are no more."""
         self._retain = retain
@@ -96,7 +105,12 @@ class LogWriter:
         """When there will have been no append for long."""
         self._checkpoint_at = 0.0
         """Not before: the last one failed."""
-        self._written_bytes = store.wal_bytes
+        self._wal_bytes = 0
+        """How long the write-ahead log was when it was last looked at."""
+        self.lets_read = threading.Event()
+        """Unless the write-ahead log is so long that it must be cut off, for which nobody may read for a moment."""
+        self._look()
+        self._written_bytes = self._wal_bytes
         """Since the last checkpoint, about."""
         self._is_ending = False
         self._failed_era = -1
@@ -144,7 +158,11 @@ class LogWriter:
             group = self._take()
             if group:
                 self._commit(group)
-            self._do_chores()
+            try:
+                self._do_chores()
+            except Exception as error:  # nothing of it may keep the next commit from being taken
+                self._retain_at = self._checkpoint_at = time.monotonic() + CHORES_S
+                self._note(f"the log could not be looked after, which is tried again: {text_of(error)}", error)
         self._finish()
 
     def _take(self) -> list[Job]:
@@ -179,7 +197,9 @@ class LogWriter:
             waits.append(self._well_at - now)
         if self._retain is not None:
             waits.append(self._retain_at - now)
-        if self._written_bytes or self._store.wal_bytes > KEPT_BYTES:
+        if self._wal_bytes > TRUNCATE_BYTES:
+            waits.append(self._checkpoint_at - now)
+        elif self._written_bytes or self._wal_bytes > KEPT_BYTES:
             waits.append(max(self._idle_at, self._checkpoint_at) - now)
         return max(0.0, min(waits)) if waits else None
 
@@ -192,31 +212,38 @@ class LogWriter:
                 return
         entries: list[Entry] = group[0].effect.entries
         changes: list[Change] = group[0].effect.changes
-        if len(group) > 1:
-            entries = [entry for job in group for entry in job.effect.entries]
-            changes = [change for job in group for change in job.effect.changes]
         try:
+            if len(group) > 1:
+                entries = [entry for job in group for entry in job.effect.entries]
+                changes = [change for job in group for change in job.effect.changes]
             offset = self._store.append(entries, changes)
         except Exception as error:  # whatever it is, publishers must hear of it, and the thread must go on
-            self._fail(group, error)
+            if len(group) > 1 and _is_lasting(error):
+                for job in group:  # one of them is to blame; when it has failed, those behind it fail with it
+                    self._commit([job])
+            else:
+                self._fail(group, error)
             return
         self.commits += 1
         self._written_bytes += sum([job.size_bytes for job in group]) + COMMIT_PAGES_BYTES
-        self._idle_at = time.monotonic() + IDLE_S
+        now = time.monotonic()
+        self._idle_at = now + IDLE_S
+        self._retain_at = min(self._retain_at, now + RETAIN_S)
         answers: list[Answer] = []
         for job in group:
             answers.append(Committed(offset))
             offset += sum([entry.count for entry in job.effect.entries])
         self._answer(answers)
         if self._told and entries and self._well_at is None:
-            self._well_at = time.monotonic() + WELL_S
+            self._well_at = now + WELL_S
 
     def _fail(self, group: list[Job], error: Exception) -> None:
         self._well_at = None
-        text = self._failure = text_of(error)
+        text = text_of(error)
+        self._failure = self._text_for_clients(error)
         self._failed_era = group[-1].era
         self._refuse_after(error)
-        answers: list[Answer] = [Failed(text)] * len(group)
+        answers: list[Answer] = [Failed(self._failure, is_lasting=_is_lasting(error))] * len(group)
         if text != self._told:  # told once, not for each message that meets it
             self._told = text
             answers.append(Notice("warning", f"messages are refused: {text}"))
@@ -236,7 +263,8 @@ class LogWriter:
         if now < self._checkpoint_at:
             return
         is_idle = now >= self._idle_at
-        if self._store.wal_bytes > (KEPT_BYTES if is_idle else TRUNCATE_BYTES):
+        self._look()
+        if self._wal_bytes > (KEPT_BYTES if is_idle else TRUNCATE_BYTES):
             self._checkpoint(truncate=True)
         elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
             self._checkpoint(truncate=False)
@@ -245,12 +273,13 @@ class LogWriter:
         self.has_told_all.clear()
         try:
             lost = retain(self._clock_us())
+            if lost:
+                self._answer(list(lost))
         except Exception as error:  # as for an append: what is wrong is told, and tried again
             self._note(f"old messages could not be deleted: {text_of(error)}", error)
             lost = None
-        if lost:
-            self._answer(list(lost))
-        self.has_told_all.set()
+        finally:
+            self.has_told_all.set()  # the reader waits for it
         if lost is None:
             self._retain_at = now + CHORES_S
         else:
@@ -265,8 +294,16 @@ class LogWriter:
             return
         self._trouble = ""
         self._written_bytes = 0
-        if truncate and (left_bytes := self._store.wal_bytes):  # a reader was in the way
-            self._checkpoint_at = time.monotonic() + (RETRY_S if left_bytes > TRUNCATE_BYTES else CHORES_S)
+        self._look()
+        if truncate and self._wal_bytes:  # a reader was in the way
+            self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else CHORES_S)
+
+    def _look(self) -> None:
+        self._wal_bytes = self._store.wal_bytes
+        if self._wal_bytes > TRUNCATE_BYTES:
+            self.lets_read.clear()
+        else:
+            self.lets_read.set()
 
     def _note(self, text: str, error: Exception) -> None:
         self._refuse_after(error)
@@ -276,20 +313,34 @@ class LogWriter:
 
     def _refuse_after(self, error: Exception) -> None:
         if isinstance(error, LogDamagedError):
-            self._refusal = str(error)
+            self._refusal = self._text_for_clients(error)
+
+    def _text_for_clients(self, error: Exception) -> str:
+        """Without what only concerns who runs the broker: where the file lies, and what went wrong inside."""
+        if not isinstance(error, StorageError):
+            return "the broker's log failed in a way that was not foreseen: whoever runs the broker was told more"
+        return str(error) if self._path is None else str(error).replace(f"the log {self._path}", "the broker's log")
 
     def _finish(self) -> None:
         try:
+            self.lets_read.set()
             if not self._refusal:
                 self._store.checkpoint(truncate=True)
         except Exception as error:
             self._note(f"the log stays as it is: {text_of(error)}", error)
-        finally:
+        try:
             self._store.close()
+        except Exception as error:
+            self._note(f"the log could not be closed: {text_of(error)}", error)
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether it is what was to be written that is wrong, and not the disk or the machine."""
+    return not isinstance(error, (StorageError, OSError, MemoryError))
 
 
 def text_of(error: Exception) -> str:
-    """For those who published, and those who run the broker."""
+    """For those who run the broker."""
     if isinstance(error, StorageError):
         return str(error)
     return f"the log failed in a way that was not foreseen ({type(error).__name__}: {error}): restart the broker"

@@ -71,6 +71,7 @@ class Lane:
         "core",
         "ended",
         "failure",
+        "first_refused",
         "has_senders",
         "is_starved",
     )
@@ -81,6 +82,8 @@ class Lane:
         """Why the client is over, once it is: nothing will be confirmed any more."""
         self.failure: GodwitError | None = None
         """What became of messages that nobody waited for: told to the next call."""
+        self.first_refused: int | None = None
+        """The sequence of the first message that the broker did not take."""
         self.has_senders = False
         """Whether somebody sends without waiting."""
         self.is_starved = False
@@ -139,6 +142,7 @@ class Lane:
     def on_refused(self, code: int, text: str, first: int, sequence: int) -> None:
         """Messages from `first` on and below `sequence` were dropped: whoever waits for one of them is told."""
         error = broker_error(code, text)
+        self.first_refused = first if self.first_refused is None else min(first, self.first_refused)
         self.failure = error if self.has_senders else None
         for wanted, future in self._waiting:
             if first < wanted and not future.done():
@@ -320,6 +324,12 @@ class AsyncPublisher:
         """Messages that are not safe yet."""
         core = self._lane.core
         return core.next_sequence - core.confirmed_sequence
+
+    @property
+    def confirmed_sequence(self) -> int:
+        """All messages below this one are safe as their QoS promises. One that was refused keeps it where it is."""
+        confirmed, refused = self._lane.core.confirmed_sequence, self._lane.first_refused
+        return confirmed if refused is None else min(confirmed, refused)
 
     @property
     def next_sequence(self) -> int:

@@ -13,7 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -31,6 +31,7 @@ from godwit.server.configuration import Configuration
 from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
+from godwit.store.folder import DataFolder
 from godwit.store.memory import MemoryStore
 from godwit.transport.train import Address, Train
 
@@ -123,8 +124,7 @@ class Service:
         """Opens its log and all its sockets or, with an error, nothing."""
         if self._drivers:
             raise UsageError("this service runs already: make another one")
-        if self.configuration.archive.listen is not None:
-            parse_broker(self.configuration.archive.listen)  # a mistake in it is told before anything is opened
+        _check(self.configuration)
         sockets = await self._open_sockets(self.configuration.listen)
         try:
             log = self._open_log()
@@ -145,8 +145,10 @@ class Service:
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
         self._keep_wall_clock()
-        self._start_archive()
-        if self._archive is None:
+        if self._durable is not None:
+            self._archive = ArchiveProcess(self._durable.folder.stages_path, bring_in=self._bring_in, tell=self._tell)
+        command = self._run_archive()
+        if self._archive is None or command is None:
             self._announce()
         else:
             self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
@@ -197,31 +199,32 @@ class Service:
             raise
         return sockets
 
-    def _start_archive(self) -> None:
+    def _run_archive(self) -> Sequence[str] | None:
+        """Has the archive run that the configuration wants, and no other; its command, if there is one."""
+        if self._durable is None or self._archive is None:
+            return None
+        command = self._archive_command(self._durable.folder)
+        self._archive.run(command)
+        return command
+
+    def _archive_command(self, folder: DataFolder) -> Sequence[str] | None:
         section = self.configuration.archive
-        if self._durable is None or not section.is_on:
-            return
+        if not section.is_on:
+            return None
         if not self.configuration.settings.access.is_open and section.token_file is None:
             self._notices.write(
                 "warning",
-                "there are access rules and no tokens for the archive, so it is not started: "
+                "there are access rules and no tokens for the archive, so it does not run: "
                 'give a token_file under [archive] in the configuration, or say listen = "none" there',
                 {},
             )
-            return
-        folder = self._durable.folder
+            return None
         listen = beside(self.configuration.listen[0], self.addresses[0])
         if section.listen is not None:
             listen = format_address(parse_broker(section.listen))
         if section.token_file is None and not is_only_here(listen):
             self._notices.write("warning", archive_open_to_all(listen), {})
-        self._archive = ArchiveProcess(
-            archive_command(folder.log_path, folder.stages_path, listen, section),
-            folder.stages_path,
-            bring_in=self._bring_in,
-            tell=self._tell,
-        )
-        self._archive.start()
+        return archive_command(folder.log_path, folder.stages_path, listen, section)
 
     async def _announce_after(self, archive: ArchiveProcess) -> None:
         with suppress(TimeoutError):
@@ -236,6 +239,8 @@ class Service:
         for address, url in zip(self.addresses, self.urls, strict=True):
             if not is_loopback(address) and self.configuration.settings.access.is_open:
                 write("warning", open_to_all(url), {"url": url})
+        if self._durable is not None:
+            write("log", str(self._durable), {"data": str(self._durable.folder.path)})
         for address, url in zip(self.addresses, self.urls, strict=True):
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
 
@@ -248,19 +253,20 @@ class Service:
         drivers, self._drivers = self._drivers, []
         archive, self._archive = self._archive, None
         durable, self._durable = self._durable, None
-        try:
+        async with AsyncExitStack() as rest:  # from its end on, each whatever becomes of the others
+            for driver in drivers:
+                rest.callback(driver.close)
+            if drivers:
+                rest.callback(self._notices.write, "stopped", "the broker has stopped", {})
+            if durable is not None:
+                rest.push_async_callback(durable.close)
+                rest.callback(
+                    self.server.turn
+                )  # how far subscribers have got: they ask for the rest when they are back
+            if archive is not None:
+                rest.push_async_callback(archive.stop)
             if drivers:
                 await self._say_goodbye(drivers)
-            if archive is not None:
-                await archive.stop()
-            if durable is not None:
-                self.server.turn()  # how far subscribers have got: they ask for the rest when they come back
-                await durable.close()
-            if drivers:
-                self._notices.write("stopped", "the broker has stopped", {})
-        finally:
-            for driver in drivers:
-                driver.close()
 
     async def _say_goodbye(self, drivers: list[EndpointDriver[Notice]]) -> None:
         until = time.monotonic() + GOODBYE_PATIENCE_S
@@ -277,18 +283,20 @@ class Service:
     # -- while it runs ------------------------------------------------------------------------------------------------
 
     def reload(self, configuration: Configuration) -> None:
-        """Takes new topics, policies, access rules and limits; where it listens stays as it is."""
+        """Takes new topics, policies, access rules and limits, and another archive; where it listens stays as it is."""
+        _check(configuration)
         self.server.change_settings(configuration.settings)
         for driver in self._drivers:
             driver.schedule_flush()
         former = self.configuration
         if list(configuration.listen) != list(former.listen):
             self._notices.write("warning", "other addresses to listen on need a restart of the broker", {})
-        if (configuration.data, configuration.archive) != (former.data, former.archive):
-            self._notices.write("warning", "another folder for the log or another archive needs a restart", {})
+        if configuration.data != former.data:
+            self._notices.write("warning", "another folder for the log needs a restart of the broker", {})
         if self._durable is not None:
             self._durable.change_rules(configuration.retention)
-        self.configuration = replace(configuration, listen=former.listen, data=former.data, archive=former.archive)
+        self.configuration = replace(configuration, listen=former.listen, data=former.data)
+        self._run_archive()
         for warning in configuration.warnings:
             self._notices.write("warning", warning, {})
         self._notices.write("reloaded", "the configuration was read again", {})
@@ -297,6 +305,7 @@ class Service:
         """Reads the configuration again; one with a mistake in it changes nothing, and is told."""
         try:
             configuration = load()
+            _check(configuration)
         except (GodwitError, OSError) as error:
             self._notices.write("warning", f"the configuration stays as it was: {error}", {})
         else:
@@ -326,6 +335,12 @@ class Service:
     def _bring_in(self, event: Import) -> None:
         self.server.import_staged(event)
         self._on_log()
+
+
+def _check(configuration: Configuration) -> None:
+    """A mistake is told before anything is opened or changed."""
+    if configuration.archive.listen is not None:
+        parse_broker(configuration.archive.listen)
 
 
 async def serve(

@@ -31,6 +31,7 @@ from godwit.net.pair import ANY_HOST, open_driver
 from godwit.net.publishing import Publishing
 from godwit.net.subscribing import AsyncSubscription
 from godwit.net.udp import UdpSocket
+from godwit.transport.connection import State
 from godwit.transport.statistics import Statistics
 from godwit.transport.train import Address
 from godwit.wire.control import Code, ControlMessage, Error
@@ -97,6 +98,11 @@ class ClientShell:
     def statistics(self) -> Statistics:
         """Of the present connection: packets, losses, round trip, rate."""
         return self._core.statistics
+
+    @property
+    def is_answered(self) -> bool:
+        """A broker answers there, whether or not it has let the client in."""
+        return any(connection.state is State.OPEN for connection in self._core.endpoint.connections.values())
 
     def require_open(self) -> None:
         """Raises why the client has ended, if it has."""

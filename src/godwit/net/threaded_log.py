@@ -3,7 +3,8 @@
     loop      append, read, locate  --->  writer (godwit.net.log_writer), reader
     loop      work                  <---  their answers, in a queue; `wake` has the loop come and take them
 
-The reader has a connection of its own, so catching up and committing do not wait for each other.
+The reader has a connection of its own, so catching up and committing do not wait for each other. It serves clients in
+turn, however much each of them asks for, and passes over what nobody waits for any more.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
+from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Notice, Read
+from godwit.net.fair_queue import FairQueue
 from godwit.net.log_writer import Answer, Chore, Job, LogWriter, WritableStore, text_of
 from godwit.store.port import Slice
+from godwit.transport.connection import Connection
+from godwit.transport.connection import State as ConnectionState
 from godwit.wire.changes import State
 
 READS_A_TURN: Final = 4
 """Answers to subscriptions that are behind: then the others have their turn."""
 RETRY_S: Final = 1.0
 """A read that failed is tried again after so long, and again: the subscription waits."""
+READ_PAUSE_S: Final = 1.0
+"""So long a read waits, at most, for the write-ahead log to be cut off. That waits for a moment in which nobody reads,
+and where several always do there is none."""
 
 Question: TypeAlias = Read | Locate
 
@@ -50,8 +57,10 @@ class ThreadedLog:
         wake: Callable[[], None],
         tell: Callable[[Notice], None],
         retain: Chore | None = None,
+        path: Path | None = None,
     ) -> None:
-        """`wake` is called in another thread and has `work` called soon; `tell` is called from within `work`."""
+        """`wake` is called in another thread and has `work` called soon; `tell` is called from within `work`; `path` is
+        the log's file."""
         self.log_id = store.log_id
         self.first_offset = store.first_offset
         self.next_offset = store.next_offset
@@ -69,7 +78,7 @@ class ThreadedLog:
         self._known_failures = 0
         """Answers that are still to come, and that the broker has had already."""
         self._has_begun = False
-        self.writer = LogWriter(store, self._on_answers, retain=retain)
+        self.writer = LogWriter(store, self._on_answers, retain=retain, path=path)
         self._reader = _Reader(self, reader)
 
     # -- what the server calls ----------------------------------------------------------------------------------------
@@ -97,7 +106,8 @@ class ThreadedLog:
 
     def work(self, now_us: int) -> None:
         self._is_woken = False  # before looking: what comes from now on wakes the loop again
-        # Those that are there now were read after everything was said that the answers say of deleted messages.
+        # What is missing in those that are there now, the answers say before them. What was deleted since then counts
+        # as lost, too, though they still have it: a gap says rather too much than too little.
         found = min(len(self._found), READS_A_TURN)
         answers, broker = self._answers, self._broker
         while answers:
@@ -124,8 +134,9 @@ class ThreadedLog:
         self._known_failures = failed - 1
         self._unanswered.clear()
         self._held_bytes = 0
-        for _ in range(failed):
-            self._broker.handle(answer, now_us)
+        self._broker.handle(answer, now_us)
+        for _ in range(failed - 1):
+            self._broker.handle(Failed(answer.text), now_us)
 
     @property
     def due_us(self) -> int | None:
@@ -184,20 +195,23 @@ class _Reader:
     def __init__(self, log: ThreadedLog, reader: ReadableLog) -> None:
         self._log = log
         self._reader = reader
-        self._queue: SimpleQueue[Question | None] = SimpleQueue()
+        self._questions: FairQueue[Question] = FairQueue()
         self._ending = threading.Event()
         self._is_failing = False
+        self._has_met_damage = False
         self._thread = threading.Thread(target=self._run, name="godwit-log-reader", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def ask(self, question: Question) -> None:
-        self._queue.put(question)
+        asker = _asker(question)
+        if asker is not None:
+            self._questions.put(asker, question)
 
     def end(self) -> None:
         self._ending.set()
-        self._queue.put(None)
+        self._questions.end()
 
     def join(self, timeout_s: float | None) -> bool:
         self._thread.join(timeout_s)
@@ -208,14 +222,18 @@ class _Reader:
 
     def _run(self) -> None:
         try:
-            while (question := self._queue.get()) is not None and not self._ending.is_set():
-                self._try(question)
-        finally:
+            while (question := self._questions.get()) is not None:
+                if _asker(question) is not None:
+                    self._try(question)
             self.close()
+        except Exception as error:  # the writer must be told to end all the same
+            self._log.on_notice(Notice("warning", f"the log's reader has ended: {text_of(error)}"))
+        finally:
             self._log.on_reader_ended()
 
     def _try(self, question: Question) -> None:
         try:
+            self._log.writer.lets_read.wait(READ_PAUSE_S)
             answer = self._look_up(question)
             self._log.writer.has_told_all.wait()  # what is missing in it because it was deleted is told before it
             self._log.on_found(answer)
@@ -224,7 +242,7 @@ class _Reader:
                 self._is_failing = True
                 text = f"the log cannot be read, which is tried again: {text_of(error)}"
                 self._log.on_notice(Notice("warning", text))
-            self._queue.put(question)
+            self.ask(question)
             self._ending.wait(RETRY_S)
         else:
             if self._is_failing:
@@ -234,5 +252,23 @@ class _Reader:
     def _look_up(self, question: Question) -> Found | Located:
         if isinstance(question, Read):
             found = self._reader.read(question.offset, question.max_bytes)
+            if found.damaged and not self._has_met_damage:
+                self._has_met_damage = True  # told once: `verify` finds the others
+                begin, end = found.damaged[0]
+                text = (
+                    f"the log is damaged: offsets {begin} to {end - 1} cannot be read, and their subscribers are told. "
+                )
+                self._log.on_notice(Notice("warning", text + "See what else is with `godwit log verify`"))
             return Found(question, found.entries, found.next_offset, found.damaged)
         return Located(question.connection, question.request, self._reader.offset_at(question.time_us))
+
+
+def _asker(question: Question) -> Connection | None:
+    """Whose turn it takes; None if nobody waits for the answer any more.
+
+    The reader's thread looks at what the loop's changes: at worst it looks something up that is thrown away then.
+    """
+    if isinstance(question, Locate):
+        return question.connection if question.connection.state is ConnectionState.OPEN else None
+    link = question.feed.link
+    return link.connection if link is not None and question.feed.reading is question else None

@@ -21,6 +21,8 @@ from godwit.limits import MIB
 
 MAX_PIPE_MESSAGE_BYTES: Final = 8 * MIB
 """A commit names one file a partition."""
+MAX_COMMIT_BATCHES: Final = 100_000
+"""Of all files of a commit: the broker takes them in one turn, in which it does nothing else."""
 _LENGTH: Final = struct.Struct(">I")
 
 

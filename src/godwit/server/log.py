@@ -41,11 +41,11 @@ class Log(Protocol):
         ...
 
     def read(self, effect: Read) -> None:
-        """Is answered by a Found."""
+        """Is answered by a Found, unless its subscription is gone by then or waits for another one."""
         ...
 
     def locate(self, effect: Locate, now_us: int) -> None:
-        """Is answered by a Located."""
+        """Is answered by a Located, unless its connection is closed by then."""
         ...
 
     def work(self, now_us: int) -> None:

@@ -82,16 +82,18 @@ def _path(table: Table, key: str, folder: Path) -> Path | None:
 
 def _age_s(table: Table) -> float | None:
     """None: for ever."""
-    return _quantity(table, "max_age", _AGES_S, LEAST_AGE_S, '"30d", "12h" or a number of seconds')
+    return _quantity(table, "max_age", _AGES_S, LEAST_AGE_S, "1 s", '"30d", "12h" or a number of seconds')
 
 
 def _bytes(table: Table) -> int | None:
     """None: as much as there is room for."""
-    found = _quantity(table, "max_bytes", _SIZES_BYTES, LEAST_BYTES, '"10GiB", "500MB" or a number of bytes')
+    found = _quantity(table, "max_bytes", _SIZES_BYTES, LEAST_BYTES, "1 MiB", '"10GiB", "500MB" or a number of bytes')
     return None if found is None else int(found)
 
 
-def _quantity(table: Table, key: str, units: dict[str, float] | dict[str, int], least: float, how: str) -> float | None:
+def _quantity(
+    table: Table, key: str, units: dict[str, float] | dict[str, int], least: float, least_text: str, how: str
+) -> float | None:
     if key not in table:
         return None
     if table.is_text(key):
@@ -101,6 +103,10 @@ def _quantity(table: Table, key: str, units: dict[str, float] | dict[str, int], 
         value = float(match[1]) * units[match[2]]
     else:
         value = table.number(key, fraction=True)
-    if not least <= value <= 2**53:
-        raise ConfigurationError(f"{table.label(key)} is {value:g}: it must be {least:g} at least; write it as {how}")
+    if not value >= least:  # or no number
+        raise ConfigurationError(
+            f"{table.label(key)} is {value:g}: it must be {least_text} at least; write it as {how}"
+        )
+    if value > 2**53:
+        raise ConfigurationError(f"{table.label(key)} is {value:g}: leave the key out for no bound; write it as {how}")
     return value

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from godwit.sim.broker_log import LogChecker
 from godwit.sim.checkers import ViolationError
@@ -20,10 +22,12 @@ from godwit.wire.changes import (
     IdentityGone,
     IdentityKept,
     QueryDone,
+    QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
     State,
+    TopicGone,
     TopicKept,
 )
 from godwit.wire.entry import Entry
@@ -32,6 +36,9 @@ Rows: TypeAlias = dict[tuple[Any, ...], Any]
 """What is kept beside the log, each by its kind and its key."""
 FeedKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
 """Session, filters and cursor."""
+
+_GONE: Final[dict[type, str]] = {TopicGone: "topic", FeedGone: "feed", IdentityGone: "identity", QueryGone: "query"}
+"""What is over, of which kind it was; its fields are the key."""
 
 
 def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
@@ -53,22 +60,19 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
                     del rows[key]
             case FeedKept():
                 rows["feed", change.session, change.filters, change.cursor] = change
-            case FeedGone():
-                rows.pop(("feed", change.session, change.filters, change.cursor), None)
             case IdentityKept():
                 rows["identity", change.owner, change.publisher, change.topic] = change
-            case IdentityGone():
-                rows.pop(("identity", change.owner, change.publisher, change.topic), None)
             case QueryDone():
                 rows["query", change.query] = change
+            case TopicGone() | FeedGone() | IdentityGone() | QueryGone():
+                rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
     return rows
 
 
 def rows_of(state: State) -> Rows:
     """The same of what a store gives at its start."""
-    queries = [QueryDone(query, batch) for query, batch in state.queries.items()]
     lists: list[Sequence[Change]] = [
-        state.topics, state.retained, state.sessions, state.feeds, state.identities, queries
+        state.topics, state.retained, state.sessions, state.feeds, state.identities, state.queries
     ]  # fmt: skip
     return apply({}, [change for changes in lists for change in changes])
 

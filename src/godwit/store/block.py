@@ -1,13 +1,11 @@
 """Blocks: what one commit took, as columns. One block is one row of the log; it tells everything about itself.
 
-    head          magic "GWB1" | first offset u64 | end offset u64 | batches u32 | messages u32 | topics u32 |
-                  publishers u32 | bytes of names u32 | bytes of extensions u32 | bytes of bodies u64 | flags u32 |
-                  reserved u64                                              flags: 1, there is a column of deltas
+    head          magic "GWB1" | stamp, 8 bytes | first offset u64 | end offset u64 | batches u32 | messages u32 |
+                  topics u32 | publishers u32 | bytes of names u32 | bytes of extensions u32 | bytes of bodies u64 |
+                  flags u32                                                 flags: 1, there is a column of deltas
     a batch       published u64 | received u64 | sequence u64 | epoch u64
-    a topic       payload bytes u64
     a batch       offset - first offset u32 | messages u32 | topic u32 | publisher u32 | bytes of bodies u32 |
                   bytes of extension u32
-    a topic       messages u32
     a name        bytes u32: the topics', then the publishers'
     a message     length u32 | [microseconds after the batch's time published u32]
     a batch       flags u8
@@ -17,6 +15,9 @@
 Each field is a column: that of all batches, then the next one. Big-endian but for the check, which is little-endian
 like that of a packet. Wide columns stand first, so that all are aligned. A batch's flags are those of the wire
 (godwit.wire.batch), with the one for a sequence. Offsets may have holes: retention removes batches from the middle.
+
+The stamp is a secret of the log (godwit.store.kept): a checksum shows that a block is what somebody wrote, the stamp
+that the log's own writer did, and not a publisher who hid a block in a message. Blocks outside of a log have none.
 
 So a reader gets at any column, and at all bodies, without a look at a single message; and a batch comes out byte for
 byte as it went in.
@@ -52,6 +53,7 @@ from godwit.wire.entry import Entry
 
 __all__ = [
     "BLOCK_BYTES",
+    "NO_STAMP",
     "Columns",
     "DamagedBlockError",
     "Row",
@@ -73,7 +75,10 @@ BLOCK_BYTES: Final = 1 * MIB
 
 MAGIC: Final = b"GWB1"
 _HAS_DELTA_COLUMN: Final = 1
-_HEAD: Final = struct.Struct(">4sQQIIIIIIQIQ")
+STAMP_BYTES: Final = 8
+NO_STAMP: Final = bytes(STAMP_BYTES)
+"""Of blocks outside of a log, as in staged files."""
+_HEAD: Final = struct.Struct(">4s8sQQIIIIIIQI")
 _SEALED: Final = struct.Struct(">QQQQ")
 HEAD_BYTES: Final = _HEAD.size
 _BATCH_BYTES: Final = 4 * 8 + 6 * 4 + 1 + 4 + (8 + 2 * 4) + 4
@@ -138,8 +143,6 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     received_at: int
     sequence_at: int
     epoch_at: int
-    # u64, one for each topic
-    topic_payload_bytes_at: int
     # u32, one for each batch
     offset_delta_at: int
     count_at: int
@@ -147,8 +150,6 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     publisher_at: int
     batch_bytes_at: int
     extension_bytes_at: int
-    # u32, one for each topic
-    topic_messages_at: int
     # u32, one for each topic, then one for each publisher
     name_bytes_at: int
     # u32, one for each message
@@ -162,7 +163,7 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     bodies_at: int
 
 
-def encode_blocks(entries: Sequence[Entry], first_offset: int) -> list[Row]:
+def encode_blocks(entries: Sequence[Entry], first_offset: int, stamp: bytes = NO_STAMP) -> list[Row]:
     """Entries that follow one another without a hole, in as few blocks as BLOCK_BYTES allows."""
     offsets = list(accumulate([entry.count for entry in entries], initial=first_offset))
     # Names count for each batch although a block has each of them once: quick, and the bound holds.
@@ -172,19 +173,19 @@ def encode_blocks(entries: Sequence[Entry], first_offset: int) -> list[Row]:
     start = 0
     while start < len(entries):
         stop = max(start + 1, bisect_right(ends, ends[start] + BLOCK_BYTES, lo=start) - 1)
-        blocks.append(_encode(offsets[start:stop], entries[start:stop]))
+        blocks.append(_encode(offsets[start:stop], entries[start:stop], stamp))
         start = stop
     return blocks
 
 
-def encode_block(rows: Sequence[tuple[int, Entry]]) -> Row:
+def encode_block(rows: Sequence[tuple[int, Entry]], stamp: bytes = NO_STAMP) -> Row:
     """One block of entries whose offsets grow and may have holes."""
     if not rows:
         raise ValueError("a block has at least one batch")
-    return _encode([offset for offset, _ in rows], [entry for _, entry in rows])
+    return _encode([offset for offset, _ in rows], [entry for _, entry in rows], stamp)
 
 
-def _encode(offsets: Sequence[int], entries: Sequence[Entry]) -> Row:
+def _encode(offsets: Sequence[int], entries: Sequence[Entry], stamp: bytes) -> Row:
     first_offset = offsets[0]
     counts = [entry.count for entry in entries]
     end_offset = offsets[-1] + counts[-1]
@@ -210,6 +211,7 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry]) -> Row:
 
     head = _HEAD.pack(
         MAGIC,
+        stamp,
         first_offset,
         end_offset,
         len(entries),
@@ -220,7 +222,6 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry]) -> Row:
         len(parts.extensions),
         parts.bodies_bytes,
         0 if parts.deltas is None else _HAS_DELTA_COLUMN,
-        0,
     )
     columns = (
         head,
@@ -228,14 +229,12 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry]) -> Row:
         wide(received_us),
         wide([sequence or 0 for sequence in sequences]),
         wide([entry.epoch for entry in entries]),
-        wide(topic_bytes),
         narrow([offset - first_offset for offset in offsets]),
         narrow(counts),
         narrow(batch_topics),
         narrow([publishers[name] for name in publisher_names]),
         narrow(parts.batch_bytes),
         narrow(parts.extension_bytes),
-        narrow(topic_messages),
         narrow(topic_lengths),
         narrow(publisher_lengths),
         parts.lengths,
@@ -297,15 +296,13 @@ def _columns(body: bytes) -> tuple[Columns, int]:
     """By the numbers of its head, and where the last section ends."""
     if len(body) < _HEAD.size or not body.startswith(MAGIC):
         raise DamagedBlockError("this is no block")
-    _, first, end, batches, messages, topics, publishers, names, extensions, bodies, flags, _ = _HEAD.unpack_from(body)
+    _, _, first, end, batches, messages, topics, publishers, names, extensions, bodies, flags = _HEAD.unpack_from(body)
     has_deltas = flags == _HAS_DELTA_COLUMN
     if flags and not has_deltas:
         raise DamagedBlockError("it has sections that are not known here")
     sizes = (
         *(8 * batches,) * 4,
-        8 * topics,
         *(4 * batches,) * 6,
-        4 * topics,
         4 * (topics + publishers),
         4 * messages,
         4 * messages if has_deltas else 0,
@@ -321,10 +318,15 @@ def _columns(body: bytes) -> tuple[Columns, int]:
     )
 
 
+def stamp_of(body: bytes) -> bytes:
+    """That of a block, which is one."""
+    return body[len(MAGIC) : len(MAGIC) + STAMP_BYTES]
+
+
 def row_of(body: bytes) -> Row:
     """The row of a block, from the block alone."""
     try:
-        return encode_block(decode_block(body))
+        return encode_block(decode_block(body), stamp_of(body))
     except (ValueError, struct.error):
         raise DamagedBlockError("its batches are not made up as they say") from None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 from godwit.store.pages import PAGE_BYTES, PageFile
@@ -116,6 +117,20 @@ class Tree:
                 yield cell
         if is_damaged:
             self.damaged_pages.append(number)
+
+
+def cells_of(file: PageFile, number: int) -> list[Cell]:
+    """The rows of one leaf that can be read, whichever table it belongs to."""
+    page = file.page(number)
+    found = []
+    try:
+        places = _places(page, 0) if page is not None and page[0] == LEAF else ()
+    except BrokenPageError:
+        places = ()
+    for at in places:
+        with suppress(BrokenPageError):
+            found.append(_cell(file, number, page or b"", at, is_keyed=False))
+    return found
 
 
 def _cell(file: PageFile, number: int, page: bytes, at: int, is_keyed: bool) -> Cell:

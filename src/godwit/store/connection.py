@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import apsw
+import msgspec
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
 from godwit.store.kept import DamagedRowError
@@ -15,6 +16,8 @@ from godwit.store.kept import DamagedRowError
 BUSY_TIMEOUT_MS: Final = 5000
 """So long a statement waits for another program that holds the file locked, as none of ours does."""
 CACHE_KIB: Final = 16 * 1024
+SIGNAL_STEPS: Final = 10_000
+"""Steps of SQLite's, or pages that it checks: some milliseconds."""
 
 
 def connect(path: str | Path, flags: int, vfs: str | None) -> apsw.Connection:
@@ -24,11 +27,19 @@ def connect(path: str | Path, flags: int, vfs: str | None) -> apsw.Connection:
     if vfs is not None:
         # A VFS written in Python has no shared memory, without which WAL works for one connection at a time only.
         connection.pragma("locking_mode", "EXCLUSIVE")
+    # A file may come from anywhere (see godwit.store.schema).
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
+    connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
     connection.pragma("cache_size", -CACHE_KIB)
     connection.pragma("cell_size_check", 1)
     connection.pragma("mmap_size", 0)  # a bad sector is an error then, and not the end of the process
     return connection
+
+
+def heed_signals(connection: apsw.Connection) -> None:
+    """Let Python look for signals during a long statement: Ctrl-C ends it then."""
+    connection.set_progress_handler(lambda: False, SIGNAL_STEPS)
 
 
 @contextmanager
@@ -68,8 +79,19 @@ def telling(path: str | Path, doing: str) -> Iterator[None]:
     """Errors of SQLite as errors of ours, with a sentence: `doing` continues 'cannot'."""
     try:
         yield
-    except (apsw.Error, DamagedRowError) as error:
+    except (apsw.Error, DamagedRowError, msgspec.MsgspecError) as error:
         raise explain(path, doing, error) from error
+
+
+@contextmanager
+def naming_full(folder: Path) -> Iterator[None]:
+    """What is read does not fill a disk: it is that of the copy."""
+    try:
+        yield
+    except apsw.FullError as error:
+        raise DiskError(
+            f"there is no room for the copy in {folder}: the disk is full. Free some space there"
+        ) from error
 
 
 def explain(path: str | Path, doing: str, error: Exception) -> StorageError:
@@ -89,7 +111,14 @@ def explain(path: str | Path, doing: str, error: Exception) -> StorageError:
         case apsw.IOError():
             return DiskError(f"{what}: the disk failed ({error}). Check the disk and the system's log")
         # Our statements are right, so that one which is not (SQLError) meets a schema that is not ours any more.
-        case apsw.CorruptError() | apsw.NotADBError() | apsw.SQLError() | apsw.ConstraintError() | DamagedRowError():
+        case (
+            apsw.CorruptError()
+            | apsw.NotADBError()
+            | apsw.SQLError()
+            | apsw.ConstraintError()
+            | DamagedRowError()
+            | msgspec.MsgspecError()
+        ):
             return LogDamagedError(
                 f"{what}: it is damaged ({error}). Save what is intact with `godwit log recover`, or restore a backup"
             )

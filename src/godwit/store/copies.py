@@ -7,6 +7,8 @@ pieces is right if its last piece is of one moment: the newest blocks, and all t
 
 What retention deletes during the copy may be in it although its mark says that it is gone: a mark promises no more than
 that something may be missing. Blocks are copied as they are, damaged ones too.
+
+A copy is made by our own scripts and has our own tables: nothing that the file says of itself becomes a statement.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ import msgspec
 
 from godwit.errors import LogDamagedError, LogInUseError
 from godwit.limits import MIB
-from godwit.store.connection import connect, telling, transaction
+from godwit.store import sql
+from godwit.store.connection import connect, heed_signals, naming_full, telling, transaction
 from godwit.store.draft import BESIDE, Progress, drafting, put
 from godwit.store.pages import PAGE_BYTES
 from godwit.store.reader import LogReader
 from godwit.store.scan import Scanner
-from godwit.store.sql import parse_queries
+from godwit.store.schema import APPLICATION_ID, BLOCKS, check_schema, tables
 
 PIECE_BYTES: Final = 16 * MIB
 """What is copied with one statement."""
 MAX_ROUNDS: Final = 8
 """How often a backup tries to catch up with a broker before it takes all that is left at once."""
 
-_SQL: Final = parse_queries(Path(__file__).with_name("copies.sql").read_text(encoding="utf-8"))
+_SQL: Final = sql.parse_queries(Path(__file__).with_name("copies.sql").read_text(encoding="utf-8"))
 _PIECE_BLOCKS: Final = 4096
-_PROGRESS_STEPS: Final = 10_000
 
 
 class Copied(msgspec.Struct, frozen=True):
@@ -54,7 +56,7 @@ def backup(path: Path, out: Path, progress: Progress) -> Copied:
     """Copy a log to a file that is not there yet. A broker may go on writing it."""
     reader = LogReader.open(path)  # it is a log, of a version that we know
     reader.close()
-    with telling(path, "copied"), drafting(out, like=path) as draft:
+    with telling(path, "copied"), drafting(out, like=path) as draft, naming_full(out.parent):
         return _Copy(path, draft, progress, is_immutable=reader.is_immutable).run()
 
 
@@ -69,6 +71,7 @@ def compact(path: Path, progress: Progress) -> Compacted:
         _check_alone(path)
         before_bytes = path.stat().st_size
         draft = path.with_name(f"{path.name}.compact")
+        draft.unlink(missing_ok=True)  # of a run that was killed
         with drafting(draft, like=path) as copy:
             _Copy(path, copy, progress).run()
         # A WAL of the old file beside the new one would be taken for its own.
@@ -85,7 +88,7 @@ def _check_alone(path: Path) -> None:
     """Bring all of the WAL into the file, and see that its pages are in order."""
     connection = connect(path, apsw.SQLITE_OPEN_READWRITE, None)
     try:
-        connection.set_progress_handler(lambda: False, _PROGRESS_STEPS)  # lets Python look for signals
+        heed_signals(connection)
         problem = connection.execute("PRAGMA quick_check(1)").get
         if problem != "ok":
             raise LogDamagedError(
@@ -101,6 +104,7 @@ class _Copy:
     """From a log into an empty file."""
 
     def __init__(self, path: Path, draft: Path, progress: Progress, *, is_immutable: bool = False) -> None:
+        self._path = path
         self._progress = progress
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
         self._connection = connect(draft, flags, None)
@@ -127,11 +131,14 @@ class _Copy:
         connection.pragma("page_size", PAGE_BYTES)
         connection.pragma("journal_mode", "OFF")
         connection.pragma("synchronous", "OFF")
+        for script in sql.MIGRATIONS:
+            connection.execute(script)
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", len(sql.MIGRATIONS))
+        heed_signals(connection)
+        connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 1)
         connection.execute(_SQL["attach"], (self._source,))
-        for (statement,) in connection.execute(_SQL["select_schema"]).fetchall():
-            connection.execute(str(statement))
-        for key in ("application_id", "user_version"):
-            connection.pragma(key, connection.pragma(key, schema="source"))
+        check_schema(connection, self._path, len(sql.MIGRATIONS), "source")
         self._total_bytes = connection.pragma("page_count", schema="source") * PAGE_BYTES
 
     def _copy_round(self) -> bool:
@@ -161,8 +168,9 @@ class _Copy:
         connection = self._connection
         with transaction(connection):
             connection.execute(_SQL["copy_last_blocks"], (self._next_offset,))
-            for (table,) in connection.execute(_SQL["select_tables"]).fetchall():
-                connection.execute(f'INSERT INTO main."{table}" SELECT * FROM source."{table}"')
+            for table in tables():
+                if table != BLOCKS:
+                    connection.execute(f'INSERT INTO main."{table}" SELECT * FROM source."{table}"')
         self._next_offset = Scanner(connection).ends().next_offset
         connection.execute(_SQL["detach"])
         self._progress(self._total_bytes, self._total_bytes)

@@ -6,12 +6,6 @@ ATTACH DATABASE ? AS source;
 -- name: detach
 DETACH DATABASE source;
 
--- name: select_schema
-SELECT sql FROM source.sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid;
-
--- name: select_tables
-SELECT name FROM source.sqlite_schema WHERE type = 'table' AND name <> 'blocks' ORDER BY rowid;
-
 -- name: select_last
 SELECT max(first_offset) FROM source.blocks;
 

@@ -43,9 +43,9 @@ def drafting(out: Path, *, like: Path) -> Iterator[Path]:
 
 def put(draft: Path, place: Path) -> None:
     """What the draft holds is on the disk before it gets its name, and the name before this returns."""
-    _sync(draft)
+    sync(draft)
     draft.replace(place)
-    _sync(place.parent)
+    sync(place.parent)
 
 
 def _take_rights(draft: Path, like: Path) -> None:
@@ -55,7 +55,8 @@ def _take_rights(draft: Path, like: Path) -> None:
     draft.chmod(stat.S_IMODE(status.st_mode))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file, or the names in a folder."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

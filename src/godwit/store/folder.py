@@ -1,6 +1,7 @@
 """The folder of a broker: its log, what is staged for it, the key of its resets, and a lock, so that it has one broker.
 
 log.sqlite (-wal, -shm)   the log
+log.sqlite.next           a log that is about to take its place: there only if somebody was killed who put it there
 stages/                   messages that a query has staged and not yet committed
 reset-key                 proves to clients of the last run that this broker was restarted
 lock                      locked while a broker works here; its content means nothing
@@ -8,12 +9,12 @@ lock                      locked while a broker works here; its content means no
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 from typing import Final
 
 from godwit.errors import DiskError, LogInUseError
+from godwit.store.draft import BESIDE, put, sync
 
 LOCK_NAME: Final = "lock"
 
@@ -24,23 +25,63 @@ class DataFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log_path = path / "log.sqlite"
+        self._next_log_path = path / "log.sqlite.next"
         self.stages_path = path / "stages"
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Make it if it is not there, and keep others out."""
+        """Make it if it is not there, keep others out, and bring to an end what somebody had begun who was killed."""
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.path.is_dir():
+                self.path.mkdir(mode=0o700, parents=True)
+                sync(self.path.parent)
+        except FileExistsError:
+            raise DiskError(f"{self.path} is a file: give the folder that the log is in, or is to be in") from None
+        except OSError as error:
+            raise self._unusable(error) from error
+        self.lock()
+        try:
             self.stages_path.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+
+    def lock(self) -> None:
+        """Of a folder that is there, and in which a broker worked before: as `open`, but nothing else is made in it."""
+        try:
             lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from error
-        if not _try_lock(lock, fcntl.LOCK_EX):
+        if not _try_lock(lock, is_shared=False):
             os.close(lock)
             raise LogInUseError(
                 f"another broker works in the folder {self.path}: stop it, or give this one its own (--data)"
             )
         self._lock = lock
+        try:
+            self._finish_replacing()
+        except OSError as error:
+            self.close()
+            raise self._unusable(error) from error
+
+    def replace_log(self, new: Path) -> None:
+        """Put a file of this folder in the place of the log, which is gone with what SQLite has beside it.
+
+        That takes several steps, and a log without its WAL, or with that of another, is a wrong one. So the file first
+        gets a name by which `open` knows that they are to be done.
+        """
+        try:
+            put(new, self._next_log_path)
+            self._finish_replacing()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _finish_replacing(self) -> None:
+        if self._next_log_path.exists():
+            for ending in BESIDE:
+                Path(f"{self.log_path}{ending}").unlink(missing_ok=True)
+            sync(self.path)
+            put(self._next_log_path, self.log_path)
 
     def reset_key(self, new_key: bytes) -> bytes:
         """The key of this folder; the new one becomes it if there is none."""
@@ -80,15 +121,17 @@ def is_in_use(path: Path) -> bool:
     except PermissionError:
         return True
     try:
-        return not _try_lock(lock, fcntl.LOCK_SH)
+        return not _try_lock(lock, is_shared=True)
     finally:
         os.close(lock)
 
 
-def _try_lock(lock: int, kind: int) -> bool:
+def _try_lock(lock: int, *, is_shared: bool) -> bool:
     """The system lets go of it when the process ends, however it does."""
+    import fcntl  # not everywhere: a broker without a folder works without it
+
     try:
-        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -22,10 +22,12 @@ from godwit.wire.changes import (
     IdentityGone,
     IdentityKept,
     QueryDone,
+    QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
     State,
+    TopicGone,
     TopicKept,
 )
 from godwit.wire.control import Will
@@ -54,20 +56,6 @@ def set_mark(connection: apsw.Connection, pattern: str, floor: int) -> None:
     connection.execute(QUERIES["upsert_mark"], sealed((pattern, floor)))
 
 
-def set_meta(connection: apsw.Connection, log_id: bytes, created_us: int, end_offset: int = 0) -> None:
-    """What a new log begins with; within the caller's transaction."""
-    rows = [sealed(("log_id", log_id)), sealed(("created_us", created_us)), ("end_offset", end_offset, 0)]
-    connection.executemany(QUERIES["insert_meta"], rows)
-
-
-def load_meta(connection: apsw.Connection) -> tuple[bytes, int]:
-    """The log's id, and when it was created."""
-    meta: dict[str, Any] = dict(_rows(connection, "meta"))
-    if not {"log_id", "created_us"} <= meta.keys():
-        raise DamagedRowError("the table meta lacks a row")
-    return meta["log_id"], meta["created_us"]
-
-
 def load_state(connection: apsw.Connection) -> State:
     """All that is kept. Raises DamagedRowError when a row is not what was written."""
     return State(
@@ -76,17 +64,18 @@ def load_state(connection: apsw.Connection) -> State:
         sessions=[_session(*row) for row in _rows(connection, "sessions")],
         feeds=[_feed(*row) for row in _rows(connection, "feeds")],
         identities=[IdentityKept(*row) for row in _rows(connection, "identities")],
-        queries=queries_of(connection),
+        queries=[QueryDone(*row) for row in _rows(connection, "queries")],
         marks=marks_of(connection),
     )
 
 
 def topics_of(connection: apsw.Connection) -> list[TopicKept]:
-    return [TopicKept(*row) for row in _rows(connection, "topics")]
+    return [_topic(*row) for row in _rows(connection, "topics")]
 
 
 def queries_of(connection: apsw.Connection) -> dict[str, int]:
-    return dict(_rows(connection, "queries"))
+    """The newest batch of each."""
+    return {query: batch for query, batch, _ in _rows(connection, "queries")}
 
 
 def marks_of(connection: apsw.Connection) -> dict[str, int]:
@@ -113,6 +102,10 @@ def _rows(connection: apsw.Connection, table: str) -> list[_Values]:
     except UnicodeDecodeError:
         raise DamagedRowError(f"a text in the table {table} is no UTF-8") from None
     return found
+
+
+def _topic(name: str, messages: int, payload_bytes: int, last_us: int, is_created: int) -> TopicKept:
+    return TopicKept(name, messages, payload_bytes, last_us, bool(is_created))
 
 
 def _session(
@@ -154,6 +147,11 @@ def _gone(name: str) -> Callable[[Any], tuple[str, _Values]]:
     return lambda change: (sql, _astuple(change))
 
 
+def _kept_topic(change: TopicKept) -> tuple[str, _Values]:
+    values = (change.name, change.messages, change.payload_bytes, change.last_us, int(change.is_created))
+    return QUERIES["upsert_topic"], sealed(values)
+
+
 def _retained(change: RetainedKept) -> tuple[str, _Values]:
     if not change.payload:
         return QUERIES["delete_retained"], (change.topic,)
@@ -180,7 +178,8 @@ def _gone_feed(change: FeedGone) -> tuple[str, _Values]:
 
 
 _STATEMENTS: Final[dict[type, Callable[[Any], tuple[str, _Values]]]] = {
-    TopicKept: _plain("upsert_topic"),
+    TopicKept: _kept_topic,
+    TopicGone: _gone("delete_topic"),
     RetainedKept: _retained,
     SessionKept: _kept_session,
     SessionGone: _gone_session,
@@ -189,4 +188,5 @@ _STATEMENTS: Final[dict[type, Callable[[Any], tuple[str, _Values]]]] = {
     IdentityKept: _plain("upsert_identity"),
     IdentityGone: _gone("delete_identity"),
     QueryDone: _plain("upsert_query"),
+    QueryGone: _gone("delete_query"),
 }

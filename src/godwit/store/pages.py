@@ -22,6 +22,9 @@ from godwit.errors import DiskError
 PAGE_BYTES: Final = 16_384
 """The size of a page in every log that we make: so nobody has to believe a damaged header."""
 
+READS_A_PAGE: Final = 64
+"""Pages are read at most so often, on the average. Chains that were made to lead to one another would have no end."""
+
 _FREELIST: Final = struct.Struct(">II")  # the first trunk page, how many free pages there are
 _FREELIST_AT: Final = 32
 _WAL_HEAD: Final = struct.Struct(">8I")
@@ -58,6 +61,7 @@ class PageFile:
             self.wal_bytes = os.fstat(self._wal).st_size
             self._take_frames(self._wal, is_doubting)
         self.page_count = max(self._main_pages, *self._frames, 0)
+        self._reads_left = READS_A_PAGE * (self.page_count + READS_A_PAGE)
 
     def __enter__(self) -> Self:
         return self
@@ -72,8 +76,9 @@ class PageFile:
 
     def page(self, number: int) -> bytes | None:
         """Always a whole page: what a cut file lacks, or the disk does not give, is zero."""
-        if not 0 < number <= self.page_count:
+        if not 0 < number <= self.page_count or not self._reads_left:
             return None
+        self._reads_left -= 1
         at = self._frames.get(number)
         try:
             if at is None:

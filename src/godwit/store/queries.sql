@@ -1,7 +1,7 @@
 -- Every statement on the log's file, by name. See schema_1.sql for what the columns mean.
 
--- name: select_tables
-SELECT name FROM sqlite_schema WHERE type = 'table';
+-- name: select_random
+SELECT randomblob(?);
 
 -- name: insert_meta
 INSERT INTO meta VALUES (?, ?, ?);
@@ -40,16 +40,24 @@ WHERE first_offset >= ? AND first_offset < ? ORDER BY first_offset;
 SELECT first_offset FROM blocks WHERE first_offset >= ? ORDER BY first_offset LIMIT 1;
 
 -- name: select_disorder
--- A block that stands before one with a lower offset: its page is damaged.
+-- Of the newest blocks, one that stands before one with a lower offset: its page is damaged.
 SELECT first_offset FROM (
-    SELECT first_offset, lag(first_offset, 1, -1) OVER () AS offset_before FROM blocks
+    SELECT first_offset, lag(first_offset, 1, 9223372036854775807) OVER () AS offset_behind
+    FROM (SELECT first_offset FROM blocks ORDER BY first_offset DESC LIMIT ?)
 )
-WHERE first_offset <= offset_before LIMIT 1;
+WHERE first_offset >= offset_behind LIMIT 1;
+
+-- name: select_given_up
+-- Whether a range stands in the log as one that recover gave up: a block without a body, and without topics.
+SELECT count(*) FROM blocks WHERE first_offset = ? AND end_offset = ? AND topics = ? AND body = x'';
 
 -- name: upsert_topic
-INSERT INTO topics VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+INSERT INTO topics VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     messages = excluded.messages, payload_bytes = excluded.payload_bytes, last_us = excluded.last_us,
-    seal = excluded.seal;
+    is_created = excluded.is_created, seal = excluded.seal;
+
+-- name: delete_topic
+DELETE FROM topics WHERE name = ?;
 
 -- name: select_topics
 SELECT * FROM topics ORDER BY name;
@@ -99,10 +107,14 @@ DELETE FROM identities WHERE owner = ? AND publisher = ? AND topic = ?;
 SELECT * FROM identities ORDER BY last_us, owner, publisher, topic;
 
 -- name: upsert_query
-INSERT INTO queries VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET batch = excluded.batch, seal = excluded.seal;
+INSERT INTO queries VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    batch = excluded.batch, last_us = excluded.last_us, seal = excluded.seal;
+
+-- name: delete_query
+DELETE FROM queries WHERE query = ?;
 
 -- name: select_queries
-SELECT * FROM queries ORDER BY query;
+SELECT * FROM queries ORDER BY last_us, query;
 
 -- name: upsert_mark
 INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET floor = excluded.floor, seal = excluded.seal;

@@ -9,11 +9,12 @@ import apsw
 
 from godwit.errors import LogVersionError
 from godwit.store import sql
-from godwit.store.connection import connect, snapshot, telling
-from godwit.store.kept import load_meta, marks_of, queries_of, topics_of
+from godwit.store.connection import connect, heed_signals, snapshot, telling
+from godwit.store.kept import marks_of, queries_of, topics_of
+from godwit.store.meta import load_meta
 from godwit.store.port import Slice
 from godwit.store.scan import Rows, Scanner, Wanted
-from godwit.store.sqlite import APPLICATION_ID
+from godwit.store.schema import check_schema, refuse_other, version_of
 from godwit.wire.changes import TopicKept
 
 
@@ -29,8 +30,11 @@ class LogReader:
         self._connection = connection
         self._scanner = Scanner(connection)
         try:
+            heed_signals(connection)
             _check_version(connection, path)
-            self.log_id, self.created_us = load_meta(connection)
+            check_schema(connection, path, len(sql.MIGRATIONS))
+            meta = load_meta(connection)
+            self.log_id, self.created_us = meta.log_id, meta.created_us
         except BaseException:
             connection.close()
             raise
@@ -39,6 +43,8 @@ class LogReader:
     def open(cls, path: str | Path, vfs: str | None = None) -> LogReader:
         """A file that is there, and is a log of a version that this reads."""
         path = Path(path)
+        if vfs is None:
+            refuse_other(path)
         with telling(path, "opened"):
             try:
                 return cls(path, connect(path, apsw.SQLITE_OPEN_READONLY, vfs))
@@ -107,12 +113,13 @@ class LogReader:
 
 
 def _check_version(connection: apsw.Connection, path: Path) -> None:
-    application_id, version = connection.pragma("application_id"), connection.pragma("user_version")
-    if application_id != APPLICATION_ID or version != len(sql.MIGRATIONS):
+    version = version_of(connection, path)
+    if version == 0:
+        raise LogVersionError(f"{path} is empty: no broker has made a log of it yet")
+    if version < len(sql.MIGRATIONS):
         raise LogVersionError(
-            f"{path} is no log that this Godwit reads: its kind is {application_id:#x} and its format {version}, not "
-            f"{APPLICATION_ID:#x} and {len(sql.MIGRATIONS)}. A broker brings an older log forward when it opens it; "
-            "a newer one needs a newer Godwit"
+            f"the log {path} was written by an older Godwit: its format is {version}, and this one reads "
+            f"{len(sql.MIGRATIONS)}. A broker brings it forward when it opens it"
         )
 
 

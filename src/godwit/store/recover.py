@@ -1,8 +1,8 @@
 """Makes a new log of what is intact in a damaged one: same id, same offsets.
 
 It reads the file without SQLite (godwit.store.pages, btree, salvage), so it works on what SQLite refuses. Every block
-whose checksum holds is saved, and every row beside the log whose seal holds. What is lost is told, and stays told: each
-lost range becomes a block without a body, which readers report as damaged when they come to it.
+of the log whose checksum holds is saved, and every row beside it whose seal holds. What is lost is told, and stays
+told: each lost range becomes a block without a body, which readers report as damaged when they come to it.
 
 Offsets are not given out twice. If nobody can tell where the log ended, because the last of it is lost, the new one
 goes on behind a range that is wider than what can have been there.
@@ -18,13 +18,16 @@ import apsw
 import msgspec
 
 from godwit.limits import MIB
-from godwit.store.block import Row, decode_topics, encode_topics, make_row
+from godwit.store.block import STAMP_BYTES, Row, decode_topics, encode_topics, make_row
 from godwit.store.btree import BrokenPageError, Tree, record
-from godwit.store.connection import connect, telling, transaction
+from godwit.store.connection import connect, naming_full, telling, transaction
 from godwit.store.draft import Progress, drafting
-from godwit.store.kept import is_sealed, marks_of, set_meta
+from godwit.store.kept import is_sealed, marks_of
+from godwit.store.meta import Meta, load_meta, set_meta
 from godwit.store.pages import PageFile
-from godwit.store.salvage import Ranges, Salvage
+from godwit.store.ranges import Ranges
+from godwit.store.salvage import MAX_NUMBER, Salvage, find_stamp
+from godwit.store.schema import BLOCKS, META, state_tables
 from godwit.store.sql import QUERIES, parse_queries
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.marks import BROKER_WIDE
@@ -33,10 +36,8 @@ LOST_END: Final = 2**24
 """So many offsets are left out where the end of a log is not known: a leaf of the tree holds blocks of fewer."""
 
 _SQL: Final = parse_queries(Path(__file__).with_name("recover.sql").read_text(encoding="utf-8"))
-_TABLES: Final = ("topics", "retained", "sessions", "feeds", "identities", "queries", "marks")
 _PIECE_BYTES: Final = 16 * MIB
 _SCHEMA_ROOT: Final = 1
-_MAX_OFFSET: Final = 2**62
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -61,7 +62,7 @@ def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: 
 
     The damaged file is left as it is. The new id is for a log whose own cannot be read.
     """
-    with telling(path, "recovered"), PageFile(path) as file, drafting(out, like=path) as draft:
+    with telling(path, "recovered"), PageFile(path) as file, drafting(out, like=path) as draft, naming_full(out.parent):
         SqliteStore.open(draft, new_log_id=new_log_id, now_us=now_us).close()
         connection = connect(draft, apsw.SQLITE_OPEN_READWRITE, None)
         try:
@@ -90,22 +91,25 @@ class _Recovery:
     def run(self, new_log_id: bytes, now_us: int, progress: Progress) -> Recovered:
         kept_rows, lost_tables = self._keep_tables()
         marks = marks_of(self._connection)
-        salvage = Salvage(self._file, self._roots["blocks"], marks, self._taken)
+        root = self._roots[BLOCKS]
+        meta = self._read_meta()
+        stamp = meta.get("stamp") or find_stamp(self._file, root) or find_stamp(self._doubted, root)
+        stamp = stamp or load_meta(self._connection).stamp  # then nothing is found, but for what is kept beside the log
+        salvage = Salvage(self._file, root, stamp, marks, self._taken)
         self._save(salvage.rows(progress))
         if self._doubted.is_other_view(self._file):
-            self._save(Salvage(self._doubted, self._roots["blocks"], marks, self._taken).rows(lambda *_: None))
-        meta = self._read_meta()
+            self._save(Salvage(self._doubted, root, stamp, marks, self._taken).rows(lambda *_: None))
         end = max(self._taken.end, self._said_end(meta), *[end for _, end in salvage.damaged], 0)
         missing = self._missing(salvage, 0 if "marks" in lost_tables else marks.get(BROKER_WIDE, 0), end)
         next_offset = max(end, *[end for _, end in missing], 0)
-        has_old_id = isinstance(meta.get("log_id"), bytes)
-        log_id = meta["log_id"] if has_old_id else new_log_id
+        has_old_id = "log_id" in meta
+        log_id = meta.get("log_id", new_log_id)
         with transaction(self._connection):
             for begin, stop in missing:
                 received_us = self._connection.execute(_SQL["select_time_before"], (begin,)).get
                 self._insert(make_row(begin, stop, received_us, received_us, encode_topics([]), b""))
             self._connection.execute(_SQL["delete_meta"])
-            set_meta(self._connection, log_id, meta.get("created_us", now_us), next_offset)
+            set_meta(self._connection, Meta(log_id, meta.get("created_us", now_us), stamp), next_offset)
         return Recovered(log_id, has_old_id, next_offset, self._blocks, self._messages, missing, kept_rows, lost_tables)
 
     # -- beside the log -----------------------------------------------------------------------------------------------
@@ -124,14 +128,13 @@ class _Recovery:
         kept_rows = 0
         lost_tables = []
         with transaction(self._connection):
-            for table in _TABLES:
+            for table in state_tables():
                 columns = self._connection.execute(_SQL["count_columns"], (table,)).get
-                insert = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * columns)})"
+                insert = f'INSERT OR IGNORE INTO "{table}" VALUES ({", ".join("?" * columns)})'
                 is_whole = True
                 tree = Tree(self._file, self._roots[table])
                 for values in _records(tree):
-                    if len(values) == columns and is_sealed(values):
-                        self._connection.execute(insert, values)
+                    if len(values) == columns and is_sealed(values) and self._keep_row(insert, values):
                         kept_rows += 1
                     else:
                         is_whole = False
@@ -139,19 +142,31 @@ class _Recovery:
                     lost_tables.append(table)
         return kept_rows, lost_tables
 
+    def _keep_row(self, insert: str, values: tuple[Any, ...]) -> bool:
+        try:
+            self._connection.execute(insert, values)
+        except apsw.ConstraintError:  # a value of another type than its column, which nobody has written
+            return False
+        return True
+
     def _read_meta(self) -> dict[str, Any]:
+        """What can be read of it: log_id, created_us, stamp, end_offset."""
         meta: dict[str, Any] = {}
-        for values in _records(Tree(self._file, self._roots["meta"])):
+        for values in _records(Tree(self._file, self._roots[META])):
             match values:
-                case ("end_offset", int(end), _) if 0 <= end < _MAX_OFFSET:
+                case ("end_offset", int(end), _) if 0 <= end <= MAX_NUMBER:
                     meta["end_offset"] = end
-                case (str(key), value, _) if is_sealed(values):
-                    meta[key] = value
+                case ("log_id", bytes(log_id), _) if is_sealed(values):
+                    meta["log_id"] = log_id
+                case ("created_us", int(created_us), _) if is_sealed(values):
+                    meta["created_us"] = created_us
+                case ("stamp", bytes(stamp), _) if is_sealed(values) and len(stamp) == STAMP_BYTES:
+                    meta["stamp"] = stamp
         return meta
 
     def _said_end(self, meta: dict[str, Any]) -> int:
         """How far the log went at least, by what is known beside it."""
-        known: int = self._connection.execute(_SQL["select_known_end"]).get
+        known: int = self._connection.execute(_SQL["select_known_end"], (MAX_NUMBER,)).get
         return max(known, int(meta.get("end_offset", 0)))
 
     # -- the log ------------------------------------------------------------------------------------------------------

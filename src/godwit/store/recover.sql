@@ -11,11 +11,11 @@ SELECT count(*) FROM pragma_table_info(?);
 SELECT ifnull((SELECT until_us FROM blocks WHERE first_offset < ? ORDER BY first_offset DESC LIMIT 1), 0);
 
 -- name: select_known_end
--- Offsets that somebody had got to.
+-- Offsets that somebody had got to, if they can be.
 SELECT max(
-    (SELECT ifnull(max(resume_at), 0) FROM feeds),
-    (SELECT ifnull(max("offset") + 1, 0) FROM retained),
-    (SELECT ifnull(max(floor), 0) FROM marks)
+    (SELECT ifnull(max(resume_at), 0) FROM feeds WHERE resume_at <= ?1),
+    (SELECT ifnull(max("offset") + 1, 0) FROM retained WHERE "offset" < ?1),
+    (SELECT ifnull(max(floor), 0) FROM marks WHERE floor <= ?1)
 );
 
 -- name: delete_meta

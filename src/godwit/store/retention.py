@@ -35,7 +35,7 @@ from godwit.store.block import (
     make_row,
     row_of,
 )
-from godwit.store.connection import telling, transaction
+from godwit.store.connection import telling
 from godwit.store.kept import marks_of, set_mark
 from godwit.store.pages import PAGE_BYTES
 from godwit.store.sql import parse_queries
@@ -77,7 +77,7 @@ class Trimmed(msgspec.Struct, frozen=True):
     pattern: str | None
     floor: int
     entries: list[tuple[int, Entry]]
-    """An entry for each block and topic, at the block's offset, with the number of messages and nothing else."""
+    """One for each block and topic, with the number of messages and nothing else. It ends where the block does."""
 
 
 class _Span(msgspec.Struct, frozen=True, gc=False):
@@ -93,8 +93,12 @@ class _Span(msgspec.Struct, frozen=True, gc=False):
         return sum([share.payload_bytes for share in self.shares])
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
+        """A topic's messages as if they were the block's last: where they are, only the block itself knows.
+
+        So who stands within the block is told of a few too many, never of too few.
+        """
         for share in self.shares:
-            yield self.row.first_offset, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
+            yield self.row.end_offset - share.messages, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
 
 
 class Retention:
@@ -151,11 +155,13 @@ class Retention:
             self._cursors[index] = cursor
             return [] if has_moved else None
         first_before = self._store.first_offset
-        with transaction(self._connection):
+        with self._store.transaction():
             parts = [self._remove(index, span) for span in due]
             marks = self._raise_marks(index, due[-1].row.end_offset)
+            first_after = self._store.first_offset  # here, so that nothing is deleted that cannot be told
         self._cursors[index] = cursor
-        return self._told(self._keys[index], marks, parts, first_before)
+        told = self._told(self._keys[index], marks, parts)
+        return told if first_after == first_before else [*told, Trimmed(None, first_after, [])]
 
     def _due(self, index: int, now_us: int) -> tuple[list[_Span], int]:
         """Blocks that a rule deletes from now, as many as a step takes, and where to look next."""
@@ -206,7 +212,8 @@ class Retention:
         old = span.row
         body = self._body(old.first_offset)
         try:
-            new = encode_block([(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names])
+            kept = [(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names]
+            new = encode_block(kept, self._store.stamp)
         except DamagedBlockError:  # it stays, so that its loss is told, until the last of its topics is due
             others = encode_topics([share for share in span.shares if share.name not in names])
             new = make_row(old.first_offset, old.end_offset, old.received_us, old.until_us, others, body)
@@ -222,9 +229,8 @@ class Retention:
     def _trim_front(self, max_bytes: int) -> list[Trimmed] | None:
         """Delete the oldest blocks, whatever is in them, until the file is short enough or the step long enough."""
         parts: list[_Span] = []
-        first_before = self._store.first_offset
         newest = self._newest()
-        with transaction(self._connection):
+        with self._store.transaction():
             for span in self._spans(0)[0]:
                 if span.row.first_offset == newest:
                     break
@@ -235,7 +241,8 @@ class Retention:
             if not parts:
                 return None
             marks = self._raise_marks(None, parts[-1].row.end_offset)
-        return self._told(BROKER_WIDE, marks, parts, first_before)
+            first_after = self._store.first_offset
+        return [*self._told(BROKER_WIDE, marks, parts), Trimmed(None, first_after, [])]
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
@@ -243,7 +250,7 @@ class Retention:
         """A rule without a mark gets one: what wider rules deleted before it came counts for its topics too."""
         marks = marks_of(self._connection)
         if missing := [key for key in self._keys if key not in marks]:
-            with transaction(self._connection):
+            with self._store.transaction():
                 for key in missing:
                     floor = max((marks[other] for other in marks if rule_covers(other, key)), default=0)
                     set_mark(self._connection, key, floor)
@@ -261,17 +268,14 @@ class Retention:
             set_mark(self._connection, key, mark)
         return concerned
 
-    def _told(self, key: str, marks: dict[str, int], parts: list[_Span], first_before: int) -> list[Trimmed]:
-        """What left, with the mark of the rule; the other marks; and where the log begins, if that has moved."""
+    def _told(self, key: str, marks: dict[str, int], parts: list[_Span]) -> list[Trimmed]:
+        """What left, with the mark of the rule, and the other marks."""
         for part in parts:
             if part.row.first_offset < self._counted_to:
                 for share in part.shares:
                     self._held_bytes[self._owner(share.name)] -= share.payload_bytes
         told = [Trimmed(key, marks[key], [entry for part in parts for entry in part.entries()])]
-        told += [Trimmed(other, mark, []) for other, mark in marks.items() if other != key]
-        if self._store.first_offset != first_before:
-            told.append(Trimmed(None, self._store.first_offset, []))
-        return told
+        return [*told, *(Trimmed(other, mark, []) for other, mark in marks.items() if other != key)]
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
-"""Finds the blocks of a damaged file. A block proves itself by its checksum, so nothing around it need be whole.
+"""Finds the blocks of a damaged file. Nothing around a block need be whole: its checksum proves that it is what was
+written, and its stamp, which no publisher knows, that it is the log's own and does not lie within a message.
 
 First the table is walked as far as its tree leads. Then every page in use is searched for blocks that the tree no
-longer leads to, because an interior page, a leaf or a cell is damaged. Where a block begins, its head says how long it
-is. Its rest follows in the same page, or in a chain of overflow pages, whose first number stands behind the part in the
-leaf.
+longer leads to, because an interior page, a leaf or a cell is damaged. Where the stamp stands, a block begins, and its
+head says how long it is. Its rest follows in the same page, or in a chain of overflow pages, whose first number stands
+behind the part in the leaf.
 
 What retention deleted may still lie about in pages. It is told apart by the marks: what the tree does not lead to and
 stands below the mark of its topic stays deleted.
@@ -11,8 +12,8 @@ stands below the mark of its topic stays deleted.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Final, NamedTuple
 
 from godwit.store.block import (
@@ -25,6 +26,7 @@ from godwit.store.block import (
     decode_block,
     encode_block,
     row_of,
+    stamp_of,
 )
 from godwit.store.btree import (
     LEAF,
@@ -33,47 +35,22 @@ from godwit.store.btree import (
     BrokenPageError,
     Cell,
     Tree,
+    cells_of,
     follow,
     pointer,
     record,
 )
 from godwit.store.draft import Progress
 from godwit.store.pages import PAGE_BYTES, PageFile
+from godwit.store.ranges import Ranges
 from godwit.wire.marks import lost_below
+
+MAX_NUMBER: Final = 2**62
+"""Offsets and times above it are in no log of ours, and SQLite could not count on from them."""
 
 _POINTER_BYTES: Final = 4
 _MAX_TRIES: Final = 64
 """Chains that are followed for one begin of a block whose cell does not tell where its chain starts."""
-
-
-class Ranges:
-    """Offsets that were found. No range overlaps another."""
-
-    def __init__(self) -> None:
-        self._ranges: list[tuple[int, int]] = []
-
-    def add(self, begin: int, end: int) -> bool:
-        """Unless some of it is there already."""
-        at = bisect_right(self._ranges, (begin, end))
-        if at and self._ranges[at - 1][1] > begin:
-            return False
-        if at < len(self._ranges) and self._ranges[at][0] < end:
-            return False
-        insort(self._ranges, (begin, end))
-        return True
-
-    @property
-    def end(self) -> int:
-        return self._ranges[-1][1] if self._ranges else 0
-
-    def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """What is missing from one offset to another."""
-        missing = []
-        for start, stop in [*self._ranges, (end, end)]:
-            if begin < start:
-                missing.append((begin, start))
-            begin = max(begin, stop)
-        return missing
 
 
 class _Found(NamedTuple):
@@ -86,9 +63,10 @@ class _Found(NamedTuple):
 class Salvage:
     """One look at a file. `rows` gives each block that is intact and not in `taken` yet, and adds it there."""
 
-    def __init__(self, file: PageFile, root: int, marks: Mapping[str, int], taken: Ranges) -> None:
+    def __init__(self, file: PageFile, root: int, stamp: bytes, marks: Mapping[str, int], taken: Ranges) -> None:
         self._file = file
         self._tree = Tree(file, root)
+        self._lead = MAGIC + stamp  # what all blocks begin with
         self._marks = marks
         self._taken = taken
         self._overflow: set[int] = set()  # pages that belong to rows, intact or not
@@ -124,13 +102,8 @@ class Salvage:
 
     def _reached(self, cell: Cell) -> Row | None:
         """The block of a row. It is the row's last value, so it ends where the row does."""
-        payload = cell.payload
-        row = None
-        at = payload.find(MAGIC)
-        while at >= 0 and row is None:
-            if claimed_bytes(payload[at : at + HEAD_BYTES]) == len(payload) - at:
-                row = _row(payload[at:])
-            at = payload.find(MAGIC, at + 1)
+        at = cell.payload.find(self._lead)
+        row = _row(cell.payload[at:]) if at >= 0 else None
         lost = _range_of(cell) if row is None else None
         if lost is not None:
             self.damaged.append(lost)
@@ -156,14 +129,14 @@ class Salvage:
             if page is None or number in self._overflow:
                 continue
             claimed = self._local.get(number, [])
-            at = page.find(MAGIC)
+            at = page.find(self._lead)
             while at >= 0:
                 end = next((end for begin, end in claimed if begin <= at < end), None)
                 if end is None and (found := self._assemble(page, at)) is not None:
                     self._overflow.update(found.overflow)
                     end = found.local_end
                     yield found.row
-                at = page.find(MAGIC, at + 1 if end is None else end)
+                at = page.find(self._lead, at + 1 if end is None else end)
 
     def _assemble(self, page: bytes, at: int) -> _Found | None:
         """The block that begins here, if there is one."""
@@ -209,26 +182,55 @@ class Salvage:
         try:
             entries = decode_block(row.body)
             kept = [pair for pair in entries if pair[0] >= lost_below(self._marks, [pair[1].topic])]
-            return row if len(kept) == len(entries) else encode_block(kept) if kept else None
+            return row if len(kept) == len(entries) else encode_block(kept, stamp_of(row.body)) if kept else None
         except DamagedBlockError:
             return None
 
 
+def find_stamp(file: PageFile, root: int) -> bytes | None:
+    """The stamp of a log that does not tell it any more, from the first block that is intact in its row.
+
+    Rows are where the tree leads to, or else where a page of its own says that its cells are. Nothing that somebody
+    published gets to either: an overflow page, which holds bytes of messages alone, begins with the number of another
+    page, and not with the kind of a leaf, unless the log is longer than 3 TB.
+    """
+    leaves = (number for number in range(1, file.page_count + 1) if (file.page(number) or b"\0")[0] == LEAF)
+    cells = (cell for number in leaves for cell in cells_of(file, number))
+    for cell in chain(Tree(file, root).cells(), cells):
+        if (seen := _values(cell)) is not None and seen.body.startswith(MAGIC):
+            row = _row(seen.body)
+            if row is not None and row.first_offset == seen.first_offset:
+                return stamp_of(row.body)
+    return None
+
+
 def _row(body: bytes) -> Row | None:
     try:
-        return row_of(body)
+        row = row_of(body)
     except DamagedBlockError:
         return None
+    return row if _is_possible(row) else None
 
 
-def _range_of(cell: Cell) -> tuple[int, int] | None:
-    """The offsets of a row whose block is not intact, if what it says of itself is."""
+def _is_possible(row: Row) -> bool:
+    return row.first_offset < row.end_offset and max(row.end_offset, row.received_us, row.until_us) <= MAX_NUMBER
+
+
+def _values(cell: Cell) -> Row | None:
+    """What stands in a row of the log; None if it is not made up like one."""
     try:
         values = record(cell.payload)
     except BrokenPageError:
         return None
     match values:
-        case [_, int(end_offset), int(received_us), int(until_us), int(seal), bytes(topics), bytes(body)]:
-            row = Row(cell.rowid, end_offset, received_us, until_us, seal, topics, body)
-            return (row.first_offset, row.end_offset) if are_numbers_sealed(row) else None
+        case [None, int(end_offset), int(received_us), int(until_us), int(seal), bytes(topics), bytes(body)]:
+            return Row(cell.rowid, end_offset, received_us, until_us, seal, topics, body)
     return None
+
+
+def _range_of(cell: Cell) -> tuple[int, int] | None:
+    """The offsets of a row whose block is not intact, if what it says of itself is."""
+    row = _values(cell)
+    if row is None or not are_numbers_sealed(row) or not _is_possible(row):
+        return None
+    return row.first_offset, row.end_offset

@@ -3,8 +3,8 @@
 -- Rows are believed at a restart, so that they must be what was written: `seal` is a checksum of the other values of a
 -- row, here and in the tables below. In `blocks` it is that of the numbers: topics and body have their own.
 
--- log_id: random, made with the file. created_us. end_offset: no offset below it is given out again; triggers set it,
--- and they cannot seal it.
+-- log_id: random, made with the file. created_us. stamp: random and secret, see godwit.store.meta. end_offset: no offset
+-- below it is given out again; triggers set it, and they cannot seal it.
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
     value ANY NOT NULL,
@@ -41,6 +41,7 @@ CREATE TABLE topics (
     messages INTEGER NOT NULL,
     payload_bytes INTEGER NOT NULL,
     last_us INTEGER NOT NULL,
+    is_created INTEGER NOT NULL,
     seal INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
@@ -91,6 +92,7 @@ CREATE TABLE identities (
 CREATE TABLE queries (
     query TEXT PRIMARY KEY,
     batch INTEGER NOT NULL,
+    last_us INTEGER NOT NULL,
     seal INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 

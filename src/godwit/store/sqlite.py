@@ -13,6 +13,7 @@ transaction; a newer one, or somebody else's, is refused and left as it is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,22 +22,23 @@ from typing import Final
 import apsw
 import msgspec
 
-from godwit.errors import DiskError, LogDamagedError, LogVersionError
+from godwit.errors import DiskError, LogDamagedError
 from godwit.limits import MIB
 from godwit.store import sql
 from godwit.store.block import encode_blocks
 from godwit.store.connection import BUSY_TIMEOUT_MS, connect, telling, transaction
-from godwit.store.kept import apply, load_meta, load_state, set_meta
+from godwit.store.kept import apply, load_state
+from godwit.store.meta import Meta, load_meta, new_stamp, set_meta
+from godwit.store.pages import PAGE_BYTES
 from godwit.store.port import Change, Entry, Slice, State
 from godwit.store.scan import Scanner
+from godwit.store.schema import APPLICATION_ID, BLOCKS, check_schema, refuse_other, tables, version_of
 from godwit.store.sql import QUERIES
 
-APPLICATION_ID: Final = 0x47574C47
-"""'GWLG', which `file` and others can see."""
-PAGE_BYTES: Final = 16_384
-_MAGIC: Final = b"SQLite format 3\0"
 QUICK_CHECK_BYTES: Final = 256 * MIB
-"""A longer file is not read whole at its start."""
+"""A longer file is not read whole at its start ..."""
+CHECKED_BLOCKS: Final = 10_000
+"""... but only seen to have its newest blocks in order."""
 
 
 class SqliteStore:
@@ -51,7 +53,8 @@ class SqliteStore:
         """Those that must stay where they are."""
         self._identities = _identities(files)
         self._scanner = Scanner(connection)
-        self.log_id, self.created_us = load_meta(connection)
+        meta = load_meta(connection)
+        self.log_id, self.created_us, self.stamp = meta.log_id, meta.created_us, meta.stamp
         ends = self._scanner.ends()
         self._next_offset = ends.next_offset
         self.last_received_us = ends.until_us
@@ -62,7 +65,8 @@ class SqliteStore:
         """Open the file, or make it; bring it to the current version; see that it is sound."""
         path = Path(path)
         if vfs is None:
-            _refuse_other(path)
+            refuse_other(path)
+            _create(path)
         with telling(path, "opened"):
             flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
             connection = connect(path, flags, vfs)
@@ -92,7 +96,7 @@ class SqliteStore:
         first_offset = self._next_offset
         if not entries and not changes:
             return first_offset
-        rows = encode_blocks(entries, first_offset)
+        rows = encode_blocks(entries, first_offset, self.stamp)
         with self.transaction() as connection:
             connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
             apply(connection, changes)
@@ -143,7 +147,7 @@ class SqliteStore:
         """What the WAL takes on the disk; 0 behind a VFS, whose files only SQLite can find."""
         try:
             return self._files[-1].stat().st_size if self._files else 0
-        except FileNotFoundError:
+        except OSError:  # it is gone, or its folder is: the next append says so
             return 0
 
     @property
@@ -158,18 +162,10 @@ class SqliteStore:
             self.connection.close()
 
 
-def _refuse_other(path: Path) -> None:
-    """SQLite takes some files for empty ones, and would write over them."""
-    try:
-        with path.open("rb") as file:
-            begin = file.read(len(_MAGIC))
-    except OSError:
-        return  # not there, or SQLite says why not
-    if begin not in (b"", _MAGIC):
-        raise LogDamagedError(
-            f"the log {path} cannot be opened: it is not a database of SQLite's, or its first page is damaged. "
-            "Save what is intact with `godwit log recover`, restore a backup, or choose another folder"
-        )
+def _create(path: Path) -> None:
+    """For its owner alone, whatever others may do in the folder. SQLite gives the files beside it the same rights."""
+    with suppress(OSError):  # it is there, or SQLite says why it cannot be
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def _identities(files: Sequence[Path]) -> list[tuple[int, int]]:
@@ -183,10 +179,11 @@ def _identities(files: Sequence[Path]) -> list[tuple[int, int]]:
 def _prepare(connection: apsw.Connection, path: Path, new_log_id: bytes, now_us: int) -> None:
     """Make of the file, which may be empty, a log of the current version, or refuse it untouched."""
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    version = _version(connection, path)
+    version = version_of(connection, path)
     if version == 0:
         connection.pragma("page_size", PAGE_BYTES)
     else:
+        check_schema(connection, path, version)
         _check(connection, path)
     mode = connection.pragma("journal_mode", "wal")
     if mode != "wal":
@@ -199,7 +196,7 @@ def _prepare(connection: apsw.Connection, path: Path, new_log_id: bytes, now_us:
             for script in sql.MIGRATIONS[version:]:
                 connection.execute(script)
             if version == 0:
-                set_meta(connection, new_log_id, now_us)
+                set_meta(connection, Meta(new_log_id, now_us, new_stamp(connection)))
             connection.pragma("application_id", APPLICATION_ID)
             connection.pragma("user_version", len(sql.MIGRATIONS))
 
@@ -217,46 +214,19 @@ def _secure(connection: apsw.Connection) -> None:
         connection.pragma("user_version", len(sql.MIGRATIONS))
 
 
-def _version(connection: apsw.Connection, path: Path) -> int:
-    """Of the schema in the file; 0 if it is empty."""
-    application_id = connection.pragma("application_id")
-    version = int(connection.pragma("user_version"))
-    if application_id == 0 and version == 0 and connection.pragma("schema_version") == 0:
-        return 0
-    if application_id != APPLICATION_ID:
-        raise LogVersionError(
-            f"{path} is a database, but no log of Godwit's: choose another folder. "
-            "If it was one, its first page is damaged: save what is intact with `godwit log recover`"
-        )
-    if version > len(sql.MIGRATIONS):
-        raise LogVersionError(
-            f"the log {path} was written by a newer Godwit: its format is {version}, and this one knows "
-            f"{len(sql.MIGRATIONS)}. Use the newer one; the file was not changed. If there was never a newer one, "
-            "its first page is damaged: save what is intact with `godwit log recover`"
-        )
-    if version < 1:
-        raise LogDamagedError(
-            f"the log {path} does not say which format it has: its first page is damaged. "
-            "Save what is intact with `godwit log recover`, or restore a backup"
-        )
-    return version
-
-
 def _check(connection: apsw.Connection, path: Path) -> None:
     """That SQLite finds its way. Whether a block holds what was written is seen when it is read."""
-    tables: list[str | int] = [1]  # all of them, up to the first fault
+    checked: list[str] = ["1"]  # all of them, up to the first fault
+    disorder = None
     if connection.pragma("page_count") * connection.pragma("page_size") >= QUICK_CHECK_BYTES:
-        tables = [name for name in _tables(connection) if name != "blocks"]
-    checks = (connection.execute(f"PRAGMA quick_check({table})").fetchone() for table in tables)
+        checked = [f'"{name}"' for name in tables() if name != BLOCKS]
+        disorder = connection.execute(QUERIES["select_disorder"], (CHECKED_BLOCKS,)).get
+    checks = (connection.execute(f"PRAGMA quick_check({what})").fetchone() for what in checked)
     faults = [str(found) for check in checks for found in check or () if found != "ok"]
-    if (disorder := connection.execute(QUERIES["select_disorder"]).get) is not None:
+    if disorder is not None:
         faults.append(f"the block {disorder} stands in the wrong place")
     if faults:
         raise LogDamagedError(
             f"the log {path} cannot be opened: it is damaged ({faults[0]}). "
             "Save what is intact with `godwit log recover`, or restore a backup"
         )
-
-
-def _tables(connection: apsw.Connection) -> list[str]:
-    return [name for (name,) in connection.execute(QUERIES["select_tables"])]

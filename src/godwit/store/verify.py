@@ -14,19 +14,21 @@ import apsw
 import msgspec
 
 from godwit.limits import MIB
-from godwit.store.block import DamagedBlockError, open_block
+from godwit.store.block import DamagedBlockError, encode_topics, open_block
 from godwit.store.connection import telling
 from godwit.store.draft import Progress
 from godwit.store.folder import is_in_use
 from godwit.store.kept import DamagedRowError, load_state
+from godwit.store.ranges import joined
 from godwit.store.reader import LogReader
+from godwit.store.schema import BLOCKS, tables
+from godwit.store.sql import QUERIES
 
 MAX_PROBLEMS: Final = 100
 """More are not listed."""
 
 _PIECE_BYTES: Final = 8 * MIB
 _PIECE_BLOCKS: Final = 128
-_PROGRESS_STEPS: Final = 10_000
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -41,7 +43,9 @@ class Verdict(msgspec.Struct, frozen=True):
     """... what they hold."""
     size_bytes: int
     damaged: list[tuple[int, int]]
-    """Ranges of offsets that are lost, begin and end."""
+    """Ranges of offsets that cannot be read, begin and end."""
+    given_up: list[tuple[int, int]]
+    """Ranges that were lost before: `recover` has put into the log that they are. Nothing can be done about them."""
     problems: list[str]
     """What else is wrong: with it a broker does not start."""
 
@@ -58,10 +62,12 @@ def verify(path: Path, progress: Progress) -> Verdict:
         size_bytes = path.stat().st_size
         blocks = messages = read_bytes = 0
         damaged: list[tuple[int, int]] = []
+        given_up: list[tuple[int, int]] = []
         offset = first_offset
         while offset < next_offset:
             piece = reader.rows(offset, next_offset, _PIECE_BLOCKS, _PIECE_BYTES)
-            damaged += piece.damaged
+            for lost in piece.damaged:
+                (given_up if _is_given_up(reader.connection, lost) else damaged).append(lost)
             for row in piece.rows:
                 read_bytes += len(row.body)
                 try:
@@ -76,36 +82,32 @@ def verify(path: Path, progress: Progress) -> Verdict:
     finally:
         reader.close()
     progress(size_bytes, size_bytes)
-    return Verdict(reader.log_id, first_offset, next_offset, blocks, messages, size_bytes, _joined(damaged), problems)
+    ranges = (joined(damaged), joined(given_up))
+    return Verdict(reader.log_id, first_offset, next_offset, blocks, messages, size_bytes, *ranges, problems)
 
 
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, and as few as possible."""
-    found: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
-        else:
-            found.append((begin, end))
-    return found
+def _is_given_up(connection: apsw.Connection, lost: tuple[int, int]) -> bool:
+    try:
+        return bool(connection.execute(QUERIES["select_given_up"], (*lost, encode_topics([]))).get)
+    except apsw.CorruptError:
+        return False
 
 
 def _problems(connection: apsw.Connection, *, is_alone: bool) -> list[str]:
     found: list[str] = []
-    connection.set_progress_handler(lambda: False, _PROGRESS_STEPS)  # lets Python look for signals
     try:
-        for check in _checks(connection, is_alone):
+        for check in _checks(is_alone):
             found += [str(problem) for (problem,) in connection.execute(check) if problem != "ok"]
         load_state(connection)
-    except (apsw.CorruptError, DamagedRowError) as error:
+    except (apsw.CorruptError, DamagedRowError, msgspec.MsgspecError) as error:
         found.append(str(error))
     return found[:MAX_PROBLEMS]
 
 
-def _checks(connection: apsw.Connection, is_alone: bool) -> Iterator[str]:
+def _checks(is_alone: bool) -> Iterator[str]:
     if is_alone:
         yield f"PRAGMA integrity_check({MAX_PROBLEMS})"
         return
-    for (table,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
-        if table != "blocks":
+    for table in tables():
+        if table != BLOCKS:
             yield f'PRAGMA integrity_check("{table}")'

@@ -20,6 +20,14 @@ class TopicKept(msgspec.Struct, frozen=True, gc=False):
     messages: int = 0
     payload_bytes: int = 0
     last_us: int = 0
+    is_created: bool = False
+    """Somebody asked for it, or the configuration did: it stays, whether it is used or not."""
+
+
+class TopicGone(msgspec.Struct, frozen=True, gc=False):
+    """Nobody used it, and others needed the room."""
+
+    name: str
 
 
 class RetainedKept(msgspec.Struct, frozen=True, gc=False):
@@ -91,10 +99,28 @@ class QueryDone(msgspec.Struct, frozen=True, gc=False):
 
     query: str
     batch: int
+    last_us: int = 0
+    """When the last one came."""
+
+
+class QueryGone(msgspec.Struct, frozen=True, gc=False):
+    """It has brought nothing for long, and others needed the room."""
+
+    query: str
 
 
 Change: TypeAlias = (
-    TopicKept | RetainedKept | SessionKept | SessionGone | FeedKept | FeedGone | IdentityKept | IdentityGone | QueryDone
+    TopicKept
+    | TopicGone
+    | RetainedKept
+    | SessionKept
+    | SessionGone
+    | FeedKept
+    | FeedGone
+    | IdentityKept
+    | IdentityGone
+    | QueryDone
+    | QueryGone
 )
 
 
@@ -107,6 +133,7 @@ class State(msgspec.Struct):
     feeds: list[FeedKept] = []
     identities: list[IdentityKept] = []
     """The one that was silent for longest first."""
-    queries: dict[str, int] = {}
+    queries: list[QueryDone] = []
+    """The one that was silent for longest first."""
     marks: dict[str, int] = {}
     """Filters of retention rules, and up to which offset messages of their topics were deleted."""

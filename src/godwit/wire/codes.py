@@ -50,3 +50,5 @@ class Code(IntEnum):
     NO_SUCH_CLIENT = 116
     STORAGE = 117
     """The log could not be written: what was asked is not done, or not safe. Try again later."""
+    NO_SUCH_OFFSET = 118
+    """The log ends before it."""

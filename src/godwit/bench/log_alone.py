@@ -1,0 +1,64 @@
+"""The log without a network before it: its writer thread, fed with batches that are ready, and nothing else.
+
+It tells what of `godwit_8k` is the log's and what is the publisher's, the transport's and the broker's share.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from godwit.broker.effects import Append, Committed, Failed
+from godwit.errors import GodwitError
+from godwit.limits import CHANNEL_WINDOW_BYTES
+from godwit.net.log_writer import Answer, Job, LogWriter
+from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import QOS_SHIFT
+from godwit.wire.entry import Entry
+
+BATCH_BYTES: Final = 60_000
+"""About what one train carries, as from a publisher."""
+_LOG_ID_BYTES: Final = 16
+_QOS_1: Final = 1 << QOS_SHIFT
+
+
+def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
+    """Bytes of payload a second that are committed on the disk of this folder.
+
+    As much waits to be committed as the broker would take of one publisher.
+    """
+    count = BATCH_BYTES // message_bytes
+    rest = struct.pack(f">{count + 1}I", count, *[message_bytes] * count) + os.urandom(count * message_bytes)
+    room = threading.Semaphore(CHANNEL_WINDOW_BYTES // len(rest))
+    problems: list[str] = []
+
+    def on_answers(answers: list[Answer]) -> None:
+        problems.extend(answer.text for answer in answers if isinstance(answer, Failed))
+        room.release(sum(isinstance(answer, Committed | Failed) for answer in answers))
+
+    with tempfile.TemporaryDirectory(prefix="godwit-bench-", dir=folder) as data:
+        log_id = os.urandom(_LOG_ID_BYTES)
+        store = SqliteStore.open(Path(data) / "log.sqlite", new_log_id=log_id, now_us=time.time_ns() // 1000)
+        writer = LogWriter(store, on_answers)
+        writer.start()
+        appends = 0
+        began = time.perf_counter()
+        while time.perf_counter() < began + seconds and not problems:
+            now_us = time.time_ns() // 1000
+            entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, rest)
+            room.acquire()
+            writer.append(Job(Append([entry], []), len(rest), 0))
+            appends += 1
+        for _ in range(CHANNEL_WINDOW_BYTES // len(rest)):  # when all its room is free again, all is committed
+            room.acquire()
+        elapsed_s = time.perf_counter() - began
+        writer.end()
+        writer.join()
+    if problems:
+        raise GodwitError(f"the log could not be written: {problems[0]}")
+    return appends * count * message_bytes / elapsed_s

@@ -1,0 +1,102 @@
+"""A file with anything but our own tables in it is not opened, whatever the rest of it is like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.store.entries import LOG_ID, make_entry
+
+from godwit.errors import LogDamagedError
+from godwit.store import sql
+from godwit.store.reader import LogReader
+from godwit.store.schema import BLOCKS, META, check_schema, state_tables, tables
+from godwit.store.sqlite import SqliteStore
+
+ENDLESS = """
+    DROP TABLE blocks;
+    CREATE VIEW blocks AS
+    WITH RECURSIVE r(first_offset) AS (SELECT 1 UNION ALL SELECT first_offset + 1 FROM r)
+    SELECT first_offset, 0 end_offset, 0 received_us, 0 until_us, 0 seal, x'' topics, x'' body FROM r
+"""
+LONG = "n" * 5000
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    store = SqliteStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry()])
+    store.close()
+    return store.path
+
+
+def alter(path: Path, statement: str) -> bytes:
+    """Change the file as somebody else can; what it is then."""
+    connection = apsw.Connection(str(path))
+    connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
+    connection.pragma("writable_schema", 1)
+    connection.execute(statement)
+    connection.pragma("journal_mode", "delete")
+    connection.close()
+    return path.read_bytes()
+
+
+def test_the_tables_are_those_of_the_scripts() -> None:
+    assert {BLOCKS, META, "topics", "retained", "sessions", "feeds"} <= set(tables())
+    assert set(tables()) - set(state_tables()) == {BLOCKS, META}
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        (ENDLESS, "the view 'blocks' in it is not ours"),
+        ("CREATE TABLE more (x)", "the table 'more' in it is not ours"),
+        (f'CREATE TABLE "{LONG}" (x)', f"the table '{LONG[:60]}' in it is not ours"),
+        ("CREATE TRIGGER more AFTER INSERT ON blocks BEGIN DELETE FROM retained; END", "the trigger 'more' in it"),
+        ("CREATE INDEX more ON blocks (abs(received_us))", "the index 'more' in it"),
+        ("DROP TRIGGER end_of_deleted", "something is missing in it"),
+        ("UPDATE sqlite_schema SET sql = sql || ' ' WHERE name = 'marks'", "the table 'marks' in it is not ours"),
+    ],
+)
+def test_another_schema_is_refused_and_the_file_left_alone(path: Path, statement: str, words: str) -> None:
+    content = alter(path, statement)
+    with pytest.raises(LogDamagedError) as refused:
+        LogReader.open(path)
+    assert words in str(refused.value)
+    assert len(str(refused.value)) < 500
+    with pytest.raises(LogDamagedError) as refused:
+        SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    assert words in str(refused.value)
+    assert path.read_bytes() == content
+
+
+def test_a_file_of_an_older_version_has_the_schema_of_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "MIGRATIONS", (*sql.MIGRATIONS, "CREATE TABLE later (x)"))
+    connection = apsw.Connection(str(path))
+    check_schema(connection, path, len(sql.MIGRATIONS) - 1)
+    with pytest.raises(LogDamagedError, match="something is missing"):
+        check_schema(connection, path, len(sql.MIGRATIONS))
+    SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()
+    check_schema(connection, path, len(sql.MIGRATIONS))
+    connection.close()
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_wal_without_its_file_is_not_written_over(path: Path, is_empty: bool) -> None:
+    """Somebody has moved the one and forgotten the other: what is in it was confirmed."""
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry()])
+    wal = Path(f"{path}-wal")
+    content = wal.read_bytes()
+    store.close()
+    wal.write_bytes(content)
+    path.unlink()
+    if is_empty:
+        path.touch()
+    for open_it in (LogReader.open, lambda path: SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)):
+        with pytest.raises(LogDamagedError, match=r"has log.sqlite-wal, with messages in it, but no log.sqlite"):
+            open_it(path)
+    assert wal.read_bytes() == content
+    wal.unlink()
+    SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()

@@ -359,7 +359,8 @@ def test_a_missing_folder_and_a_folder_in_its_place(tmp_path: Path) -> None:
         open_log(tmp_path / "log.sqlite")
 
 
-def test_a_place_without_a_write_ahead_log() -> None:
+def test_a_place_without_a_write_ahead_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where a file of that name is made
     with pytest.raises(DiskError, match=r"does not allow a write-ahead log \(memory\)"):
         open_log(Path(":memory:"))
 

@@ -25,6 +25,8 @@ def test_no_log(tmp_path: Path) -> None:
     (tmp_path / "log.sqlite").write_bytes(b"")
     with pytest.raises(LogVersionError):
         LogFile(tmp_path)
+    with pytest.raises(GodwitError, match=r"log.sqlite is a file: give the folder"):
+        log_path(tmp_path / "log.sqlite")
 
 
 def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:

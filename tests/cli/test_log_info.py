@@ -87,7 +87,7 @@ def test_what_retention_deleted(data: str) -> None:
 def test_what_is_known_to_be_damaged(data: str) -> None:
     with opened(Path(data)) as store:
         store.connection.execute("DELETE FROM blocks WHERE first_offset = 2")  # no rule did that
-    assert "damaged     offsets 2; godwit log verify tells more" in lines(godwit("log", "info", "--data", data).stdout)
+    assert "lost        offsets 2; godwit log verify tells more" in lines(godwit("log", "info", "--data", data).stdout)
     assert json.loads(godwit("log", "info", "--json", "--data", data).stdout)["damaged"] == [[2, 3]]
 
 

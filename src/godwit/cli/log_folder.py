@@ -20,6 +20,8 @@ def log_path(folder: Path) -> Path:
     """The file of the log; GodwitError if there is none."""
     path = DataFolder(folder).log_path
     try:
+        if folder.is_file():
+            raise GodwitError(f"{safe(str(folder))} is a file: give the folder that it is in with --data")
         found = path.exists()
     except OSError as error:
         raise GodwitError(f"cannot look into {safe(str(folder))}: {error.strerror}; check its rights") from error

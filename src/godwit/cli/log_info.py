@@ -142,7 +142,7 @@ def _facts(found: LogInfo) -> list[tuple[str, str]]:
         whose = "by the rule for the whole log" if each.filter is None else f"of {safe(each.filter)}"
         facts.append(("deleted", f"before offset {each.before:,}, {whose}"))
     if found.damaged:
-        facts.append(("damaged", f"offsets {ranges(found.damaged)}; godwit log verify tells more"))
+        facts.append(("lost", f"offsets {ranges(found.damaged)}; godwit log verify tells more"))
     return facts
 
 

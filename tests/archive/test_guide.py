@@ -9,9 +9,10 @@ from typing import Any
 from tests.archive import logs
 from tests.archive.running import Appender, log_in, process_in
 
-from godwit.archive import requests, server, stages
+from godwit.archive import memory, readers, requests, server, stages, uploads
 from godwit.archive.columns import COLUMNS
 from godwit.limits import MIB
+from godwit.server.archive_pipe import MAX_COMMIT_BATCHES
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "ARCHIVE.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
@@ -47,8 +48,12 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{requests.MAX_REQUEST_BYTES // 1024} KiB; a commit {requests.MAX_COMMIT_REQUEST_BYTES // MIB} MiB, "
         f"{requests.MAX_PARTS} parts",
         f"at once | {server.MAX_STREAMS}; with more than {server.FULL_STREAMS} each",
-        f"at once | {server.MAX_UPLOADS} |",
-        f"a commit | {stages.MAX_STAGE_BYTES // MIB} MiB each",
+        f"at once | {server.MAX_UPLOADS}. When",
+        f"stood still for {uploads.STILL_S:.0f} s loses",
+        f"after {uploads.EXPIRY_S / 60:.0f} minutes",
+        f"a commit | {stages.MAX_STAGE_BYTES // MIB} MiB and {MAX_COMMIT_BATCHES:,} batches each",
+        f"process | {memory.MAX_MEMORY_BYTES // (1024 * MIB)} GiB",
+        f"longer than\n{readers.LONG_WAL_BYTES // MIB} MiB",
         f"together | {stages.MAX_STAGED_BYTES // (1024 * MIB)} GiB, {stages.MAX_STAGES} files",
         f"at most {server.MAX_FLIGHTS:,}",
     ):

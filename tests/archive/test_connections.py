@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -42,4 +43,7 @@ def test_a_socket_for_both_families() -> None:
 
 @pytest.mark.parametrize("peer", ["ipv4:127.0.0.1:1", "unix:/tmp/x", "", "ipv4:", "nonsense"])
 def test_a_peer_that_is_not_there(peer: str) -> None:
+    files = Path("/dev/fd")
+    before = len(list(files.iterdir()))
     assert not cut_connection(peer)
+    assert len(list(files.iterdir())) == before  # it looked at copies of all, files and pipes too

@@ -33,7 +33,13 @@ def cut_connection(peer: str) -> bool:
 
 def _shut_down(fd: int, wanted: tuple[str, str]) -> bool:
     """If it is the connection to this host and port. Works on a copy of the descriptor: the original may be closed."""
-    with socket.socket(fileno=os.dup(fd)) as connection:
+    copy = os.dup(fd)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         host, port, *_ = connection.getpeername()

@@ -46,7 +46,7 @@ def test_messages_of_the_archive_come_out_as_they_went_in_however_they_are_cut()
 
 def test_answers_of_the_broker_come_out_as_they_went_in() -> None:
     answers = [CommitDone(7, was_known=True), CommitDone(8, "the disk is full"), CommitDone(9, "", False, 100, 5)]
-    bodies = PipeReader().feed(b"".join(encode_message(answer) for answer in answers))
+    bodies = list(PipeReader().feed(b"".join(encode_message(answer) for answer in answers)))
     assert [decode_from_broker(body) for body in bodies] == answers
 
 
@@ -66,9 +66,11 @@ def test_what_is_no_message_is_one_error() -> None:
 
 def test_a_length_that_is_only_claimed_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DecodeError, match="oversize"):
-        PipeReader().feed(struct.pack(">I", MAX_PIPE_MESSAGE_BYTES + 1))
+        list(PipeReader().feed(struct.pack(">I", MAX_PIPE_MESSAGE_BYTES + 1)))
     monkeypatch.setattr(archive_pipe, "MAX_PIPE_MESSAGE_BYTES", 3)
-    assert PipeReader().feed(b"\0\0\0\3abc\0\0") == [b"abc"]
+    assert list(PipeReader().feed(b"\0\0\0\3abc\0\0")) == [b"abc"]
+    before_nonsense = PipeReader().feed(b"\0\0\0\3abchello, world")
+    assert next(before_nonsense) == b"abc"
 
 
 def test_a_stage_is_its_blocks_one_after_the_other() -> None:

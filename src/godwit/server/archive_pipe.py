@@ -91,20 +91,19 @@ class PipeReader:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies of all messages that are complete now. DecodeError: the other side writes something else."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies of all messages that are complete now. DecodeError: what follows is something else."""
         self._data += data
-        bodies = []
         while len(self._data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data)
             if length > MAX_PIPE_MESSAGE_BYTES:
                 raise DecodeError("oversize", f"a message of {length} bytes on the pipe between broker and archive")
             end = _LENGTH.size + length
             if len(self._data) < end:
-                break
-            bodies.append(bytes(self._data[_LENGTH.size : end]))
+                return
+            body = bytes(self._data[_LENGTH.size : end])
             del self._data[:end]
-        return bodies
+            yield body
 
 
 def decode_from_archive(body: bytes) -> FromArchive:

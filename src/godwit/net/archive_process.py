@@ -156,6 +156,8 @@ class ArchiveProcess:
         try:
             with suppress(OSError):  # it has ended already, or the system knows no priorities of processes
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+                # Where Linux shares the processor between sessions first, it is the session that must stand back.
+                Path(f"/proc/{process.pid}/autogroup").write_text(str(NICENESS))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

@@ -143,9 +143,9 @@ class ArchiveProcess:
 
     async def _run_once(self, command: Sequence[str]) -> str:
         """How it ended."""
-        # In a session of its own: Ctrl-C at the broker's terminal is not meant for it.
+        # In the broker's session: Linux shares the processor between sessions first, priorities count within one.
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=PIPE, stdout=PIPE, start_new_session=True, env=os.environ | {"GRPC_VERBOSITY": "NONE"}
+            *command, stdin=PIPE, stdout=PIPE, env=os.environ | {"GRPC_VERBOSITY": "NONE"}
         )
         commits: asyncio.Queue[Commit] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -156,8 +156,6 @@ class ArchiveProcess:
         try:
             with suppress(OSError):  # it has ended already, or the system knows no priorities of processes
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-                # Where Linux shares the processor between sessions first, it is the session that must stand back.
-                Path(f"/proc/{process.pid}/autogroup").write_text(str(NICENESS))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()

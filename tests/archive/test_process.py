@@ -1,0 +1,172 @@
+"""The archive as a process: how it starts, refuses to start, and ends; and that a slow client costs the log nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+from tests.archive import logs
+from tests.archive.running import Appender, archive_of, log_in, process_in
+
+from godwit.archive.client import ArchiveClient
+from godwit.archive.memory import MAX_MEMORY_BYTES
+from godwit.limits import MIB
+from godwit.server.archive_pipe import LogLine
+
+CERTIFICATES = Path(__file__).parent / "certificates"
+
+
+def test_stages_outlive_the_process(tmp_path: Path) -> None:
+    rows = pa.table({"topic": ["a"], "payload": [b"x"]})
+    with log_in(tmp_path) as store:
+        with archive_of(tmp_path) as (_, client):
+            client.stage(rows, query="q", batch=0, partition=0, attempt=0, publisher="p")
+        with archive_of(tmp_path) as (process, client):
+            process.appender = Appender(store, tmp_path / "stages")
+            assert client.commit("q", 0, [(0, 0)])["count"] == 1
+
+
+def test_token_and_certificate_from_files(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("secret\n", encoding="utf-8")
+    certificate = CERTIFICATES / "certificate.pem"
+    arguments = ["--token-file", str(tmp_path / "tokens"), "--certificate", str(certificate)]
+    arguments += ["--key", str(CERTIFICATES / "key.pem")]
+    with log_in(tmp_path), process_in(tmp_path, *arguments) as process:
+        url = process.url()
+        assert url.startswith("grpc+tls://127.0.0.1:")
+        with ArchiveClient(url, "secret", certificate.read_bytes()) as client:
+            assert client.info()["log_id"] == logs.LOG_ID.hex()
+        with (
+            ArchiveClient(url, None, certificate.read_bytes()) as client,
+            pytest.raises(flight.FlightUnauthenticatedError, match="wants a token"),
+        ):
+            client.info()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--listen", "nowhere"], "'nowhere' is no address: give HOST:PORT"),
+        (["--listen", "127.0.0.1:{taken}"], "cannot listen on grpc://127.0.0.1:{taken}"),
+        (["--token-file", "{folder}/missing"], "cannot read the tokens in {folder}/missing"),
+        (["--certificate", "{folder}/log.sqlite"], "give both or none"),
+        (["--certificate", "{folder}/missing", "--key", "{folder}/missing"], "No such file or directory"),
+        (["--certificate", "{folder}/tokens", "--key", "{folder}/tokens"], "cannot listen on grpc+tls://"),
+        (["--log", "{folder}/missing"], "the log {folder}/missing cannot be opened"),
+    ],
+)
+def test_a_start_that_cannot_work_is_explained(tmp_path: Path, arguments: list[str], complaint: str) -> None:
+    (tmp_path / "tokens").write_text("secret\n", encoding="utf-8")
+    with log_in(tmp_path), socket.create_server(("127.0.0.1", 0)) as taken:
+        words = {"folder": str(tmp_path), "taken": str(taken.getsockname()[1])}
+        with process_in(tmp_path, *[argument.format(**words) for argument in arguments]) as process:
+            line = process.heard.get(timeout=60)
+            assert isinstance(line, LogLine)
+            assert line.level == "warning"
+            assert complaint.format(**words) in line.text
+            assert process.wait() == 1
+
+
+def write_while_read(folder: Path, payload_bytes: int, rounds: int) -> tuple[int, int]:
+    """Blocks of a megabyte, a slow client that takes one batch a round; gives the longest WAL and the rows."""
+    entry = logs.make_entry(payloads=[bytes(payload_bytes)] * (MIB // payload_bytes))
+    longest = rows = 0
+    with log_in(folder) as store, archive_of(folder) as (_, client):
+        for _ in range(64):
+            store.append([entry])
+        store.checkpoint(truncate=True)
+        reading = client.read()
+        for _ in range(rounds):
+            batch = next(reading, None)
+            rows += 0 if batch is None else batch.num_rows
+            for _ in range(8):
+                store.append([entry])
+            longest = max(longest, store.wal_bytes)
+            store.checkpoint(truncate=True)
+        rows += sum(batch.num_rows for batch in reading)
+        assert rows == 64 * entry.count
+    return longest, rows
+
+
+def test_the_wal_does_not_grow_because_a_client_is_slow(tmp_path: Path) -> None:
+    """The archive reads ahead and waits for its client with nothing open, so every checkpoint comes to its end."""
+    longest, _ = write_while_read(tmp_path, 8192, rounds=12)
+    assert longest < 12 * MIB  # eight blocks and what SQLite needs around them
+
+
+def test_memory_is_bounded_when_nobody_reads_on(tmp_path: Path) -> None:
+    with log_in(tmp_path) as store:
+        for _ in range(64):
+            store.append([logs.make_entry(payloads=[bytes(8192)] * 128)])
+        with archive_of(tmp_path) as (process, client):
+            next(client.read(end=1))
+            before = resident_bytes(process.pid)
+            readings = [client.read() for _ in range(40)]
+            for reading in readings:
+                assert next(reading).num_rows
+            assert resident_bytes(process.pid) - before < 40 * 10 * MIB
+            assert sum(batch.num_rows for batch in client.read()) == 64 * 128
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def repeating(kind: pa.DataType, rows: int, payload: bytes) -> pa.Table:
+    """Rows that say the same payload over and over."""
+    if pa.types.is_dictionary(kind):
+        values = pa.array([payload], pa.binary())
+        column = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int8()), values)
+    else:
+        view = struct.pack("<I4sII", len(payload), payload[:4], 0, 0)  # length, first bytes, buffer, place in it
+        buffers = [None, pa.py_buffer(view * rows), pa.py_buffer(payload)]
+        column = pa.Array.from_buffers(kind, rows, buffers)
+    return pa.table({"topic": ["a"] * rows, "payload": column})
+
+
+def put(client: flight.FlightClient, rows: pa.Table, options: flight.FlightCallOptions | None) -> None:
+    name = b'{"query": "q", "batch": 0, "partition": 0, "attempt": 0, "publisher": "p"}'
+    writer, _ = client.do_put(flight.FlightDescriptor.for_command(name), rows.schema, options)
+    with writer:
+        writer.write_table(rows)
+        writer.done_writing()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("how", ["dictionary", "view", "zstd"])
+def test_a_few_kilobytes_that_become_gigabytes_are_refused(tmp_path: Path, how: str) -> None:
+    """Seen from outside: the most memory that the process ever had."""
+    options = None
+    if how == "zstd":
+        rows = pa.table({"topic": ["a"], "payload": pa.array([bytes(900 * MIB)], pa.binary())})
+        options = flight.FlightCallOptions(write_options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    else:
+        kind = pa.dictionary(pa.int8(), pa.binary()) if how == "dictionary" else pa.binary_view()
+        rows = repeating(kind, 65_536, bytes(16_000))
+    complaint = "memory" if how == "zstd" else "without a dictionary or views"
+    bound_bytes = 600 * MIB
+    with log_in(tmp_path), process_in(tmp_path) as process:
+        url = process.url()
+        own_bounds = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+        assert own_bounds[0] == MAX_MEMORY_BYTES
+        resource.prlimit(process.pid, resource.RLIMIT_DATA, (bound_bytes, own_bounds[1]))  # a test has less to spare
+        with flight.connect(url) as client:
+            with pytest.raises(flight.FlightError, match=complaint):
+                put(client, rows, options)
+            status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+            peak_kib = int(status.partition("VmHWM:")[2].split()[0])
+            print(f"{how}: at most {peak_kib} KiB")
+            assert peak_kib * 1024 < bound_bytes / 2
+        with ArchiveClient(url) as client:  # it goes on
+            assert client.info()["next_offset"] == 0
+            client.stage(
+                pa.table({"topic": ["a"], "payload": [b"x"]}), query="q", batch=0, partition=0, attempt=0, publisher="p"
+            )

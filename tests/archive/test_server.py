@@ -154,7 +154,7 @@ def test_loss_is_an_error_with_details_for_programs(serving: Serving) -> None:
 
 def test_actions_are_listed(serving: Serving) -> None:
     listed = [action.type for action in serving.raw().list_actions()]
-    assert listed == ["info", "offset_for_time", "topics", "stage_commit", "stage_abort"]
+    assert listed == ["info", "offset_for_time", "measure", "topics", "stage_commit", "stage_abort"]
 
 
 def test_a_client_that_stops_in_the_middle_leaves_nothing_behind(serving: Serving) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from godwit.archive.choosing import Chosen
 from godwit.archive.gate import BusyError
+from godwit.archive.measuring import measure
 from godwit.archive.readers import Readers
 from godwit.archive.requests import (
     AbortRequest,
@@ -24,6 +25,7 @@ from godwit.archive.requests import (
     CommitRequest,
     abort_request,
     commit_request,
+    measure_request,
     time_request,
     topics_request,
 )
@@ -42,6 +44,7 @@ MAX_STEP: Final = 1_000_000
 ACTIONS: Final = {
     "info": "the log's id, where it begins and ends, and what retention has deleted",
     "offset_for_time": "the first offset received at or after a time: {time_us}",
+    "measure": "how far until so many rows or bytes: {start, end, filters, max_rows, max_bytes}",
     "topics": "the topics that were published to: {filters}",
     "stage_commit": "append staged rows, once for this batch of the query: {query, batch, parts}",
     "stage_abort": "forget staged rows: {query, batch, parts}",
@@ -69,6 +72,7 @@ class Actions:
         self._answers: dict[str, Callable[[bytes], Iterator[dict[str, Any]]]] = {
             "info": self._info,
             "offset_for_time": self._offset_for_time,
+            "measure": self._measure,
             "topics": self._topics,
             "stage_commit": self._commit,
             "stage_abort": self._abort,
@@ -100,6 +104,10 @@ class Actions:
     def _offset_for_time(self, body: bytes) -> Iterator[dict[str, Any]]:
         time_us = max(time_request(body).time_us, 0)
         yield {"offset": self._readers.ask(lambda reader: reader.offset_at(time_us))}
+
+    def _measure(self, body: bytes) -> Iterator[dict[str, Any]]:
+        request = measure_request(body)
+        yield msgspec.to_builtins(self._readers.ask(lambda reader: measure(request, reader)))
 
     def _topics(self, body: bytes) -> Iterator[dict[str, Any]]:
         topics = self.topics(body)

@@ -46,6 +46,10 @@ class ArchiveClient:
         """The first offset that was received at or after a time, the next one to come if none was."""
         return int(self._ask("offset_for_time", {"time_us": time_us})["offset"])
 
+    def measure(self, start: int, end: int, filters: Sequence[str] = (), **limits: int) -> dict[str, int]:
+        """How far from `start` on until max_rows or max_bytes: offset, and rows and bytes before it."""
+        return self._ask("measure", {"start": start, "end": end, "filters": list(filters), **limits})
+
     def topics(self, filters: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
         """name, messages, payload_bytes and last_us of each topic."""
         action = flight.Action("topics", json.dumps({"filters": list(filters)}).encode())

@@ -2,6 +2,7 @@
 
     ticket, flight info    {"filters": ["home/#"], "start": 100, "end": 200, "columns": ["offset", "payload"], ...}
     offset_for_time        {"time_us": 1700000000000000}
+    measure                {"start": 100, "end": 200, "filters": ["home/#"], "max_rows": 50, "max_bytes": 10000}
     topics                 {"filters": ["home/#"]}
     stage (DoPut)          {"query": "alerts", "batch": 7, "partition": 0, "attempt": 3, "publisher": "alerts"}
     stage_commit           {"query": "alerts", "batch": 7, "parts": [{"partition": 0, "attempt": 3}]}
@@ -60,6 +61,16 @@ class TimeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_us: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
+class MeasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far from `start` on until there are so many rows, or bytes of payload?"""
+
+    start: Offset
+    end: Offset
+    filters: tuple[str, ...] = ()
+    max_rows: Number | None = None
+    max_bytes: Number | None = None
+
+
 class TopicsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     filters: tuple[str, ...] = ()
 
@@ -112,6 +123,12 @@ def read_request(body: bytes) -> ReadRequest:
 
 def time_request(body: bytes) -> TimeRequest:
     return _decoded(body, TimeRequest, MAX_REQUEST_BYTES)
+
+
+def measure_request(body: bytes) -> MeasureRequest:
+    request = _decoded(body, MeasureRequest, MAX_REQUEST_BYTES)
+    _check_filters(request.filters)
+    return request
 
 
 def topics_request(body: bytes) -> TopicsRequest:

@@ -64,11 +64,12 @@ soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow test
 	$(BIN)/godwit sim scenarios
 	$(BIN)/python -m pytest -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 
-bench: $(STAMP) ## Measure on this machine: transport, broker, log and archive against peers and limits (minutes)
+bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive and jobs against peers and limits (minutes)
 	@$(BIN)/godwit bench transport
 	$(BIN)/godwit bench forward
 	$(BIN)/godwit bench log
 	$(BIN)/godwit bench archive
+	$(BIN)/godwit bench jobs
 
 figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
 	@$(BIN)/python docs/figures/arq.py
@@ -76,7 +77,7 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear build/lock
 	build/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
-	build/lock/bin/uv pip compile pyproject.toml --group dev --extra bench --universal --python-version 3.11 --upgrade --quiet \
+	build/lock/bin/uv pip compile pyproject.toml --group dev --extra bench --extra spark --universal --python-version 3.11 --upgrade --quiet \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file $(LOCK)
 	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK); then
 	  echo "error: $(LOCK) names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2

@@ -1,0 +1,159 @@
+"""Rows of Spark's as messages of a broker: executors stage them with the archive, the driver commits them at once.
+
+A stage is invisible until the commit names it, and the broker appends a batch of a query once, however often it is
+asked. So a task that is tried again, run twice, or cut into other partitions changes nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, BooleanType, StringType, StructType
+
+from godwit.spark.archive import Archive, ArchiveError
+from godwit.spark.options import OptionError, WriteOptions
+
+TOPIC: Final = "topic"
+PAYLOAD: Final = "payload"
+RETAINED: Final = "retained"
+_TYPES: Final = {TOPIC: (StringType,), PAYLOAD: (BinaryType, StringType), RETAINED: (BooleanType,)}
+_STAGED: Final = pa.schema([(TOPIC, pa.string()), (PAYLOAD, pa.binary()), ("qos", pa.int8()), (RETAINED, pa.bool_())])
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+_BATCH_PROPERTY: Final = "streaming.sql.batchId"
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one task put aside, and what the driver needs to know of the batch."""
+
+    query: str
+    partition: int
+    attempt: int
+    rows: int
+
+
+class _Writing:
+    """What writing a batch and writing a stream share."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        _check(schema, options)
+        self._options = options
+        self._archive = Archive(options.place.addresses[0], options.place)
+
+    def _stage(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int) -> Staged:
+        context = TaskContext.get()
+        assert context is not None, "rows are staged in tasks of Spark's"
+        partition = context.partitionId()
+        # Random: a driver that was started anew counts its attempts anew, and must not touch what another one staged.
+        attempt = random.SystemRandom().getrandbits(62)
+        name = {
+            "query": query,
+            "batch": batch,
+            "partition": partition,
+            "attempt": attempt,
+            "publisher": self._options.publisher,
+        }
+        rows = self._archive.stage(name, _STAGED, map(self._prepared, iterator))
+        return Staged(query, partition, attempt, rows)
+
+    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        topic = columns.get(TOPIC)
+        if topic is None:
+            topic = pa.repeat(self._options.topic, batch.num_rows)
+        elif self._options.topic is not None:
+            topic = pc.fill_null(topic, self._options.topic)
+        retained = columns.get(RETAINED)
+        retained = pa.repeat(False, batch.num_rows) if retained is None else pc.fill_null(retained, False)
+        for name, array in ((TOPIC, topic), (PAYLOAD, columns[PAYLOAD])):
+            if array.null_count:
+                raise ArchiveError(
+                    f"{array.null_count} rows have no {name}: fill them, or leave such rows out before they are written"
+                )
+        return pa.RecordBatch.from_arrays(
+            [
+                topic.cast(pa.string()),
+                columns[PAYLOAD].cast(pa.binary()),
+                pa.repeat(pa.scalar(self._options.qos, pa.int8()), batch.num_rows),
+                retained,
+            ],
+            schema=_STAGED,
+        )
+
+    def _commit(self, query: str, batch: int, staged: list[Staged]) -> None:
+        ordered = sorted(staged, key=lambda one: one.partition)
+        parts = [{"partition": one.partition, "attempt": one.attempt} for one in ordered if one.rows]
+        self._archive.ask("stage_commit", {"query": query, "batch": batch, "parts": parts})
+
+    def _abort(self, batch: int, staged: list[Staged]) -> None:
+        parts: dict[str, list[dict[str, int]]] = {}
+        for one in staged:
+            parts.setdefault(one.query, []).append({"partition": one.partition, "attempt": one.attempt})
+        for query, mine in parts.items():
+            self._archive.ask("stage_abort", {"query": query, "batch": batch, "parts": mine}, patience_s=0)
+
+
+class BatchWriter(_Writing, DataSourceArrowWriter):
+    """For df.write: all rows, or none."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        # One write is one batch of a query of its own; with a name given by the program, doing it again does nothing.
+        self._query = options.query or f"write-{uuid.uuid4().hex}"
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._stage(iterator, self._query, self._options.batch)
+
+    def commit(self, messages: list[Any]) -> None:
+        self._commit(self._query, self._options.batch, [one for one in messages if one is not None])
+
+    def abort(self, messages: list[Any]) -> None:
+        self._abort(self._options.batch, [one for one in messages if one is not None])
+
+
+class StreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """For df.writeStream: each micro-batch once."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None, "rows are staged in tasks of Spark's"
+        query = self._options.query or context.getLocalProperty(_QUERY_PROPERTY)
+        batch = context.getLocalProperty(_BATCH_PROPERTY)
+        if not query or batch is None:
+            raise ArchiveError(
+                "Spark did not tell the query and its batch: this needs PySpark 4.2 or newer, and writeStream"
+            )
+        return self._stage(iterator, query, int(batch))
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
+        staged = [one for one in messages if one is not None]
+        if staged:
+            self._commit(staged[0].query, batchId, staged)
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803
+        self._abort(batchId, [one for one in messages if one is not None])
+
+
+def _check(schema: StructType, options: WriteOptions) -> None:
+    """OptionError if such rows cannot be messages."""
+    types = {one.name: one.dataType for one in schema.fields}
+    for name, kind in types.items():
+        if name not in _TYPES:
+            raise OptionError(
+                f"the column {name!r} is none of a message's: choose from {', '.join(_TYPES)}, drop others"
+            )
+        if not isinstance(kind, _TYPES[name]):
+            allowed = " or ".join(one.typeName() for one in _TYPES[name])
+            raise OptionError(f"the column {name} is {kind.simpleString()}: cast it to {allowed}")
+    if PAYLOAD not in types:
+        raise OptionError("there is no column payload: select what the messages are to hold as payload")
+    if TOPIC not in types and options.topic is None:
+        raise OptionError("there is no column topic: add one, or give the option topic for all rows")

@@ -1,0 +1,90 @@
+"""One Spark session for all tests that need one, as small as it goes, and a real broker to read from."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+START_S = 30.0
+
+
+def small_session(master: str = "local[2,4]", **more: str) -> SparkSession:
+    """`more`: settings of Spark's, with dots written as two underscores."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName("godwit-tests")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "1g",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.showConsoleProgress": "false",
+    } | {name.replace("__", "."): value for name, value in more.items()}
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("FATAL")
+    return session
+
+
+def columns(ddl: str) -> StructType:
+    """As in "topic string, payload binary"."""
+    found = StructType.fromDDL(ddl)
+    assert isinstance(found, StructType)
+    return found
+
+
+class BrokerProcess:
+    """A broker's process with its archive."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        command = [
+            sys.executable,
+            "-c",
+            "from godwit.cli import main; main()",
+            "broker",
+            "--listen",
+            "127.0.0.1:0",
+            "--data",
+            str(data),
+        ]
+        self._process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+        self.address = self.archive = ""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if found := re.search(r"archive on (\S+)", line):
+                self.archive = found[1]
+            if found := re.search(r"listening on udp://(\S+)", line):
+                self.address = found[1]
+            if self.address and self.archive:
+                break
+        else:
+            raise AssertionError(f"the broker ended with {self._process.wait()}")
+        threading.Thread(target=self._process.stdout.read, daemon=True).start()
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(START_S)
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(START_S)
+
+
+@contextmanager
+def running_broker(data: Path, *options: str) -> Iterator[BrokerProcess]:
+    broker = BrokerProcess(data, *options)
+    try:
+        yield broker
+    finally:
+        broker.kill()

@@ -1,0 +1,86 @@
+"""Arithmetic with offsets: shares of a limit, pieces of equal length, positions as Spark keeps them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from godwit.spark.offsets import MIN_PARTITION_ROWS, Position, Range, cut, parse, parts_for, shares
+
+A, B, C = (letter * 32 for letter in "abc")
+lags = st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 10**7), max_size=3)
+ranges = st.lists(
+    st.builds(lambda log, start, rows: Range(log, start, start + rows), st.sampled_from([A, B, C]),
+              st.integers(0, 10**6), st.integers(0, 10**6)),
+    max_size=3,
+)  # fmt: skip
+
+
+@given(st.integers(1, 10**6), lags)
+def test_shares_use_up_the_limit_and_never_more_than_there_is(limit: int, lags: dict[str, int]) -> None:
+    found = shares(limit, lags)
+    assert all(0 <= found[log] <= lags[log] for log in found)
+    assert sum(found.values()) == min(limit, sum(lags.values()))
+
+
+@given(st.integers(3, 10**6), lags)
+def test_nobody_who_lags_starves(limit: int, lags: dict[str, int]) -> None:
+    assert all(shares(limit, lags)[log] > 0 for log, lag in lags.items() if lag)
+
+
+def test_shares_are_in_proportion_to_the_lag() -> None:
+    assert shares(100, {A: 9001, B: 1001, C: 0}) == {A: 89, B: 11}
+    assert shares(2, {A: 1000, B: 1}) == {A: 1, B: 1}
+
+
+@given(ranges, st.integers(1, 50))
+def test_pieces_hold_the_same_rows_once_and_are_alike(ranges: list[Range], parts: int) -> None:
+    pieces = cut(ranges, parts)
+    assert all(piece.rows > 0 for piece in pieces)
+    for log in (A, B, C):
+        offsets = [(one.start, one.end) for one in ranges if one.log == log and one.rows]
+        again = [(one.start, one.end) for one in pieces if one.log == log]
+        assert sum(end - start for start, end in again) == sum(end - start for start, end in offsets)
+        assert {start for start, _ in offsets} <= {start for start, _ in again}
+    if len(ranges) == 1 and pieces:
+        lengths = [piece.rows for piece in pieces]
+        assert max(lengths) - min(lengths) <= 1
+        assert len(pieces) == min(parts, ranges[0].rows)
+
+
+def test_how_many_pieces() -> None:
+    assert parts_for(10, 8, None) == 1
+    assert parts_for(3 * MIN_PARTITION_ROWS, 8, None) == 3
+    assert parts_for(100 * MIN_PARTITION_ROWS, 8, None) == 8
+    assert parts_for(10, 8, 5) == 5
+
+
+def test_a_position_comes_back_from_the_checkpoint() -> None:
+    position = Position({A: 5, B: 0}, {A: 3}, {B: 0})
+    plain = position.to_dict()
+    assert plain == {A: 5, B: 0, "gaps": {A: 3}, "begins": {B: 0}}
+    assert Position.from_dict(plain) == position
+    assert Position({A: 5}, {}, {}).to_dict() == {A: 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("yesterday", "'earliest', 'latest', or JSON"),
+        ("[1]", "must be an object"),
+        ('{"abc": 1}', "'abc' is no log id"),
+        (f'{{"{A}": -1}}', "-1 is no offset"),
+        (f'{{"{A}": true}}', "True is no offset"),
+        (f'{{"{A}": "1"}}', "'1' is no offset"),
+    ],
+)
+def test_offsets_that_cannot_be_are_explained(text: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match="startingOffsets") as raised:
+        parse("startingOffsets", text)
+    assert complaint in str(raised.value)
+
+
+def test_offsets_as_words_and_for_each_log() -> None:
+    assert parse("startingOffsets", " Earliest ") == "earliest"
+    assert parse("startingOffsets", f'{{"{A}": 7}}') == {A: 7}

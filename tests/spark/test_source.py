@@ -1,0 +1,75 @@
+"""`format("godwit")` in a real Spark session: batches and streams of real brokers' logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+from tests.spark.archives import options, served
+from tests.spark.session import columns
+
+from godwit.spark.options import OptionError
+from godwit.spark.reading import SCHEMA, check_columns
+
+
+def test_a_batch_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(30_000, "home/room1")
+        place.add(30_000, "home/room2")
+        frame = spark.read.format("godwit").options(**options(place)).load()
+        assert frame.schema == SCHEMA
+        assert frame.rdd.getNumPartitions() == 2
+        counted = frame.groupBy("topic").agg(sf.count("*"), sf.countDistinct("broker", "offset")).collect()
+        assert sorted(map(tuple, counted)) == [("home/room1", 30_000, 30_000), ("home/room2", 30_000, 30_000)]
+        row = frame.where("offset = 30001").first()
+        assert row is not None
+        assert (row.topic, bytes(row.payload), row.qos, row.retained) == ("home/room2", b"1 ........", 1, False)
+        assert row.received.timestamp() == row.published.timestamp() == 1_700_000_000
+        two = spark.read.format("godwit").options(**options(place)).schema("payload binary, offset bigint").load()
+        assert two.columns == ["payload", "offset"]
+        assert two.count() == 60_000
+
+
+def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+    with served(tmp_path / "log") as place:
+        found: list[int] = []
+
+        def run() -> list[int]:
+            """Takes what is there; gives how many rows each micro-batch had."""
+            frame = spark.readStream.format("godwit").options(**options(place, maxRowsPerTrigger="40")).load()
+            writer = frame.writeStream.foreachBatch(
+                lambda batch, number: found.extend(row.offset for row in batch.select("offset").collect())
+            )
+            writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            query = writer.trigger(availableNow=True).start()
+            assert query.awaitTermination(120)
+            return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+        place.add(100)
+        assert run() == [40, 40, 20]
+        place.add(10)
+        assert run() == [10]
+        assert sorted(found) == list(range(110))
+
+
+def test_what_spark_says_of_mistakes(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisException, match="the option archive is missing"):
+        spark.read.format("godwit").load().collect()
+    with served(tmp_path / "log") as place:
+        lost = spark.readStream.format("godwit").options(**options(place, startingOffsets=f'{{"{place.log}": 5}}'))
+        query = (
+            lost.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        )
+        with pytest.raises(StreamingQueryException, match="it ends at 0 now"):
+            query.awaitTermination(60)
+
+
+def test_columns_that_are_not_there() -> None:
+    assert check_columns(columns("payload binary, offset bigint")) == ("payload", "offset")
+    with pytest.raises(OptionError, match="there is no column 'body': choose from broker, offset"):
+        check_columns(columns("body binary"))
+    with pytest.raises(OptionError, match="the column payload is binary, not string: cast it after the load"):
+        check_columns(columns("payload string"))

@@ -1,0 +1,207 @@
+"""The reader of a stream, as Spark calls it, against real archives and without Spark."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from tests.archive import logs
+from tests.spark.archives import Served, options, served
+
+from godwit.spark.archive import DataLossError, UnreachableError
+from godwit.spark.options import OptionError, read_options
+from godwit.spark.reading import SCHEMA, Piece
+from godwit.spark.streams import StreamReader
+from godwit.store.retention import Retention, Rule
+
+ALL = ReadAllAvailable()
+COLUMNS = tuple(SCHEMA.names)
+
+
+def reader(given: dict[str, str], columns: tuple[str, ...] = COLUMNS) -> StreamReader:
+    return StreamReader(read_options(given, is_stream=True), columns, 2)
+
+
+def rows(stream: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[dict[str, Any]]:
+    pieces = stream.partitions(start, end)
+    return [row for piece in pieces for batch in stream.read(piece) for row in batch.to_pylist()]
+
+
+def test_a_batch_has_what_came_since_the_last_one(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(5)
+        stream = reader(options(place))
+        begin = stream.initialOffset()
+        assert begin == {place.log: 0}
+        end = stream.latestOffset(begin, ALL)
+        assert end == {place.log: 5}
+        found = rows(stream, begin, end)
+        assert [row["offset"] for row in found] == list(range(5))
+        assert {row["broker"] for row in found} == {place.log}
+        assert list(found[0]) == list(COLUMNS)
+        assert stream.latestOffset(end, ALL) is end
+        assert stream.partitions(end, end) == []
+        place.add(3)
+        assert stream.latestOffset(end, ALL) == {place.log: 8}
+        assert stream.reportLatestOffset() == {place.log: 8}
+
+
+def test_only_the_columns_that_are_wanted(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(2)
+        stream = reader(options(place), ("payload", "broker"))
+        assert rows(stream, {place.log: 0}, {place.log: 2})[1] == {"payload": b"1 ........", "broker": place.log}
+        assert len(rows(reader(options(place), ("broker",)), {place.log: 0}, {place.log: 2})) == 2
+
+
+def test_limits_count_the_rows_of_the_topics_that_are_wanted(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        for _ in range(10):
+            place.add(100, "a")
+            place.add(900, "b", size=100)
+        stream = reader(options(place, topics="a"))
+        end = stream.latestOffset(stream.initialOffset(), ReadMaxRows(300))
+        assert len(rows(stream, {place.log: 0}, end)) == 300
+        assert end == {place.log: 3000}  # what is not wanted costs nothing
+        by_bytes = reader(options(place, topics="b", maxBytesPerTrigger="180000"))
+        assert isinstance(by_bytes.getDefaultReadLimit(), ReadAllAvailable)
+        assert len(rows(by_bytes, {place.log: 0}, by_bytes.latestOffset({place.log: 0}, ALL))) == 1800
+        default = reader(options(place, maxRowsPerTrigger="7")).getDefaultReadLimit()
+        assert default == ReadMaxRows(7)
+
+
+def test_what_is_available_now_ends(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(5)
+        stream = reader(options(place))
+        stream.prepareForTriggerAvailableNow()
+        place.add(5)
+        at = stream.latestOffset({place.log: 0}, ReadMaxRows(3))
+        assert at == {place.log: 3}
+        at = stream.latestOffset(at, ReadMaxRows(3))
+        assert at == {place.log: 5}
+        assert stream.latestOffset(at, ReadMaxRows(3)) == at
+
+
+def test_several_brokers_share_the_limit_by_their_lag(tmp_path: Path) -> None:
+    other = bytes(range(1, 17))
+    with served(tmp_path / "one") as one, served(tmp_path / "two", log_id=other) as two:
+        one.add(900)
+        two.add(100)
+        stream = reader(options(one, two))
+        begin = stream.initialOffset()
+        end = stream.latestOffset(begin, ReadMaxRows(100))
+        assert sum(end.values()) == 100
+        assert 88 <= end[one.log] <= 92
+        found = rows(stream, begin, stream.latestOffset(begin, ALL))
+        assert len({(row["broker"], row["offset"]) for row in found}) == len(found) == 1000
+        with pytest.raises(OptionError, match="are of one broker"):
+            reader(options(one, one.address.replace("127.0.0.1", "localhost"))).initialOffset()
+
+
+def test_a_broker_that_joins_brings_all_it_has(tmp_path: Path) -> None:
+    with served(tmp_path / "one") as one, served(tmp_path / "two", log_id=bytes(range(1, 17))) as two:
+        one.add(3)
+        stream = reader(options(one, two))
+        start = {one.log: 3}
+        assert stream.latestOffset(start, ALL) is start  # it has nothing yet
+        two.add(4)
+        end = stream.latestOffset(start, ALL)
+        assert end == {one.log: 3, two.log: 4, "begins": {two.log: 0}}
+        again = reader(options(one, two))  # after a restart Spark asks for the same batch
+        assert len(rows(again, start, end)) == 4
+        assert again.latestOffset(end, ALL) == end
+
+
+@pytest.mark.parametrize(
+    ("given", "begin"),
+    [
+        ({"startingOffsets": "earliest"}, 0),
+        ({"startingOffsets": "latest"}, 5),
+        ({"startingOffsets": f'{{"{logs.LOG_ID.hex()}": 2}}'}, 2),
+        ({"startingTime": "2020-01-01T00:00:00"}, 0),
+        ({"startingTime": "2090-01-01T00:00:00+01:00"}, 5),
+    ],
+)
+def test_where_it_begins(tmp_path: Path, given: dict[str, str], begin: int) -> None:
+    with served(tmp_path) as place:
+        place.add(5)
+        assert reader(options(place, **given)).initialOffset() == {place.log: begin}
+
+
+def test_a_log_that_nobody_has(tmp_path: Path) -> None:
+    with served(tmp_path) as place, pytest.raises(OptionError, match="which none of the archives has"):
+        reader(options(place, startingOffsets=f'{{"{"f" * 32}": 2}}')).initialOffset()
+
+
+def test_an_archive_that_is_away_brings_nothing_for_a_while(tmp_path: Path) -> None:
+    with served(tmp_path / "one") as one, served(tmp_path / "two", log_id=bytes(range(1, 17))) as two:
+        one.add(2)
+        two.add(2)
+        start = {one.log: 0, two.log: 0}
+        assert one.process is not None
+        one.process.kill()
+        stream = reader(options(one, two))
+        assert stream.latestOffset(start, ALL) == {one.log: 0, two.log: 2}  # the other one goes on
+        hasty = reader(options(one, two, archiveTimeout="0.01"))
+        assert hasty.latestOffset(start, ALL) == {one.log: 0, two.log: 2}
+        time.sleep(0.02)  # longer than its patience
+        with pytest.raises(UnreachableError, match="did not answer within"):
+            hasty.latestOffset(start, ALL)
+
+
+def test_a_replaced_log_is_a_loss(tmp_path: Path) -> None:
+    with served(tmp_path, log_id=bytes(range(1, 17))) as place:
+        place.add(4)
+        start = {logs.LOG_ID.hex(): 7}
+        with pytest.raises(DataLossError, match="the broker's data folder was replaced"):
+            reader(options(place)).latestOffset(start, ALL)
+        stream = reader(options(place, failOnDataLoss="false"))
+        end = stream.latestOffset(start, ALL)
+        assert end == {place.log: 4, "begins": {place.log: 0}}
+        assert len(rows(stream, start, end)) == 4
+
+
+def test_an_older_copy_of_the_log_is_a_loss(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(4)
+        with pytest.raises(DataLossError, match="it ends at 4 now"):
+            reader(options(place)).latestOffset({place.log: 9}, ALL)
+        stream = reader(options(place, failOnDataLoss="false"))
+        assert stream.latestOffset({place.log: 9}, ALL) == {place.log: 4}
+
+
+def test_retention_that_overtook_the_query_is_a_loss(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        for _ in range(4):
+            place.add(10)
+        _forget_all_but_the_last(place)
+        end = {place.log: 50}
+        with pytest.raises(DataLossError, match="set the option failOnDataLoss to false"):
+            rows(reader(options(place)), {place.log: 0}, end)
+        found = rows(reader(options(place, failOnDataLoss="false")), {place.log: 0}, end)
+        assert [row["offset"] for row in found] == list(range(40, 50))
+
+
+def _forget_all_but_the_last(place: Served) -> None:
+    """Blocks that are older than the last one, which is received a day later."""
+    later_us = logs.NOW_US + 24 * 3600 * 10**6
+    place.store.append([logs.make_entry("a", [b"x"] * 10, received_us=later_us)])
+    retention = Retention(place.store, [Rule(max_age_s=3600)])
+    while retention.step(later_us) is not None:
+        pass
+
+
+def test_pieces_travel_without_their_connections(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(10)
+        stream = reader(options(place, minPartitions="3"))
+        pieces = stream.partitions(stream.initialOffset(), stream.latestOffset({place.log: 0}, ALL))
+        assert len(pieces) == 3
+        there, copies = pickle.loads(pickle.dumps((stream, pieces)))
+        assert all(isinstance(piece, Piece) for piece in copies)
+        assert sum(batch.num_rows for piece in copies for batch in there.read(piece)) == 10

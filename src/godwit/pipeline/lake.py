@@ -1,0 +1,214 @@
+"""Tables that many may read while one writes: Delta tables in a folder or an object store, behind one small port.
+
+Spark writes Parquet files, and the driver makes them visible in one transaction of the Delta log, together with the
+number of the micro-batch that they came from. So a batch that is done again changes nothing, and files of a batch that
+failed are never seen by anybody; `vacuum` removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake.exceptions import TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs, parquet
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+FILES: Final = "files"
+"""Below a table's folder: where Spark's files are, a folder for each attempt at a batch. A name that began with _ would
+hide orphans from vacuum."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """What a table is."""
+
+    name: str
+    """As in "silver/readings": its folder in the lake."""
+    grain: str
+    """What one row is, in one line."""
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    """Which row is replaced by an upsert; none: the table only grows."""
+
+
+class Lake:
+    """All tables below one address: a folder, or `s3://bucket/path` with what the store wants to know."""
+
+    def __init__(self, address: str, storage_options: Mapping[str, str] | None = None) -> None:
+        self.address = address.rstrip("/")
+        self.storage_options = dict(storage_options or {})
+
+    def table(self, spec: TableSpec) -> Table:
+        """It is made when something is first written to it."""
+        return Table(self, spec)
+
+
+@dataclass
+class Table:
+    """One table of a lake. Only one process writes at a time, see godwit.pipeline.lock."""
+
+    lake: Lake
+    spec: TableSpec
+    _delta: DeltaTable | None = field(default=None, init=False, repr=False)
+
+    @property
+    def address(self) -> str:
+        return f"{self.lake.address}/{self.spec.name}"
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def append(self, frame: DataFrame, query: str, batch: int) -> bool:
+        """Adds the rows of a micro-batch, once. False: that had been done before."""
+        delta = self._made()
+        if self._is_done(delta, query, batch):
+            return False
+        folder = f"{FILES}/{query}-{batch}-{uuid.uuid4().hex}"
+        names = self.spec.schema.names
+        frame.select(*names).write.parquet(f"{self.address}/{folder}")
+        actions = self._actions(folder)
+        if actions:
+            delta.create_write_transaction(actions, "append", self.spec.schema, commit_properties=_done(query, batch))
+        return True
+
+    def append_arrow(self, rows: pa.Table, query: str, batch: int) -> bool:
+        """The same for rows that are on the driver."""
+        delta = self._made()
+        if self._is_done(delta, query, batch):
+            return False
+        if rows.num_rows:
+            write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_done(query, batch))
+        return True
+
+    def upsert(self, rows: pa.Table, query: str, batch: int) -> bool:
+        """Puts rows in the place of those with the same keys, once."""
+        delta = self._made()
+        if self._is_done(delta, query, batch):
+            return False
+        if rows.num_rows:
+            same = " AND ".join(f'target."{key}" = source."{key}"' for key in self.spec.keys)
+            merge = delta.merge(
+                self._cast(rows),
+                predicate=same,
+                source_alias="source",
+                target_alias="target",
+                commit_properties=_done(query, batch),
+            )
+            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        return True
+
+    def is_done(self, query: str, batch: int) -> bool:
+        """Whether the table has what this micro-batch brought."""
+        delta = self._found()
+        return delta is not None and self._is_done(delta, query, batch)
+
+    def compact(self) -> None:
+        """Few large files in the place of many small ones; readers see the same rows."""
+        delta = self._found()
+        if delta is not None:
+            delta.optimize.compact()
+
+    def vacuum(self, retention_hours: int) -> int:
+        """Removes files that no version of so many hours needs, orphans of failed batches among them."""
+        delta = self._found()
+        if delta is None:
+            return 0
+        removed = delta.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
+        return len(removed)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The rows of one moment; without any if nothing was written yet."""
+        schema = from_arrow_schema(self.spec.schema)
+        delta = self._found()
+        files = [] if delta is None else delta.file_uris()
+        if not files:
+            return spark.createDataFrame([], schema)
+        return spark.read.schema(schema).parquet(*files)
+
+    def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The same on the driver, for tables that are small."""
+        delta = self._found()
+        if delta is None:
+            empty = self.spec.schema.empty_table()
+            return empty if columns is None else empty.select(list(columns))
+        return delta.to_pyarrow_table(columns=None if columns is None else list(columns))
+
+    @property
+    def rows(self) -> int:
+        delta = self._found()
+        return 0 if delta is None else int(delta.count())
+
+    @property
+    def version(self) -> int | None:
+        """How often it was written to; None: never."""
+        delta = self._found()
+        return None if delta is None else delta.version()
+
+    # -- small parts --------------------------------------------------------------------------------------------------
+
+    def _found(self) -> DeltaTable | None:
+        """As it stands now, if it is there."""
+        if self._delta is None:
+            try:
+                self._delta = DeltaTable(self.address, storage_options=self.lake.storage_options)
+            except TableNotFoundError:
+                return None
+        else:
+            self._delta.update_incremental()
+        return self._delta
+
+    def _made(self) -> DeltaTable:
+        found = self._found()
+        if found is None:
+            DeltaTable.create(
+                self.address,
+                self.spec.schema,
+                mode="ignore",
+                name=self.spec.name,
+                description=self.spec.grain,
+                storage_options=self.lake.storage_options,
+            )
+            found = self._found()
+            assert found is not None
+        return found
+
+    def _is_done(self, delta: DeltaTable, query: str, batch: int) -> bool:
+        last = delta.transaction_version(query)
+        return last is not None and last >= batch
+
+    def _actions(self, folder: str) -> list[AddAction | RemoveAction]:
+        """Of the files that Spark has written."""
+        system, path = fs.FileSystem.from_uri(_as_uri(self.address))
+        found = system.get_file_info(fs.FileSelector(f"{path}/{folder}", allow_not_found=True))
+        now_ms = int(time.time() * 1000)
+        return [
+            AddAction(f"{folder}/{one.base_name}", one.size, {}, now_ms, True, json.dumps({"numRecords": rows}))
+            for one in found
+            if one.is_file and one.extension == "parquet" and (rows := _rows_in(system, one.path))
+        ]
+
+    def _cast(self, rows: pa.Table) -> pa.Table:
+        return rows.select(self.spec.schema.names).cast(self.spec.schema)
+
+
+def _done(query: str, batch: int) -> CommitProperties:
+    return CommitProperties(app_transactions=[Transaction(query, batch, int(time.time() * 1000))])
+
+
+def _as_uri(address: str) -> str:
+    return address if "://" in address else f"file://{address}"
+
+
+def _rows_in(system: fs.FileSystem, path: str) -> int:
+    with system.open_input_file(path) as file:
+        return int(parquet.ParquetFile(file).metadata.num_rows)

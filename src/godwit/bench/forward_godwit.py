@@ -10,11 +10,13 @@ from godwit.bench import small_senders, small_senders_godwit
 from godwit.bench.forward_pair import DATAGRAM_BYTES, MESSAGE_BYTES, TOPIC, Pair, bursts, count_in_loop, rest
 from godwit.bench.small_senders import FILTER, tell_arrived
 from godwit.bench.stage import HOST, Stage, hear
+from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError, GodwitError
 from godwit.net.connect import connect
 from godwit.net.loop import collect_garbage_rarely
 from godwit.net.loop import run as run_loop
 from godwit.net.serve import Service
+from godwit.server.configuration import Configuration
 
 
 def godwit_pair() -> Pair:
@@ -43,7 +45,8 @@ def _serve(pipe: Pipe) -> None:
 async def _serve_for_ever(pipe: Pipe) -> None:
     """Its datagrams are as long as an Ethernet's: both sides take the shorter size that one of them offers."""
     collect_garbage_rarely()  # as `godwit broker` does
-    async with Service(max_datagram_bytes=DATAGRAM_BYTES) as service:
+    settings = Settings(max_datagram_bytes=DATAGRAM_BYTES)
+    async with Service(Configuration(listen=[f"{HOST}:0"], settings=settings)) as service:
         pipe.send(service.addresses[0][1])
         await asyncio.Event().wait()
 

@@ -13,6 +13,7 @@ from typing import Any
 from godwit.bench.forward_pair import bursts
 from godwit.bench.log_publishing import LOG_FOLDER, TOPIC, Logger, Outcome
 from godwit.bench.stage import HOST, Stage, hear
+from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.connect import connect
@@ -22,15 +23,16 @@ from godwit.net.publishing import AsyncPublisher
 from godwit.net.serve import Service
 from godwit.server.configuration import Configuration
 from godwit.server.log_sections import ArchiveSection
+from godwit.transport.config import EndpointConfig
 
 
-def godwit_logger(publishers: int = 1) -> Logger:
+def godwit_logger(publishers: int = 1, max_datagram_bytes: int = MAX_DATAGRAM_BYTES) -> Logger:
     """QoS 1; a confirm means that the disk has it. All publishers are in one process, a connection each."""
-    return Logger(_broker, partial(_publish, publishers))
+    return Logger(partial(_broker, max_datagram_bytes), partial(_publish, publishers, max_datagram_bytes))
 
 
-def _broker(stage: Stage) -> str:
-    address, _ = durable_broker(stage, stage.folder / LOG_FOLDER)
+def _broker(max_datagram_bytes: int, stage: Stage) -> str:
+    address, _ = durable_broker(stage, stage.folder / LOG_FOLDER, max_datagram_bytes=max_datagram_bytes)
     return address
 
 
@@ -50,10 +52,13 @@ async def _serve_for_ever(pipe: Pipe, data: str, with_archive: bool, max_datagra
     collect_garbage_rarely()  # both as `godwit broker` does
     switch_threads_quickly()
     configuration = Configuration(
-        listen=[f"{HOST}:0"], data=Path(data), archive=ArchiveSection(is_on=with_archive, listen=f"{HOST}:0")
+        listen=[f"{HOST}:0"],
+        settings=Settings(max_datagram_bytes=max_datagram_bytes),
+        data=Path(data),
+        archive=ArchiveSection(is_on=with_archive, listen=f"{HOST}:0"),
     )
     urls = _Urls()
-    async with Service(configuration, notices=urls, max_datagram_bytes=max_datagram_bytes):
+    async with Service(configuration, notices=urls):
         await urls.are_complete.wait()
         pipe.send((urls.listening, urls.archive))
         await asyncio.Event().wait()
@@ -75,13 +80,18 @@ class _Urls:
             self.are_complete.set()
 
 
-def _publish(publishers: int, pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
-    run_loop(_publish_all(publishers, pipe, address, seconds, bytes(message_bytes)))
+def _publish(
+    publishers: int, max_datagram_bytes: int, pipe: Pipe, address: str, seconds: float, message_bytes: int
+) -> None:
+    endpoint = EndpointConfig(max_datagram_bytes=max_datagram_bytes)
+    run_loop(_publish_all(publishers, endpoint, pipe, address, seconds, bytes(message_bytes)))
 
 
-async def _publish_all(publishers: int, pipe: Pipe, address: str, seconds: float, payload: bytes) -> None:
+async def _publish_all(
+    publishers: int, endpoint: EndpointConfig, pipe: Pipe, address: str, seconds: float, payload: bytes
+) -> None:
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(connect(address)) for _ in range(publishers)]
+        clients = [await stack.enter_async_context(connect(address, endpoint=endpoint)) for _ in range(publishers)]
         began = time.perf_counter()
         counts = await asyncio.gather(*[_pour(client.publisher(TOPIC, qos=1), seconds, payload) for client in clients])
         elapsed_s = time.perf_counter() - began

@@ -125,14 +125,12 @@ class Hall:
     def __init__(self) -> None:
         self.now = 0.0
         # With the policy "open" a subscription to a plain name makes a topic, and this is not about topics.
-        settings = Settings(max_subscriptions=OF_ONE_CLIENT, default_policy="publishers")
+        settings = Settings(max_subscriptions=OF_ONE_CLIENT, default_policy="publishers", max_datagram_bytes=1400)
         store = MemoryStore(settings.ring_bytes, log_id=os.urandom(16))
         self.server = Server(
             settings, MemoryLog(store), entropy=os.urandom, now=self.now, epoch_us=time.time_ns() // 1000
         )
-        self._listener: Listener = self.server.listen(
-            endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES, max_datagram_bytes=1400)
-        )
+        self._listener: Listener = self.server.listen(endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES))
         self.spent_s = 0.0
         """Processor time of the server's share: what else runs on the machine does not count."""
         self.publisher = Client(self, 1, Open(topic=TOPIC))

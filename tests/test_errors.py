@@ -13,11 +13,15 @@ from godwit import errors
 from godwit.errors import (
     AccessError,
     BadFilterError,
+    BadKindError,
     BadTopicError,
     BrokerError,
     ConnectionClosedError,
     DecodeError,
     GodwitError,
+    JobCancelledError,
+    JobError,
+    JobFailedError,
     KickedError,
     NameInUseError,
     TakenOverError,
@@ -74,6 +78,8 @@ def test_a_closed_connection_says_why() -> None:
         (Code.TAKEN_OVER, TakenOverError),
         (Code.KICKED, KickedError),
         (Code.STALE_EPOCH, BrokerError),
+        (Code.NO_SUCH_JOB, JobError),
+        (Code.BAD_KIND, BadKindError),
         (60_000, BrokerError),
     ],
 )
@@ -88,3 +94,19 @@ def test_a_bad_name_is_the_same_error_wherever_it_is_found() -> None:
     for error in (BadTopicError("x"), BadFilterError("x")):
         assert isinstance(error, TopicError)
         assert isinstance(error, UsageError)
+    assert isinstance(BadKindError("x"), JobError)
+    assert isinstance(BadKindError("x"), UsageError)
+
+
+@pytest.mark.parametrize("kind", [JobFailedError, JobCancelledError])
+def test_a_job_that_failed_brings_what_there_is(kind: type[JobFailedError]) -> None:
+    error = kind("job 7 has failed", "cancelled", [b"one"], {1: "no disk"})
+    for same in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(same) is kind
+        assert (str(same), same.state, same.results, same.errors) == (
+            "job 7 has failed",
+            "cancelled",
+            [b"one"],
+            {1: "no disk"},
+        )
+    assert (kind("x").state, kind("x").results, kind("x").errors) == ("failed", [], {})

@@ -14,9 +14,14 @@
      |    +-- TopicError              a topic that is not there, or is there already
      |    |    +-- BadTopicError           a name that no topic can have; a UsageError too, as it is found here already
      |    |    +-- BadFilterError          a filter that is not written as filters are; likewise
+     |    +-- JobError                a job that is not there, or not for this client to see
+     |    |    +-- BadKindError            a name that no kind of work can have; a UsageError too
      |    +-- NameInUseError          another client has this name
      |    +-- TakenOverError          the same client has connected again elsewhere
      |    +-- KickedError             somebody with the right removed the client or its subscription
+     +-- JobFailedError          a job has ended without all its results; `results` and `errors` are what there is
+     |    +-- JobCancelledError       somebody cancelled it
+     +-- TaskFailedError         raised by a worker's handler: this attempt, or the task for good, has failed
      +-- BrokerUnreachableError  no broker answered in time
      +-- FileTransferError       a file that could not be sent, or not be kept
      +-- StorageError            the log cannot be opened, read or written as it should
@@ -31,6 +36,10 @@ Every text says what happened, to what, and what to do about it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 
 class GodwitError(Exception):
@@ -120,6 +129,20 @@ class BadFilterError(TopicError, UsageError):
         return type(self), (self.text,)
 
 
+class JobError(BrokerError):
+    """A job that is not there, or no longer, or not for this client to see."""
+
+
+class BadKindError(JobError, UsageError):
+    """A name that no kind of work can have: empty, too long, with a wildcard or a control character, or with $."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(120, text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.text,)
+
+
 class NameInUseError(BrokerError):
     """Another client has this name and answers."""
 
@@ -139,6 +162,7 @@ _BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which
     110: TakenOverError,
     111: KickedError,
     113: TopicError,
+    119: JobError,
 }
 
 
@@ -148,7 +172,44 @@ def broker_error(code: int, text: str) -> BrokerError:
         return BadTopicError(text)
     if code == 105:
         return BadFilterError(text)
+    if code == 120:
+        return BadKindError(text)
     return _BY_CODE.get(code, BrokerError)(code, text)
+
+
+class JobFailedError(GodwitError):
+    """A job has ended without all its results."""
+
+    def __init__(
+        self, text: str, state: str = "failed", results: Sequence[Any] = (), errors: Mapping[int, str] | None = None
+    ) -> None:
+        super().__init__(text)
+        self.text = text
+        self.state = state
+        """Of the job: failed or cancelled."""
+        self.results = list(results)
+        """Of those tasks that have one."""
+        self.errors = dict(errors or {})
+        """Of those that have failed, by their numbers."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.text, self.state, self.results, self.errors)
+
+
+class JobCancelledError(JobFailedError):
+    """Somebody cancelled the job before it was done."""
+
+
+class TaskFailedError(GodwitError):
+    """Raised by a worker's handler, with what its controller is to read; `final`: to try again would not help."""
+
+    def __init__(self, text: str, *, final: bool = False) -> None:
+        super().__init__(text)
+        self.text = text
+        self.final = final
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(type(self), final=self.final), (self.text,)
 
 
 class BrokerUnreachableError(GodwitError):

@@ -148,6 +148,53 @@ NAME_PING_S: Final = 3.0
 """A client whose name somebody else asks for has so long to answer."""
 LOGIN_TIMEOUT_S: Final = 10.0
 
+# -- work -------------------------------------------------------------------------------------------------------------
+MAX_KIND_BYTES: Final = 256
+"""*protocol*: of the name of a kind of work, in UTF-8."""
+MAX_KINDS: Final = 64
+"""*protocol*: that one worker volunteers for."""
+MAX_JOB_KEY_BYTES: Final = 64
+"""*protocol*: of a controller's own word for a job, in UTF-8."""
+MAX_JOB_PAYLOAD_BYTES: Final = 1 * MIB
+"""*protocol*: of a job's payload or a task's result. Larger things travel as files, and the job names them."""
+MAX_GROUP: Final = 1024
+"""*protocol*: submissions, outcomes and so on in one record."""
+MAX_WORK_HEAD_BYTES: Final = MAX_CONTROL_RECORD_BYTES
+"""*protocol*: of a group's head."""
+MAX_WORK_RECORD_BYTES: Final = 4 + MAX_WORK_HEAD_BYTES + MAX_JOB_PAYLOAD_BYTES
+"""*protocol*: of a group; the payloads in it have at most MAX_JOB_PAYLOAD_BYTES together."""
+WORK_WINDOW_BYTES: Final = 1 * MIB
+"""What of work is under way from a broker to one client, beyond one record."""
+MAX_TASKS_OF_JOB: Final = 10_000
+"""*protocol*: workers that one job may ask for."""
+MAX_CAPACITY: Final = 4096
+"""*protocol*: tasks that a worker has at once. So many leases fit a control message."""
+MAX_WATCHED_AT_ONCE: Final = 1024
+"""*protocol*: jobs in one request."""
+MAX_PRIORITY: Final = 100
+"""*protocol*: of a job, above and below 0."""
+MAX_RETRIES: Final = 1000
+"""*protocol*: of a task that failed."""
+MAX_RETRY_DELAY_S: Final = 300.0
+"""The pause between two attempts doubles up to this."""
+MAX_JOB_TIME_MS: Final = 366 * 24 * 3600 * 1000
+"""*protocol*: of a delay, a deadline, a time limit."""
+MAX_LOSSES: Final = 20
+"""A task that so many workers died or fell silent with has failed: it may be what ends them."""
+MAX_JOBS: Final = 100_000
+"""That have not ended."""
+MAX_TASKS: Final = 200_000
+MAX_JOBS_BYTES: Final = 256 * MIB
+"""Payloads and results of all jobs; ended ones make room first."""
+LEASE_S: Final = 30.0
+"""A worker that reports nothing for so long loses its tasks."""
+RESTART_GRACE_S: Final = 60.0
+"""After a restart of the broker its workers have at least so long to come back."""
+SETTLE_S: Final = 1.0
+"""A job that waited for its first volunteer waits so much longer for others."""
+JOB_KEEP_S: Final = 3600.0
+"""An ended job is remembered for so long."""
+
 assert BASE_DATAGRAM_BYTES <= MAX_DATAGRAM_BYTES <= LARGEST_DATAGRAM_BYTES
 assert MAX_DATAGRAM_BYTES <= MAX_TRAIN_BYTES <= 65_507
 assert MAX_MESSAGE_BYTES < MAX_RECORD_BYTES <= LARGEST_RECORD_BYTES
@@ -163,3 +210,8 @@ assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES
 assert MAX_TOPICS < MAX_TOPIC_NODES
 assert MAX_WILL_BYTES < MAX_CONTROL_RECORD_BYTES
 assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_CONTROL_RECORD_BYTES
+assert MAX_WORK_RECORD_BYTES <= MAX_RECORD_BYTES
+assert MAX_KIND_BYTES + len("$jobs/") <= MAX_TOPIC_BYTES
+assert MAX_CAPACITY * 24 + MAX_KINDS * (MAX_KIND_BYTES + 4) < MAX_CONTROL_RECORD_BYTES
+assert MAX_WATCHED_AT_ONCE * 9 < MAX_CONTROL_RECORD_BYTES
+assert LEASE_S >= IDLE_TIMEOUT_S, "a worker whose connection is being missed still has its tasks"

@@ -20,6 +20,7 @@ from godwit.wire.feed import encode_in_band
 from godwit.wire.frames import Frame, encode_frame
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
 from godwit.wire.parameters import Parameters, encode_parameters
+from godwit.wire.work import FromBroker, FromClient, encode_group
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md").read_text(encoding="utf-8")
 FLAGS = {name: getattr(f, name) for name in ("HAS_LENGTH", "WHOLE", "LAST", "HAS_POSITION", "UNRELIABLE", "END")}
@@ -152,10 +153,16 @@ def to_control(described: dict[str, Any]) -> ControlMessage:
     return message
 
 
+def to_group(described: dict[str, Any]) -> tuple[FromClient | FromBroker, list[bytes]]:
+    head: FromClient | FromBroker = msgspec.convert(described["head"], FromClient | FromBroker)
+    return head, [to_bytes(payload) for payload in described["payloads"]]
+
+
 ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "record": encode_record,
     "packet": encode_described_packet,
     "control": lambda described: encode_control(to_control(described)),
+    "group": lambda described: encode_group(*to_group(described)),
     "in-band": lambda described: encode_in_band(to_control(described)),
     "file": lambda described: cbor2.dumps({"file": to_plain(described)}),
     "parameters": lambda described: encode_parameters(to_parameters(described)),

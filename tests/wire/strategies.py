@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from hypothesis import strategies as st
 
@@ -14,10 +14,12 @@ from godwit.limits import (
     LARGEST_RECORD_BYTES,
     MAX_ACK_RANGES,
     MAX_ARQ_WINDOW,
+    MAX_CAPACITY,
     MAX_HANDSHAKE_APPLICATION_BYTES,
 )
 from godwit.wire import control as c
 from godwit.wire import frames as f
+from godwit.wire import jobs as j
 from godwit.wire.batch import Batch, Route
 from godwit.wire.control import ControlMessage
 from godwit.wire.frames import Frame
@@ -25,7 +27,7 @@ from godwit.wire.parameters import Parameters
 
 T = TypeVar("T")
 
-REASONS = frozenset({"truncated", "oversized", "checksum", "version", "flags", "frame", "batch", "control"})
+REASONS = frozenset({"truncated", "oversized", "checksum", "version", "flags", "frame", "batch", "control", "work"})
 """Every word that DecodeError.reason may be: they are counters' names, so a new one is a decision."""
 
 
@@ -160,6 +162,47 @@ client_infos = st.builds(
     messages_out=counts,
 )
 
+kinds = st.text(characters, min_size=1, max_size=40)
+refs = st.tuples(counts, u(32), u(32))
+job_states = st.sampled_from(get_args(j.JobState))
+task_states = st.sampled_from(get_args(j.TaskState))
+fractions = st.none() | st.floats(0, 1)
+numbers_of_jobs = st.lists(counts, min_size=1, max_size=4)
+job_infos = st.builds(
+    j.JobInfo,
+    job=counts,
+    key=names,
+    controller=names,
+    of_kind=kinds,
+    state=job_states,
+    workers=counts,
+    agreed=st.none() | counts,
+    finished=counts,
+    failed=counts,
+    leased=counts,
+    priority=st.integers(-100, 100),
+    submitted_us=counts,
+    begins_us=counts,
+    deadline_us=st.none() | counts,
+    ended_us=st.none() | counts,
+    payload_bytes=counts,
+    reason=texts,
+)
+task_infos = st.builds(
+    j.TaskInfo,
+    task=counts,
+    state=task_states,
+    worker=texts,
+    fence=counts,
+    failures=counts,
+    losses=counts,
+    progress=fractions,
+    note=texts,
+    error=texts,
+    since_us=counts,
+    result_bytes=counts,
+)
+
 CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     c.Login: st.builds(
         c.Login,
@@ -210,6 +253,34 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
         c.ClientList, request=u(32), clients=st.lists(client_infos, max_size=3), more=st.booleans()
     ),
     c.Kick: st.builds(c.Kick, request=u(32), client=names, filters=st.none() | filters, reason=texts),
+    c.Work: st.builds(c.Work),
+    j.Volunteer: st.builds(
+        j.Volunteer,
+        request=u(32),
+        kinds=st.lists(kinds, max_size=3),
+        capacity=st.integers(1, MAX_CAPACITY),
+        holding=st.lists(refs, max_size=3),
+    ),
+    j.Volunteered: st.builds(j.Volunteered, request=u(32), lease_ms=counts),
+    j.Watch: st.builds(j.Watch, request=u(32), jobs=numbers_of_jobs),
+    j.Watched: st.builds(j.Watched, request=u(32), unknown=st.lists(counts, max_size=3)),
+    j.Unwatch: st.builds(j.Unwatch, request=u(32), jobs=numbers_of_jobs),
+    j.Cancel: st.builds(j.Cancel, request=u(32), job=counts, reason=texts),
+    j.Jobs: st.builds(
+        j.Jobs,
+        request=u(32),
+        of_kind=st.none() | kinds,
+        controller=optional_names,
+        states=st.none() | st.lists(job_states, max_size=3),
+        before=st.none() | counts,
+    ),
+    j.JobList: st.builds(
+        j.JobList, request=u(32), jobs=st.lists(job_infos, max_size=3), more=st.booleans(), before=counts
+    ),
+    j.Job: st.builds(j.Job, request=u(32), job=counts, first_task=counts),
+    j.JobShown: st.builds(
+        j.JobShown, request=u(32), job=job_infos, tasks=st.lists(task_infos, max_size=3), more=st.booleans()
+    ),
     c.Ping: st.builds(c.Ping, request=u(32)),
     c.Pong: st.builds(c.Pong, request=u(32)),
     c.Done: st.builds(c.Done, request=u(32)),

@@ -23,6 +23,11 @@ KEPT = (
     ch.IdentityGone("bob", "p", "a"),
     ch.QueryDone("q", 4, 5),
     ch.QueryGone("q"),
+    ch.JobKept(7, "bob", "k", "resize", 2, 0, 1, 1, None, 3, 1000, None, "running", 2, None),
+    ch.JobPayload(7, b"x"),
+    ch.JobGone(7),
+    ch.TaskKept(7, 1, "leased", "anna", bytes(16), 1, 0, 0, 1, 2, ("anna",), b"", ""),
+    ch.NextJob(8),
 )
 
 
@@ -44,6 +49,9 @@ def test_what_is_gone_has_the_key_of_what_was_kept() -> None:
         (ch.FeedKept, ch.FeedGone),
         (ch.IdentityKept, ch.IdentityGone),
         (ch.QueryDone, ch.QueryGone),
+        (ch.JobKept, ch.JobGone),
+        (ch.JobPayload, ch.JobGone),
+        (ch.TaskKept, ch.JobGone),
     ):
         key = gone.__struct_fields__
         assert kept.__struct_fields__[: len(key)] == key
@@ -54,4 +62,7 @@ def test_a_state_begins_empty_and_shares_nothing() -> None:
     one.topics.append(ch.TopicKept("a"))
     one.queries.append(ch.QueryDone("q", 1))
     one.marks["a"] = 1
+    one.jobs.append(ch.JobKept(7, "bob", "k", "resize", 2, 0, 1, 1, None, 3, 1000, None, "running", 2, None))
+    one.payloads.append(ch.JobPayload(7, b"x"))
+    one.tasks.append(ch.TaskKept(7, 1, "leased", "anna", bytes(16), 1, 0, 0, 1, 2))
     assert other == State()

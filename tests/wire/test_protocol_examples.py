@@ -20,6 +20,7 @@ from tests.wire.protocol_page import (
     to_bytes,
     to_control,
     to_frame,
+    to_group,
     to_parameters,
     to_plain,
 )
@@ -43,6 +44,7 @@ from godwit.wire.frames import Frame, decode_frames, encode_frame
 from godwit.wire.packet import decode_packet, expand_number
 from godwit.wire.parameters import decode_parameters
 from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.work import FromBroker, FromClient, decode_from_broker, decode_from_client
 
 T = TypeVar("T")
 
@@ -132,6 +134,10 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
             assert decode_control(data) == to_control(value)
         case "in-band":
             assert decode_in_band(data) == to_control(value)
+        case "group":
+            group = to_group(value)
+            decode = decode_from_client if isinstance(group[0], FromClient) else decode_from_broker
+            assert decode(data) == group
         case "file":
             assert cbor2.loads(data) == {"file": to_plain(value)}
             assert decode_header(data, "files/reports", 300_000 - CHUNK_BYTES) == FileHeader(**to_plain(value))
@@ -230,6 +236,11 @@ def test_every_control_message_has_an_example() -> None:
     assert shown == {kind.__struct_config__.tag for kind in get_args(ControlMessage)}
     assert described_as("unknown-kind")
     assert described_as("ignores-unknown-fields")
+
+
+def test_every_group_has_an_example() -> None:
+    shown = {described["head"]["kind"] for described in described_as("group")}
+    assert shown == {kind.__struct_config__.tag for kind in (*get_args(FromClient), *get_args(FromBroker))}
 
 
 def test_everything_else_has_an_example() -> None:

@@ -7,7 +7,7 @@ import inspect
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -21,8 +21,11 @@ from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.wire import batch as batches
 from godwit.wire import frames as f
-from godwit.wire.control import ClientInfo, Code, ControlMessage, TopicInfo, Will
+from godwit.wire import work
+from godwit.wire.control import ClientInfo, Code, ControlMessage, TopicInfo, Will, Work
+from godwit.wire.jobs import JobInfo, TaskInfo
 from godwit.wire.parameters import Parameters
+from godwit.wire.work import FromBroker, FromClient
 
 
 def test_the_table_of_frames() -> None:
@@ -64,7 +67,7 @@ def test_the_table_of_batch_flags() -> None:
 
 
 def test_the_table_of_codes() -> None:
-    assert {name: int(code) for code, name, *_ in read_table("## 22 Codes")} == {code.name: code.value for code in Code}
+    assert {name: int(code) for code, name, *_ in read_table("## 23 Codes")} == {code.name: code.value for code in Code}
 
 
 def to_number(text: str) -> int:
@@ -89,8 +92,11 @@ def test_the_table_of_parameters() -> None:
     assert rows["application"][0] == f"up to {limits.MAX_HANDSHAKE_APPLICATION_BYTES} bytes"
 
 
-@pytest.mark.parametrize("kind", get_args(ControlMessage))
-def test_the_tables_of_control_messages(kind: type[msgspec.Struct]) -> None:
+TAGGED = [*get_args(ControlMessage), *get_args(FromClient), *get_args(FromBroker)]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TAGGED if kind is not Work])
+def test_the_tables_of_control_messages_and_groups(kind: type[msgspec.Struct]) -> None:
     rows = read_table(f"#### `{kind.__struct_config__.tag}`")
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     assert {row[0] for row in rows} == set(fields)
@@ -98,6 +104,11 @@ def test_the_tables_of_control_messages(kind: type[msgspec.Struct]) -> None:
         assert (default == "required") == fields[name].required, name
         if default != "required":
             assert default == written(default_of(fields[name])), name
+
+
+def test_the_message_that_has_no_table_has_no_fields() -> None:
+    assert Work.__struct_fields__ == ()
+    assert "It has no fields." in PAGE.split("\n#### `work`\n")[1].partition("\n```")[0]
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> object:
@@ -111,15 +122,62 @@ def written(value: object) -> str:
     return str(value) if value or value == 0 else "empty"
 
 
-@pytest.mark.parametrize(
-    ("heading", "kind"), [("### Wills", Will), ("#### `topic_list`", TopicInfo), ("#### `client_list`", ClientInfo)]
-)
-def test_the_tables_of_what_stands_in_control_messages(heading: str, kind: type[msgspec.Struct]) -> None:
-    rows = read_table(heading, skip=0 if kind is Will else 1)
+PARTS = [
+    # heading, which table below it, what it describes
+    ("### Wills", 0, Will),
+    ("#### `topic_list`", 1, TopicInfo),
+    ("#### `client_list`", 1, ClientInfo),
+    ("#### `job_list`", 1, JobInfo),
+    ("#### `job_shown`", 1, TaskInfo),
+    ("#### `submit`", 1, work.Submission),
+    ("#### `report`", 1, work.Outcome),
+    ("#### `report`", 2, work.Step),
+    ("#### `taken`", 1, work.TakenJob),
+    ("#### `lease`", 1, work.LeasedTask),
+    ("#### `update`", 1, work.JobUpdate),
+    ("#### `update`", 2, work.TaskUpdate),
+]
+
+
+@pytest.mark.parametrize(("heading", "place", "kind"), PARTS)
+def test_the_tables_of_what_stands_in_messages_and_groups(heading: str, place: int, kind: type[msgspec.Struct]) -> None:
+    rows = read_table(heading, skip=place)
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     assert [row[0] for row in rows] == list(fields)
     for name, _, default, _ in rows:
         assert default == ("required" if fields[name].required else written(default_of(fields[name]))), name
+
+
+def bounds_of(field: dict[str, Any]) -> tuple[int, int] | None:
+    """Of a number, also of one that may be null."""
+    for option in field.get("anyOf", [field]):
+        if "minimum" in option:
+            return option["minimum"], option["maximum"]
+    return None
+
+
+def test_numbers_have_the_bounds_that_the_page_says() -> None:
+    seen = 0
+    for heading, place, kind in PARTS:
+        fields = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+        for name, span, *_ in read_table(heading, skip=place):
+            if found := re.match(r"(-?[\d,]+) to (-?[\d,]+)", span):
+                low, high = (int(bound.replace(",", "")) for bound in found.groups())
+                assert bounds_of(fields[name]) == (low, high), name
+                seen += 1
+    assert seen > 10
+
+
+def test_every_part_of_a_group_has_its_table() -> None:
+    described = {kind for _, _, kind in PARTS}
+    parts = {kind for kind in vars(work).values() if isinstance(kind, type) and issubclass(kind, work._Part)}
+    assert parts - {work._Part} <= described
+
+
+def test_the_index_of_groups() -> None:
+    rows = {kind: side for kind, side, _ in read_table("### Groups")}
+    sides = (("client", FromClient), ("broker", FromBroker))
+    assert rows == {kind.__struct_config__.tag: side for side, union in sides for kind in get_args(union)}
 
 
 def test_the_index_of_control_messages() -> None:
@@ -175,7 +233,7 @@ def words_of_the_code() -> set[str]:
 
 
 def test_the_table_of_what_is_dropped() -> None:
-    named = {row[0] for row in read_table("## 26 What is dropped")}
+    named = {row[0] for row in read_table("## 27 What is dropped")}
     assert len(words_of_the_code()) > 15
     assert words_of_the_code() <= named
     assert named >= REASONS

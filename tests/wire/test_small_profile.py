@@ -1,4 +1,4 @@
-"""The small profile of docs/PROTOCOL.md suffices: a client written from section 24 alone, without a line of godwit's
+"""The small profile of docs/PROTOCOL.md suffices: a client written from section 25 alone, without a line of godwit's
 code, logs in to a real broker and publishes over a network that loses, repeats and moves.
 """
 

@@ -109,6 +109,69 @@ class QueryGone(msgspec.Struct, frozen=True, gc=False):
     query: str
 
 
+class JobKept(msgspec.Struct, frozen=True, gc=False):
+    """A job as it stands. What never changes of it but may be long, its payload, is a JobPayload."""
+
+    job: int
+    controller: str
+    key: str
+    kind: str
+    workers: int
+    """0: all."""
+    priority: int
+    submitted_us: int
+    begins_us: int
+    deadline_us: int | None
+    retries: int
+    retry_delay_ms: int
+    time_limit_ms: int | None
+    state: str
+    agreed: int | None
+    ended_us: int | None
+    reason: str = ""
+
+
+class JobPayload(msgspec.Struct, frozen=True, gc=False):
+    """Of a new job, also when it is empty: a job without one is known to have lost it."""
+
+    job: int
+    payload: bytes
+
+
+class JobGone(msgspec.Struct, frozen=True, gc=False):
+    """It ended long ago: it is forgotten with its payload and its tasks."""
+
+    job: int
+
+
+class TaskKept(msgspec.Struct, frozen=True, gc=False):
+    """A task as it stands. Its key: job and number."""
+
+    job: int
+    number: int
+    state: str
+    worker: str
+    """Who has it, or had it last."""
+    instance: bytes
+    """Which run of the worker."""
+    fence: int
+    failures: int
+    losses: int
+    begins_us: int
+    """Not leased again before; while it is leased, when that began."""
+    since_us: int
+    had: tuple[str, ...] = ()
+    """Workers that had it before."""
+    result: bytes = b""
+    error: str = ""
+
+
+class NextJob(msgspec.Struct, frozen=True, gc=False):
+    """The number of the next job: none is ever given twice, or a late report could mean another one."""
+
+    job: int
+
+
 Change: TypeAlias = (
     TopicKept
     | TopicGone
@@ -121,6 +184,11 @@ Change: TypeAlias = (
     | IdentityGone
     | QueryDone
     | QueryGone
+    | JobKept
+    | JobPayload
+    | JobGone
+    | TaskKept
+    | NextJob
 )
 
 
@@ -135,5 +203,10 @@ class State(msgspec.Struct):
     """The one that was silent for longest first."""
     queries: list[QueryDone] = []
     """The one that was silent for longest first."""
+    next_job: int = 1
+    jobs: list[JobKept] = []
+    """By their numbers, as payloads and tasks are."""
+    payloads: list[JobPayload] = []
+    tasks: list[TaskKept] = []
     marks: dict[str, int] = {}
     """Filters of retention rules, and up to which offset messages of their topics were deleted."""

@@ -52,3 +52,7 @@ class Code(IntEnum):
     """The log could not be written: what was asked is not done, or not safe. Try again later."""
     NO_SUCH_OFFSET = 118
     """The log ends before it."""
+    NO_SUCH_JOB = 119
+    """It is not there, or no longer, or not for this client to see."""
+    BAD_KIND = 120
+    """No kind of work can be called so."""

@@ -10,6 +10,7 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     topics                               topic_list
     clients                              client_list
     progress                             progressed
+    volunteer, watch, jobs, job          see godwit.wire.jobs
     ping (either side asks)              pong
     anything                             error
 
@@ -25,32 +26,12 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import msgspec
 
 from godwit.errors import DecodeError
-from godwit.limits import (
-    MAX_CLIENT_NAME_BYTES,
-    MAX_CONTROL_RECORD_BYTES,
-    MAX_FILTERS,
-    MAX_TOPIC_BYTES,
-    MAX_WILL_BYTES,
-)
-from godwit.wire import cbor, codes
+from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_WILL_BYTES
+from godwit.wire import cbor, codes, jobs, message
+from godwit.wire.message import Channel, CodeNumber, Count, Filters, Label, Message, Name, Request, Text, TopicText
 
 Code = codes.Code
-
-_Request: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-_Channel: TypeAlias = Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Code: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
-_Label: TypeAlias = tuple[_Request, str]
-_Topic: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TOPIC_BYTES)]
-_Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_CLIENT_NAME_BYTES)]
-_Filters: TypeAlias = Annotated[list[_Topic], msgspec.Meta(min_length=1, max_length=MAX_FILTERS)]
-_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
-Qos: TypeAlias = Literal[0, 1, 2]
-
-
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """The base that makes `kind` the tag."""
-
+Qos = message.Qos
 
 # -- who is there -----------------------------------------------------------------------------------------------------
 
@@ -58,17 +39,17 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit
 class Will(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Published by the broker when the client is gone without a goodbye."""
 
-    topic: _Topic
+    topic: TopicText
     payload: Annotated[bytes, msgspec.Meta(max_length=MAX_WILL_BYTES)]
     qos: Qos = 1
     retain: bool = False
 
 
-class Login(_Message, frozen=True, kw_only=True, tag="login"):
+class Login(Message, frozen=True, kw_only=True, tag="login"):
     """The first message of a client. Nothing else is answered before it."""
 
-    request: _Request
-    name: _Name | None = None
+    request: Request
+    name: Name | None = None
     """Who it is; without one there is no session, and the broker makes a name up."""
     instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     """Random, one for each run of the client: the same instance may take over its own older connection."""
@@ -81,9 +62,9 @@ class Login(_Message, frozen=True, kw_only=True, tag="login"):
     will: Will | None = None
 
 
-class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
-    request: _Request
-    name: _Name
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+    request: Request
+    name: Name
     """The client's name from now on."""
     resumed: bool = False
     """There was a session of this name, with its subscriptions' cursors."""
@@ -91,231 +72,240 @@ class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
     """The broker's, if the client proved its name: it knows the secret too."""
     log: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """The log's id: offsets of another one mean nothing here."""
-    max_message_bytes: _Count
+    max_message_bytes: Count
 
 
 # -- publishing -------------------------------------------------------------------------------------------------------
 
 
-class Open(_Message, frozen=True, kw_only=True, tag="open"):
+class Open(Message, frozen=True, kw_only=True, tag="open"):
     """Record 0 of a publisher's channel: what the channel's batches are."""
 
-    topic: _Topic
+    topic: TopicText
     qos: Qos = 1
-    publisher: _Name | None = None
+    publisher: Name | None = None
     """The identity under which repeats are recognised (QoS 2); without it, this run of the client."""
-    epoch: _Count = 0
+    epoch: Count = 0
 
 
-class Opened(_Message, frozen=True, kw_only=True, tag="opened"):
+class Opened(Message, frozen=True, kw_only=True, tag="opened"):
     """The channel is in use. `subscribers`: connected subscriptions that match its topic now."""
 
-    channel: _Channel
-    subscribers: _Count = 0
+    channel: Channel
+    subscribers: Count = 0
 
 
-class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
+class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     """The channel is not, or no longer, in use: what was sent on it and not confirmed is dropped."""
 
-    channel: _Channel
-    code: _Code
+    channel: Channel
+    code: CodeNumber
     text: str
 
 
-class Progress(_Message, frozen=True, kw_only=True, tag="progress"):
+class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     """How far has this publisher (QoS 2) come with this topic?"""
 
-    request: _Request
-    topic: _Topic
-    publisher: _Name | None = None
+    request: Request
+    topic: TopicText
+    publisher: Name | None = None
 
 
-class Progressed(_Message, frozen=True, kw_only=True, tag="progressed"):
-    request: _Request
-    epoch: _Count = 0
-    next_sequence: _Count = 0
+class Progressed(Message, frozen=True, kw_only=True, tag="progressed"):
+    request: Request
+    epoch: Count = 0
+    next_sequence: Count = 0
     """0 with epoch 0: nothing is known of it."""
 
 
 # -- subscribing ------------------------------------------------------------------------------------------------------
 
 
-class Subscribe(_Message, frozen=True, kw_only=True, tag="subscribe"):
+class Subscribe(Message, frozen=True, kw_only=True, tag="subscribe"):
     """Deliver what matches one of the filters, each message once."""
 
-    request: _Request
-    subscription: _Request
+    request: Request
+    subscription: Request
     """A number that the client chose: how both sides call it on this connection."""
-    filters: _Filters
-    cursor: _Name | None = None
+    filters: Filters
+    cursor: Name | None = None
     """Kept under this name and moved by `commit` alone; else it moves as records are confirmed."""
-    start: Literal["latest", "earliest"] | _Count | None = None
+    start: Literal["latest", "earliest"] | Count | None = None
     """An offset or a word. None: where the session or the cursor stands, else latest."""
-    since_us: _Count | None = None
+    since_us: Count | None = None
     """Instead of start: the first message received at or after this time."""
     retained: bool = False
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
 
 
-class Subscribed(_Message, frozen=True, kw_only=True, tag="subscribed"):
-    request: _Request
-    subscription: _Request
+class Subscribed(Message, frozen=True, kw_only=True, tag="subscribed"):
+    request: Request
+    subscription: Request
     """The number asked for, or that of the same subscription if the client had it already."""
     is_new: bool = True
-    next_offset: _Count = 0
+    next_offset: Count = 0
     """Where it starts."""
 
 
-class Unsubscribe(_Message, frozen=True, kw_only=True, tag="unsubscribe"):
-    request: _Request
-    subscription: _Request
+class Unsubscribe(Message, frozen=True, kw_only=True, tag="unsubscribe"):
+    request: Request
+    subscription: Request
     keep: bool = False
     """Deliver nothing more, but keep its place for the session."""
-    offset: _Count | None = None
+    offset: Count | None = None
     """With `keep`: go on from here later. None: from what was confirmed."""
 
 
-class Commit(_Message, frozen=True, kw_only=True, tag="commit"):
+class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     """The subscription goes on from this offset after a break."""
 
-    request: _Request
-    subscription: _Request
-    offset: _Count
+    request: Request
+    subscription: Request
+    offset: Count
     """The first one that is not done yet."""
 
 
-class Kicked(_Message, frozen=True, kw_only=True, tag="kicked"):
+class Kicked(Message, frozen=True, kw_only=True, tag="kicked"):
     """Somebody removed this subscription."""
 
-    subscription: _Request
+    subscription: Request
     by: str
-    reason: _Text = ""
+    reason: Text = ""
 
 
-class Feed(_Message, frozen=True, kw_only=True, tag="feed"):
+class Feed(Message, frozen=True, kw_only=True, tag="feed"):
     """Record 0 of a channel towards a subscriber: whose it is. `live`: the channel of QoS 0."""
 
-    subscription: _Request
+    subscription: Request
     live: bool = False
 
 
-class Labels(_Message, frozen=True, kw_only=True, tag="labels"):
+class Labels(Message, frozen=True, kw_only=True, tag="labels"):
     """In-band: what the numbers in the routes of the batches behind it stand for, on this channel."""
 
-    topics: list[_Label] = []
-    publishers: list[_Label] = []
+    topics: list[Label] = []
+    publishers: list[Label] = []
     forget: bool = False
     """Everything said before on this channel."""
 
 
-class Gap(_Message, frozen=True, kw_only=True, tag="gap"):
+class Gap(Message, frozen=True, kw_only=True, tag="gap"):
     """In-band: so many offsets before `next_offset` are gone from the log and could not be delivered."""
 
-    count: _Count
-    next_offset: _Count
+    count: Count
+    next_offset: Count
 
 
 # -- topics, clients --------------------------------------------------------------------------------------------------
 
 
-class Create(_Message, frozen=True, kw_only=True, tag="create"):
-    request: _Request
-    topic: _Topic
+class Create(Message, frozen=True, kw_only=True, tag="create"):
+    request: Request
+    topic: TopicText
 
 
-class Topics(_Message, frozen=True, kw_only=True, tag="topics"):
+class Topics(Message, frozen=True, kw_only=True, tag="topics"):
     """Which topics are there? A page at a time, in the order of their names."""
 
-    request: _Request
-    filter: _Topic | None = None
-    after: _Topic | None = None
+    request: Request
+    filter: TopicText | None = None
+    after: TopicText | None = None
 
 
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     policy: Literal["open", "publishers", "explicit"] = "open"
-    subscribers: _Count = 0
+    subscribers: Count = 0
     """Connected subscriptions that match it now."""
-    publishers: _Count = 0
+    publishers: Count = 0
     """Channels that are open for it now."""
-    messages: _Count = 0
+    messages: Count = 0
     """Since it came into being."""
-    payload_bytes: _Count = 0
+    payload_bytes: Count = 0
     retained: bool = False
-    last_us: _Count = 0
+    last_us: Count = 0
     """When the last message came; 0: none has."""
 
 
-class TopicList(_Message, frozen=True, kw_only=True, tag="topic_list"):
-    request: _Request
+class TopicList(Message, frozen=True, kw_only=True, tag="topic_list"):
+    request: Request
     topics: list[TopicInfo] = []
     more: bool = False
-    after: _Topic = ""
+    after: TopicText = ""
     """Behind which topic the next page begins, if there is more: a page may be short, even empty."""
 
 
-class Clients(_Message, frozen=True, kw_only=True, tag="clients"):
+class Clients(Message, frozen=True, kw_only=True, tag="clients"):
     """Who is there? A page at a time, in the order of their names."""
 
-    request: _Request
-    after: _Name | None = None
+    request: Request
+    after: Name | None = None
 
 
 class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     address: str = ""
     """Empty: a session that is not connected."""
-    since_us: _Count = 0
+    since_us: Count = 0
     subscriptions: list[list[str]] = []
     """The filters of each."""
-    messages_in: _Count = 0
-    messages_out: _Count = 0
+    messages_in: Count = 0
+    messages_out: Count = 0
 
 
-class ClientList(_Message, frozen=True, kw_only=True, tag="client_list"):
-    request: _Request
+class ClientList(Message, frozen=True, kw_only=True, tag="client_list"):
+    request: Request
     clients: list[ClientInfo] = []
     more: bool = False
 
 
-class Kick(_Message, frozen=True, kw_only=True, tag="kick"):
+class Kick(Message, frozen=True, kw_only=True, tag="kick"):
     """Remove a client, or with filters its subscription to exactly these. The removed one is told why."""
 
-    request: _Request
-    client: _Name
-    filters: _Filters | None = None
-    reason: _Text = ""
+    request: Request
+    client: Name
+    filters: Filters | None = None
+    reason: Text = ""
+
+
+# -- work: requests about it are in godwit.wire.jobs -------------------------------------------------------------------
+
+
+class Work(Message, frozen=True, kw_only=True, tag="work"):
+    """Record 0 of a channel that carries work, in either direction: see godwit.wire.work."""
 
 
 # -- replies that all share -------------------------------------------------------------------------------------------
 
 
-class Ping(_Message, frozen=True, kw_only=True, tag="ping"):
-    request: _Request
+class Ping(Message, frozen=True, kw_only=True, tag="ping"):
+    request: Request
 
 
-class Pong(_Message, frozen=True, kw_only=True, tag="pong"):
-    request: _Request
+class Pong(Message, frozen=True, kw_only=True, tag="pong"):
+    request: Request
 
 
-class Done(_Message, frozen=True, kw_only=True, tag="done"):
+class Done(Message, frozen=True, kw_only=True, tag="done"):
     """The reply to a request that has nothing else to say."""
 
-    request: _Request
+    request: Request
 
 
-class Error(_Message, frozen=True, kw_only=True, tag="error"):
+class Error(Message, frozen=True, kw_only=True, tag="error"):
     """The reply to a request that failed; `request` is missing when it could not be read."""
 
-    code: _Code
+    code: CodeNumber
     text: str
-    request: _Request | None = None
+    request: Request | None = None
 
 
 ControlMessage: TypeAlias = (
     Login | Welcome | Open | Opened | Refused | Progress | Progressed | Subscribe | Subscribed | Unsubscribe | Commit
-    | Kicked | Feed | Labels | Gap | Create | Topics | TopicList | Clients | ClientList | Kick | Ping | Pong | Done
-    | Error
+    | Kicked | Feed | Labels | Gap | Create | Topics | TopicList | Clients | ClientList | Kick | Work | Ping | Pong
+    | Done | Error
+    | jobs.Volunteer | jobs.Volunteered | jobs.Watch | jobs.Watched | jobs.Unwatch | jobs.Cancel
+    | jobs.Jobs | jobs.JobList | jobs.Job | jobs.JobShown
 )  # fmt: skip
 
 

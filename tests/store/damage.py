@@ -7,20 +7,31 @@ from random import Random
 from typing import Any, NamedTuple
 
 import apsw
-from tests.store.entries import LOG_ID, make_entry
+import msgspec
+from tests.store.entries import LOG_ID, make_entry, make_job, make_task
 
+from godwit.store import sql
+from godwit.store.block import encode_blocks
 from godwit.store.btree import Tree, pointer
+from godwit.store.kept import apply
+from godwit.store.meta import Meta, set_meta
 from godwit.store.pages import PAGE_BYTES, PageFile
 from godwit.store.retention import Retention, Rule
+from godwit.store.schema import APPLICATION_ID
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import (
     Change,
     FeedKept,
     IdentityKept,
+    JobGone,
+    JobKept,
+    JobPayload,
+    NextJob,
     QueryDone,
     RetainedKept,
     SessionKept,
     State,
+    TaskKept,
     TopicKept,
 )
 from godwit.wire.entry import Entry
@@ -73,6 +84,29 @@ def make_log(path: Path, rng: Random, blocks: int, *, is_trimmed: bool) -> Origi
     return original
 
 
+def make_older_log(path: Path, entries: list[Entry], changes: list[Change]) -> None:
+    """A log as Godwit 0.3.0 made it, with nothing but the first script."""
+    connection = apsw.Connection(str(path))
+    connection.pragma("page_size", PAGE_BYTES)
+    connection.pragma("journal_mode", "wal")
+    with connection:
+        connection.execute(sql.MIGRATIONS[0])
+        meta = Meta(LOG_ID, 1, b"an older")
+        set_meta(connection, meta)
+        rows = encode_blocks(entries, 0, meta.stamp)
+        connection.executemany(sql.QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
+        apply(connection, changes)
+        connection.pragma("application_id", APPLICATION_ID)
+        connection.pragma("user_version", 1)
+    connection.close()
+
+
+def older_changes(number: int, rng: Random) -> list[Change]:
+    """What there was to keep before there were jobs."""
+    newer = (JobGone, JobKept, JobPayload, NextJob, TaskKept)
+    return [change for change in changes_of(number, rng) if not isinstance(change, newer)]
+
+
 def changes_of(number: int, rng: Random) -> list[Change]:
     return [
         TopicKept(f"t/{number}", number, number, number),
@@ -81,6 +115,22 @@ def changes_of(number: int, rng: Random) -> list[Change]:
         FeedKept(f"client {number % 5}", ("t/#",), f"cursor {number % 11}", number),
         IdentityKept("", f"publisher {number}", "t/0", 1, number, number),
         QueryDone(f"query {number % 3}", number),
+        *jobs_of(number),
+    ]
+
+
+def jobs_of(number: int) -> list[Change]:
+    """A new job with two tasks, one of them with a result; an older job is forgotten."""
+    rng = Random(number)
+    job = number + 1
+    sizes = [3, 300, 30_000]
+    return [
+        make_job(job, agreed=2),
+        JobPayload(job, rng.randbytes(rng.choice(sizes))),
+        make_task(job, 0),
+        make_task(job, 1, rng.randbytes(rng.choice(sizes))),
+        NextJob(job + 1),
+        JobGone(job - 20),
     ]
 
 

@@ -47,10 +47,14 @@ def check_read(original: Original, found: Slice) -> set[int]:
 
 def check_state(original: Original, state: State) -> None:
     """Rows that are left are as they were."""
-    for name in ("topics", "retained", "sessions", "feeds", "identities"):
+    for name in ("topics", "retained", "sessions", "feeds", "identities", "jobs", "payloads", "tasks"):
         assert [row for row in getattr(state, name) if row not in getattr(original.state, name)] == []
     assert set(state.queries) <= set(original.state.queries)
     assert state.marks.items() <= original.state.marks.items()
+    numbers = {job.job for job in state.jobs}
+    assert {payload.job for payload in state.payloads} == numbers
+    assert {task.job for task in state.tasks} <= numbers
+    assert state.next_job >= original.state.next_job, "a number could be given to another job"
 
 
 class Damaged(NamedTuple):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import apsw
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.store.entries import make_job, make_task
 
+from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.store.kept import (
     DamagedRowError,
     apply,
@@ -20,6 +24,7 @@ from godwit.store.kept import (
     set_mark,
     topics_of,
 )
+from godwit.store.schema import state_tables
 from godwit.store.sql import MIGRATIONS
 from godwit.wire.changes import (
     Change,
@@ -27,12 +32,17 @@ from godwit.wire.changes import (
     FeedKept,
     IdentityGone,
     IdentityKept,
+    JobGone,
+    JobKept,
+    JobPayload,
+    NextJob,
     QueryDone,
     QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
     State,
+    TaskKept,
     TopicGone,
     TopicKept,
 )
@@ -45,6 +55,42 @@ WILLS = st.none() | st.builds(
     Will, topic=NAMES, payload=st.binary(max_size=5), qos=st.sampled_from([0, 1, 2]), retain=st.booleans()
 )
 CURSORS = st.none() | NAMES
+JOBS = st.integers(1, 4)
+JOBS_KEPT = st.builds(
+    JobKept,
+    JOBS,
+    controller=NAMES,
+    key=NAMES,
+    kind=NAMES,
+    workers=NUMBERS,
+    priority=st.integers(-100, 100),
+    submitted_us=NUMBERS,
+    begins_us=NUMBERS,
+    deadline_us=st.none() | NUMBERS,
+    retries=NUMBERS,
+    retry_delay_ms=NUMBERS,
+    time_limit_ms=st.none() | NUMBERS,
+    state=st.sampled_from(["waiting", "running", "done"]),
+    agreed=st.none() | NUMBERS,
+    ended_us=st.none() | NUMBERS,
+    reason=NAMES,
+)
+TASKS_KEPT = st.builds(
+    TaskKept,
+    JOBS,
+    st.integers(0, 2),
+    state=st.sampled_from(["waiting", "leased", "finished"]),
+    worker=NAMES,
+    instance=st.binary(max_size=16),
+    fence=NUMBERS,
+    failures=NUMBERS,
+    losses=NUMBERS,
+    begins_us=NUMBERS,
+    since_us=NUMBERS,
+    had=st.lists(NAMES, max_size=3).map(tuple),
+    result=st.binary(max_size=4),
+    error=NAMES,
+)
 CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(TopicKept, NAMES, NUMBERS, NUMBERS, NUMBERS, st.booleans()),
     st.builds(TopicGone, NAMES),
@@ -57,6 +103,11 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(IdentityGone, NAMES, NAMES, NAMES),
     st.builds(QueryDone, NAMES, NUMBERS, NUMBERS),
     st.builds(QueryGone, NAMES),
+    JOBS_KEPT,
+    st.builds(JobPayload, JOBS, st.binary(max_size=4)),
+    TASKS_KEPT,
+    st.builds(JobGone, JOBS),
+    st.builds(NextJob, NUMBERS),
 )
 
 
@@ -77,6 +128,10 @@ class Model:
         self.feeds: dict[tuple[str, tuple[str, ...], str | None], FeedKept] = {}
         self.identities: dict[tuple[str, str, str], IdentityKept] = {}
         self.queries: dict[str, QueryDone] = {}
+        self.next_job = 1
+        self.jobs: dict[int, JobKept] = {}
+        self.payloads: dict[int, JobPayload] = {}
+        self.tasks: dict[tuple[int, int], TaskKept] = {}
 
     def apply(self, changes: Sequence[Change]) -> None:
         for change in changes:
@@ -102,10 +157,27 @@ class Model:
                     self.identities[change.owner, change.publisher, change.topic] = change
                 case IdentityGone():
                     self.identities.pop((change.owner, change.publisher, change.topic), None)
-                case QueryDone():
-                    self.queries[change.query] = change
-                case QueryGone():
-                    self.queries.pop(change.query, None)
+                case _:
+                    self._apply_more(change)
+
+    def _apply_more(self, change: Change) -> None:
+        match change:
+            case QueryDone():
+                self.queries[change.query] = change
+            case QueryGone():
+                self.queries.pop(change.query, None)
+            case JobKept():
+                self.jobs[change.job] = change
+            case JobPayload():
+                self.payloads[change.job] = change
+            case TaskKept():
+                self.tasks[change.job, change.number] = change
+            case JobGone():
+                self.jobs.pop(change.job, None)
+                self.payloads.pop(change.job, None)
+                self.tasks = {key: task for key, task in self.tasks.items() if task.job != change.job}
+            case NextJob():
+                self.next_job = change.job
 
     def agrees_with(self, state: State) -> None:
         assert {kept.name: kept for kept in state.topics} == self.topics
@@ -115,6 +187,10 @@ class Model:
         assert {(kept.owner, kept.publisher, kept.topic): kept for kept in state.identities} == self.identities
         assert {kept.query: kept for kept in state.queries} == self.queries
         assert [kept.last_us for kept in state.queries] == sorted(kept.last_us for kept in state.queries)
+        assert state.next_job == self.next_job
+        assert state.jobs == [self.jobs[job] for job in sorted(self.jobs)]
+        assert state.payloads == [self.payloads[job] for job in sorted(self.payloads)]
+        assert state.tasks == [self.tasks[key] for key in sorted(self.tasks)]
         assert len(state.feeds) == len(self.feeds)
         assert [kept.last_us for kept in state.identities] == sorted(kept.last_us for kept in state.identities)
 
@@ -144,6 +220,42 @@ def test_a_session_that_is_gone_takes_its_feeds_and_no_others() -> None:
     assert load_state(connection).feeds == [kept[0], *kept[3:]]
 
 
+def test_a_job_that_is_gone_takes_its_payload_and_its_tasks_and_no_others() -> None:
+    connection = new_file()
+    kept = [make_task(job, number) for job in (1, 2) for number in range(3)]
+    apply(connection, [make_job(1), make_job(2), JobPayload(1, b"a"), JobPayload(2, b"b"), *kept, JobGone(1)])
+    state = load_state(connection)
+    assert (state.jobs, state.payloads, state.tasks) == ([make_job(2)], [JobPayload(2, b"b")], kept[3:])
+
+
+def test_a_payload_and_a_result_of_the_largest_size() -> None:
+    connection = new_file()
+    payload, result = (Random(seed).randbytes(MAX_JOB_PAYLOAD_BYTES) for seed in (1, 2))
+    changes: list[Change] = [make_job(1), JobPayload(1, payload), make_task(1, 0, result), make_task(1, 1, result)]
+    apply(connection, changes)
+    apply(connection, [make_task(1, 1)])
+    state = load_state(connection)
+    assert state.payloads == [JobPayload(1, payload)]
+    assert state.tasks == [make_task(1, 0, result), make_task(1, 1)]
+
+
+def test_texts_from_strangers_come_back_as_they_were() -> None:
+    """Keys, notes and errors are any text: NUL is a character as others."""
+    connection = new_file()
+    job = msgspec.structs.replace(make_job(1), key="a\0b", reason="\x1b[2J\U0001f426")
+    task = msgspec.structs.replace(make_task(1, 0), worker="\0", error="x\0", had=("\0", '"', "\U0001f426"))
+    apply(connection, [job, task])
+    state = load_state(connection)
+    assert (state.jobs, state.tasks) == ([job], [task])
+
+
+def test_the_number_of_the_next_job_is_1_until_told() -> None:
+    connection = new_file()
+    assert load_state(connection).next_job == 1
+    apply(connection, [NextJob(5), NextJob(7)])
+    assert load_state(connection).next_job == 7
+
+
 def test_marks() -> None:
     connection = new_file()
     set_mark(connection, "a/#", 5)
@@ -159,10 +271,14 @@ FULL: list[Change] = [
     FeedKept("s", ("a", "b"), "c", 4, 5),
     IdentityKept("o", "p", "t", 6, 7, 8),
     QueryDone("q", 9),
+    msgspec.structs.replace(make_job(1), deadline_us=1, time_limit_ms=2, ended_us=3),
+    JobPayload(1, b"payload"),
+    make_task(1, 0, b"result"),
+    NextJob(2),
 ]
 
 
-@pytest.mark.parametrize("table", ["topics", "retained", "sessions", "feeds", "identities", "queries", "marks"])
+@pytest.mark.parametrize("table", state_tables())
 def test_a_changed_value_is_noticed(table: str) -> None:
     connection = new_file()
     apply(connection, FULL)
@@ -171,6 +287,7 @@ def test_a_changed_value_is_noticed(table: str) -> None:
     columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
     for column in columns:
         connection.execute("SAVEPOINT before")
+        connection.pragma("ignore_check_constraints", 1)
         connection.execute(
             f"""UPDATE {table} SET "{column}" = CASE typeof("{column}") WHEN 'integer' THEN "{column}" + 1
             WHEN 'text' THEN "{column}" || '!' ELSE CAST("{column}" || '!' AS BLOB) END"""

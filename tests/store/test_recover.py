@@ -8,21 +8,30 @@ from pathlib import Path
 from random import Random
 
 import apsw
+import msgspec
 import pytest
-from tests.store.damage import Original, make_log
+from tests.store.damage import Original, make_log, make_older_log, older_changes
 from tests.store.entries import LOG_ID, make_entry
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
 from godwit.store.block import encode_blocks
 from godwit.store.kept import sealed, set_mark
 from godwit.store.pages import PAGE_BYTES
-from godwit.store.recover import LOST_END, Recovered, recover
+from godwit.store.recover import LOST_END, LOST_JOBS, Recovered, recover
 from godwit.store.sqlite import SqliteStore
 from godwit.store.verify import verify
 from godwit.wire.changes import FeedKept, State
 from godwit.wire.marks import BROKER_WIDE
 
 NEW_ID = b"n" * 16
+KEYS = {
+    "feeds": "rowid",
+    "retained": "rowid",
+    "marks": "pattern",
+    "meta": "key",
+    "next_job": "place",
+    "jobs": "job",
+}
 EVERYTHING = 2**40
 
 
@@ -184,6 +193,69 @@ def test_a_lost_table_is_told_and_the_others_are_saved(original: Original, table
     store.close()
 
 
+@pytest.mark.parametrize("table", ["jobs", "job_payloads"])
+def test_jobs_that_have_lost_what_they_need_are_not_saved(original: Original, table: str) -> None:
+    """Nobody could do a job without its payload, and no task without its job. Their numbers stay used."""
+    wipe(original.path, roots(original.path)[table])
+    assert run(original.path).lost_tables == [table]
+    store = opened(original.path)
+    state = store.state()
+    assert (state.jobs, state.payloads, state.tasks) == ([], [], [])
+    assert state.next_job == original.state.next_job
+    assert state.topics == original.state.topics
+    store.close()
+
+
+def test_a_job_that_is_done_is_saved_with_all_its_results_or_not_at_all(original: Original) -> None:
+    """One that goes on is saved in any case: it does again what is lost."""
+    sound = run(original.path).kept_rows
+    original.path.with_name("saved.sqlite").unlink()
+    done, running = original.state.jobs[2], original.state.jobs[3]
+    store = SqliteStore.open(original.path, new_log_id=NEW_ID, now_us=9)
+    done = msgspec.structs.replace(done, state="done")
+    store.append([], [done])
+    store.connection.execute(
+        "UPDATE tasks SET seal = seal + 1 WHERE job IN (?, ?) AND number = 1", (done.job, running.job)
+    )
+    store.close()
+    saved = run(original.path)
+    assert saved.lost_tables == ["tasks"]
+    assert sound - saved.kept_rows == 5  # of the one its job, its payload and two tasks, of the other a task
+    store = opened(original.path)
+    state = store.state()
+    store.close()
+    assert state.jobs == [job for job in original.state.jobs if job.job != done.job]
+    assert state.payloads == [kept for kept in original.state.payloads if kept.job != done.job]
+    assert state.tasks == [
+        kept for kept in original.state.tasks if kept.job != done.job and (kept.job, kept.number) != (running.job, 1)
+    ]
+
+
+def test_numbers_of_jobs_are_not_given_out_twice(original: Original) -> None:
+    """Behind the highest that is known nobody can tell how many there were."""
+    wipe(original.path, roots(original.path)["next_job"])
+    assert run(original.path).lost_tables == ["next_job"]
+    store = opened(original.path)
+    state = store.state()
+    assert state.jobs == original.state.jobs
+    assert state.next_job == max(job.job for job in state.jobs) + 1 + LOST_JOBS
+    store.close()
+
+
+def test_a_log_of_0_3_0_has_lost_no_jobs(tmp_path: Path) -> None:
+    """It never had any; what it had is in a log of the current version then."""
+    path = tmp_path / "log.sqlite"
+    entries = [make_entry(bytes(100_000), received_us=number) for number in range(5)]
+    make_older_log(path, entries, older_changes(1, Random(1)))
+    saved = run(path)
+    assert (saved.messages, saved.missing, saved.lost_tables) == (5, [], [])
+    store = opened(path)
+    assert [entry for _, entry in store.read(0, EVERYTHING).entries] == entries
+    state = store.state()
+    assert (len(state.topics), len(state.retained), state.next_job, state.jobs) == (1, 1, 1, [])
+    store.close()
+
+
 def test_offsets_are_not_given_out_twice(tmp_path: Path) -> None:
     """The last blocks are lost with the page that said where they end."""
     path = tmp_path / "log.sqlite"
@@ -301,6 +373,8 @@ def test_blocks_that_somebody_published_are_not_believed(tmp_path: Path) -> None
         "UPDATE meta SET value = 'text' WHERE key <> 'end_offset'",
         "UPDATE meta SET value = -1 WHERE key = 'created_us'",
         "UPDATE blocks SET end_offset = 9223372036854775807",
+        "UPDATE next_job SET job = 9223372036854775807",
+        "UPDATE jobs SET job = 9223372036854775807 WHERE job = (SELECT max(job) FROM jobs)",
     ],
 )
 def test_numbers_that_cannot_be_end_in_no_error(original: Original, statement: str) -> None:
@@ -308,8 +382,7 @@ def test_numbers_that_cannot_be_end_in_no_error(original: Original, statement: s
     connection = apsw.Connection(str(original.path))
     set_mark(connection, "#", 0)
     connection.execute(statement)
-    for table in ("feeds", "retained", "marks", "meta"):
-        keys = "rowid" if table in ("feeds", "retained") else "pattern" if table == "marks" else "key"
+    for table, keys in KEYS.items():
         for key, *row in connection.execute(f"SELECT {keys}, * FROM {table}").fetchall():
             update = f"UPDATE {table} SET seal = ? WHERE {keys} = ?"
             connection.execute(update, (sealed(tuple(row[:-1]))[-1], key))
@@ -318,6 +391,9 @@ def test_numbers_that_cannot_be_end_in_no_error(original: Original, statement: s
     assert saved.next_offset <= 2**62 + LOST_END
     assert saved.blocks > 0
     assert original.next_offset <= saved.next_offset
+    store = opened(original.path)
+    assert store.state().next_job <= 2**62 + LOST_JOBS
+    store.close()
 
 
 def test_a_value_of_another_type_is_not_kept(original: Original) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
+from random import Random
 
 import apsw
 import pytest
-from tests.store.entries import LOG_ID, make_entry
+from tests.store.damage import make_older_log, older_changes
+from tests.store.entries import LOG_ID, make_entry, make_job, make_task
 
-from godwit.errors import LogDamagedError
+from godwit.errors import LogDamagedError, LogVersionError
 from godwit.store import sql
 from godwit.store.reader import LogReader
 from godwit.store.schema import BLOCKS, META, check_schema, state_tables, tables
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.changes import JobPayload, NextJob
 
 ENDLESS = """
     DROP TABLE blocks;
@@ -45,6 +49,14 @@ def alter(path: Path, statement: str) -> bytes:
 def test_the_tables_are_those_of_the_scripts() -> None:
     assert {BLOCKS, META, "topics", "retained", "sessions", "feeds"} <= set(tables())
     assert set(tables()) - set(state_tables()) == {BLOCKS, META}
+    assert set(tables()) - set(tables(1)) == {"next_job", "jobs", "job_payloads", "tasks"}
+
+
+def test_a_script_that_was_released_is_as_it_was() -> None:
+    """Else no log that was made with it could be opened."""
+    released = ["1764f64f7736becec754bcf4527206a44777167cb007031b98fc45224f3c4061"]
+    found = [hashlib.sha256(script.encode()).hexdigest() for script in sql.MIGRATIONS]
+    assert found[: len(released)] == released
 
 
 @pytest.mark.parametrize(
@@ -57,6 +69,10 @@ def test_the_tables_are_those_of_the_scripts() -> None:
         ("CREATE INDEX more ON blocks (abs(received_us))", "the index 'more' in it"),
         ("DROP TRIGGER end_of_deleted", "something is missing in it"),
         ("UPDATE sqlite_schema SET sql = sql || ' ' WHERE name = 'marks'", "the table 'marks' in it is not ours"),
+        (
+            "UPDATE sqlite_schema SET sql = replace(sql, 'floor', CAST(x'fb' AS TEXT)) WHERE name = 'marks'",
+            "a text in its schema is no UTF-8",
+        ),
     ],
 )
 def test_another_schema_is_refused_and_the_file_left_alone(path: Path, statement: str, words: str) -> None:
@@ -79,6 +95,40 @@ def test_a_file_of_an_older_version_has_the_schema_of_that(path: Path, monkeypat
         check_schema(connection, path, len(sql.MIGRATIONS))
     SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()
     check_schema(connection, path, len(sql.MIGRATIONS))
+    connection.close()
+
+
+def test_a_log_of_0_3_0_is_brought_forward(tmp_path: Path) -> None:
+    """With all that is in it; from then on it keeps jobs too, and is read beside its writer."""
+    path = tmp_path / "log.sqlite"
+    entries = [make_entry(b"kept"), make_entry(b"as well", received_us=2)]
+    make_older_log(path, entries, older_changes(3, Random(1)))
+    with pytest.raises(LogVersionError, match=r"its format is 1, and this one reads 2\. A broker brings it forward"):
+        LogReader.open(path)
+    for _ in range(2):
+        store = SqliteStore.open(path, new_log_id=b"unused", now_us=2)
+        assert (store.log_id, store.created_us, store.stamp) == (LOG_ID, 1, b"an older")
+        assert [entry for _, entry in store.read(0, 2**20).entries] == entries
+        state = store.state()
+        assert [kept.name for kept in state.topics] == ["t/3"]
+        assert len(state.retained) == len(state.sessions) == len(state.feeds) == len(state.identities) == 1
+        store.append([], [make_job(1), JobPayload(1, b"payload"), make_task(1, 0), NextJob(2)])
+        store.close()
+    assert (state.next_job, state.jobs, state.tasks) == (2, [make_job(1)], [make_task(1, 0)])
+    reader = LogReader.open(path)
+    assert reader.next_offset() == 2
+    reader.close()
+
+
+def test_nothing_is_changed_when_a_step_forward_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.sqlite"
+    make_older_log(path, [make_entry()], [])
+    monkeypatch.setattr(sql, "MIGRATIONS", (*sql.MIGRATIONS, "CREATE TABLE jobs (x)"))
+    with pytest.raises(LogDamagedError, match="table jobs already exists"):
+        SqliteStore.open(path, new_log_id=b"unused", now_us=2)
+    connection = apsw.Connection(str(path))
+    assert connection.pragma("user_version") == 1
+    check_schema(connection, path, 1)
     connection.close()
 
 

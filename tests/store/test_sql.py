@@ -33,4 +33,4 @@ def test_every_statement_fits_the_schema() -> None:
         connection.execute(script)
     for name, statement in QUERIES.items():
         connection.execute(statement, [None] * statement.count("?"), explain=1).fetchall()
-        assert name.partition("_")[0] in {"insert", "select", "upsert", "delete"}
+        assert name.partition("_")[0] in {"insert", "select", "upsert", "replace", "delete"}

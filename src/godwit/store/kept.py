@@ -21,12 +21,17 @@ from godwit.wire.changes import (
     FeedKept,
     IdentityGone,
     IdentityKept,
+    JobGone,
+    JobKept,
+    JobPayload,
+    NextJob,
     QueryDone,
     QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
     State,
+    TaskKept,
     TopicGone,
     TopicKept,
 )
@@ -36,9 +41,10 @@ _Values: TypeAlias = tuple[Any, ...]
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _pack_text: Final = msgspec.json.Encoder().encode
-_unpack_filters: Final = msgspec.json.Decoder(tuple[str, ...]).decode
+_unpack_names: Final = msgspec.json.Decoder(tuple[str, ...]).decode
 _unpack_will: Final = msgspec.msgpack.Decoder(Will).decode
 _astuple: Final = msgspec.structs.astuple
+_HAD: Final = TaskKept.__struct_fields__.index("had")
 
 
 class DamagedRowError(Exception):
@@ -65,6 +71,10 @@ def load_state(connection: apsw.Connection) -> State:
         feeds=[_feed(*row) for row in _rows(connection, "feeds")],
         identities=[IdentityKept(*row) for row in _rows(connection, "identities")],
         queries=[QueryDone(*row) for row in _rows(connection, "queries")],
+        next_job=next((job for _, job in _rows(connection, "next_job")), 1),
+        jobs=[JobKept(*row) for row in _rows(connection, "jobs")],
+        payloads=[JobPayload(*row) for row in _rows(connection, "job_payloads")],
+        tasks=[_task(*row) for row in _rows(connection, "tasks")],
         marks=marks_of(connection),
     )
 
@@ -117,7 +127,13 @@ def _session(
 
 
 def _feed(session: str, filters: str, cursor: str | None, resume_at: int, lost: int) -> FeedKept:
-    return FeedKept(session, _unpack_filters(filters), cursor, resume_at, lost)
+    return FeedKept(session, _unpack_names(filters), cursor, resume_at, lost)
+
+
+def _task(*row: Any) -> TaskKept:
+    values = list(row)
+    values[_HAD] = _unpack_names(values[_HAD])
+    return TaskKept(*values)
 
 
 # -- from a change to a statement and its values ----------------------------------------------------------------------
@@ -177,6 +193,20 @@ def _gone_feed(change: FeedGone) -> tuple[str, _Values]:
     return QUERIES["delete_feed"], (change.session, _pack_text(change.filters).decode(), change.cursor)
 
 
+def _gone_job(change: JobGone) -> tuple[str, _Values]:
+    return QUERIES["delete_job"], (change.job,) * 3
+
+
+def _kept_task(change: TaskKept) -> tuple[str, _Values]:
+    values = _astuple(change)
+    had = _pack_text(change.had).decode() if change.had else "[]"
+    return QUERIES["replace_task"], sealed((*values[:_HAD], had, *values[_HAD + 1 :]))
+
+
+def _next_job(change: NextJob) -> tuple[str, _Values]:
+    return QUERIES["replace_next_job"], sealed((0, change.job))
+
+
 _STATEMENTS: Final[dict[type, Callable[[Any], tuple[str, _Values]]]] = {
     TopicKept: _kept_topic,
     TopicGone: _gone("delete_topic"),
@@ -189,4 +219,9 @@ _STATEMENTS: Final[dict[type, Callable[[Any], tuple[str, _Values]]]] = {
     IdentityGone: _gone("delete_identity"),
     QueryDone: _plain("upsert_query"),
     QueryGone: _gone("delete_query"),
+    JobKept: _plain("replace_job"),
+    JobPayload: _plain("replace_job_payload"),
+    JobGone: _gone_job,
+    TaskKept: _kept_task,
+    NextJob: _next_job,
 }

@@ -1,4 +1,4 @@
--- Every statement on the log's file, by name. See schema_1.sql for what the columns mean.
+-- Every statement on the log's file, by name. See schema_1.sql and schema_2.sql for what the columns mean.
 
 -- name: select_random
 SELECT randomblob(?);
@@ -124,3 +124,34 @@ SELECT * FROM marks ORDER BY pattern;
 
 -- name: select_highest_mark
 SELECT ifnull(max(floor), 0) FROM marks;
+
+-- name: replace_next_job
+REPLACE INTO next_job VALUES (?, ?, ?);
+
+-- name: select_next_job
+SELECT * FROM next_job;
+
+-- name: replace_job
+-- Here and for payloads and tasks: quicker than an upsert, as nothing of the old row has to be read.
+REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: delete_job
+-- With its payload and its tasks.
+DELETE FROM jobs WHERE job = ?;
+DELETE FROM job_payloads WHERE job = ?;
+DELETE FROM tasks WHERE job = ?;
+
+-- name: select_jobs
+SELECT * FROM jobs ORDER BY job;
+
+-- name: replace_job_payload
+REPLACE INTO job_payloads VALUES (?, ?, ?);
+
+-- name: select_job_payloads
+SELECT * FROM job_payloads ORDER BY job;
+
+-- name: replace_task
+REPLACE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: select_tasks
+SELECT * FROM tasks ORDER BY job, number;

@@ -5,7 +5,7 @@ of the log whose checksum holds is saved, and every row beside it whose seal hol
 told: each lost range becomes a block without a body, which readers report as damaged when they come to it.
 
 Offsets are not given out twice. If nobody can tell where the log ended, because the last of it is lost, the new one
-goes on behind a range that is wider than what can have been there.
+goes on behind a range that is wider than what can have been there. It is the same with the numbers of jobs.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ import msgspec
 
 from godwit.limits import MIB
 from godwit.store.block import STAMP_BYTES, Row, decode_topics, encode_topics, make_row
-from godwit.store.btree import BrokenPageError, Tree, record
+from godwit.store.btree import BrokenPageError, Cell, Tree, record
 from godwit.store.connection import connect, naming_full, telling, transaction
 from godwit.store.draft import Progress, drafting
-from godwit.store.kept import is_sealed, marks_of
+from godwit.store.kept import apply, is_sealed, marks_of
 from godwit.store.meta import Meta, load_meta, set_meta
 from godwit.store.pages import PageFile
 from godwit.store.ranges import Ranges
 from godwit.store.salvage import MAX_NUMBER, Salvage, find_stamp
-from godwit.store.schema import BLOCKS, META, state_tables
-from godwit.store.sql import QUERIES, parse_queries
+from godwit.store.schema import BLOCKS, META, state_tables, tables
+from godwit.store.sql import MIGRATIONS, QUERIES, parse_queries
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.changes import NextJob
 from godwit.wire.marks import BROKER_WIDE
 
 LOST_END: Final = 2**24
 """So many offsets are left out where the end of a log is not known: a leaf of the tree holds blocks of fewer."""
+LOST_JOBS: Final = 2**32
+"""So many numbers of jobs are left out where the next one is not known."""
 
 _SQL: Final = parse_queries(Path(__file__).with_name("recover.sql").read_text(encoding="utf-8"))
 _PIECE_BYTES: Final = 16 * MIB
 _SCHEMA_ROOT: Final = 1
+_NEXT_JOB: Final = "next_job"
 
 
 class Recovered(msgspec.Struct, frozen=True):
@@ -83,13 +87,16 @@ class _Recovery:
         self._doubted = doubted
         self._connection = connection
         fresh: list[tuple[Any, ...]] = connection.execute(_SQL["select_roots"]).fetchall()
-        self._roots: dict[str, int] = {**dict(fresh), **self._read_roots()}
+        found = self._read_roots()
+        self._roots: dict[str, int] = {**dict(fresh), **found}
+        self._tables = [name for name in state_tables() if name in _expected(found)]
         self._taken = Ranges()
         self._blocks = 0
         self._messages = 0
 
     def run(self, new_log_id: bytes, now_us: int, progress: Progress) -> Recovered:
         kept_rows, lost_tables = self._keep_tables()
+        kept_rows -= self._drop_torn_jobs(has_lost_next=_NEXT_JOB in lost_tables)
         marks = marks_of(self._connection)
         root = self._roots[BLOCKS]
         meta = self._read_meta()
@@ -128,7 +135,7 @@ class _Recovery:
         kept_rows = 0
         lost_tables = []
         with transaction(self._connection):
-            for table in state_tables():
+            for table in self._tables:
                 columns = self._connection.execute(_SQL["count_columns"], (table,)).get
                 insert = f'INSERT OR IGNORE INTO "{table}" VALUES ({", ".join("?" * columns)})'
                 is_whole = True
@@ -148,6 +155,19 @@ class _Recovery:
         except apsw.ConstraintError:  # a value of another type than its column, which nobody has written
             return False
         return True
+
+    def _drop_torn_jobs(self, *, has_lost_next: bool) -> int:
+        """What is left of jobs that are not whole; how many rows that were. No number is given to a job twice."""
+        connection = self._connection
+        with transaction(connection):
+            before = connection.total_changes()
+            connection.execute(_SQL["delete_impossible_jobs"], (MAX_NUMBER,) * 4)
+            known = int(connection.execute(_SQL["select_known_job"]).get)
+            connection.execute(_SQL["delete_torn_jobs"])
+            dropped = connection.total_changes() - before
+            if known or has_lost_next:
+                apply(connection, [NextJob(known + 1 + (LOST_JOBS if has_lost_next else 0))])
+        return dropped
 
     def _read_meta(self) -> dict[str, Any]:
         """What can be read of it: log_id, created_us, stamp, end_offset."""
@@ -196,10 +216,24 @@ class _Recovery:
         return self._taken.gaps(begin, end if salvage.is_end_known else end + LOST_END)
 
 
+def _expected(found: dict[str, int]) -> list[str]:
+    """The tables that must be there: those of an older version, if the file has exactly these, else all."""
+    older = (tables(version) for version in range(1, len(MIGRATIONS)))
+    return next((names for names in older if set(names) == set(found)), tables())
+
+
 def _records(tree: Tree) -> Iterator[tuple[Any, ...]]:
     """The rows of a table; nothing in the place of one that cannot be read."""
     for cell in tree.cells():
         try:
-            yield tuple(record(cell.payload))
+            yield _values(cell)
         except BrokenPageError:
             yield ()
+
+
+def _values(cell: Cell) -> tuple[Any, ...]:
+    """A key that is an INTEGER PRIMARY KEY is not in the record: it is the row's number."""
+    values = record(cell.payload)
+    if values and values[0] is None:
+        values[0] = cell.rowid
+    return tuple(values)

@@ -20,3 +20,27 @@ SELECT max(
 
 -- name: delete_meta
 DELETE FROM meta;
+
+-- name: delete_impossible_jobs
+-- Numbers that no log of ours has.
+DELETE FROM next_job WHERE job > ?;
+DELETE FROM jobs WHERE job > ?;
+DELETE FROM job_payloads WHERE job > ?;
+DELETE FROM tasks WHERE job > ?;
+
+-- name: select_known_job
+-- The highest number that a job can have had, by all that is kept.
+SELECT max(
+    (SELECT ifnull(max(job) - 1, 0) FROM next_job),
+    (SELECT ifnull(max(job), 0) FROM jobs),
+    (SELECT ifnull(max(job), 0) FROM job_payloads),
+    (SELECT ifnull(max(job), 0) FROM tasks)
+);
+
+-- name: delete_torn_jobs
+-- A job that has lost its payload cannot be done, one that is done and has lost a task has not all its results, and what
+-- has lost its job belongs to nothing. A job that goes on does a lost task again.
+DELETE FROM jobs WHERE job NOT IN (SELECT job FROM job_payloads)
+    OR state = 'done' AND agreed <> (SELECT count(*) FROM tasks WHERE tasks.job = jobs.job);
+DELETE FROM job_payloads WHERE job NOT IN (SELECT job FROM jobs);
+DELETE FROM tasks WHERE job NOT IN (SELECT job FROM jobs);

@@ -85,9 +85,9 @@ def version_of(connection: apsw.Connection, path: Path) -> int:
     return version
 
 
-def tables() -> list[str]:
-    """Those of the current version, in the order in which they were made."""
-    return [name for kind, name, *_ in _objects(sql.MIGRATIONS) if kind == "table"]
+def tables(version: int | None = None) -> list[str]:
+    """Those of a version, the current one unless told, in the order in which they were made."""
+    return [name for kind, name, *_ in _objects(sql.MIGRATIONS[:version]) if kind == "table"]
 
 
 def state_tables() -> list[str]:
@@ -97,18 +97,25 @@ def state_tables() -> list[str]:
 
 def check_schema(connection: apsw.Connection, path: Path, version: int, database: str = "main") -> None:
     """Raises LogDamagedError unless it is that of a version: the file must not make us do what we would not."""
-    ours = _objects(sql.MIGRATIONS[:version])
-    found: list[_Object] = connection.execute(_SELECT.format(database), (len(ours) + 1,)).fetchall()
-    foreign = next((each for each in found if each not in ours), None)
-    if foreign is None and len(found) == len(ours):
+    what = _difference(connection, _objects(sql.MIGRATIONS[:version]), database)
+    if what is None:
         return
-    what = "something is missing in it"
-    if foreign is not None:
-        what = f"the {foreign[0]} {str(foreign[1])[:_SHOWN_LETTERS]!r} in it is not ours"
     raise LogDamagedError(
         f"the log {path} cannot be opened: {what}. Do not use the file if you do not know where it comes from; "
         "save what is intact with `godwit log recover`, or restore a backup"
     )
+
+
+def _difference(connection: apsw.Connection, ours: list[_Object], database: str) -> str | None:
+    """From the schema in the file."""
+    try:
+        found: list[_Object] = connection.execute(_SELECT.format(database), (len(ours) + 1,)).fetchall()
+    except UnicodeDecodeError:
+        return "a text in its schema is no UTF-8"
+    foreign = next((each for each in found if each not in ours), None)
+    if foreign is not None:
+        return f"the {foreign[0]} {str(foreign[1])[:_SHOWN_LETTERS]!r} in it is not ours"
+    return None if len(found) == len(ours) else "something is missing in it"
 
 
 @cache

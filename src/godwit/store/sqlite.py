@@ -1,6 +1,6 @@
 """The log in a file of SQLite's: blocks of batches, and beside them what a broker must know after a restart.
 
-    log.sqlite        the tables of schema_1.sql; pages of 16 KiB, so that a block of 1 MiB is written in few pieces
+    log.sqlite        the tables of schema_*.sql; pages of 16 KiB, so that a block of 1 MiB is written in few pieces
     log.sqlite-wal    what was committed since the last checkpoint
 
 An append is one transaction: its batches as one block or a few, with the changes that belong to them. With

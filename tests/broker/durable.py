@@ -96,6 +96,26 @@ class KeepingStore(MemoryStore):
                 kept["query", query] = change
             case ch.QueryGone(query=query):
                 kept.pop(("query", query), None)
+            case _:
+                self._fold_work(change)
+
+    def _fold_work(self, change: Change) -> None:
+        kept = self.kept
+        match change:
+            case ch.NextJob():
+                kept["next_job",] = change
+            case ch.JobKept(job=job):
+                kept["job", job] = change
+            case ch.JobPayload(job=job):
+                kept["payload", job] = change
+            case ch.TaskKept(job=job, number=number):
+                assert ("job", job) in kept
+                kept["task", job, number] = change
+            case ch.JobGone(job=job):
+                for key in [key for key in kept if key[0] in ("job", "payload", "task") and key[1] == job]:
+                    del kept[key]
+            case _:
+                raise AssertionError(change)
 
     def of(self, kind: str) -> dict[Any, Any]:
         """What is kept of a kind, by the rest of its key."""
@@ -109,6 +129,10 @@ class KeepingStore(MemoryStore):
             feeds=list(self.of("feed").values()),
             identities=sorted(self.of("identity").values(), key=lambda kept: kept.last_us),
             queries=sorted(self.of("query").values(), key=lambda kept: kept.last_us),
+            next_job=self.kept[("next_job",)].job if ("next_job",) in self.kept else 1,
+            jobs=sorted(self.of("job").values(), key=lambda kept: kept.job),
+            payloads=sorted(self.of("payload").values(), key=lambda kept: kept.job),
+            tasks=sorted(self.of("task").values(), key=lambda kept: (kept.job, kept.number)),
             marks=dict(self.marks),
         )
 

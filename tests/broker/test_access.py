@@ -107,6 +107,20 @@ def test_the_brokers_own_topics_must_be_named() -> None:
     assert not found.may("operator", True, "subscribe", "$jobs/#")
 
 
+def test_to_submit_and_to_work_are_rights_on_kinds() -> None:
+    """A kind is matched as a topic is; one right gives no other."""
+    found = access(rule("operator", "submit", "#"), rule("sensor-*", "work", "images/#", "own/{client}"))
+    assert found.may("operator", True, "submit", "images/resize")
+    assert not found.may("operator", True, "work", "images/resize")
+    assert not found.may("operator", True, "publish", "images/resize")
+    assert found.may("sensor-1", True, "work", "images/resize")
+    assert found.may("sensor-1", True, "work", "own/sensor-1")
+    assert not found.may("sensor-1", True, "work", "own/sensor-2")
+    assert not found.may("sensor-1", True, "submit", "images/resize")
+    assert not found.may("sensor-1", True, "work", "sounds/resize")
+    assert not found.may(None, False, "work", "images/resize")
+
+
 def test_the_clients_name_is_one_level() -> None:
     found = access(rule("*", "publish subscribe", "home/{client}/#", "{client}", "{client}/in"))
     assert found.may("sensor-1", True, "publish", "home/sensor-1/temperature")
@@ -165,7 +179,10 @@ def test_globs(glob: str, name: str, expected: bool) -> None:
     [
         ({"clients": ()}, "a rule names no client"),
         ({"clients": ("a", "")}, "a rule names no client"),
-        ({"allow": frozenset(("read",))}, "a rule allows 'read': choose from publish, subscribe, create, kick"),
+        (
+            {"allow": frozenset(("read",))},
+            "a rule allows 'read': choose from publish, subscribe, create, submit, work, kick",
+        ),
         ({"topics": ()}, "a rule allows publish on no topic: give filters"),
         ({"topics": ("a/#/b",)}, "in a rule: filter 'a/#/b' has '#' before its end"),
         ({"topics": ("a/x{client}",)}, "has {client} inside the level 'x{client}': it stands alone"),

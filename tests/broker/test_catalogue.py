@@ -164,6 +164,20 @@ def test_a_topic_that_was_published_to_makes_room_when_it_is_idle() -> None:
     assert bob.payloads == [b"x", b"x", b"x", b"y", b"z"]  # the log has them all
 
 
+@pytest.mark.parametrize("policy", ["open", "explicit"])
+def test_the_topics_of_jobs_make_room_when_they_are_idle(policy: str) -> None:
+    """The broker brings them back itself, whatever the policy."""
+    catalogue = Catalogue(Settings(max_topics=1, default_policy=policy), NO_JOURNAL)  # type: ignore[arg-type]
+    catalogue.own("$sys/uptime_s")
+    catalogue.create("$jobs/resize").messages = 1
+    with pytest.raises(TooManyTopicsError):
+        catalogue.create("$jobs/scan")
+    catalogue.create("$jobs/scan")  # the other one has had no message since
+    assert catalogue.get("$jobs/resize") is None
+    assert catalogue.get("$sys/uptime_s") is not None
+    assert len(catalogue) == 1
+
+
 def test_what_is_retained_by_a_topic_that_is_gone_meanwhile_is_not_lost() -> None:
     """Its message was on the way into the log for so long that its room was given to another."""
     world = DurableWorld(Settings(max_topics=1))

@@ -55,6 +55,21 @@ def test_without_a_log_that_keeps_there_are_no_changes_and_nothing_waits() -> No
     assert not world.server.broker._journal.has_unsaved
 
 
+def test_it_tells_whether_there_is_something_to_append() -> None:
+    world = DurableWorld()
+    commits = world.server.broker._commits
+    assert not commits.is_filled(world.now_us)
+    alice = world.client("alice")
+    channel = alice.open("a")
+    alice.record(channel, lone(b"x"))
+    fed, world._fed = world._fed, []
+    for event in fed:
+        world.server.broker.handle(event, world.now_us)
+    assert commits.is_filled(world.now_us)
+    world.run()
+    assert not commits.is_filled(world.now_us)
+
+
 def test_a_change_without_a_message_is_an_append_too() -> None:
     world = DurableWorld()
     world.client("alice").expect(c.Create(request=5, topic="news"), c.Done)

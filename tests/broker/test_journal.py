@@ -7,6 +7,8 @@ from tests.broker.durable import DurableWorld
 from godwit.broker import journal as journals
 from godwit.broker.feed import Feed
 from godwit.broker.identities import Progress
+from godwit.broker.jobs.model import Job
+from godwit.broker.jobs.ready import Queue
 from godwit.broker.journal import Journal
 from godwit.broker.session import Session
 from godwit.wire import changes as ch
@@ -146,6 +148,24 @@ def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
     journal.identity(KEY, None)
     journal.put_back(failed)
     assert journal.take(0)[0] == [ch.IdentityGone(*KEY)]
+
+
+def test_jobs_are_written_put_back_and_forgotten() -> None:
+    journal = Journal({}, keeps=True)
+    job = Job(7, "ann", "k", Queue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
+    journal.work([job], job.tasks, [3], 8)
+    changes, marks = journal.take(0)
+    assert [type(change) for change in changes] == [ch.NextJob, ch.JobKept, ch.JobPayload, ch.JobGone]
+    journal.put_back(marks)
+    assert journal.is_marked
+    journal.forget_job(job)
+    assert journal.take(0)[0] == [ch.JobGone(3)]
+
+
+def test_a_journal_that_does_not_keep_takes_no_jobs() -> None:
+    journal = Journal({}, keeps=False)
+    journal.work([], [], [3], 8)
+    assert not journal.is_marked
 
 
 def test_a_query_belongs_to_its_append() -> None:

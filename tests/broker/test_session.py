@@ -21,7 +21,8 @@ def test_names_that_it_may_not(name: str) -> None:
         check_name(name)
 
 
-def test_a_link_gives_out_channels_in_pairs() -> None:
+def test_a_link_gives_out_channels_one_by_one_and_in_pairs() -> None:
     link = Link(World().peer(), "192.0.2.1:1", 0, 1000)  # type: ignore[arg-type]
     assert link.take_channels() == (1, 2)
-    assert link.take_channels() == (3, 4)
+    assert link.take_channel() == 3
+    assert link.take_channels() == (4, 5)

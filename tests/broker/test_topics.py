@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.broker.topics import check_filter, check_topic, is_pattern, shown
-from godwit.errors import BadFilterError, BadTopicError, UsageError
-from godwit.limits import MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
+from godwit.broker.topics import check_filter, check_kind, check_topic, is_pattern, shown
+from godwit.errors import BadFilterError, BadKindError, BadTopicError, UsageError
+from godwit.limits import MAX_KIND_BYTES, MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
 
 GOOD_TOPICS = [
     "a",
@@ -101,17 +101,46 @@ def test_bad_filters_are_told_what_is_wrong(text: str, complaint: str) -> None:
     str(raised.value).encode()
 
 
+GOOD_KINDS = ["resize", "images/resize", "größe", "a b", "/", "é" * (MAX_KIND_BYTES // 2), "/" * (MAX_TOPIC_LEVELS - 2)]
+BAD_KINDS = [
+    ("", "the kind of work '' is empty: give it at least one character"),
+    (cast("str", b"a"), "the kind of work b'a' is of the type bytes: give a text (str)"),
+    ("a/+", "the kind of work 'a/+' contains a wildcard: leave out + * #"),
+    ("a#", "contains a wildcard"),
+    ("a\nb", "U+000A"),
+    ("\ud800", "is not valid Unicode"),
+    ("$jobs", "the kind of work '$jobs' begins with $, as only the broker's own names do: rename it"),
+    ("é" * (MAX_KIND_BYTES // 2) + "x", f"is {MAX_KIND_BYTES + 1} bytes long: at most {MAX_KIND_BYTES} are allowed"),
+    ("/" * (MAX_TOPIC_LEVELS - 1), f"has {MAX_TOPIC_LEVELS} levels: at most {MAX_TOPIC_LEVELS - 1} are allowed"),
+]
+
+
+@pytest.mark.parametrize("kind", GOOD_KINDS)
+def test_good_kinds_of_work_and_the_topics_of_their_events(kind: str) -> None:
+    check_kind(kind)
+    check_topic(f"$jobs/{kind}")
+
+
+@pytest.mark.parametrize(("kind", "complaint"), BAD_KINDS)
+def test_bad_kinds_of_work_are_told_what_is_wrong(kind: str, complaint: str) -> None:
+    with pytest.raises(BadKindError) as raised:
+        check_kind(kind)
+    assert complaint in str(raised.value)
+    assert isinstance(raised.value, UsageError)
+    str(raised.value).encode()
+
+
 def refusal_of(check: Callable[[str], None], text: str) -> str:
     try:
         check(text)
-    except (BadTopicError, BadFilterError) as error:
+    except (BadTopicError, BadFilterError, BadKindError) as error:
         return str(error)
     return ""
 
 
 @given(st.text() | st.text(alphabet=st.characters(codec=None)))
 def test_any_text_is_taken_or_refused_in_words_that_can_be_shown(text: str) -> None:
-    for check in (check_topic, check_filter):
+    for check in (check_topic, check_filter, check_kind):
         refusal = refusal_of(check, text)
         assert refusal.isprintable()
         assert len(refusal) < 1200

@@ -25,6 +25,7 @@ from godwit.wire.batch import Batch, decode_batches, encode_batch
 from godwit.wire.control import Code, ControlMessage, UnknownKind, decode_control, encode_control
 from godwit.wire.feed import decode_in_band, is_in_band
 from godwit.wire.proof import make_proof
+from godwit.wire.work import FromBroker, decode_from_broker
 
 START_US = 1_763_200_000_000_000
 LOG_ID = bytes(range(16))
@@ -48,7 +49,7 @@ class Got(msgspec.Struct, frozen=True):
 class Lane:
     """One channel towards the peer."""
 
-    def __init__(self, feed: c.Feed) -> None:
+    def __init__(self, feed: c.Feed | c.Work) -> None:
         self.feed = feed
         self.topics: dict[int, str] = {}
         self.publishers: dict[int, str] = {}
@@ -70,6 +71,8 @@ class Peer:
         self.gaps: list[c.Gap] = []
         self.order: list[Got | c.Gap] = []
         self.lanes: dict[int, Lane] = {}
+        self.work: list[tuple[FromBroker, list[bytes]]] = []
+        """Groups, with their payloads."""
         self.confirmed: dict[int, tuple[int, int]] = {}
         """By channel of the peer: record, reached."""
         self.consumed: dict[int, int] = defaultdict(int)
@@ -99,7 +102,7 @@ class Peer:
                 self.world.later(self, encode_control(c.Pong(request=message.request)))
         elif channel not in self.lanes:
             message = decode_control(body)
-            assert isinstance(message, c.Feed)
+            assert isinstance(message, c.Feed | c.Work)
             assert reliable
             self.lanes[channel] = Lane(message)
         elif reliable or not self.loses_unreliable:
@@ -128,6 +131,9 @@ class Peer:
         lane.ended = last
         if not body:
             assert last
+        elif isinstance(lane.feed, c.Work):
+            assert reliable
+            self.work.append(decode_from_broker(body))
         elif is_in_band(body):
             assert reliable
             self._take_in_band(lane, decode_in_band(body))
@@ -152,6 +158,7 @@ class Peer:
     def _take_batch(self, lane: Lane, batch: Batch) -> None:
         route = batch.route
         assert route is not None
+        assert isinstance(lane.feed, c.Feed)
         assert batch.sequence is None
         for place, payload in enumerate(batch.payloads):
             delta_us = batch.deltas_us[place] if batch.deltas_us is not None else 0

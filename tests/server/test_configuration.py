@@ -53,6 +53,11 @@ def test_the_example_is_whole_and_gives_no_warning() -> None:
     assert not access.may("sensor-1", True, "publish", "home/sensor-2/temperature")
     assert access.may("operator", True, "kick")
     assert access.may("operator", True, "subscribe", "$sys/#")
+    assert access.may("operator", True, "subscribe", "$jobs/#")
+    assert access.may("operator", True, "submit", "calibrate/thermometer")
+    assert not access.may("sensor-1", True, "submit", "calibrate/thermometer")
+    assert access.may("sensor-1", True, "work", "calibrate/thermometer")
+    assert not access.may(None, False, "work", "calibrate/thermometer")
     assert found.data == Path("godwit-data")
     assert found.retention == (
         Rule("home/#", 365 * 24 * 3600.0, None),
@@ -74,6 +79,7 @@ def test_the_example_shows_the_defaults_of_all_limits() -> None:
     known = str(raised.value).partition("known here: ")[2].split(", ")
     assert sorted(known) == sorted(values["limits"])
     for table, keys in (
+        ("jobs", ["keep_s", "lease_s"]),
         ("topics", ["create", "policy", "rule"]),
         ("access", ["anonymous", "client", "rule"]),
         ("log", ["data", "max_age", "max_bytes", "rule"]),
@@ -104,6 +110,7 @@ def test_everything_that_can_be_said() -> None:
         clients = 10
         clients_per_host = 5
         message_bytes = 1000
+        datagram_bytes = 8972
         client_memory_bytes = 100_000
         messages_per_s = 2.5
         ring_bytes = 1_000_000
@@ -112,6 +119,9 @@ def test_everything_that_can_be_said() -> None:
         subscriptions_per_client = 3
         sessions = 20
         session_expiry_s = 60
+        [jobs]
+        lease_s = 2.5
+        keep_s = 0
         [access]
         [[access.client]]
         name = "me"
@@ -137,6 +147,7 @@ def test_everything_that_can_be_said() -> None:
         max_clients=10,
         max_clients_per_host=5,
         max_message_bytes=1000,
+        max_datagram_bytes=8972,
         client_window_bytes=100_000,
         messages_per_s=2.5,
         ring_bytes=1_000_000,
@@ -145,6 +156,8 @@ def test_everything_that_can_be_said() -> None:
         max_subscriptions=3,
         max_sessions=20,
         max_session_expiry_s=60,
+        lease_s=2.5,
+        job_keep_s=0,
         access=access,
     )
     assert access.secret_of("me") == b"0123456789abcdef"
@@ -190,6 +203,10 @@ RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
         ("[limits]\nhold_back_s = inf", "limits.hold_back_s is inf: it must lie between"),
         ("sys_interval_s = 0", "sys_interval_s is 0: it must lie between 0.1 and"),
         ('[topics]\npolicy = "publisher"', "topics.policy is 'publisher': did you mean publishers? choose from open, "),
+        ("[jobs]\nlease = 1", "jobs.lease is not a known key; did you mean lease_s?"),
+        ("[jobs]\nlease_s = 0", "jobs.lease_s is 0: it must lie between 0.1 and 86400"),
+        ("[jobs]\nkeep_s = -1", "jobs.keep_s is -1: it must lie between 0 and "),
+        ('[jobs]\nkeep_s = "1h"', "jobs.keep_s is text in quotes: it must be a number"),
         ('[topics]\ncreate = ["a/#"]', "topics.create: topic 'a/#' contains '#'"),
         ('[topics]\ncreate = ["$sys/a"]', "topics.create: topic '$sys/a' begins with $"),
         ('[topics]\ncreate = ["a", "b"]\n[limits]\ntopics = 1', "topics.create lists 2 topics, and limits.topics is 1"),

@@ -8,7 +8,7 @@ import pytest
 
 from godwit.broker.effects import Import, Imported
 from godwit.broker.settings import Settings
-from godwit.limits import CLIENT_WINDOW_BYTES, MAX_RECORD_BYTES
+from godwit.limits import CLIENT_WINDOW_BYTES, MAX_RECORD_BYTES, MAX_WORK_RECORD_BYTES, WORK_WINDOW_BYTES
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
@@ -36,7 +36,7 @@ class Wire:
         self.server = Server(
             settings or Settings(), MemoryLog(store), entropy=self.rng.randbytes, now=self.now, epoch_us=START_US
         )
-        config = endpoint_config(self.server.broker.settings, receive_buffer_bytes=212_992, max_datagram_bytes=1472)
+        config = endpoint_config(self.server.broker.settings, receive_buffer_bytes=212_992)
         self.listeners: dict[Address, Listener] = {
             ("192.0.2.1", 50_000): self.server.listen(config),
             ("2001:db8::1", 50_000): self.server.listen(config),
@@ -195,16 +195,17 @@ def test_the_clock_on_the_wall_never_goes_backwards() -> None:
 
 
 def test_a_listener_offers_what_the_settings_say() -> None:
-    config = endpoint_config(Settings(), receive_buffer_bytes=1_000_000, max_datagram_bytes=1400)
+    config = endpoint_config(Settings(max_datagram_bytes=1400), receive_buffer_bytes=1_000_000)
     assert config.accepts
     assert config.max_record_bytes == MAX_RECORD_BYTES
     assert config.connection_window_bytes == CLIENT_WINDOW_BYTES
-    assert config.send_buffer_bytes > CLIENT_WINDOW_BYTES + MAX_RECORD_BYTES - 1
+    work_bytes = WORK_WINDOW_BYTES + MAX_WORK_RECORD_BYTES
+    assert config.send_buffer_bytes >= CLIENT_WINDOW_BYTES + MAX_RECORD_BYTES + work_bytes
     small = endpoint_config(
-        Settings(max_message_bytes=1000, client_window_bytes=65_536),
+        Settings(max_message_bytes=1000, client_window_bytes=65_536, max_datagram_bytes=1200),
         receive_buffer_bytes=65_536,
-        max_datagram_bytes=1200,
     )
+    assert (config.max_datagram_bytes, small.max_datagram_bytes) == (1400, 1200)
     assert small.max_record_bytes < 100_000
     assert small.channel_window_bytes == 65_536
 

@@ -2,6 +2,8 @@
 
 A name that is listed must be proved, see godwit.wire.proof. Everybody else is anonymous, also under a name of its own
 choice: it proves nothing, so only rules for everyone ("*") hold for it. What no rule allows is forbidden.
+
+To submit jobs and to work on them are rights on kinds of work, which are written and matched as topics are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_SECRET_BYTES
 
 __all__ = ["ACTIONS", "CLIENT", "EVERYONE", "Access", "Action", "Rule", "covers", "is_like", "secret_in"]
 
-Action: TypeAlias = Literal["publish", "subscribe", "create", "kick"]
+Action: TypeAlias = Literal["publish", "subscribe", "create", "submit", "work", "kick"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 EVERYONE: Final = "*"
 CLIENT: Final = "{client}"
@@ -28,7 +30,7 @@ _WITHOUT_TOPIC: Final = frozenset(("kick",))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """These clients may do this on these topics."""
+    """These clients may do this on these topics, or (submit, work) on these kinds of work."""
 
     clients: tuple[str, ...]
     """Names, in which * stands for any characters and ? for one; "*" alone is everyone."""
@@ -44,7 +46,7 @@ class Rule:
         if not self.topics and self.allow - _WITHOUT_TOPIC:
             raise ConfigurationError(
                 f"a rule allows {', '.join(sorted(self.allow - _WITHOUT_TOPIC))} on no topic: "
-                'give filters, "#" for all topics'
+                'give filters, "#" for all topics and kinds of work'
             )
         for text in self.topics:
             check_rule_filter(text)
@@ -58,7 +60,7 @@ class Rule:
         return EVERYONE in self.clients
 
     def allows(self, name: str | None, action: Action, topic: str) -> bool:
-        """Whether it allows this on the topic or filter. `name`: as proved; None for an anonymous client."""
+        """Whether it allows this on the topic, filter or kind. `name`: as proved; None for an anonymous client."""
         if action not in self.allow:
             return False
         if action in _WITHOUT_TOPIC:
@@ -103,7 +105,10 @@ class Access:
         return self.secrets.get(name)
 
     def may(self, name: str | None, proved: bool, action: Action, topic: str = "") -> bool:
-        """Whether a client may do this on a topic or (subscribe) on a whole filter. Neither is needed to kick."""
+        """Whether a client may do this on a topic, (subscribe) on a whole filter or (submit, work) on a kind of work.
+
+        None of these is needed to kick.
+        """
         if self.is_open:
             return True
         is_listed = name is not None and name in self.secrets

@@ -17,20 +17,21 @@ from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
+from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
 from godwit.broker.session import Link, Session, check_name
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.errors import BadTopicError, UsageError
-from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S
+from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionKept
 from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
 from godwit.wire.proof import is_proof, make_proof
 
 NAME_PING: Final = 0xFFFFFFFF
 """The number of the broker's own ping."""
-RESTART_GRACE_US: Final = 60_000_000
+RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
 """So long a restarted broker waits for those who were connected: they may notice only by their idle time-out."""
 assert IDLE_TIMEOUT_S * 1.5e6 < RESTART_GRACE_US
 
@@ -54,6 +55,7 @@ class Admission:
         publishing: Publishing,
         commits: Commits,
         journal: Journal,
+        office: Office,
         effects: list[Effect],
         *,
         sessions: dict[str, Session],
@@ -66,6 +68,7 @@ class Admission:
         self._publishing = publishing
         self._commits = commits
         self._journal = journal
+        self._office = office
         self._effects = effects
         self._entropy = entropy
         self._log_id = log_id
@@ -198,6 +201,7 @@ class Admission:
         session.is_awaited = False
         session.will = login.will
         link.session = session
+        self._office.on_logged_in(session, now_us)
         if settings.messages_per_s is not None:
             link.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
         proof = b""
@@ -249,7 +253,7 @@ class Admission:
         session = link.session
         if session is None:
             return
-        self._let_go(link, session)
+        self._let_go(link, session, now_us)
         will, session.will = session.will, None
         if will is not None and not was_expected:
             self._publish_will(session, will, now_us)
@@ -271,20 +275,21 @@ class Admission:
         is_open, link.is_open = link.is_open, False
         if not is_open or session is None:
             return
-        self._let_go(link, session)
+        self._let_go(link, session, now_us)
         if session.outlives_restart:
             session.is_awaited = True
             self._end_at(session, now_us + RESTART_GRACE_US)
         else:
             self.forget(session)
 
-    def _let_go(self, link: Link, session: Session) -> None:
+    def _let_go(self, link: Link, session: Session, now_us: int) -> None:
         link.locating.clear()
         link.to_locate.clear()
         for inlet in list(link.inlets.values()):
             inlet.end()
         for feed in list(link.feeds.values()):
             self._delivery.detach(feed)
+        self._office.on_gone(link, now_us)
         session.link = None
 
     def _keep_for_later(self, session: Session, now_us: int) -> None:

@@ -20,7 +20,6 @@ from godwit.broker.delivery import Delivery
 from godwit.broker.desk import Desk, FloodError, require_open_rate
 from godwit.broker.effects import (
     BrokerEvent,
-    Close,
     Committed,
     Consume,
     Effect,
@@ -38,11 +37,13 @@ from godwit.broker.feed import Feed
 from godwit.broker.figures import Figures
 from godwit.broker.identities import Identities
 from godwit.broker.importing import Importing
+from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
 from godwit.broker.pace import Pace
 from godwit.broker.publishing import Publishing
 from godwit.broker.requests import Requests
 from godwit.broker.restoring import restore
+from godwit.broker.rules import apply_rules, close
 from godwit.broker.session import Link, Session
 from godwit.broker.settings import Settings
 from godwit.broker.subscribing import Subscribing
@@ -78,7 +79,7 @@ class Broker:
         self._links: dict[Connection, Link] = {}
         self._unknown: dict[Link, None] = {}
         """Those that have not logged in, the oldest first."""
-        self._started_us = self._now_us = now_us
+        self._now_us = now_us
         self._figures_at_us = now_us
         self._pay_at_us: int | None = None
         self._expire_at_us: int | None = None
@@ -96,6 +97,7 @@ class Broker:
         self._publishing = Publishing(catalogue, delivery, identities, commits, journal, pace, self._effects)
         self._subscribing = Subscribing(catalogue, delivery, commits, journal, self._effects)
         self._importing = Importing(catalogue, names, commits, journal, self._effects)
+        self._office = office = Office(catalogue, names, journal, commits, self._effects)
         self._admission = Admission(
             catalogue,
             names,
@@ -103,17 +105,30 @@ class Broker:
             self._publishing,
             commits,
             journal,
+            office,
             self._effects,
             sessions=sessions,
             entropy=entropy,
             log_id=log_id,
         )
-        requests = Requests(catalogue, delivery, identities, self._subscribing, self._admission, self._effects)
-        self._desk = Desk(self._admission, self._subscribing, requests, commits, self._effects)
+        requests = Requests(catalogue, delivery, identities, self._subscribing, self._admission, office, self._effects)
+        self._desk = Desk(self._admission, self._subscribing, requests, office.requests, commits, self._effects)
         if state is not None:
-            restore(state, catalogue, delivery, identities, self._admission, self._subscribing, self._importing, now_us)
+            restore(
+                state,
+                catalogue,
+                delivery,
+                identities,
+                self._admission,
+                self._subscribing,
+                self._importing,
+                office,
+                now_us,
+            )
             self._expire_at_us = now_us
-        self._sys = Figures(self._catalogue, names, self._publishing)
+        self._sys = Figures(
+            catalogue, names, delivery, self._publishing, self._office, sessions=sessions, started_us=now_us
+        )
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Received: self._on_received,
             Confirmed: self._on_confirmed,
@@ -146,7 +161,9 @@ class Broker:
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order. Ends the turn."""
+        self._office.seal(self._now_us)
         self._commits.seal(self._now_us)
+        self._office.flush(self._now_us)
         if self._pay_at_us is None and self._pace.is_owing:
             self._pay_at_us = self._now_us
         if self._save_at_us is None and self._journal.has_unsaved:
@@ -160,30 +177,9 @@ class Broker:
         """New rules: who has lost a right is told, and what it was doing ends."""
         former = self.settings.access
         self._catalogue.on_settings(settings)
-        access = settings.access
-        for link in list(self._links.values()):
-            session = link.session
-            if session is None:
-                continue
-            secret = access.secret_of(session.name)
-            has_proved = session.is_proved and secret == former.secret_of(session.name)
-            if not (has_proved if secret is not None else access.allows_anonymous):
-                self._close(link, Code.NOT_ALLOWED, "the broker's access rules have changed: connect again")
-                continue
-            for inlet in list(link.inlets.values()):
-                if not inlet.is_refused and not access.may(
-                    session.name, session.is_proved, "publish", inlet.topic.name
-                ):
-                    text = f"{session.name} may no longer publish to {inlet.topic.name!r}"
-                    inlet.refuse(Code.NOT_ALLOWED, text, self._effects)
-            for feed in list(link.feeds.values()):
-                if not all(access.may(session.name, session.is_proved, "subscribe", text) for text in feed.filters):
-                    number = feed.number
-                    self._subscribing.end(session, feed)
-                    kicked = control.Kicked(
-                        subscription=number, by="the broker", reason="the access rules no longer allow it"
-                    )
-                    self._send(link, kicked)
+        links = list(self._links.values())
+        apply_rules(links, settings.access, former, self._subscribing, self._effects)
+        self._office.on_settings(links, self._now_us)
 
     @property
     def settings(self) -> Settings:
@@ -197,7 +193,13 @@ class Broker:
         if self._unknown:
             login_by_us = next(iter(self._unknown)).login_by_us
             timers.append(login_by_us if login_by_us is not None else self._now_us)
-        others = (self._pay_at_us, self._expire_at_us, self._save_at_us, self._commits.due_us)
+        others = (
+            self._pay_at_us,
+            self._expire_at_us,
+            self._save_at_us,
+            self._commits.due_us,
+            self._office.due_us,
+        )
         timers += [at for at in others if at is not None]
         return min(timers)
 
@@ -218,21 +220,7 @@ class Broker:
 
     def figures(self) -> dict[str, int | str]:
         """What stands under `$sys/`."""
-        connected = sum(session.link is not None for session in self._admission.sessions.values())
-        return {
-            "uptime_s": (self._now_us - self._started_us) // 1_000_000,
-            "clients/connected": connected,
-            "clients/sessions": len(self._admission.sessions),
-            "subscriptions": self._delivery.subscriptions,
-            "topics": len(self._catalogue),
-            "retained": self._catalogue.retained,
-            "messages/in": self._publishing.messages_in,
-            "messages/out": self._delivery.messages_out,
-            "messages/dropped": self._delivery.live_dropped + self._publishing.dropped,
-            "bytes/in": self._publishing.bytes_in,
-            "log/first_offset": self._delivery.first_offset,
-            "log/next_offset": self._delivery.next_offset,
-        }
+        return self._sys.collect(self._now_us)
 
     # -- the transport's events ---------------------------------------------------------------------------------------
 
@@ -253,6 +241,8 @@ class Broker:
             return
         said_goodbye = event.origin == "peer" and event.code in (Code.NORMAL, Code.SHUTDOWN)
         reason = "" if said_goodbye else event.reason or f"code {event.code}"
+        if said_goodbye and link.session is not None:
+            self._office.leave(link.session, now_us)
         self._admission.on_gone(link, now_us, was_expected=said_goodbye, reason=reason)
         self._expire_at_us = now_us
 
@@ -268,6 +258,8 @@ class Broker:
         try:
             if inlet is not None:
                 self._publishing.receive(inlet, event, now_us)
+            elif link.party is not None and link.party.channel == channel:
+                self._office.receive(link.party, event, now_us)
             elif event.reliable:
                 self._on_open(link, event, now_us)
             # An unreliable record that has overtaken its channel's open is lost, as it may be.
@@ -304,13 +296,21 @@ class Broker:
             self._send(link, control.Refused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
             self._publishing.ignore(link, session, event.channel)
             return
-        if not isinstance(request, control.Open):
-            raise DecodeError("control", "record 0 of a channel is no open")
-        self._publishing.open(link, session, event.channel, request)
+        if isinstance(request, control.Open):
+            self._publishing.open(link, session, event.channel, request)
+        elif isinstance(request, control.Work):
+            self._office.open(link, session, event.channel)
+        else:
+            raise DecodeError("control", "record 0 of a channel is neither open nor work")
 
     def _on_confirmed(self, event: Confirmed, now_us: int) -> None:
         link = self._links.get(event.connection)
-        if link is not None:
+        if link is None:
+            return
+        party = link.party
+        if party is not None and party.outlet.channel == event.channel:
+            self._office.on_confirm(party, event.sequence)
+        else:
             self._delivery.on_confirm(link, event.channel, event.sequence)
 
     def _on_path_changed(self, event: PathChanged, now_us: int) -> None:
@@ -357,12 +357,13 @@ class Broker:
             self._pay_at_us = self._pace.pay(now_us)
         if self._expire_at_us is not None and self._expire_at_us <= now_us:
             self._expire_at_us = self._admission.expire(now_us)
+        self._office.on_tick(now_us)
         if self._save_at_us is not None and self._save_at_us <= now_us:
             self._save_at_us = None
             self._journal.save_some()
         if self._figures_at_us <= now_us:
             self._figures_at_us = now_us + int(self.settings.sys_interval_s * 1e6)
-            self._sys.publish(self.figures(), now_us)
+            self._sys.publish(now_us)
 
     # -- small parts --------------------------------------------------------------------------------------------------
 
@@ -370,10 +371,7 @@ class Broker:
         self._effects.append(Send(link.connection, 0, encode_control(message)))
 
     def _close(self, link: Link, code: Code, reason: str) -> None:
-        """The connection's Closed comes back as an event, and cleans up."""
-        self._effects.append(Close(link.connection, code, reason))
-        name = link.session.name if link.session is not None else link.address
-        self._effects.append(Notice("closed", f"closed {name}: {reason}", {"client": name, "code": int(code)}))
+        close(link, code, reason, self._effects)
 
 
 def _address(connection: Connection) -> str:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from godwit.broker.feed import Feed
     from godwit.broker.retained import Kept
 
+BROKER_NAME: Final = "$broker"
+"""Who publishes the broker's own messages."""
+JOBS: Final = "$jobs/"
+"""What happens to jobs is told on this and their kind. Kinds come and go, and so do these topics."""
 KEPT_COST_BYTES: Final = 256
 """What Python needs for a retained message beside its payload."""
 MAX_NAMES: Final = 262_144
@@ -131,7 +135,8 @@ class Catalogue:
 
     def _is_unused(self, topic: Topic) -> bool:
         is_held = topic.is_created or topic.publishers or topic.kept is not None
-        return not is_held and not topic.name.startswith(RESERVED)
+        is_own = topic.name.startswith(RESERVED) and not topic.name.startswith(JOBS)
+        return not is_held and not is_own
 
     def _make_room(self) -> None:
         """For one more, if it can be done without a long search. Who subscribes to what goes loses nothing."""
@@ -140,7 +145,8 @@ class Catalogue:
             self._topics.move_to_end(topic.name)
             was_seen, topic.messages_seen = topic.messages_seen, topic.messages
             # With another policy not everybody could bring it back.
-            is_idle = not topic.messages or (topic.messages == was_seen and topic.policy == "open")
+            comes_back = topic.policy == "open" or topic.name.startswith(JOBS)
+            is_idle = not topic.messages or (topic.messages == was_seen and comes_back)
             if is_idle and self._is_unused(topic):
                 self._forget(topic)
                 return

@@ -118,7 +118,8 @@ class Commits:
         """Of last wills that are."""
         self._promises: list[Promise] = []
         self._again: list[Pending] = []
-        self._retry_at_us = 0
+        self.retry_at_us = 0
+        """After a failure: when that is tried again which nobody waits for."""
         self._under_way: deque[_Sealed] = deque()
 
     # -- replies that wait --------------------------------------------------------------------------------------------
@@ -163,10 +164,14 @@ class Commits:
     @property
     def due_us(self) -> int | None:
         """When there is something to seal though nothing happens."""
-        return self._retry_at_us if self._again or self._journal.is_marked else None
+        return self.retry_at_us if self._again or self._journal.is_marked else None
 
     def _is_due(self, now_us: int) -> bool:
-        return now_us >= self._retry_at_us and (self._journal.is_marked or bool(self._again))
+        return now_us >= self.retry_at_us and (self._journal.is_marked or bool(self._again))
+
+    def is_filled(self, now_us: int) -> bool:
+        """Whether seal will find something to append."""
+        return bool(self.fresh or self._promises) or self._is_due(now_us)
 
     def seal(self, now_us: int) -> None:
         """What came in the turn is appended, all at once, with what changed."""
@@ -283,7 +288,7 @@ class Commits:
         oldest = self._under_way.popleft()
         if oldest.is_failed:
             return  # it ended with an older one
-        self._retry_at_us = now_us + RETRY_US
+        self.retry_at_us = now_us + RETRY_US
         ended = [oldest, *self._under_way, _Sealed(self.fresh[:], self._promises)]
         self.fresh.clear()
         self.is_retaining = False

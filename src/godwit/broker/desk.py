@@ -9,18 +9,21 @@ from godwit.broker.admission import NAME_PING, Admission
 from godwit.broker.commits import Commits
 from godwit.broker.effects import Effect, Send
 from godwit.broker.failure import RequestFailure
+from godwit.broker.jobs.requests import JobRequests
 from godwit.broker.rate import Bucket
 from godwit.broker.requests import Requests
 from godwit.broker.session import Link, Session
 from godwit.broker.subscribing import Subscribing
 from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
-from godwit.wire import control
+from godwit.wire import control, jobs
 from godwit.wire.control import Code, ControlMessage, MalformedError, UnknownKind, decode_control, encode_control
 
 REQUEST_BURST_S: Final = 4
 LIST_COST: Final = 20
 """A page of a list counts as so many requests: it costs that much work."""
 
+WATCHES_A_REQUEST: Final = 64
+"""So many jobs that a client begins to watch cost as much as a request."""
 MAX_AWAITED: Final = 4 * REQUESTS_PER_S
 """Replies to one client that wait for the log: a disk may take its time."""
 
@@ -37,6 +40,7 @@ class Desk:
         admission: Admission,
         subscribing: Subscribing,
         requests: Requests,
+        work: JobRequests,
         commits: Commits,
         effects: list[Effect],
     ) -> None:
@@ -52,6 +56,10 @@ class Desk:
             control.Topics: lambda link, session, message, now_us: requests.topics(session, message),
             control.Clients: lambda link, session, message, now_us: requests.clients(session, message),
             control.Progress: lambda link, session, message, now_us: requests.progress(session, message),
+            jobs.Volunteer: work.volunteer,
+            jobs.Watch: lambda link, session, message, now_us: work.watch(link, session, message),
+            jobs.Jobs: lambda link, session, message, now_us: work.jobs(session, message),
+            jobs.Job: lambda link, session, message, now_us: work.job(session, message),
         }
         # These are done or fail: there is nothing else to say.
         self._deeds: dict[type[Any], Callable[[Link, Session, Any, int], None]] = {
@@ -59,13 +67,18 @@ class Desk:
             control.Commit: lambda link, session, message, now_us: subscribing.commit(link, message),
             control.Create: lambda link, session, message, now_us: requests.create(session, message),
             control.Kick: lambda link, session, message, now_us: requests.kick(session, message, now_us),
+            jobs.Unwatch: lambda link, session, message, now_us: work.unwatch(link, message),
+            jobs.Cancel: lambda link, session, message, now_us: work.cancel(session, message, now_us),
         }
 
     def handle(self, link: Link, body: bytes, now_us: int) -> None:
         """A record of channel 0. DecodeError if it is no message, FloodError if it is one too many."""
         request: int | None = None
+        waits = is_cancel = False
         try:
             message = decode_control(body)
+            waits = isinstance(message, jobs.Jobs | jobs.Job)
+            is_cancel = isinstance(message, jobs.Cancel)
             _require_rate(link, message, now_us)
             request = getattr(message, "request", None)
             reply = self._answer(link, message, now_us)
@@ -75,6 +88,10 @@ class Desk:
             reply = control.Error(code=failure.code, text=failure.text, request=request)
         if isinstance(reply, control.Done | control.Progressed):
             self._commits.answer(link, reply.request, reply)  # it is true once all that led to it is safe
+        elif reply is not None and is_cancel and request is not None:
+            self._commits.answer(link, request, reply)  # so is this: that the job has ended already
+        elif reply is not None and waits:
+            self._commits.say(link, reply)  # this too; but who looks while the disk is full shall see it, too
         elif reply is not None and link.is_open:
             self._effects.append(Send(link.connection, 0, encode_control(reply)))
 
@@ -117,10 +134,12 @@ def _require_rate(link: Link, message: ControlMessage | UnknownKind, now_us: int
     if link.requests is None:
         link.requests = Bucket(REQUESTS_PER_S, REQUESTS_PER_S * REQUEST_BURST_S, now_us)
     cost = 1
-    if isinstance(message, control.Topics | control.Clients):
+    if isinstance(message, control.Topics | control.Clients | jobs.Jobs | jobs.Job):
         cost = LIST_COST
     elif isinstance(message, control.Subscribe):
         cost = len(message.filters)
+    elif isinstance(message, jobs.Watch):
+        cost = 1 + len(message.jobs) // WATCHES_A_REQUEST
     if not link.requests.take(cost, now_us):
         raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
     if link.awaited > MAX_AWAITED:

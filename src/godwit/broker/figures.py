@@ -4,23 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from godwit.broker.catalogue import Catalogue, Names
+from godwit.broker.catalogue import BROKER_NAME, Catalogue, Names
+from godwit.broker.delivery import Delivery
+from godwit.broker.jobs.office import Office
 from godwit.broker.publishing import Publishing
-
-BROKER_NAME = "$broker"
+from godwit.broker.session import Session
 
 
 class Figures:
-    """Publishes what changed since the last time."""
+    """Collects them, and publishes what changed since the last time."""
 
-    def __init__(self, catalogue: Catalogue, names: Names, publishing: Publishing) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        names: Names,
+        delivery: Delivery,
+        publishing: Publishing,
+        office: Office,
+        *,
+        sessions: Mapping[str, Session],
+        started_us: int,
+    ) -> None:
         self._catalogue = catalogue
+        self._delivery = delivery
         self._publishing = publishing
+        self._office = office
+        self._sessions = sessions
+        self._started_us = started_us
         self._number = names.number(BROKER_NAME)
         self._said: dict[str, str] = {}
 
-    def publish(self, figures: Mapping[str, int | str], now_us: int) -> None:
-        for name, figure in figures.items():
+    def collect(self, now_us: int) -> dict[str, int | str]:
+        return {
+            "uptime_s": (now_us - self._started_us) // 1_000_000,
+            "clients/connected": sum(session.link is not None for session in self._sessions.values()),
+            "clients/sessions": len(self._sessions),
+            "subscriptions": self._delivery.subscriptions,
+            "topics": len(self._catalogue),
+            "retained": self._catalogue.retained,
+            "messages/in": self._publishing.messages_in,
+            "messages/out": self._delivery.messages_out,
+            "messages/dropped": self._delivery.live_dropped + self._publishing.dropped,
+            "bytes/in": self._publishing.bytes_in,
+            "log/first_offset": self._delivery.first_offset,
+            "log/next_offset": self._delivery.next_offset,
+            **self._office.figures(),
+        }
+
+    def publish(self, now_us: int) -> None:
+        for name, figure in self.collect(now_us).items():
             text = str(figure)
             if self._said.get(name) == text:
                 continue

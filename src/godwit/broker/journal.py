@@ -9,9 +9,11 @@ published to a topic, and how far a subscription without a named cursor has come
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from godwit.broker.jobs.marks import JobMarks
 from godwit.broker.topics import RESERVED
 from godwit.wire.changes import (
     Change,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.feed import Feed
     from godwit.broker.identities import Key, Progress
+    from godwit.broker.jobs.model import Job, Task
     from godwit.broker.session import Session
 
 SAVED_AT_ONCE: Final = 1000
@@ -43,7 +46,7 @@ T = TypeVar("T")
 class Marks:
     """What is to be written."""
 
-    __slots__ = ("feeds", "identities", "queries", "retained", "sessions", "topics", "topics_gone")
+    __slots__ = ("feeds", "identities", "jobs", "queries", "retained", "sessions", "topics", "topics_gone")
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
@@ -56,10 +59,11 @@ class Marks:
         self.identities: dict[Key, Progress | None] = {}
         """None: it is forgotten."""
         self.queries: dict[str, QueryDone | QueryGone] = {}
+        self.jobs = JobMarks()
 
 
 class Journal:
-    """Feed: topic, retained, session, feed, identity, query; used, moved, save_some. Drain: take; put_back on failure.
+    """What there is to write. Drain: take; put_back on failure. Feed: all the others.
 
     `sessions` is the broker's own table, by name. A journal that does not keep takes nothing.
 
@@ -133,6 +137,16 @@ class Journal:
             self._marks.queries[change.query] = change
             self.is_marked = True
 
+    def work(self, jobs: Iterable[Job], tasks: Iterable[Task], gone: Iterable[int], next_job: int) -> None:
+        """These jobs and tasks have changed; of jobs that are gone the numbers. `next_job`: not given yet."""
+        if self.keeps:
+            self._marks.jobs.add(jobs, tasks, gone, next_job)
+            self.is_marked = self.is_marked or bool(self._marks.jobs)
+
+    def forget_job(self, job: Job) -> None:
+        """It could not be written, and its controller has been told: it is not tried again."""
+        self._marks.jobs.forget(job)
+
     def drop_queries(self) -> None:
         """Those of the turn that is under way: what they brought is not written."""
         self._marks.queries.clear()
@@ -172,6 +186,8 @@ class Journal:
             else:
                 changes.append(IdentityKept(*key, progress.epoch, progress.next_sequence, progress.last_us))
         changes += marks.queries.values()
+        if marks.jobs:
+            changes += marks.jobs.changes()
         return changes, marks
 
     def _of_sessions(self, marks: Marks, end_offset: int) -> list[Change]:
@@ -231,8 +247,9 @@ class Journal:
         now.sessions.update(marks.sessions)
         now.feeds.update(marks.feeds)
         now.identities = marks.identities | now.identities
+        now.jobs.put_back(marks.jobs)
         self.is_marked = self.is_marked or bool(
-            now.topics or now.topics_gone or now.retained or now.sessions or now.feeds or now.identities
+            now.topics or now.topics_gone or now.retained or now.sessions or now.feeds or now.identities or now.jobs
         )
 
 

@@ -8,6 +8,7 @@ from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.identities import Identities
+from godwit.broker.jobs.office import Office
 from godwit.broker.session import Link, Session
 from godwit.broker.subscribing import Subscribing
 from godwit.broker.topics import RESERVED, check_filter
@@ -47,6 +48,7 @@ class Requests:
         identities: Identities,
         subscribing: Subscribing,
         admission: Admission,
+        office: Office,
         effects: list[Effect],
     ) -> None:
         self._catalogue = catalogue
@@ -54,6 +56,7 @@ class Requests:
         self._identities = identities
         self._subscribing = subscribing
         self._admission = admission
+        self._office = office
         self._effects = effects
 
     def create(self, session: Session, request: Create) -> None:
@@ -150,6 +153,7 @@ class Requests:
             return
         link = target.link
         target.expiry_s = 0  # who waits for the name begins anew
+        self._office.leave(target, now_us)
         if link is not None:
             text = f"{session.name} removed this client{why}"
             self._effects.append(Close(link.connection, Code.KICKED, text))

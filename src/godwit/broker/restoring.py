@@ -1,4 +1,4 @@
-"""A broker begins with what the one before it had kept: topics, retained messages, sessions, cursors, publishers."""
+"""A broker begins with what the one before it had kept: topics, retained messages, sessions, publishers, jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from godwit.broker.catalogue import Catalogue
 from godwit.broker.delivery import Delivery
 from godwit.broker.identities import Identities
 from godwit.broker.importing import Importing
+from godwit.broker.jobs.office import Office
 from godwit.broker.retained import Kept
 from godwit.broker.subscribing import Subscribing
 from godwit.wire.changes import RetainedKept, State
@@ -20,6 +21,7 @@ def restore(
     admission: Admission,
     subscribing: Subscribing,
     importing: Importing,
+    office: Office,
     now_us: int,
 ) -> None:
     """Everything that is kept, to parts that are new. Limits that were lowered since turn nothing of it away."""
@@ -37,6 +39,7 @@ def restore(
         if owner is not None:
             subscribing.restore(owner, feed)
     importing.restore(state.queries)
+    office.restore(state, now_us)
 
 
 def _kept(kept: RetainedKept, serial: int) -> Kept:

@@ -14,6 +14,7 @@ from godwit.wire.control import Subscribe, Will
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
     from godwit.broker.inlet import Inlet
+    from godwit.broker.jobs.party import Party
 
 _BAD_IN_NAME: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -72,8 +73,8 @@ class Link:
 
     __slots__ = (
         "_next_channel", "address", "awaited", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
-        "locating", "login_by_us", "lookups", "messages_out", "opens", "reads", "requests", "session", "since_us",
-        "to_locate", "unconfirmed_bytes", "unpaid", "window_bytes",
+        "locating", "login_by_us", "lookups", "messages_out", "opens", "party", "reads", "requests", "session",
+        "since_us", "to_locate", "unconfirmed_bytes", "unpaid", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, address: str, now_us: int, window_bytes: int) -> None:
@@ -113,9 +114,15 @@ class Link:
         """Of its messages, if there is a limit."""
         self.unpaid: list[tuple[int, int]] = []
         """Credit that it gets back only when its rate allows it: channel, bytes."""
+        self.party: Party | None = None
+        """Its part in work, if it takes one."""
         self._next_channel = 1
 
-    def take_channels(self) -> tuple[int, int]:
+    def take_channel(self) -> int:
+        """The number of the next channel that is opened towards it."""
         channel = self._next_channel
-        self._next_channel += 2
-        return channel, channel + 1
+        self._next_channel += 1
+        return channel
+
+    def take_channels(self) -> tuple[int, int]:
+        return self.take_channel(), self.take_channel()

@@ -18,6 +18,7 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "max_clients": (1, 2**20),
     "max_clients_per_host": (1, 2**20),
     "max_message_bytes": (1, limits.LARGEST_RECORD_BYTES - 64 * limits.KIB),
+    "max_datagram_bytes": (limits.BASE_DATAGRAM_BYTES, limits.MAX_TRAIN_BYTES),
     "client_window_bytes": (64 * limits.KIB, 2**34),
     "messages_per_s": (0.001, 2**32),
     "ring_bytes": (64 * limits.KIB, 2**44),
@@ -28,6 +29,8 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "max_subscriptions": (1, 2**16),
     "max_sessions": (1, 2**24),
     "max_session_expiry_s": (0, 2**32 - 1),
+    "lease_s": (0.1, 24 * 3600),
+    "job_keep_s": (0, 366 * 24 * 3600),
 }
 """The least and the greatest value of each number."""
 
@@ -50,6 +53,8 @@ class Settings:
     max_clients_per_host: int | None = None
     """From one IP address; None: as many as there may be at all."""
     max_message_bytes: int = limits.MAX_MESSAGE_BYTES
+    max_datagram_bytes: int = limits.MAX_DATAGRAM_BYTES
+    """Where the path search ends, if a client goes as far: more than the default where frames are larger."""
     client_window_bytes: int = limits.CLIENT_WINDOW_BYTES
     """Under way to one client, beyond what its application has taken."""
     messages_per_s: float | None = None
@@ -64,6 +69,10 @@ class Settings:
     """Of one client."""
     max_sessions: int = limits.MAX_SESSIONS
     max_session_expiry_s: int = limits.MAX_SESSION_EXPIRY_S
+    lease_s: float = limits.LEASE_S
+    """A worker that reports nothing for so long loses its tasks."""
+    job_keep_s: float = limits.JOB_KEEP_S
+    """An ended job is remembered for so long, unless others need its room."""
 
     def __post_init__(self) -> None:
         _check_policy(self.default_policy)

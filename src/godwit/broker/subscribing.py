@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from godwit.broker.catalogue import Catalogue, TooManyTopicsError
+from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
 from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Locate, Notice, Send
@@ -181,6 +181,8 @@ class Subscribing:
         """A filter without wildcards is the name of a topic, which must be there or come into being."""
         missing = [name for name in filters if not is_pattern(name) and self._catalogue.get(name) is None]
         for name in missing:
+            if name.startswith(JOBS):
+                continue  # of a kind that nobody has submitted yet
             if name.startswith("$") or self._catalogue.settings.policy_of(name) != "open":
                 raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist")
         try:

@@ -1,4 +1,4 @@
-"""How topics and filters are written: what may be published under, what may be subscribed to.
+"""How topics, filters and kinds of work are written: what may be published under, subscribed to, submitted.
 
 What a filter means is told, and worked out, in godwit.wire.filters.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from godwit.errors import BadFilterError, BadTopicError
-from godwit.limits import MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
+from godwit.errors import BadFilterError, BadKindError, BadTopicError
+from godwit.limits import MAX_KIND_BYTES, MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
 from godwit.wire.filters import ONE, RESERVED, REST, SOME, WILDCARDS, covers, is_pattern, matches, overlaps, split
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "SOME",
     "WILDCARDS",
     "check_filter",
+    "check_kind",
     "check_topic",
     "covers",
     "is_pattern",
@@ -71,12 +72,25 @@ def check_filter(text: str) -> None:
         )
 
 
+def check_kind(kind: str) -> None:
+    """BadKindError if no kind of work can be called so: it is written as a topic, so that its events have one."""
+    if problem := _size_problem(kind, MAX_KIND_BYTES, MAX_TOPIC_LEVELS - 1):  # the topic is $jobs/ and the kind
+        raise BadKindError(f"the kind of work {shown(kind)} {problem}")
+    if bad := _NOT_IN_TOPIC.search(kind):
+        problem = "contains a wildcard: leave out + * #" if bad[0] in WILDCARDS else _control_problem(bad[0])
+        raise BadKindError(f"the kind of work {shown(kind)} {problem}")
+    if kind.startswith(RESERVED):
+        raise BadKindError(
+            f"the kind of work {shown(kind)} begins with $, as only the broker's own names do: rename it"
+        )
+
+
 def shown(text: str) -> str:
     """A name as an error text quotes it: never long, nothing that a terminal would act on."""
     return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
 
 
-def _size_problem(text: str) -> str | None:
+def _size_problem(text: str, max_bytes: int = MAX_TOPIC_BYTES, max_levels: int = MAX_TOPIC_LEVELS) -> str | None:
     if not text:
         return "is empty: give it at least one character"
     try:
@@ -85,11 +99,11 @@ def _size_problem(text: str) -> str | None:
         return f"is of the type {type(text).__name__}: give a text (str)"
     except UnicodeEncodeError:
         return "is not valid Unicode (half of a surrogate pair): it could not be written as UTF-8"
-    if size_bytes > MAX_TOPIC_BYTES:
-        return f"is {size_bytes} bytes long: at most {MAX_TOPIC_BYTES} are allowed"
+    if size_bytes > max_bytes:
+        return f"is {size_bytes} bytes long: at most {max_bytes} are allowed"
     levels = text.count("/") + 1
-    if levels > MAX_TOPIC_LEVELS:
-        return f"has {levels} levels: at most {MAX_TOPIC_LEVELS} are allowed"
+    if levels > max_levels:
+        return f"has {levels} levels: at most {max_levels} are allowed"
     return None
 
 

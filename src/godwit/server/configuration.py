@@ -25,6 +25,7 @@ _LIMITS: Final = {
     "clients": "max_clients",
     "clients_per_host": "max_clients_per_host",
     "message_bytes": "max_message_bytes",
+    "datagram_bytes": "max_datagram_bytes",
     "client_memory_bytes": "client_window_bytes",
     "messages_per_s": "messages_per_s",
     "ring_bytes": "ring_bytes",
@@ -35,7 +36,11 @@ _LIMITS: Final = {
     "sessions": "max_sessions",
     "session_expiry_s": "max_session_expiry_s",
 }
-_FRACTIONS: Final = frozenset(("messages_per_s", "hold_back_s", "sys_interval_s"))
+_JOBS: Final = {
+    "lease_s": "lease_s",
+    "keep_s": "job_keep_s",
+}
+_FRACTIONS: Final = frozenset(("messages_per_s", "hold_back_s", "sys_interval_s", *_JOBS))
 _ZERO_IS_NONE: Final = frozenset(("clients_per_host", "messages_per_s"))
 
 
@@ -68,12 +73,13 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigurationError(f"the configuration is not TOML: {detail}") from error
     top = Table("", values)
-    top.expect("listen", "sys_interval_s", "topics", "limits", "access", "log", "archive")
+    top.expect("listen", "sys_interval_s", "topics", "limits", "jobs", "access", "log", "archive")
     warnings: list[str] = []
     numbers: dict[str, Any] = {}
     if "sys_interval_s" in top:
         numbers["sys_interval_s"] = _number(top, "sys_interval_s", "sys_interval_s")
-    numbers |= _limits(top.table("limits"))
+    numbers |= _numbers(top.table("limits"), _LIMITS)
+    numbers |= _numbers(top.table("jobs"), _JOBS)
     topics = _topics(top.table("topics"))
     most, listed = numbers.get("max_topics", MAX_TOPICS), len(topics["topics"])
     if listed > most:
@@ -89,12 +95,13 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
     )
 
 
-# -- limits -----------------------------------------------------------------------------------------------------------
+# -- limits, jobs -----------------------------------------------------------------------------------------------------
 
 
-def _limits(table: Table) -> dict[str, Any]:
-    table.expect(*_LIMITS)
-    return {name: _number(table, key, name) for key, name in _LIMITS.items() if key in table}
+def _numbers(table: Table, fields: dict[str, str]) -> dict[str, Any]:
+    """By their keys in a section and the fields of Settings that they stand for."""
+    table.expect(*fields)
+    return {name: _number(table, key, name) for key, name in fields.items() if key in table}
 
 
 def _number(table: Table, key: str, name: str) -> float | None:

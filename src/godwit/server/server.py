@@ -196,7 +196,7 @@ class Server:
         except ConnectionClosedError:
             return
         except ChannelError as error:
-            effect.connection.close(self._now, Code.LIMIT, f"it takes too few channels for its subscriptions: {error}")
+            effect.connection.close(self._now, Code.LIMIT, f"it takes too few channels: {error}")
             return
         assert channel == effect.channel, f"the broker counted {effect.channel}, the transport {channel}"
 
@@ -231,18 +231,21 @@ class Listener:
         return due if timer is None else min(timer, due)
 
 
-def endpoint_config(settings: Settings, *, receive_buffer_bytes: int, max_datagram_bytes: int) -> EndpointConfig:
-    """What a listener offers: the kernel's figures, and the limits of the settings."""
+def endpoint_config(settings: Settings, *, receive_buffer_bytes: int) -> EndpointConfig:
+    """What a listener offers: the kernel's buffer, and the limits of the settings."""
     max_record_bytes = settings.max_message_bytes + (limits.MAX_RECORD_BYTES - limits.MAX_MESSAGE_BYTES)
     return EndpointConfig(
         accepts=True,
         receive_buffer_bytes=receive_buffer_bytes,
-        max_datagram_bytes=max_datagram_bytes,
+        max_datagram_bytes=settings.max_datagram_bytes,
         max_connections=settings.max_clients,
         max_connections_per_host=settings.max_clients_per_host,
         max_record_bytes=max_record_bytes,
         connection_window_bytes=settings.client_window_bytes,
         channel_window_bytes=min(limits.CHANNEL_WINDOW_BYTES, settings.client_window_bytes),
-        # The broker bounds what is under way by the window; one record may be longer than that.
-        send_buffer_bytes=settings.client_window_bytes + max_record_bytes,
+        # The broker bounds what is under way by its windows; one record may be longer than what is left of each.
+        send_buffer_bytes=settings.client_window_bytes
+        + max_record_bytes
+        + limits.WORK_WINDOW_BYTES
+        + limits.MAX_WORK_RECORD_BYTES,
     )

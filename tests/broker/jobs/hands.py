@@ -1,0 +1,118 @@
+"""Controllers and workers that speak the protocol by hand, on the peers of tests/broker/world.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tests.broker.world import M, Peer, World
+
+from godwit.wire import jobs as j
+from godwit.wire import work as w
+from godwit.wire.control import Work, encode_control
+from godwit.wire.jobs import Ref
+
+
+class Hand:
+    """One connection that takes part in work. Feed: submit, report, volunteer and so on. Look: the rest."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.channel = peer._next_channel
+        peer._next_channel += 1
+        peer.record(self.channel, encode_control(Work()))
+        peer.world.run()
+
+    @classmethod
+    def of(cls, world: World, name: str | None = None, **fields: Any) -> Hand:
+        """A new client."""
+        return cls(world.client(name, **fields))
+
+    # -- what it does -------------------------------------------------------------------------------------------------
+
+    def send(self, head: w.Submit | w.Report, payloads: Iterable[bytes] = (), *, run: bool = True) -> int:
+        """A group as a record; gives its number."""
+        number = self.peer.record(self.channel, w.encode_group(head, list(payloads)))
+        if run:
+            self.peer.world.run()
+        return number
+
+    def submit(self, kind: str, *payloads: bytes, keys: Iterable[str] = (), run: bool = True, **fields: Any) -> int:
+        """One job for each payload; their keys are their payloads as text, if they are not given."""
+        names = list(keys) or [payload.decode() for payload in payloads]
+        jobs = [
+            w.Submission(key=key, of_kind=kind, size=len(payload), **fields)
+            for key, payload in zip(names, payloads, strict=True)
+        ]
+        return self.send(w.Submit(jobs=jobs), payloads, run=run)
+
+    def volunteer(self, *kinds: str, capacity: int = 1, holding: Iterable[Ref] = ()) -> j.Volunteered:
+        request = j.Volunteer(request=self.peer.number(), kinds=list(kinds), capacity=capacity, holding=list(holding))
+        return self.peer.expect(request, j.Volunteered)
+
+    def report(self, *, run: bool = True, **fields: Any) -> int:
+        return self.send(w.Report(**fields), run=run)
+
+    def finish(self, *leases: Ref, result: bytes = b"ok", run: bool = True) -> int:
+        outcomes = [w.Outcome(task=lease, size=len(result)) for lease in leases]
+        return self.send(w.Report(outcomes=outcomes), [result] * len(leases), run=run)
+
+    def fail(self, *leases: Ref, error: str = "no", is_final: bool = False) -> int:
+        return self.report(outcomes=[w.Outcome(task=lease, error=error, is_final=is_final) for lease in leases])
+
+    def watch(self, *numbers: int) -> list[int]:
+        """Gives those that are unknown."""
+        return self.peer.expect(j.Watch(request=self.peer.number(), jobs=list(numbers)), j.Watched).unknown
+
+    # -- what it heard ------------------------------------------------------------------------------------------------
+
+    def groups(self, kind: type[M]) -> list[M]:
+        return [head for head, _ in self.peer.work if isinstance(head, kind)]
+
+    @property
+    def taken(self) -> list[w.TakenJob]:
+        return [job for head in self.groups(w.Taken) for job in head.jobs]
+
+    @property
+    def numbers(self) -> list[int]:
+        """Of its jobs that were taken."""
+        return [job.job for job in self.taken if job.job]
+
+    @property
+    def leases(self) -> list[Ref]:
+        return [task.task for head in self.groups(w.Lease) for task in head.tasks]
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Of its leases."""
+        return [payload for head, payloads in self.peer.work if isinstance(head, w.Lease) for payload in payloads]
+
+    @property
+    def revoked(self) -> list[Ref]:
+        return [lease for head in self.groups(w.Revoke) for lease in head.tasks]
+
+    @property
+    def updates(self) -> list[w.JobUpdate]:
+        return [job for head in self.groups(w.Update) for job in head.jobs]
+
+    @property
+    def states(self) -> list[tuple[int, str]]:
+        """Of jobs, one after another, as they were told."""
+        return [(update.job, update.state) for update in self.updates]
+
+    @property
+    def results(self) -> dict[tuple[int, int], bytes]:
+        """Of finished tasks, by job and task."""
+        found: dict[tuple[int, int], bytes] = {}
+        for head, payloads in self.peer.work:
+            if isinstance(head, w.Update):
+                places = [(job.job, task) for job in head.jobs for task in job.tasks]
+                for (job, task), payload in zip(places, payloads, strict=True):
+                    if task.state == "finished":
+                        found[job, task.task] = payload
+        return found
+
+    @property
+    def confirmed(self) -> int:
+        """The last of its records that was; -1: none."""
+        return self.peer.confirmed.get(self.channel, (-1, 0))[0]

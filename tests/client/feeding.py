@@ -29,7 +29,8 @@ class Desk:
         self.events: list[ClientEvent] = []
         self.violations: list[str] = []
         self.requests = Requests()
-        self.inbox = Inbox(self.requests, self.events, self._note)
+        self.work: list[Received] = []
+        self.inbox = Inbox(self.requests, self.events, self._note, self.work.append)
         self.connection = StubConnection()
         self.answered = 0
         self.records: dict[int, int] = {}

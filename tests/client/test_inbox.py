@@ -8,7 +8,7 @@ from tests.client.feeding import FEED, LIVE, Desk, batch, payloads, take_all
 from godwit.client.events import Available, SubscriptionEnded, SubscriptionStarted
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import DecodeError
-from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, encode_control
+from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, Work, encode_control
 
 
 def attached() -> Desk:
@@ -205,3 +205,10 @@ def test_closing_ends_everything() -> None:
     desk.inbox.close()
     assert subscription.state == "ended"
     assert subscription.take() is None
+
+
+def test_a_channel_that_is_for_work_is_told_of() -> None:
+    desk = attached()
+    desk.bring(7, encode_control(Work()))
+    assert [event.channel for event in desk.work] == [7]
+    assert desk.connection.confirmed == [(7, 0)]

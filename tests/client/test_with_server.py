@@ -66,7 +66,7 @@ class RealBroker:
         self.server = Server(
             self.settings, log, entropy=network.rng.randbytes, now=network.now, epoch_us=network.now_us
         )
-        config = endpoint_config(self.settings, receive_buffer_bytes=1 << 20, max_datagram_bytes=1472)
+        config = endpoint_config(self.settings, receive_buffer_bytes=1 << 20)
         self.listener: Listener = self.server.listen(replace(config, reset_key=reset_key))
         network.parties[BROKER] = self
 

@@ -1,6 +1,6 @@
 """One broker, over reconnects: the sans-IO counterpart of the server.
 
-    feed    connect, close, receive (a train), handle_timers; publisher, subscribe and the others, and what they give
+    feed    connect, close, receive (a train), handle_timers; publisher, submit and the others, and what they give
     drain   events, next_train, next_timer
     look    state, name, statistics
 
@@ -15,21 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
-from godwit.broker.topics import check_filter, check_topic
 from godwit.client.backoff import Backoff, Random
+from godwit.client.calls import Calls, ClientState
 from godwit.client.config import ClientConfig
 from godwit.client.dialing import Dialer
 from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply
-from godwit.client.inbox import Inbox
 from godwit.client.login import make_login, problem_with
-from godwit.client.outbox import Outbox
-from godwit.client.publisher import Publisher
-from godwit.client.requests import Requests
-from godwit.client.subscription import Start, Subscription
 from godwit.errors import ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
-from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
+from godwit.limits import LOGIN_TIMEOUT_S
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Closed, Confirmed, Connected, Event, Received, Writable
@@ -37,7 +32,6 @@ from godwit.transport.statistics import Statistics
 from godwit.transport.train import Address, Train
 from godwit.wire.control import (
     Code,
-    Commit,
     ControlMessage,
     Done,
     Error,
@@ -45,7 +39,6 @@ from godwit.wire.control import (
     Opened,
     Ping,
     Pong,
-    Qos,
     Refused,
     Subscribed,
     UnknownKind,
@@ -54,30 +47,24 @@ from godwit.wire.control import (
     encode_control,
 )
 
-ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
+__all__ = ["Client", "ClientState"]
 
 FINAL_CODES: Final = frozenset((Code.NOT_ALLOWED, Code.BAD_NAME, Code.TAKEN_OVER, Code.KICKED, Code.VERSION))
 """After these the client does not come back: it would be sent away again."""
 INSTANCE_BYTES: Final = 16
 
 
-class Client:
-    """See the module's first lines. `entropy` gives random bytes, `random` random numbers, both the caller's."""
+class Client(Calls):
+    """See the module's first lines; what an application asks for is in its base.
+
+    `entropy` gives random bytes, `random` random numbers, both the caller's.
+    """
 
     def __init__(self, config: ClientConfig, *, entropy: Callable[[int], bytes], random: Random) -> None:
-        self.config = config
-        self.state: ClientState = "offline"
-        self.name = config.name or ""
-        """The client's; the broker gives one to a client without."""
-        self.instance = entropy(INSTANCE_BYTES)
-        """Made anew for each run of the client."""
-        self._events: list[ClientEvent] = []
+        super().__init__(config, instance=entropy(INSTANCE_BYTES), on_violation=self._note_violation)
         self._endpoint = Endpoint(config.endpoint, entropy=entropy)
         self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
         self._dialer = Dialer(self._endpoint, self._backoff)
-        self._requests = Requests()
-        self._outbox = Outbox(config.send_buffer_bytes, self._events, self.instance.hex())
-        self._inbox = Inbox(self._requests, self._events, self._note_violation)
         self._connection: Connection | None = None
         self._login: int | None = None
         """The request that waits for its welcome."""
@@ -131,22 +118,32 @@ class Client:
         """The next thing that may be sent now, until it gives None. Open batches go when nothing else is to be sent."""
         if self._violation is not None:
             self._digest(now)
+        if self._work.jobs.has_to_ask and self.state == "online":
+            self._work.jobs.ask()
         if self._requests.has_unsent:
             self._requests.pump(now)
         train = self._endpoint.next_train(now)
-        if train is not None or self.state != "online":
+        connection = self._connection
+        if train is not None or connection is None or self.state != "online":
             return train
         outbox = self._outbox
         if outbox.has_kept:
             outbox.go_on()
-        connection = self._connection
-        if outbox.has_begun and connection is not None and not connection.has_unsent:
+        if self._work.is_used:
+            self._work.go_on(connection, now)
+        if outbox.has_begun and not connection.has_unsent:
             outbox.cut_begun()
         return self._endpoint.next_train(now)
 
     def next_timer(self) -> float | None:
         """When handle_timers wants to be called, if nothing else happens before."""
-        timers = (self._endpoint.next_timer(), self._dialer.due_at, self._login_by, self._requests.due_at)
+        timers = (
+            self._endpoint.next_timer(),
+            self._dialer.due_at,
+            self._login_by,
+            self._requests.due_at,
+            self._work.next_timer(),
+        )
         return min([timer for timer in timers if timer is not None], default=None)
 
     # -- look ---------------------------------------------------------------------------------------------------------
@@ -162,87 +159,18 @@ class Client:
         return self._outbox.held_bytes
 
     @property
+    def work_held(self) -> int:
+        """How many jobs and reports are not answered yet; WorkIdle tells when all are."""
+        return self._work.channel.held_parts
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Of a job or a result: what the broker takes, as far as it has said so."""
+        return self._work.channel.max_payload_bytes
+
+    @property
     def endpoint(self) -> Endpoint:
         return self._endpoint
-
-    def on_sending(self, *, begun: Callable[[], None], full: Callable[[], None]) -> None:
-        """Has the caller told, from inside `Publisher.send`, when trains should be asked for.
-
-        `begun`: soon, at the end of the turn: a batch has got its first message. `full`: now, a full batch waits to go.
-        """
-        self._outbox.on_batch_begun = begun
-        self._outbox.on_batch_full = full
-
-    # -- feed: publish, subscribe, ask --------------------------------------------------------------------------------
-
-    def publisher(
-        self, topic: str, *, qos: int = 1, identity: str | None = None, epoch: int = 0, sequence: int = 0
-    ) -> Publisher:
-        """The publisher of a topic and QoS. With an identity (and for recognition across runs an epoch, and the
-        sequence to go on with) a new one each time."""
-        self._require_open()
-        check_topic(topic)
-        if qos not in (0, 1, 2):
-            raise UsageError(f"QoS {qos!r} does not exist: choose 0, 1 or 2")
-        if identity is not None:
-            _check_name("identity", identity)
-        for what, value in (("epoch", epoch), ("sequence", sequence)):
-            if not 0 <= value < 2**63:
-                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
-        known: Qos = 0 if qos == 0 else 1 if qos == 1 else 2
-        return self._outbox.publisher(topic, known, identity, epoch, sequence)
-
-    def subscribe(
-        self, filters: Sequence[str], *, start: Start = None, since_us: int | None = None, cursor: str | None = None
-    ) -> Subscription:
-        """Asks for what matches one of the filters. SubscriptionStarted or -Ended tells what became of it."""
-        self._require_open()
-        unique = tuple(sorted(set(filters)))
-        if not 1 <= len(unique) <= MAX_FILTERS:
-            raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
-        for pattern in unique:
-            check_filter(pattern)
-        if not isinstance(start, int) and start not in (None, "latest", "earliest"):
-            raise UsageError(f"start is {start!r}: give an offset, 'latest' or 'earliest'")
-        for what, value in (("start", start), ("since_us", since_us)):
-            if isinstance(value, int) and not 0 <= value < 2**63:
-                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
-        if start is not None and since_us is not None:
-            raise UsageError("start and since are two ways to say the same: give one of them")
-        if cursor is not None:
-            _check_name("cursor", cursor)
-        return self._inbox.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
-
-    def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
-        """Ends the subscription; the Reply to the request with the number it gives says that the broker has too.
-
-        `keep`: the session keeps its place, for a later run of this client; `offset` says where that is, else it is
-        behind what was confirmed.
-        """
-        self._require_open()
-        return self._inbox.unsubscribe(subscription, keep=keep, offset=offset)
-
-    def commit(self, subscription: Subscription, offset: int) -> int:
-        """After a break the subscription goes on from this offset. Gives the number of the request."""
-        return self.request(lambda number: Commit(request=number, subscription=subscription.number, offset=offset))
-
-    def request(self, make: Callable[[int], ControlMessage]) -> int:
-        """Asks the broker what `make` gives for the number of the request; a Reply event brings the answer.
-
-        It is asked again after each reconnect until it is answered.
-        """
-        self._require_open()
-        number = self._requests.number()
-        self._requests.ask(number, make(number))
-        return number
-
-    def forget(self, request: int) -> None:
-        """Nobody waits for the answer to this request any more: it is not asked again, and a Reply will not come."""
-        self._requests.forget(request)
-
-    def _require_open(self) -> None:
-        if self.state == "closed":
-            raise UsageError("the client is closed: make another one")
 
     # -- what the transport tells -------------------------------------------------------------------------------------
 
@@ -278,12 +206,18 @@ class Client:
         elif isinstance(event, Received):
             if event.channel == 0:
                 self._on_control(connection, event.body, now)
+            elif event.channel == self._work.inbound:
+                self._work.on_received(event)
             else:
                 self._inbox.on_received(event)
         elif isinstance(event, Confirmed):
-            self._outbox.on_confirmed(event.channel, event.sequence, event.reached)
+            if event.channel == self._work.channel.channel:
+                self._work.channel.on_confirmed(event.sequence)
+            else:
+                self._outbox.on_confirmed(event.channel, event.sequence, event.reached)
         elif isinstance(event, Writable):
             self._requests.pump(now)
+            self._work.channel.hand_over()
             self._outbox.on_writable()
 
     def _on_connected(self, connection: Connection, now: float) -> None:
@@ -312,6 +246,7 @@ class Client:
         self._requests.detach()
         self._outbox.detach()
         self._inbox.detach()
+        self._work.detach()
 
     def _finish(self, code: int, reason: str, now: float) -> None:
         connection = self._connection
@@ -367,6 +302,7 @@ class Client:
         self.name = message.name
         self._events.append(Online(message.resumed, message.name))
         self._requests.attach(connection)
+        self._work.attach(connection, message.log, message.max_message_bytes, now)
         self._inbox.attach(connection, message.log)
         self._requests.resend()
         self._outbox.attach(connection, message.max_message_bytes)
@@ -378,7 +314,7 @@ class Client:
             self._outbox.on_refused(message.channel, message.code, message.text)
         elif isinstance(message, Kicked):
             self._inbox.on_kicked(message)
-        elif isinstance(message, Subscribed) and self._inbox.on_subscribed(message):
+        elif (isinstance(message, Subscribed) and self._inbox.on_subscribed(message)) or self._work.on_reply(message):
             pass
         else:
             request: int | None = getattr(message, "request", None)
@@ -389,9 +325,3 @@ class Client:
             if self._requests.on_answer(request):
                 is_done = self._inbox.on_answer(request) and isinstance(message, Error)
                 self._events.append(Reply(request, Done(request=request) if is_done else message))
-
-
-def _check_name(what: str, name: str) -> None:
-    size = len(name.encode(errors="surrogatepass"))
-    if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
-        raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {MAX_CLIENT_NAME_BYTES}")

@@ -28,7 +28,8 @@ class ClientConfig:
     will: Will | None = None
     """Published by the broker if the client is gone without a goodbye."""
     send_buffer_bytes: int = SEND_BUFFER_BYTES
-    """What all publishers may hold that is not confirmed; beyond it `send` raises BufferFullError."""
+    """What all publishers may hold that is not confirmed; beyond it `send` raises BufferFullError. Jobs and results may
+    take as much again."""
     retry_min_s: float = 0.1
     retry_max_s: float = 5.0
     """Between two attempts to connect lies a random time between these, which grows with each failure."""

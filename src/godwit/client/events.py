@@ -9,6 +9,8 @@ import msgspec
 from godwit.wire.control import ControlMessage
 
 if TYPE_CHECKING:
+    from godwit.client.comparing import Change, JobView
+    from godwit.client.leasing import Lease
     from godwit.client.publisher import Publisher
     from godwit.client.subscription import Subscription
 
@@ -104,7 +106,71 @@ class Reply(msgspec.Struct, frozen=True):
     message: ControlMessage
 
 
+class JobTaken(msgspec.Struct, frozen=True):
+    """The broker has the job, safe: `number`, `agreed` and `state` are known."""
+
+    view: JobView
+
+
+class JobRefused(msgspec.Struct, frozen=True):
+    """The broker does not take the job, or does not know it (NO_SUCH_JOB; also after a reconnect). This is its end."""
+
+    view: JobView
+    code: int
+    text: str
+
+
+class JobChanged(msgspec.Struct, frozen=True):
+    """The job stands differently. The first one of a job that is watched by its number may tell no change."""
+
+    view: JobView
+    changes: list[Change]
+
+
+class Volunteered(msgspec.Struct, frozen=True):
+    """The broker knows what this client volunteers for: after each `volunteer`, and again on each connection."""
+
+    lease_s: float
+    """A worker that is silent for so long loses its tasks. The client is not, while it is driven."""
+
+
+class VolunteerRefused(msgspec.Struct, frozen=True):
+    """The client volunteers for nothing any more."""
+
+    code: int
+    text: str
+
+
+class Leased(msgspec.Struct, frozen=True):
+    """A task to do. End it with finish, fail or give_back."""
+
+    lease: Lease
+
+
+class Revoked(msgspec.Struct, frozen=True):
+    """The task is not wanted any more, or not from this client: stop. What is reported of it is ignored."""
+
+    lease: Lease
+    reason: str
+
+
+class Reported(msgspec.Struct, frozen=True):
+    """The broker has confirmed how the lease ended: that is safe, unless the lease had ended before."""
+
+    lease: Lease
+
+
+class WorkRoom(msgspec.Struct, frozen=True):
+    """There is room in the buffer of jobs and results again, after a BufferFullError."""
+
+
+class WorkIdle(msgspec.Struct, frozen=True):
+    """All jobs that were submitted are answered, and all reports confirmed."""
+
+
 ClientEvent: TypeAlias = (
     Online | Offline | Ended | Confirmed | Room | Refused | SubscriptionStarted | Available | Missed
     | SubscriptionEnded | Reply
+    | JobTaken | JobRefused | JobChanged | Volunteered | VolunteerRefused | Leased | Revoked | Reported
+    | WorkRoom | WorkIdle
 )  # fmt: skip

@@ -11,19 +11,25 @@ from godwit.client.subscription import HeldRecord, Lane, Start, Subscription
 from godwit.errors import DecodeError
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
-from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, decode_control
+from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, Work, decode_control
 
 
 class Inbox:
     """Feed: subscribe, unsubscribe; attach, detach, on_received and the broker's words. Gives events."""
 
     def __init__(
-        self, requests: Requests, events: list[ClientEvent], on_violation: Callable[[Connection, str], None]
+        self,
+        requests: Requests,
+        events: list[ClientEvent],
+        on_violation: Callable[[Connection, str], None],
+        on_work: Callable[[Received], None],
     ) -> None:
         self.connection: Connection | None = None
         """The one with a broker that has welcomed the client."""
         self.on_violation = on_violation
         """To be called when the broker sent something that cannot be."""
+        self._on_work = on_work
+        """To be called when a channel begins that is not for a subscription, but for work."""
         self._requests = requests
         self._events = events
         self._subscriptions: dict[int, Subscription] = {}
@@ -146,6 +152,9 @@ class Inbox:
     def _on_first(self, event: Received) -> None:
         """Record 0 tells whose channel it is."""
         message = decode_control(event.body)
+        if event.record == 0 and isinstance(message, Work):
+            self._on_work(event)
+            return
         if event.record != 0 or not isinstance(message, Feed):
             raise DecodeError("feed", f"channel {event.channel} does not begin with its subscription")
         subscription = self._subscriptions.get(message.subscription)

@@ -7,6 +7,12 @@ async with godwit.connect("localhost", name="sensor-1") as client:
 
 with godwit.sync.connect("localhost") as client:      # the same, blocking
     client.publish("home/room1/temperature", b"21.5")
+    print(client.submit("resize", picture, workers=4).results())
+
+worker = godwit.Worker("localhost", name="anna")      # does such work
+
+@worker.handles("resize")
+async def resize(task): ...
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +26,9 @@ if TYPE_CHECKING:
         BrokerUnreachableError,
         FileTransferError,
         GodwitError,
+        JobCancelledError,
+        JobError,
+        JobFailedError,
         KickedError,
         NameInUseError,
         TakenOverError,
@@ -27,8 +36,11 @@ if TYPE_CHECKING:
         UsageError,
     )
     from godwit.net.connect import AsyncClient, connect
+    from godwit.net.jobs import AsyncJob, TaskResult, Update
     from godwit.net.loop import run
     from godwit.net.publishing import BufferFull
+    from godwit.net.task import Task, TaskFailed
+    from godwit.net.worker import Worker
     from godwit.wire.control import Will
 
     __version__: str
@@ -36,18 +48,27 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessError",
     "AsyncClient",
+    "AsyncJob",
     "BrokerError",
     "BrokerUnreachableError",
     "BufferFull",
     "FileTransferError",
     "GodwitError",
+    "JobCancelledError",
+    "JobError",
+    "JobFailedError",
     "KickedError",
     "Message",
     "NameInUseError",
     "TakenOverError",
+    "Task",
+    "TaskFailed",
+    "TaskResult",
     "TopicError",
+    "Update",
     "UsageError",
     "Will",
+    "Worker",
     "__version__",
     "connect",
     "run",
@@ -56,9 +77,15 @@ __all__ = [
 
 _HOMES = {
     "AsyncClient": "godwit.net.connect",
+    "AsyncJob": "godwit.net.jobs",
     "BufferFull": "godwit.net.publishing",
     "Message": "godwit.client.message",
+    "Task": "godwit.net.task",
+    "TaskFailed": "godwit.net.task",
+    "TaskResult": "godwit.net.jobs",
+    "Update": "godwit.net.jobs",
     "Will": "godwit.wire.control",
+    "Worker": "godwit.net.worker",
     "connect": "godwit.net.connect",
     "run": "godwit.net.loop",
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from godwit.net.blocking import BlockingClient, connect
+from godwit.net.blocking_jobs import BlockingJob
 from godwit.net.blocking_publisher import BlockingPublisher
 from godwit.net.blocking_subscription import BlockingFiles, BlockingSubscription
 
-__all__ = ["BlockingClient", "BlockingFiles", "BlockingPublisher", "BlockingSubscription", "connect"]
+__all__ = ["BlockingClient", "BlockingFiles", "BlockingJob", "BlockingPublisher", "BlockingSubscription", "connect"]

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.net.running import broker_in_thread
 
+import godwit
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE_S = 60
 
@@ -30,7 +32,7 @@ WITH_BROKER = {
     "blocking.py": "1: one\n2: two\n3: three\n",
     "last_will.py": "sensor-2 is online\nsensor-2 was killed\nsensor-2 is offline\n",
 }
-IN_PAIRS = {"subscribe.py", "send_file.py", "receive_file.py"}
+IN_PAIRS = {"subscribe.py", "send_file.py", "receive_file.py", "jobs_worker.py", "jobs_controller.py"}
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
@@ -95,6 +97,24 @@ def test_one_sends_a_file_and_the_other_receives_it(tmp_path: Path) -> None:
     assert (tmp_path / "inbox" / "data.bin").read_bytes() == source.read_bytes()
 
 
+def test_one_gives_work_and_two_do_it() -> None:
+    with (
+        broker_in_thread() as url,
+        running("jobs_worker.py", "anna", url) as anna,
+        running("jobs_worker.py", "bert", url) as bert,
+    ):
+        assert (line(anna), line(bert)) == ("anna waits for work\n", "bert waits for work\n")
+        with godwit.sync.connect(url) as client:  # they say so before they have volunteered
+            while client.submit("text/count", workers="all").agreed != 2:
+                pass
+        code, out, err = run("jobs_controller.py", url)
+        assert (code, err) == (0, "")
+        first, second, *others = out.splitlines()
+        assert {first, second} == {f"{name} says: neve ro ddo reven" for name in ("anna", "bert")}
+        assert others[0] == "2 of 2 done"
+        assert [text.rpartition(" ")[2] for text in others[1:]] == ["1", "2"]
+
+
 @pytest.mark.parametrize(
     ("name", "path", "text"),
     [("send_file.py", "missing", "cannot read"), ("receive_file.py", "file", "file")],
@@ -108,7 +128,7 @@ def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, name: str, path: str,
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["send_file.py", "receive_file.py"])
+@pytest.mark.parametrize("name", ["send_file.py", "receive_file.py", "jobs_worker.py"])
 def test_without_arguments_an_example_says_what_it_needs(name: str) -> None:
     code, out, err = run(name)
     assert (code, out) == (1, "")

@@ -7,11 +7,14 @@ import socket
 
 import pytest
 from tests.net.running import broker_and_client, run, service, turns
+from tests.net.work_stands import lease
 
 from godwit.client.config import ClientConfig
-from godwit.errors import BrokerError, SocketError
+from godwit.client.events import Leased, Reported
+from godwit.errors import BrokerError, SocketError, UsageError
 from godwit.net import shell
 from godwit.net.address import family_of
+from godwit.net.handlers import Handlers
 from godwit.net.shell import ClientShell, open_sockets
 from godwit.net.udp import UdpSocket
 from godwit.wire.control import Done, Ping, Pong
@@ -96,5 +99,23 @@ def test_a_welcome_that_never_comes_is_no_loose_end() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             client.abort()
+
+    run(test)
+
+
+def test_a_task_that_comes_when_the_work_has_ended_goes_back() -> None:
+    async def test() -> None:
+        async with broker_and_client() as (_, client):
+            handlers = Handlers()
+            handlers.add("work", lambda task: None)
+            bench = client.begin_work(handlers.by_kind, 1, lambda: None)
+            with pytest.raises(UsageError, match="this client works already"):
+                client.begin_work(handlers.by_kind, 1, lambda: None)
+            await client.end_work(bench, "enough")
+            late = lease()
+            late.state = "ended"  # the core has nothing to say about it
+            client._on_work(Leased(late))
+            client._on_work(Reported(late))
+            await client.ping()
 
     run(test)

@@ -14,25 +14,28 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from godwit.client.client import ClientState
 from godwit.client.packing import Payload
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
+from godwit.net.blocking_jobs import BlockingJob
 from godwit.net.blocking_publisher import BlockingPublisher
 from godwit.net.blocking_subscription import BlockingFiles, BlockingSubscription
 from godwit.net.connect import FLUSH_PATIENCE_S, AsyncClient, Connecting
 from godwit.net.connect import connect as connect_async
 from godwit.net.files import OnFileProgress, OnProgress, SentFile
 from godwit.net.publishing import AsyncPublisher
+from godwit.net.submitting import JobOptions
 from godwit.net.subscribing import OnGap, Since
 from godwit.net.thread import LoopThread
 from godwit.transport.statistics import Statistics
 from godwit.wire.control import ClientInfo, TopicInfo
+from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 
 _EXIT_PATIENCE_S: Final = 1.0
 
@@ -142,6 +145,42 @@ class BlockingClient:
         """
         inner = self._client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)
         return BlockingSubscription(self._thread, inner, timeout_s)
+
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, kind: str, payload: Payload = b"", *, key: str | None = None, **options: Unpack[JobOptions]
+    ) -> BlockingJob:
+        """Has a job done by workers that volunteer for its kind. Returns when the broker has it safe.
+
+        The options are those of AsyncClient.submit.
+        """
+        return BlockingJob(self._thread, self._thread.call(self._client.submit(kind, payload, key=key, **options)))
+
+    def submit_many(self, jobs: Iterable[tuple[str, Payload]], **options: Unpack[JobOptions]) -> list[BlockingJob]:
+        """The fast way for many: pairs of a kind and a payload. See AsyncClient.submit_many."""
+        wanted = list(jobs)  # here: what makes them may take its time
+        return [
+            BlockingJob(self._thread, job) for job in self._thread.call(self._client.submit_many(wanted, **options))
+        ]
+
+    def job(self, number: int) -> BlockingJob:
+        """A job that was submitted before, also by an earlier run of this program."""
+        return BlockingJob(self._thread, self._thread.call(self._client.job(number)))
+
+    def jobs(
+        self, *, kind: str | None = None, controller: str | None = None, states: Sequence[JobState] | None = None
+    ) -> list[JobInfo]:
+        """The jobs that this client may see, the newest first; of a kind, a controller, in one of these states."""
+        return self._thread.call(self._client.jobs(kind=kind, controller=controller, states=states))
+
+    def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
+        """One job and its tasks, as they stand."""
+        return self._thread.call(self._client.job_info(number))
+
+    def cancel_job(self, number: int, reason: str = "") -> None:
+        """Ends a job: tasks that are at work are revoked. Returns when that is safe."""
+        self._thread.call(self._client.cancel_job(number, reason))
 
     # -- ask ----------------------------------------------------------------------------------------------------------
 

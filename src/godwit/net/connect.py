@@ -1,4 +1,4 @@
-"""The client for asyncio: publishes, subscribes, asks the broker; reconnects by itself.
+"""The client for asyncio: publishes, subscribes, submits jobs, asks the broker; reconnects by itself.
 
 async with godwit.connect("localhost", name="sensor-1") as client:
     await client.publish("home/room1/temperature", b"21.5", retain=True)
@@ -28,9 +28,10 @@ from godwit.client.subscription import Start
 from godwit.errors import BrokerUnreachableError, UsageError
 from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
 from godwit.net.address import parse_broker, resolve_all
+from godwit.net.controller import Controller
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
 from godwit.net.publishing import AsyncPublisher
-from godwit.net.shell import ClientShell, OnState
+from godwit.net.shell import OnState
 from godwit.net.subscribing import AsyncSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
 from godwit.wire.control import (
@@ -142,7 +143,7 @@ class Connecting:
         )
 
 
-class AsyncClient(ClientShell):
+class AsyncClient(Controller):
     """One client of one broker, over reconnects. Made by `connect`."""
 
     async def __aenter__(self) -> AsyncClient:

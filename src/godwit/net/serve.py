@@ -20,7 +20,6 @@ from typing import Any, Final, Protocol
 
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, UsageError
-from godwit.limits import MAX_DATAGRAM_BYTES
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command
 from godwit.net.drive import EndpointDriver
@@ -83,7 +82,6 @@ class Service:
         configuration: Configuration | None = None,
         *,
         notices: Notices | None = None,
-        max_datagram_bytes: int = MAX_DATAGRAM_BYTES,
         wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
     ) -> None:
         self.configuration = configuration or Configuration(listen=["127.0.0.1:0"])
@@ -91,7 +89,6 @@ class Service:
         """Where it listens, in the order of the configuration; ports are real ones."""
         self.server: Server
         self._notices: Notices = notices or _Silent()
-        self._max_datagram_bytes = max_datagram_bytes
         self._wall_clock_us = wall_clock_us
         self._drivers: list[EndpointDriver[Notice]] = []
         self._wall_clock_timer: asyncio.TimerHandle | None = None
@@ -174,7 +171,6 @@ class Service:
             config = endpoint_config(
                 self.configuration.settings,
                 receive_buffer_bytes=udp.receive_buffer_bytes,
-                max_datagram_bytes=self._max_datagram_bytes,
             )
             if self._durable is not None:
                 config = replace(config, reset_key=self._durable.reset_key)

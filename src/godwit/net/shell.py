@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
@@ -17,20 +17,29 @@ from godwit.client.events import (
     Available,
     ClientEvent,
     Ended,
+    Leased,
     Missed,
     Offline,
     Online,
     Reply,
+    Reported,
+    Revoked,
     SubscriptionEnded,
     SubscriptionStarted,
+    Volunteered,
+    VolunteerRefused,
+    WorkRoom,
 )
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import GodwitError, SocketError, UsageError, broker_error
 from godwit.net.address import family_of
+from godwit.net.controlling import Controlling
+from godwit.net.handlers import Handler
 from godwit.net.pair import ANY_HOST, open_driver
 from godwit.net.publishing import Publishing
 from godwit.net.subscribing import AsyncSubscription
 from godwit.net.udp import UdpSocket
+from godwit.net.workbench import Workbench
 from godwit.transport.connection import State
 from godwit.transport.statistics import Statistics
 from godwit.transport.train import Address
@@ -41,6 +50,8 @@ GOODBYE_PATIENCE_S: Final = 0.25
 LEAVE_PATIENCE_S: Final = 5.0
 ABSENT_PATIENCE_S: Final = 0.5
 """So long the end of a subscription waits for the broker's answer, if the broker is there and if it is not."""
+HAND_BACK_PATIENCE_S: Final = 1.0
+"""So long a worker that ends waits until the broker has its last reports safe."""
 _GOODBYE_LOOK_S: Final = 0.005
 
 OnState: TypeAlias = Callable[[ClientState, str], None]
@@ -68,6 +79,8 @@ class ClientShell:
         self._driver = open_driver(core, sockets, self._on_events)
         self.schedule_flush = self._driver.schedule_flush
         self.publishing = Publishing(core, self._driver.flush, self.schedule_flush)
+        self.controlling = Controlling(core, self.schedule_flush, self.request)
+        self._workbench: Workbench | None = None
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Online: self._on_online,
             Offline: self._on_offline,
@@ -77,7 +90,14 @@ class ClientShell:
             Available: self._on_subscription,
             Missed: self._on_subscription,
             SubscriptionEnded: self._on_subscription,
+            Leased: self._on_work,
+            Revoked: self._on_work,
+            Reported: self._on_work,
+            Volunteered: self._on_work,
+            VolunteerRefused: self._on_work,
+            WorkRoom: self._on_work_room,
             **self.publishing.handlers,
+            **self.controlling.handlers,
         }
         core.connect([address for address in addresses if family_of(address) in usable], self._driver.clock())
         self.schedule_flush()
@@ -122,7 +142,7 @@ class ClientShell:
             if self._core.state != "closed":
                 await self._drain(timeout_s)
         finally:
-            is_safe = self._core.held_bytes == 0
+            is_safe = self._core.held_bytes == 0 and self._core.work_held == 0
             try:
                 self._driver.flush()  # the word of what was delivered goes before the goodbye
                 self._core.close(self._driver.clock())
@@ -142,6 +162,7 @@ class ClientShell:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.publishing.drained()
+                await self.controlling.drained()
         except TimeoutError:
             pass
 
@@ -214,6 +235,33 @@ class ClientShell:
         self.require_open()
         await self._answer(self._core.commit(core, offset))
 
+    # -- work ---------------------------------------------------------------------------------------------------------
+
+    def begin_work(self, handlers: Mapping[str, Handler], capacity: int, on_ready: Callable[[], None]) -> Workbench:
+        """Volunteers for the kinds that there are handlers for; tells when the broker knows. A client is one worker."""
+        self.require_open()
+        if self._workbench is not None:
+            raise UsageError("this client works already: a client is one worker, with all kinds that it does")
+        bench = self._workbench = Workbench(self._core, self.schedule_flush, handlers, capacity, on_ready)
+        return bench
+
+    async def end_work(self, bench: Workbench, reason: str, patience_s: float | None = None) -> None:
+        """Hands back at once what is not done. Returns when no handler runs any more, but in threads.
+
+        It waits a while until the last reports are safe; without a `patience_s` not at all while there is no broker.
+        """
+        if patience_s is None:
+            patience_s = HAND_BACK_PATIENCE_S if self.state == "online" else 0.0
+        try:
+            bench.hand_back(reason)
+            self._driver.flush()
+            await self._drain(patience_s)
+        finally:
+            try:
+                await bench.close()
+            finally:
+                self._workbench = None
+
     # -- events -------------------------------------------------------------------------------------------------------
 
     def _on_events(self, events: list[ClientEvent]) -> None:
@@ -247,6 +295,9 @@ class ClientShell:
         for subscription in list(self._subscriptions.values()):
             subscription.on_client_ended(failure)
         self._subscriptions.clear()
+        self.controlling.on_ended(failure)
+        if self._workbench is not None:
+            self._workbench.on_client_ended(failure)
         self._tell_state("closed", event.reason)
 
     def _on_reply(self, event: Reply) -> None:
@@ -264,6 +315,17 @@ class ClientShell:
             if isinstance(event, SubscriptionEnded):
                 del self._subscriptions[event.subscription]
             subscription.on_event(event)
+
+    def _on_work(self, event: Leased | Revoked | Reported | Volunteered | VolunteerRefused) -> None:
+        if self._workbench is not None:
+            self._workbench.on_event(event)
+        elif isinstance(event, Leased):  # it was on its way when the work ended
+            self._core.give_back(event.lease)
+
+    def _on_work_room(self, event: WorkRoom) -> None:
+        self.controlling.on_room()
+        if self._workbench is not None:
+            self._workbench.on_room()
 
     def _tell_state(self, state: ClientState, reason: str) -> None:
         if self._on_state is not None:

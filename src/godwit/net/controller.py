@@ -1,0 +1,90 @@
+"""The part of a client that gives work to others and looks after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final, Unpack, get_args
+
+from godwit.broker.topics import check_kind
+from godwit.client.packing import Payload
+from godwit.errors import UsageError
+from godwit.net.jobs import AsyncJob
+from godwit.net.shell import ClientShell
+from godwit.net.submitting import JobOptions, check_number, core_options
+from godwit.wire.jobs import Job, JobInfo, JobList, Jobs, JobShown, JobState, TaskInfo
+
+_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
+
+
+class Controller(ClientShell):
+    """What AsyncClient can do with jobs."""
+
+    async def submit(
+        self, kind: str, payload: Payload = b"", *, key: str | None = None, **options: Unpack[JobOptions]
+    ) -> AsyncJob:
+        """Has a job done by workers that volunteer for its kind. Returns when the broker has it safe.
+
+        `job.agreed` says then how many workers do it. Options: workers=1 (or more, or "all"), priority=0, delay_s=0,
+        deadline_s, retries=3, retry_delay_s=1, time_limit_s; see godwit.net.submitting.JobOptions. A `key` of your own
+        makes it the same job when you submit it again, also in a later run of a client of this name.
+        """
+        self.require_open()
+        return await self.controlling.submit(kind, payload, key, core_options(**options))
+
+    async def submit_many(self, jobs: Iterable[tuple[str, Payload]], **options: Unpack[JobOptions]) -> list[AsyncJob]:
+        """The fast way for many: pairs of a kind and a payload, with the same options. Returns when all are answered.
+
+        One that the broker refuses stops no other: its state is "refused", and its results() raises why.
+        """
+        self.require_open()
+        return await self.controlling.submit_many(jobs, core_options(**options))
+
+    async def job(self, number: int) -> AsyncJob:
+        """A job that was submitted before, also by an earlier run of this program: how it stands, and what follows."""
+        info = (await self._shown(number, 0)).job
+        job = await self.controlling.watch(number)
+        job.describe(info)
+        return job
+
+    async def jobs(
+        self, *, kind: str | None = None, controller: str | None = None, states: Sequence[JobState] | None = None
+    ) -> list[JobInfo]:
+        """The jobs that this client may see, the newest first; of a kind, a controller, in one of these states."""
+        if kind is not None:
+            check_kind(kind)
+        for state in states or ():
+            if state not in _STATES:
+                raise UsageError(f"no job is in the state {state!r}: they are {', '.join(_STATES)}")
+        found: list[JobInfo] = []
+        before: int | None = None
+        while True:
+            page = await self.request(partial(_jobs, kind, controller, states, before), JobList)
+            found += page.jobs
+            if not page.more or (before is not None and page.before >= before):  # a broker that does not come on
+                return found
+            before = page.before
+
+    async def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
+        """One job and its tasks, as they stand."""
+        tasks: list[TaskInfo] = []
+        while True:
+            page = await self._shown(number, len(tasks))
+            tasks += page.tasks
+            if not page.more or not page.tasks:
+                return page.job, tasks
+
+    async def cancel_job(self, number: int, reason: str = "") -> None:
+        """Ends a job: tasks that are at work are revoked. Returns when that is safe."""
+        await self.controlling.cancel(number, reason)
+
+    async def _shown(self, number: int, first_task: int) -> JobShown:
+        check_number(number)
+        return await self.request(lambda n: Job(request=n, job=number, first_task=first_task), JobShown)
+
+
+def _jobs(
+    kind: str | None, controller: str | None, states: Sequence[JobState] | None, before: int | None, number: int
+) -> Jobs:
+    chosen = None if states is None else list(states)
+    return Jobs(request=number, of_kind=kind, controller=controller, states=chosen, before=before)

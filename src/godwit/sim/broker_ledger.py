@@ -17,6 +17,8 @@ TOGETHER_US: Final = 1000
 """Messages that were published within this time may share the time of the first."""
 
 ANY_NAME: Final = "*"
+BROKER: Final = "$broker"
+"""Under this name the broker itself publishes."""
 
 Lane: TypeAlias = tuple[str, str, int]
 """Who publishes (a client's label, or an identity that outlives it), the topic, the QoS: in a lane there is order."""
@@ -129,6 +131,13 @@ class Ledger:
         assert payload not in self._by_payload, "two equal wills cannot be told apart"
         self._by_payload[payload] = made
         return made
+
+    def announce(self, topic: str, payload: bytes, published_us: int) -> None:
+        """The broker itself published this: it is heard of when it is in the log."""
+        if payload in self._by_payload:
+            raise ViolationError("log", f"{payload[:200]!r} on {topic!r} a second time")
+        self.names(BROKER, BROKER)
+        self.add(self.make(BROKER, topic, payload, published_us, 0.0))
 
     def find(self, payload: bytes, published_us: int) -> Publication | None:
         """The publication with this content: by its payload, or by its time if that is empty."""

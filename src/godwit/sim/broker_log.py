@@ -73,6 +73,8 @@ class LogChecker:
         for offset, (payload, published_us) in enumerate(self._contents(entry), self.next_offset):
             where = f"offset {offset}"
             qos = entry.flags >> 6
+            if entry.topic.startswith("$jobs/"):
+                self._ledger.announce(entry.topic, payload, published_us)
             publication = self._ledger.recognise(
                 self.NAME, where, entry.topic, payload, published_us, qos, entry.publisher
             )

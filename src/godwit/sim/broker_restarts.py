@@ -21,12 +21,17 @@ from godwit.wire.changes import (
     FeedKept,
     IdentityGone,
     IdentityKept,
+    JobGone,
+    JobKept,
+    JobPayload,
+    NextJob,
     QueryDone,
     QueryGone,
     RetainedKept,
     SessionGone,
     SessionKept,
     State,
+    TaskKept,
     TopicGone,
     TopicKept,
 )
@@ -39,6 +44,8 @@ FeedKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
 
 _GONE: Final[dict[type, str]] = {TopicGone: "topic", FeedGone: "feed", IdentityGone: "identity", QueryGone: "query"}
 """What is over, of which kind it was; its fields are the key."""
+JOB_ROWS: Final = ("job", "payload", "task")
+"""The kinds of rows that a job has; behind them its number."""
 
 
 def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
@@ -66,13 +73,31 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
                 rows["query", change.query] = change
             case TopicGone() | FeedGone() | IdentityGone() | QueryGone():
                 rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
+            case _:
+                _apply_work(rows, change)
     return rows
+
+
+def _apply_work(rows: Rows, change: Change) -> None:
+    match change:
+        case NextJob():
+            rows["next job",] = change
+        case JobKept():
+            rows["job", change.job] = change
+        case JobPayload():
+            rows["payload", change.job] = change
+        case TaskKept():
+            rows["task", change.job, change.number] = change
+        case JobGone():
+            for key in [key for key in rows if key[0] in JOB_ROWS and key[1] == change.job]:
+                del rows[key]
 
 
 def rows_of(state: State) -> Rows:
     """The same of what a store gives at its start."""
     lists: list[Sequence[Change]] = [
-        state.topics, state.retained, state.sessions, state.feeds, state.identities, state.queries
+        state.topics, state.retained, state.sessions, state.feeds, state.identities, state.queries, state.jobs,
+        state.payloads, state.tasks, [NextJob(state.next_job)] if state.next_job > 1 else [],
     ]  # fmt: skip
     return apply({}, [change for changes in lists for change in changes])
 
@@ -120,6 +145,11 @@ class RestartChecker:
     _rotten: set[int] = field(default_factory=set)
 
     NAME = "restart"
+
+    @property
+    def rows(self) -> Rows:
+        """What is kept beside the log, by all that the store said it has."""
+        return self._rows
 
     # -- appends ------------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,9 @@ def serve(listeners: int) -> tuple[Books, Server, list[Host]]:
     server = Server(Settings(), MemoryLog(store), entropy=Random(1).randbytes, now=0.0, epoch_us=books.now_us)
     hosts = [books.network.add_host(Host(f"server{number}", (f"s{number}", 1))) for number in range(listeners)]
     for host in hosts:
-        listen_at(server.listen(EndpointConfig(accepts=True)), books)
+        listen_at(
+            server.listen(EndpointConfig(accepts=True)), lambda events: books.roster.heard(events, books.network.now)
+        )
         books.network.start(host, ListenerShell(server.listeners[-1]), lambda events, now: None)
     return books, server, hosts
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.broker import run_broker
 from godwit.sim.worlds.durable import run_durable
+from godwit.sim.worlds.jobs import run_jobs
 from godwit.sim.worlds.transport import run_transport
 
 
@@ -27,7 +28,12 @@ class Outcome:
 World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
 """Runs a seed, taking notes; gives the violation, if any, and a summary in a few words."""
 
-WORLDS: Mapping[str, World] = {"transport": run_transport, "broker": run_broker, "durable": run_durable}
+WORLDS: Mapping[str, World] = {
+    "transport": run_transport,
+    "broker": run_broker,
+    "durable": run_durable,
+    "jobs": run_jobs,
+}
 
 
 def run_seed(world: str, seed: int, trace: Trace | None = None) -> Outcome:

@@ -8,7 +8,7 @@ has happened; then all say goodbye, and nothing is left behind.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -38,6 +38,7 @@ from godwit.sim.worlds.broker_plan import BrokerPlan, Fault, PublicationPlan, dr
 from godwit.sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore, listen_at
 from godwit.sim.worlds.transport_plan import HostPlan
 from godwit.transport.config import EndpointConfig
+from godwit.transport.events import Event
 from godwit.transport.train import Address
 
 STEP_S = 0.25
@@ -139,30 +140,40 @@ class BrokerWorld:
             self.network.start(host, ListenerShell(listener), lambda events, now: None)
 
     def _make_server(self, log: Log, label: str, epoch_us: int) -> Server:
+        settings = self._settings()
+        config = self._config(settings)
+        self._connection_bytes = _most_bytes(config)
+        entropy = Random(f"{self.plan.seed} entropy {label}").randbytes
+        now = self.hosts[0].clock(self.network.now)
+        made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us)
+        for _ in self.hosts:
+            listen_at(made.listen(config), self._overhear)
+        return made
+
+    def _settings(self) -> Settings:
         plan = self.plan
-        settings = Settings(
+        return Settings(
             access=Access(is_open=True, secrets=plan.secrets),
             ring_bytes=plan.ring_bytes,
             client_window_bytes=plan.client_window_bytes,
             max_message_bytes=MAX_MESSAGE_BYTES,
             hold_back_s=plan.hold_back_s,
         )
-        entropy = Random(f"{plan.seed} entropy {label}").randbytes
-        now = self.hosts[0].clock(self.network.now)
-        made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us)
-        for _ in self.hosts:
-            listen_at(made.listen(self._config(settings)), self.books)
-        return made
 
     def _config(self, settings: Settings) -> EndpointConfig:
         """What a listener offers: as it ships, but for its patience."""
         drawn = self.plan.server
-        usual = endpoint_config(
-            settings, receive_buffer_bytes=drawn.receive_buffer_bytes, max_datagram_bytes=drawn.max_datagram_bytes
-        )
         return replace(
-            usual, idle_timeout_s=drawn.idle_timeout_s, keep_alive_s=drawn.keep_alive_s, reset_key=drawn.reset_key
+            endpoint_config(settings, receive_buffer_bytes=drawn.receive_buffer_bytes),
+            max_datagram_bytes=drawn.max_datagram_bytes,
+            idle_timeout_s=drawn.idle_timeout_s,
+            keep_alive_s=drawn.keep_alive_s,
+            reset_key=drawn.reset_key,
         )
+
+    def _overhear(self, events: Sequence[Event]) -> None:
+        """The broker is about to get these events of its transport."""
+        self.books.roster.heard(events, self.network.now)
 
     # -- what watchers ask --------------------------------------------------------------------------------------------
 
@@ -173,17 +184,13 @@ class BrokerWorld:
         """What the settings and the transport's limits allow for each connection, however it behaves."""
         if host not in self.hosts:
             return 0
-        config = self._config(self.server.broker.settings)
-        coming_bytes = config.connection_window_bytes + config.max_record_bytes
-        each = (
-            config.send_buffer_bytes
-            + coming_bytes * (1 + APPEND_COST)
-            + UNRELIABLE_QUEUE_BYTES
-            + CONTROL_QUEUE_BYTES
-            + 2 * CONTROL_WINDOW_BYTES
-        )
         connections = sum(len(listener.endpoint.connections) for listener in self.server.listeners)
-        return each * (connections + 1)
+        return self._connection_bytes * (connections + 1)
+
+    @property
+    def _clients(self) -> int:
+        """How many are connected when all is well."""
+        return len(self.persons)
 
     def _has_work(self, host: Host) -> bool:
         if host in self.hosts:
@@ -300,7 +307,7 @@ class BrokerWorld:
                 if desk.is_new and (kept := self.books.retained.missing(desk.stream, desk.asked_s)) is not None:
                     return f"{desk.stream.name} waits for {kept}, which is retained"
         present = sum(not seat.is_over for seat in self.books.roster.seats)
-        if present > len(self.persons):
+        if present > self._clients:
             return f"the broker believes in {present} connections"
         return self.books.wills.outstanding()
 
@@ -343,6 +350,18 @@ class BrokerWorld:
         if self.server.buffered_bytes:
             raise ViolationError("memory", f"the server holds {self.server.buffered_bytes} bytes for nobody")
         self.books.wills.complete()
+
+
+def _most_bytes(config: EndpointConfig) -> int:
+    """What a server may hold for one connection."""
+    coming_bytes = config.connection_window_bytes + config.max_record_bytes
+    return (
+        config.send_buffer_bytes
+        + coming_bytes * (1 + APPEND_COST)
+        + UNRELIABLE_QUEUE_BYTES
+        + CONTROL_QUEUE_BYTES
+        + 2 * CONTROL_WINDOW_BYTES
+    )
 
 
 def run_broker(seed: int, trace: Trace, server: type[Server] = Server) -> tuple[str | None, str]:

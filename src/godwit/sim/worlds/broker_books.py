@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
@@ -15,6 +15,7 @@ from godwit.sim.broker_roster import Roster
 from godwit.sim.broker_streams import Stream
 from godwit.sim.network import Network
 from godwit.transport.train import Train
+from godwit.wire.entry import Entry
 
 EPOCH_US: Final = 1_700_000_000_000_000
 """What a calendar shows when the world begins."""
@@ -57,6 +58,8 @@ class Books:
     sessions: SessionChecker = field(init=False)
     restarts: RestartChecker = field(init=False)
     streams: list[Stream] = field(default_factory=list)
+    on_learned: Callable[[Sequence[Entry]], None] = lambda entries: None
+    """Told of each append that is safe, when the checkers here know it."""
     _count: int = 0
     _date_us: int = EPOCH_US
     _rng: Random = field(init=False)

@@ -168,7 +168,7 @@ def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
     count = rng.choice((2, 3, 3, 4, 5, 6, 8))
     topics = tuple(rng.sample(TOPICS, rng.randint(2, 7)))
     messages = rng.choice((40, 120, MAX_MESSAGES))
-    host = _draw_host(rng, troubles)
+    host = draw_host(rng, troubles)
     listeners = 2 if "two_listeners" in troubles else 1
     clients = tuple(
         _draw_client(rng, number, troubles, topics, messages // count, faults_end_s, listeners)
@@ -180,7 +180,7 @@ def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
         troubles=troubles,
         faults_end_s=faults_end_s,
         server_hosts=(host,) * listeners,
-        server=_draw_endpoint(rng, troubles, "selective-repeat", accepts=True),
+        server=draw_endpoint(rng, troubles, "selective-repeat", accepts=True),
         ring_bytes=rng.choice((64, 80, 128)) * KIB if small_ring else 64 * 1024 * KIB,
         client_window_bytes=64 * KIB if small_ring or "small_windows" in troubles else 4096 * KIB,
         hold_back_s=rng.choice((0.0, 0.3, 2.0)) if small_ring else 10.0,
@@ -190,7 +190,7 @@ def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
     )
 
 
-def _draw_host(rng: Random, troubles: tuple[str, ...]) -> HostPlan:
+def draw_host(rng: Random, troubles: tuple[str, ...]) -> HostPlan:
     return HostPlan(
         joins=rng.random() < 0.7,
         wake_delay_s=rng.choice((0.0, 0.00005, 0.001, 0.005)) if "slow_wakes" in troubles else 0.0,
@@ -199,7 +199,7 @@ def _draw_host(rng: Random, troubles: tuple[str, ...]) -> HostPlan:
     )
 
 
-def _draw_endpoint(rng: Random, troubles: tuple[str, ...], arq: Arq, *, accepts: bool) -> EndpointConfig:
+def draw_endpoint(rng: Random, troubles: tuple[str, ...], arq: Arq, *, accepts: bool) -> EndpointConfig:
     small = "small_windows" in troubles
     channel_window = rng.choice((8 * KIB, 32 * KIB)) if small else 2048 * KIB
     idle_timeout_s = rng.choice((2.0, 4.0)) if "short_idle" in troubles else 10.0
@@ -236,12 +236,12 @@ def _draw_client(
         secret=rng.randbytes(16) if name and "secrets" in troubles else b"",
         session_expiry_s=rng.choice((0, 1, 3)) if "short_sessions" in troubles else 3600,
         will=will,
-        host=_draw_host(rng, troubles),
+        host=draw_host(rng, troubles),
         listener=rng.randrange(listeners),
-        endpoint=_draw_endpoint(rng, troubles, arq, accepts=False),
+        endpoint=draw_endpoint(rng, troubles, arq, accepts=False),
         send_buffer_bytes=rng.choice((4, 16)) * KIB if "small_buffers" in troubles else 16 * 1024 * KIB,
-        up=_draw_link(rng, troubles),
-        down=_draw_link(rng, troubles),
+        up=draw_link(rng, troubles),
+        down=draw_link(rng, troubles),
         reading=_draw_reading(rng, troubles, faults_end_s),
         subscriptions=() if role == "publisher" else _draw_subscriptions(rng, name, topics, faults_end_s),
         publications=() if role == "subscriber" else _draw_publications(rng, troubles, topics, messages, faults_end_s),
@@ -249,7 +249,7 @@ def _draw_client(
     )
 
 
-def _draw_link(rng: Random, troubles: tuple[str, ...]) -> LinkSettings:
+def draw_link(rng: Random, troubles: tuple[str, ...]) -> LinkSettings:
     delay_s = rng.choice((0.0, 0.0005, 0.005, 0.015, 0.06))
     bandwidth = 2.0 ** rng.uniform(20.0, 27.0) if "bandwidth" in troubles else None  # 1 to 134 Mbit/s
 
@@ -327,7 +327,7 @@ def _draw_faults(rng: Random, troubles: tuple[str, ...], clients: int, faults_en
         for _ in range(rng.choice((1, 2, 4))):
             at_s = rng.uniform(0.0, faults_end_s)
             lasts_s = min(rng.choice((0.02, 0.3, rng.uniform(0.0, faults_end_s))), faults_end_s - at_s)
-            route = (_draw_link(rng, troubles), _draw_link(rng, troubles)) if kind == "route" else None
+            route = (draw_link(rng, troubles), draw_link(rng, troubles)) if kind == "route" else None
             faults.append(Fault(at_s, kind, rng.randrange(clients), lasts_s, route, rng.random() < 0.15))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 

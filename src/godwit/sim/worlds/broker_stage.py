@@ -74,15 +74,15 @@ class Siblings(Observer):
                     self._network.at(now, self._network.pump, other)
 
 
-def listen_at(listener: Listener, books: Books) -> None:
-    """Puts the roster's ear between transport and broker."""
+def listen_at(listener: Listener, hear: Callable[[Sequence[Event]], None]) -> None:
+    """Puts an ear between transport and broker: it gets what the broker is about to get."""
     endpoint = listener.endpoint
     fetch: Callable[[], list[Event]] = endpoint.events
 
     def events() -> list[Event]:
         found = fetch()
         if found:
-            books.roster.heard(found, books.network.now)
+            hear(found)
         return found
 
     setattr(endpoint, "events", events)  # noqa: B010 -- the type checker would not have it otherwise

@@ -82,10 +82,13 @@ class DurableWorld(BrokerWorld):
             self.network.at(self.network.now + STARTS_AGAIN_S, self._start_server)
             return
         self._watched = watched
-        self.server = self._make_server(TrimmedLog(watched), f"server {self._openings}", self.books.now_us)
+        self.server = self._make_server(self._make_log(watched), f"server {self._openings}", self.books.now_us)
         for host, listener in zip(self.hosts, self.server.listeners, strict=True):
             if self._watched is watched:  # the first turn may have been its last
                 self.network.start(host, MortalShell(listener, self.disk), self._on_server_events)
+
+    def _make_log(self, watched: WatchedDurableStore) -> TrimmedLog:
+        return TrimmedLog(watched)
 
     def _open(self) -> WatchedDurableStore | None:
         """Opens the log and looks what is in it; None if the machine dies over it, or the disk does not let it."""

@@ -71,8 +71,8 @@ def draw_durable_plan(seed: int) -> DurablePlan:
     clients = tuple(_without_live_retained(client) for client in broker.clients)
     return DurablePlan(
         broker=replace(broker, clients=(*clients, auditor(end_s)), hostile=None),
-        deaths=_draw_deaths(rng, end_s),
-        disk_faults=_draw_disk_faults(rng, end_s),
+        deaths=draw_deaths(rng, end_s),
+        disk_faults=draw_disk_faults(rng, end_s),
         checkpoints=rng.choice((0.0, 0.05, 0.3)),
         rots=rng.choice((0.0, 0.0, 0.5)),
         max_age_s=rng.choice((None, None, 1.0, 5.0)),
@@ -85,7 +85,7 @@ def _without_live_retained(client: ClientPlan) -> ClientPlan:
     return replace(client, publications=tuple(one for one in plans if one.retain or one.size_bytes))
 
 
-def _draw_deaths(rng: Random, end_s: float) -> tuple[Death, ...]:
+def draw_deaths(rng: Random, end_s: float) -> tuple[Death, ...]:
     deaths = []
     for _ in range(rng.choice((1, 2, 3, 5, 8))):
         at_s = rng.choice((0.0, *(rng.uniform(0.0, end_s) for _ in range(9))))
@@ -95,7 +95,7 @@ def _draw_deaths(rng: Random, end_s: float) -> tuple[Death, ...]:
     return tuple(sorted(deaths, key=lambda death: death.at_s))
 
 
-def _draw_disk_faults(rng: Random, end_s: float) -> tuple[DiskFault, ...]:
+def draw_disk_faults(rng: Random, end_s: float) -> tuple[DiskFault, ...]:
     faults = []
     if rng.random() < 0.5:
         for _ in range(rng.choice((1, 2, 4))):

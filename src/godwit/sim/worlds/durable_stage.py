@@ -136,6 +136,7 @@ class WatchedDurableStore:
         if entries:
             for publication in books.log.appended(first_offset, entries):
                 books.retained.changed(publication, now)
+        books.on_learned(entries)
 
     def close(self) -> None:
         """Lets go of it. If its machine is gone, nothing of this reaches the disk."""

@@ -1,0 +1,310 @@
+"""The world of jobs: good seeds pass, the same seed is the same world, and each planted fault is caught."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, storm, worker
+
+from godwit.broker.commits import Commits
+from godwit.broker.jobs import ends, marks, restore
+from godwit.broker.jobs.board import Board
+from godwit.broker.jobs.crew import Crew
+from godwit.broker.jobs.dispatch import Dispatch
+from godwit.broker.jobs.ends import Ends
+from godwit.broker.jobs.ready import Queue
+from godwit.broker.jobs.shelf import Shelf
+from godwit.broker.jobs.starts import Starts
+from godwit.broker.journal import Journal
+from godwit.client import jobs as client_jobs
+from godwit.client.worker import Leases
+from godwit.sim.checkers import ViolationError
+from godwit.sim.worlds import WORLDS, run_seed
+from godwit.sim.worlds.durable_plan import Death, DiskFault
+from godwit.sim.worlds.jobs import JobsWorld, run_jobs
+from godwit.sim.worlds.jobs_plan import ActorFault, JobsPlan
+
+SEEDS = range(24)
+PATIENCE_S = 100.0
+"""Longer than a worker has to come back after a restart."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_seeds_pass(seed: int) -> None:
+    assert run_seed("jobs", seed).violation is None
+
+
+def test_the_same_seed_is_the_same_world_in_any_process() -> None:
+    code = "from godwit.sim.worlds import run_seed; print(*(run_seed('jobs', seed).digest for seed in (1, 7)))"
+    here = [run_seed("jobs", seed).digest for seed in (1, 7)]
+    assert here[0] != here[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == here
+
+
+def test_a_violation_tells_what_went_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Board, "_held", held_by_anybody)
+    violation = next(violation for seed in range(10, 40) if (violation := run_seed("jobs", seed).violation))
+    assert re.search(r"chronicle: finished job (\d+) .*(?s:.*)before that:(?s:.*)\"job\":\1", violation)
+
+
+def test_the_registry() -> None:
+    assert WORLDS["jobs"] is run_jobs
+
+
+# -- small plans ------------------------------------------------------------------------------------------------------
+
+
+def states(plan: JobsPlan) -> list[str]:
+    return [story.state for story in run(plan).jobs.chronicle.stories.values()]
+
+
+def test_a_quiet_run() -> None:
+    world = run(QUIET)
+    stories = world.jobs.chronicle.stories.values()
+    assert {story.state for story in stories} == {"done"}
+    assert {story.agreed for story in stories} == {1, 2, 3}
+    assert len(world.jobs.ledger.runs) == sum(story.agreed or 0 for story in stories), "each task ran once"
+    assert f"{len(stories)} jobs {{'done': {len(stories)}" in world.summary()
+    (audit,) = world.books.streams
+    assert audit.received == world.books.log.next_offset, "whoever may subscribe sees all events"
+
+
+def test_storms() -> None:
+    again = 0
+    for seed in range(4):
+        world = run(storm(seed))
+        assert world.deaths > 2
+        stories = world.jobs.chronicle.stories.values()
+        again += len(world.jobs.ledger.runs) - sum(story.agreed or 0 for story in stories)
+        assert {story.state for story in stories} == {"done"}
+    assert again > 0, "now and then a task has to be done again"
+
+
+def test_tasks_that_always_fail_end_their_jobs() -> None:
+    boss = controller("boss", *jobs(6, fails=1.0, retries=2, retry_delay_ms=50))
+    world = run(quiet(controllers=(boss,)))
+    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"failed"}
+    runs = world.jobs.ledger.runs
+    tasks = {ref[:2] for ref in runs}
+    assert len(runs) == 3 * len(tasks)
+
+
+def test_what_takes_too_long_ends() -> None:
+    assert set(states(quiet(controllers=(controller("boss", *jobs(6, deadline_ms=20)),)))) == {"failed"}
+    limited = controller("boss", *jobs(6, time_limit_ms=10, retries=1, retry_delay_ms=0))
+    assert "failed" in states(quiet(controllers=(limited,)))
+
+
+def test_cancelled_at_any_moment() -> None:
+    for after_s in (0.0, 0.1, 0.2):
+        assert "cancelled" in states(quiet(controllers=(controller("boss", *jobs(6, cancel_after_s=after_s)),)))
+
+
+def test_a_stalled_worker_s_result_comes_too_late() -> None:
+    """It gets no processor for longer than a lease, and reports as soon as it has it again."""
+    slow = controller("boss", *jobs(4))
+    plan = quiet(controllers=(slow,), workers=(worker("anna", capacity=5), worker("berta", start_s=1.0)))
+    world = run(replace(plan, faults=(ActorFault(0.45, "pauses", 0, 1.6),)))
+    late = [run_ for run_ in world.jobs.ledger.runs.values() if run_.worker == "anna" and run_.is_over]
+    tasks = world.jobs.chronicle.stories
+    ignored = [one for one in late if tasks[one.ref[0]].tasks[one.ref[1]].fence > one.ref[2]]
+    assert ignored, "it did the work, and somebody else had it by then"
+    assert {story.state for story in tasks.values()} == {"done"}
+
+
+def test_jobs_wait_for_the_first_volunteer() -> None:
+    world = run(quiet(workers=(worker("anna", start_s=2.0), worker("berta", start_s=2.3))))
+    stories = world.jobs.chronicle.stories.values()
+    assert {story.history[0] for story in stories} == {("waiting", None)}
+    assert {story.agreed for story in stories} == {1, 2}
+
+
+def test_equal_keys_of_two_controllers_are_two_jobs_and_the_same_key_again_is_one() -> None:
+    wishes = jobs(3, key="key", again_after_s=0.1)[:1]
+    world = run(quiet(controllers=(controller("boss", *wishes), controller("chief", *wishes))))
+    assert len(world.jobs.chronicle.stories) == 2
+    assert [len(order.asks) for order in world.jobs.ledger.orders.values()] == [2, 2]
+
+
+def test_a_job_that_was_forgotten_can_be_asked_for_again() -> None:
+    wishes = jobs(1, key="key", again_after_s=2.0)
+    world = run(quiet(controllers=(controller("boss", *wishes),), keep_s=0.5))
+    (order,) = world.jobs.ledger.orders.values()
+    assert len(order.numbers) == 2
+
+
+def test_a_full_disk_is_told_and_later_all_is_well() -> None:
+    plan = quiet(commit_s=0.02)
+    for trouble in ("full", "write", "sync"):
+        lines: list[str] = []
+        durable = replace(plan.durable, disk_faults=(DiskFault(0.5, 0.5, trouble),))
+        assert set(states(replace(plan, durable=durable))) == {"done"}, lines
+
+
+# -- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def assert_caught(text: str, plan: Callable[[int], JobsPlan]) -> None:
+    """One of the first seeds notices it, and says what it should."""
+    found: list[str] = []
+    for seed in range(6):
+        try:
+            run(plan(seed))
+        except ViolationError as error:
+            found.append(str(error))
+            if re.match(text, found[-1]):
+                return
+    raise AssertionError(f"caught was {found}")
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Forgets to do it."""
+
+
+def stalls(seed: int) -> JobsPlan:
+    return quiet(
+        seed,
+        workers=(worker("anna", capacity=5), worker("berta", start_s=0.5)),
+        faults=(ActorFault(0.45 + 0.1 * seed, "pauses", 0, 1.6),),
+    )
+
+
+def vanishes(seed: int) -> JobsPlan:
+    """Without a name it is somebody else when it comes back."""
+    return quiet(
+        seed,
+        workers=(worker(None, capacity=5), worker("berta", start_s=0.5)),
+        faults=(ActorFault(0.45 + 0.1 * seed, "dies", 0, 0.3),),
+    )
+
+
+def quits(seed: int) -> JobsPlan:
+    return quiet(seed, workers=tuple(replace(one, returns=0.5) for one in QUIET.workers))
+
+
+def deaf(seed: int) -> JobsPlan:
+    return replace(stalls(seed), workers=tuple(replace(one, is_deaf=True) for one in stalls(seed).workers))
+
+
+def fails(seed: int) -> JobsPlan:
+    wishes = jobs(8, fails=0.7, retries=2, retry_delay_ms=200)
+    return quiet(seed, controllers=(controller("boss", *wishes),))
+
+
+def limited(seed: int) -> JobsPlan:
+    return quiet(seed, controllers=(controller("boss", *jobs(8, time_limit_ms=100, takes_s=0.3)),))
+
+
+def late(seed: int) -> JobsPlan:
+    return quiet(seed, controllers=(controller("boss", *jobs(8, deadline_ms=100, takes_s=0.3)),))
+
+
+def waits(seed: int) -> JobsPlan:
+    return quiet(seed, workers=(worker("anna", start_s=1.0 + 0.1 * seed),))
+
+
+def cancels(seed: int) -> JobsPlan:
+    return quiet(seed, controllers=(controller("boss", *jobs(8, cancel_after_s=0.05 * seed)),))
+
+
+def mixed(seed: int) -> JobsPlan:
+    urgent = tuple(replace(job, priority=number % 3) for number, job in enumerate(jobs(12)))
+    return quiet(seed, controllers=(controller("boss", *urgent),), workers=(worker("anna", capacity=1),))
+
+
+def restarts(seed: int) -> JobsPlan:
+    """Every job twice with the same key, and the power fails in between."""
+    wishes = jobs(8, again_after_s=1.5)
+    plan = quiet(seed, controllers=(controller("boss", *wishes),))
+    return replace(plan, durable=replace(plan.durable, deaths=(Death(1.2 + 0.05 * seed, loses_power=True),)))
+
+
+def slow(seed: int) -> JobsPlan:
+    return quiet(seed, commit_s=0.2)
+
+
+def held_by_anybody(self: Any, name: str, ref: Any) -> Any:
+    """Whoever reports, whatever the fence."""
+    job = self.jobs.get(ref[0])
+    task = None if job is None or ref[1] >= len(job.tasks) else job.tasks[ref[1]]
+    return task if task is not None and task.state == "leased" else None
+
+
+def forgets_agreed(job: Any, made: Any = marks._job) -> Any:
+    return msgspec.structs.replace(made(job), agreed=None)
+
+
+def forgets_results(task: Any, row: Any, lay_over: Any = restore._lay_over) -> None:
+    """What was finished is done once more."""
+    lay_over(task, row)
+    if task.state == "finished" and task.job.state == "running":
+        task.state = "waiting"
+        task.job.finished -= 1
+
+
+def forgets_keys(self: Any, job: Any, put: Any = Shelf.put) -> None:
+    put(self, job)
+    self.keys.clear()
+
+
+def says_at_once(self: Any, on_safe: Any, on_failed: Any) -> None:
+    on_safe(0)
+
+
+def counts_from_one(self: Any, *state_and_time: Any, restored: Any = Board.restore) -> None:
+    restored(self, *state_and_time)
+    self.next_job = 1
+
+
+def takes_more(self: Any, *who: Any, volunteer: Any = Crew.volunteer) -> Any:
+    name, instance, kinds, capacity, now_us = who
+    return volunteer(self, name, instance, kinds, capacity + 3, now_us)
+
+
+def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how: Any) -> None:
+    task.job.retries = 99
+    fail(self, task, *why, **how)
+
+
+@pytest.mark.parametrize(
+    ("plan", "where", "name", "wrong", "text"),
+    [
+        (stalls, Board, "_held", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
+        (deaf, Board, "_held", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
+        (storm, marks, "_job", forgets_agreed, "chronicle: .*agreed"),
+        (storm, restore, "_lay_over", forgets_results, "chronicle: .*it is finished"),
+        (quits, Queue, "fresh", lambda *_: 0, "chronicle: leased .*had the job before"),
+        (quits, Crew, "volunteer", takes_more, "chronicle: leased .*and takes"),
+        (restarts, Shelf, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
+        (storm, Board, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
+        (slow, Commits, "wait", says_at_once, "told: .*not safe"),
+        (slow, Crew, "heard", nothing, "chronicle: lost .*was heard in time"),
+        (fails, ends, "MAX_RETRY_DELAY_S", 0.0, "chronicle: leased .*it was to wait until"),
+        (fails, Ends, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
+        (limited, Dispatch, "limit", nothing, "chronicle: finished .*longer than 100 ms"),
+        (late, Ends, "miss_deadline", nothing, "chronicle: (finished|leased) .*its deadline"),
+        (stalls, Crew, "on_silence", nothing, "chronicle: .*it was silent for"),
+        (vanishes, Crew, "on_silence", nothing, "liveness: .*has not ended"),
+        (waits, Starts, "settle", nothing, "liveness: .*has not ended"),
+        (cancels, Ends, "cancel", nothing, "told: .*is over"),
+        (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
+        (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
+        (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
+    ],
+)
+def test_a_broken_part_is_caught(
+    plan: Callable[[int], JobsPlan], where: Any, name: str, wrong: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, wrong)
+    monkeypatch.setattr(JobsWorld, "_patience_s", lambda _: PATIENCE_S)
+    assert_caught(text, plan)

@@ -1,4 +1,4 @@
-"""The reference systems R1 to R4: which test proves each of their features. (R5 hands out work, which comes later.)
+"""The reference systems R1 to R5: which test proves each of their features.
 
 A row names the feature as Godwit has it, tests that prove it on the way from the wire to the command line, and what of
 it is not there yet. The rest of the file checks that every named test exists.
@@ -43,7 +43,7 @@ ROWS = [
         """
         wire/test_control.py::test_every_kind_is_known_by_its_name
         wire/test_control.py::test_each_message_comes_back
-        wire/test_protocol_tables.py::test_the_tables_of_control_messages
+        wire/test_protocol_tables.py::test_the_tables_of_control_messages_and_groups
         """,
     ),
     Row(
@@ -398,6 +398,157 @@ ROWS = [
         """,
         later="several brokers",
     ),
+    # -- R5: controllers, broker, workers -----------------------------------------------------------------------------
+    Row(
+        "R5",
+        "workers volunteer, quit, and volunteer again under their name",
+        """
+        broker/jobs/test_requests.py::test_a_volunteer_learns_how_long_it_may_be_silent
+        broker/jobs/test_requests.py::test_who_withdraws_keeps_what_it_has_and_gets_no_more
+        broker/jobs/test_office.py::test_a_worker_that_comes_back_goes_on_with_what_it_holds
+        client/test_worker.py::test_what_is_said_last_holds
+        net/test_worker.py::test_a_worker_may_be_run_again
+        net/test_worker.py::test_a_name_is_one_worker
+        cli/test_worker.py::test_one_name_is_one_worker
+        cli/test_shell_work.py::test_volunteer_and_withdraw
+        """,
+    ),
+    Row(
+        "R5",
+        "controllers are called by their names, any number of them, and find their jobs when they come back",
+        """
+        broker/jobs/test_party.py::test_a_client_with_a_name_is_called_by_it
+        broker/jobs/test_party.py::test_a_nameless_client_is_called_after_its_run
+        broker/jobs/test_office.py::test_nameless_clients_are_who_they_were_after_a_break
+        net/test_controller.py::test_a_controller_that_comes_back_finds_its_jobs
+        system/test_jobs.py::test_a_controller_that_comes_back_finds_its_jobs_by_its_name
+        """,
+    ),
+    Row(
+        "R5",
+        "a job is for a number of workers, or for all",
+        """
+        broker/jobs/test_office.py::test_all_who_volunteered_get_a_task_of_a_job_for_all
+        net/test_submitting.py::test_workers_are_counted_from_one
+        net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
+        cli/test_job.py::test_results_of_all_workers
+        cli/test_shell_work.py::test_how_many_workers
+        """,
+    ),
+    Row(
+        "R5",
+        "the answer to a submission says how many workers agreed",
+        """
+        broker/jobs/test_starts.py::test_agreed_is_what_was_asked_for_or_what_there_is
+        broker/jobs/test_office.py::test_a_job_is_taken_leased_done_and_told
+        broker/jobs/test_party.py::test_an_answer_remembers_what_was_agreed_when_it_was_made
+        client/test_jobs.py::test_a_job_is_taken_done_and_told
+        net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
+        cli/test_job.py::test_the_number_is_printed_and_who_agreed_is_told
+        """,
+    ),
+    Row(
+        "R5",
+        "no worker gets the same job twice, unless nobody else is left",
+        """
+        broker/jobs/test_dispatch.py::test_the_tasks_of_a_job_go_to_different_workers
+        broker/jobs/test_dispatch.py::test_nobody_gets_a_job_twice_while_another_is_only_busy
+        broker/jobs/test_dispatch.py::test_who_had_it_gets_it_again_when_the_last_other_goes
+        broker/jobs/test_dispatch.py::test_who_had_it_gets_it_again_when_there_is_no_other
+        """,
+    ),
+    Row(
+        "R5",
+        "results, progress and failures are told to the controller; the job ends with the last of its tasks",
+        """
+        broker/jobs/test_states.py::test_a_job_changes_as_the_table_says_or_not_at_all
+        broker/jobs/test_intake.py::test_progress_is_told_at_once_and_written_nowhere
+        broker/jobs/test_intake.py::test_a_failure_is_told_and_tried_again_until_there_are_no_retries
+        broker/jobs/test_telling.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
+        broker/jobs/test_office.py::test_an_ended_job_is_kept_for_a_while
+        client/test_comparing.py::test_whatever_comes_each_end_is_told_once
+        net/test_jobs.py::test_everything_that_happens_is_told_in_order
+        net/test_jobs.py::test_results_come_in_the_order_of_tasks
+        cli/test_job_follow.py::test_results_on_standard_output_and_the_rest_beside_it
+        cli/test_job_list.py::test_one_job
+        """,
+    ),
+    Row(
+        "R5",
+        "the tasks of a worker that quits, dies, stalls or is cut off go to others; what was agreed holds",
+        """
+        broker/jobs/test_starts.py::test_what_was_agreed_holds_when_volunteers_go
+        broker/jobs/test_office.py::test_a_worker_that_says_goodbye_hands_its_tasks_back
+        broker/jobs/test_office.py::test_a_worker_that_dies_has_its_tasks_until_it_was_silent_for_too_long
+        broker/jobs/test_office.py::test_a_worker_that_never_reports_loses_its_tasks_and_counts_no_more
+        broker/jobs/test_office.py::test_another_run_of_a_worker_has_nothing_of_the_one_before
+        broker/jobs/test_intake.py::test_a_late_report_changes_nothing_and_is_answered_with_a_revoke
+        net/test_worker.py::test_stop_hands_tasks_back_at_once
+        cli/test_worker.py::test_ctrl_c_hands_tasks_back_at_once
+        cli/test_shell.py::test_who_withdraws_hands_its_tasks_back
+        system/test_jobs.py::test_a_worker_that_is_interrupted_hands_its_task_back_at_once
+        system/test_jobs.py::test_the_task_of_a_worker_that_was_killed_goes_to_its_next_run_at_once
+        system/test_jobs_storm.py::test_all_work_is_done_and_counted_once
+        """,
+    ),
+    Row(
+        "R5",
+        "without a worker jobs wait at the broker, also through a restart",
+        """
+        broker/jobs/test_office.py::test_a_job_without_workers_waits_also_through_a_restart
+        client/test_jobs.py::test_a_job_that_waits_settles_later
+        net/test_controller.py::test_a_job_waits_for_its_first_worker
+        cli/test_job.py::test_a_job_that_nobody_can_do_waits
+        system/test_jobs.py::test_jobs_wait_through_a_restart
+        """,
+    ),
+    Row(
+        "R5",
+        "jobs of several controllers never mix",
+        """
+        broker/jobs/test_intake.py::test_keys_of_different_controllers_never_mix
+        broker/jobs/test_office.py::test_numbers_are_never_given_twice
+        client/test_jobs.py::test_keys_of_two_runs_differ
+        sim/worlds/test_jobs_plan.py::test_two_controllers_have_equal_keys_and_two_workers_one_name
+        """,
+    ),
+    Row(
+        "R5",
+        "`go-back-n`: an acknowledgement covers all before it, and what is repeated is acknowledged again",
+        """
+        transport/test_arq.py::test_go_back_n_resends_from_the_loss_on
+        transport/test_arq.py::test_go_back_n_is_told_by_positions_not_by_packets
+        transport/test_arq.py::test_go_back_n_has_a_window_under_way
+        transport/test_arq.py::test_the_receiver_takes_only_the_next_position
+        transport/test_arq.py::test_a_repeated_packet_is_answered_again
+        """,
+    ),
+    Row(
+        "R5",
+        "a worker started before its broker keeps trying and gets through",
+        """
+        net/test_worker.py::test_a_worker_started_before_its_broker_keeps_trying
+        cli/test_worker.py::test_a_worker_that_is_started_before_its_broker
+        system/test_jobs.py::test_a_worker_started_before_its_broker_gets_through
+        """,
+    ),
+    Row(
+        "R5",
+        "work travels in binary",
+        """
+        wire/test_work.py::test_each_group_comes_back_with_its_payloads
+        wire/test_work.py::test_what_has_its_default_value_is_not_sent
+        wire/test_protocol_tables.py::test_the_tables_of_control_messages_and_groups
+        """,
+    ),
+    Row(
+        "R5",
+        "typing never blocks what arrives, nor the other way round",
+        """
+        cli/test_shell.py::test_tasks_arrive_while_somebody_types
+        cli/test_shell_work.py::test_what_becomes_of_a_job_is_shown_while_one_types
+        """,
+    ),
 ]
 
 
@@ -418,4 +569,4 @@ def test_every_feature_has_its_test(row: Row) -> None:
 
 
 def test_every_row_of_the_systems_is_there() -> None:
-    assert Counter(row.system for row in ROWS) == {"R1": 11, "R2": 9, "R3": 7, "R4": 13}
+    assert Counter(row.system for row in ROWS) == {"R1": 11, "R2": 9, "R3": 7, "R4": 13, "R5": 13}

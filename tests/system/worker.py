@@ -52,7 +52,7 @@ Role = Callable[..., Awaitable[None]]
 
 
 def roles() -> dict[str, Role]:
-    from tests.system import crowd, hostile, pour, traffic
+    from tests.system import crowd, hostile, labour, pour, traffic
 
     return {
         "publish": traffic.publish,
@@ -64,6 +64,7 @@ def roles() -> dict[str, Role]:
         "pour": pour.pour,
         "replay": pour.replay,
         "read_slowly": pour.read_slowly,
+        "labour": labour.labour,
     }
 
 

@@ -99,3 +99,24 @@ def archive(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(),
             folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
         )
     print_report(report, as_json=as_json)
+
+
+@app.command("jobs", epilog="Example: godwit bench jobs --folder /var/lib --json")
+def jobs(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """Jobs submitted, leased and completed on disk against beanstalkd, which syncs each of its changes.
+
+    Takes about one and a half minutes. greenstalk comes with `pip install 'godwit[bench]'`; beanstalkd is installed
+    with apt-get if it is missing and you are root, else you are told how to get it.
+    """
+    from godwit.bench import jobs as jobs_bench
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        report = jobs_bench.run(
+            folder=folder,
+            rounds=rounds,
+            seconds=seconds,
+            on_round=lambda name: status.update(f"measuring: {name}"),
+            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
+        )
+    print_report(report, as_json=as_json)

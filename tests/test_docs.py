@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from godwit.broker.jobs.model import Happening
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -43,3 +45,12 @@ def test_every_decision_is_in_the_index() -> None:
         assert page.name.startswith(f"{number:04d}-")
         assert title.startswith(f"# {number}. ")
         assert f"[{number:04d}]({page.name}) | {title.partition('. ')[2]} |" in index
+
+
+def test_every_field_of_an_event_of_jobs_is_explained() -> None:
+    page = (ROOT / "docs" / "JOBS.md").read_text(encoding="utf-8")
+    table = page.partition("| field |")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])} == set(
+        Happening.__struct_fields__
+    )

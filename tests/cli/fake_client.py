@@ -7,11 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
-from godwit.broker.topics import check_filter, check_topic, matches
+from tests.cli.fake_jobs import INFO, TASKS, FakeJob
+
+from godwit.broker.topics import check_filter, check_kind, check_topic, matches
 from godwit.client.message import Message
 from godwit.errors import BrokerError, GodwitError, broker_error
+from godwit.net.jobs import Update
 from godwit.wire.codes import Code
 from godwit.wire.control import ClientInfo, TopicInfo
+from godwit.wire.jobs import JobInfo, TaskInfo
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient
@@ -59,6 +63,9 @@ class FakeClient:
         self.subscriptions: list[FakeSubscription] = []
         self.published: list[tuple[str, bytes, int, bool]] = []
         self.kicked: list[tuple[str, tuple[str, ...], str]] = []
+        self.submitted: list[tuple[str, bytes, int | str]] = []
+        self.cancelled: list[tuple[int, str]] = []
+        self.known_jobs: dict[int, FakeJob] = {}
         self.questions = 0
 
     def as_client(self) -> AsyncClient:
@@ -94,3 +101,28 @@ class FakeClient:
         if client not in [other.name for other in self.others]:
             raise BrokerError(Code.NO_SUCH_CLIENT, f"there is no client {client}")
         self.kicked.append((client, filters, reason))
+
+    async def submit(self, kind: str, payload: bytes, *, workers: int | str = 1) -> FakeJob:
+        check_kind(kind)
+        self.submitted.append((kind, payload, workers))
+        job = FakeJob(len(self.submitted), [Update(what="accepted")], kind=kind)
+        self.known_jobs[job.number] = job
+        return job
+
+    async def job(self, number: int) -> FakeJob:
+        if number not in self.known_jobs:
+            raise broker_error(Code.NO_SUCH_JOB, f"there is no job {number}")
+        return self.known_jobs[number]
+
+    async def jobs(
+        self, *, kind: str | None = None, controller: str | None = None, states: list[str] | None = None
+    ) -> list[JobInfo]:
+        self.questions += 1
+        return [INFO] if kind in (None, INFO.of_kind) else []
+
+    async def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
+        return INFO, TASKS
+
+    async def cancel_job(self, number: int, reason: str = "") -> None:
+        self.cancelled.append((number, reason))
+        self.known_jobs[number].end("cancelled", reason)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from godwit.bench import archive, forward, log
+from godwit.bench import archive, forward, jobs, log
 from godwit.bench.report import Report, Result
 from godwit.cli.main import build_app
 from godwit.errors import GodwitError
@@ -49,7 +49,7 @@ def test_forward_without_a_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "sudo apt-get install" in str(result.exception)
 
 
-@pytest.mark.parametrize("bench", [log, archive])
+@pytest.mark.parametrize("bench", [log, archive, jobs])
 def test_a_benchmark_of_the_disk_is_told_where(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
 
@@ -70,7 +70,7 @@ def test_a_benchmark_of_the_disk_is_told_where(bench: Any, monkeypatch: pytest.M
     assert result.exit_code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["transport"], ["forward"], ["log"], ["archive"]])
+@pytest.mark.parametrize("command", [[], ["transport"], ["forward"], ["log"], ["archive"], ["jobs"]])
 def test_help_has_an_example(command: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["bench", *command, "--help"])
     assert result.exit_code == 0

@@ -161,6 +161,7 @@ def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
     with broker("--config", str(config)) as address:
         for target, ends in (
             (Target(address, timeout_s=5.0), "prove a name that may: --name and --secret-file"),
+            (Target(address, "somebody", timeout_s=5.0), "prove the name 'somebody' if it may: --secret-file"),
             (Target(address, "listed", b"the right secret", 5.0), "for a rule that allows it"),
         ):
             with pytest.raises(AccessError, match="may not publish to 'a'; ask whoever runs the broker") as refused:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from godwit.cli.progress import MAX_BARS, FileProgress, LineProgress, WorkProgress
+from godwit.cli.progress import MAX_BARS, FileProgress, LineProgress, TaskProgress, WorkProgress
+from godwit.cli.streams import Output
 
 
 @pytest.fixture
@@ -50,8 +53,45 @@ def test_a_bar_for_a_piece_of_work(capsys: pytest.CaptureFixture[str]) -> None:
     assert "25%" in err
 
 
+@pytest.mark.usefixtures("terminal")
+def test_a_bar_for_each_task(capsys: pytest.CaptureFixture[str]) -> None:
+    with TaskProgress(enabled=True) as progress:
+        progress.show(0, "task 0", None, "waits")
+        progress.show(0, "task 0 anna\x1b", 0.25, "half\x07")
+        progress.total("job 7", 3, 20)
+        for number in range(2 * MAX_BARS):
+            progress.show(number, f"task {number}", 0.5)
+        assert len(progress.progress.tasks) == MAX_BARS + 1
+        progress.show(0, "task 0 anna\x1b", 0.25, "half\x07")
+        progress.say("task 3 goes to \x1b bert, who is not [bold]")
+        progress.progress.refresh()
+        progress.finish(0)
+        progress.finish("never seen")
+        assert len(progress.progress.tasks) == MAX_BARS
+    out, err = capsys.readouterr()
+    assert out == ""
+    for text in ("task 0 anna\\x1b", "25%", "half\\x07", "job 7", "3 of 20", "who is not [bold]"):
+        assert text in err
+
+
+def test_lines_go_to_standard_output_unless_bars_are_in_the_way(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one terminal they are put above the bars."""
+    with TaskProgress(enabled=True) as progress:
+        asyncio.run(progress.write("a: °\n", Output(1)))
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        asyncio.run(progress.write("b: x\n", Output(1)))
+    out, err = capfd.readouterr()
+    assert out == "a: °\n"
+    assert "b: x" in err
+
+
 def test_nothing_where_nobody_sits(capsys: pytest.CaptureFixture[str]) -> None:
     with LineProgress(enabled=False) as lines, FileProgress(enabled=False) as files:
+        with TaskProgress(enabled=False) as tasks:
+            tasks.show(0, "task 0", 0.5)
+            tasks.total("job 7", 1, 2)
         with WorkProgress("checking", enabled=False) as work:
             work.show(1, 2)
         lines.show(1)

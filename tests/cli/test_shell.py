@@ -238,3 +238,71 @@ def test_no_broker(nowhere: str) -> None:
     code, out, err = script(nowhere, "", "--timeout", "0.3")
     assert (code, out) == (1, [])
     assert "no broker answered" in err[0]
+
+
+# -- work -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_shell_that_gives_work_and_one_that_does_it(address: str) -> None:
+    with running("shell", "--name", "shell-worker", "--broker", address) as worker:
+        worker.write("volunteer --seconds 0 shell/work\n")
+        assert worker.out.line() == "Volunteering for shell/work."
+        code, out, err = script(
+            address,
+            "job submit --workers all shell/work a photo\nwait 1\njob list shell/work\n",
+            "--name",
+            "shell-boss",
+        )
+        assert (code, err) == (0, [])
+        number = out[0].removeprefix("job ").partition(":")[0]
+        assert out == [
+            f"job {number}: 1 worker agreed",
+            f"job {number}, task 0: shell-worker finished: pretended for 0 s",
+            f"job {number}: done",
+            f"{number}  shell/work  done  1/1 finished  (shell-boss)",
+        ]
+        assert worker.out.line() == f"job {number}, task 0: shell/work from shell-boss: a photo"
+        assert "finished in" in worker.out.line()
+
+
+def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
+    """R5: a worker can quit, and volunteer again without a new name."""
+    with (
+        running("shell", "--name", "shell-quitter", "--broker", address) as quitter,
+        running("shell", "--name", "shell-controller", "--broker", address) as controller,
+    ):
+        quitter.write("volunteer --seconds 600 shell/quit\n")
+        quitter.out.until("Volunteering")
+        controller.write("job submit shell/quit\n")
+        number = controller.out.line().removeprefix("job ").partition(":")[0]
+        quitter.out.until(f"job {number}, task 0")
+        quitter.write("withdraw\n")
+        assert quitter.out.line() == "Withdrawn; 1 task handed back."
+        controller.write(f"job show {number}\n")
+        assert controller.out.until("task 0") == "task 0  waiting  shell-quitter"
+        quitter.write("volunteer --seconds 0 shell/quit\n")
+        assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: pretended for 0 s"
+        controller.write("job submit shell/nobody\n")
+        waiting = controller.out.until("waits").removeprefix("job ").partition(" ")[0]
+        controller.write(f"job cancel {waiting} not needed\n")
+        assert controller.out.line() == f"job {waiting}: cancelled: not needed"
+
+
+@needs_posix
+def test_tasks_arrive_while_somebody_types(address: str, tmp_path: Path) -> None:
+    """The biggest regret of a reference system's author: waiting for typed input blocked the arrival of packets."""
+    with terminal("shell", "--broker", address, "--name", "typing-worker", XDG_STATE_HOME=str(tmp_path)) as shell:
+        shell.until("godwit> ")
+        shell.type("volunteer --seconds 0.5 shell/typing\r")
+        shell.until("Volunteering for shell/typing.")
+        shell.type("pub shell/other hel")
+        shell.until("hel")
+        result = godwit("job", "submit", "shell/typing", "x", "--wait", "--broker", address)
+        assert result.stdout == b"typing-worker: pretended for 0.5 s\n"
+        shell.until("task 0: shell/typing from")
+        shell.until("finished in 0.")
+        shell.until("pub shell/other hel")  # the line that is being typed is drawn again
+        shell.type("lo\r")
+        shell.until("reached no subscriber")
+        shell.type("quit\r")
+        assert shell.wait() == 0

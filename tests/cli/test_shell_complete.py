@@ -49,6 +49,18 @@ async def completions(client: FakeClient, *texts: str) -> list[list[str]]:
         ("kick me ga", ["garage"]),
         ("pub garage x", []),
         ("help ", []),
+        ("jo", ["job"]),
+        ("job ", ["submit", "list", "show", "watch", "cancel"]),
+        ("job w", ["watch"]),
+        ("job watch ", ["7"]),
+        ("job cancel 7 ", []),
+        ("job submit ", ["resize"]),
+        ("job submit --workers 2 re", ["resize"]),
+        ("job submit --workers ", ["all"]),
+        ("job submit resize ", []),
+        ("job list r", ["resize"]),
+        ("volunteer ", ["resize"]),
+        ("volunteer crop re", ["resize"]),
         ("zzz", []),
     ],
 )
@@ -58,17 +70,17 @@ def test_completions(typed: str, offered: list[str]) -> None:
 
 def test_names_are_asked_for_once_in_a_while() -> None:
     client = fake()
-    found = asyncio.run(completions(client, "pub ga", "pub gar", "kick m", "kick me"))
-    assert found == [["garage"], ["garage"], ["me"], ["me"]]
-    assert client.questions == 2
+    found = asyncio.run(completions(client, "pub ga", "pub gar", "kick m", "kick me", "job show ", "volunteer "))
+    assert found == [["garage"], ["garage"], ["me"], ["me"], ["7"], ["resize"]]
+    assert client.questions == 3
 
 
 def test_a_broker_that_does_not_answer_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def never(*_: object) -> list[object]:
+    async def never(*_: object, **__: object) -> list[object]:
         await asyncio.sleep(60)
         return []
 
-    async def fails(*_: object) -> list[object]:
+    async def fails(*_: object, **__: object) -> list[object]:
         raise GodwitError("no")
 
     monkeypatch.setattr(shell_complete, "PATIENCE_S", 0.01)
@@ -76,7 +88,8 @@ def test_a_broker_that_does_not_answer_disturbs_nobody(monkeypatch: pytest.Monke
         client = fake()
         monkeypatch.setattr(client, "topics", answer)
         monkeypatch.setattr(client, "clients", answer)
-        assert asyncio.run(completions(client, "pub ", "kick ")) == [[], []]
+        monkeypatch.setattr(client, "jobs", answer)
+        assert asyncio.run(completions(client, "pub ", "kick ", "job show ")) == [[], [], []]
 
 
 def test_there_is_a_limit() -> None:

@@ -246,7 +246,12 @@ def _explained_refusal(error: AccessError, target: Target) -> AccessError:
     """With what to do about it."""
     if " may not " not in error.text:
         return error
-    prove = "" if target.secret else ", or prove a name that may: --name and --secret-file"
+    if target.secret:
+        prove = ""
+    elif target.name is not None and not target.is_cursor:
+        prove = f", or prove the name {target.name!r} if it may: --secret-file"
+    else:
+        prove = ", or prove a name that may: --name and --secret-file"
     return AccessError(error.code, f"{error}; ask whoever runs the broker for a rule that allows it{prove}")
 
 

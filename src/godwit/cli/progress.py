@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -23,8 +24,11 @@ from rich.text import Text
 
 from godwit.cli.text import safe
 
+if TYPE_CHECKING:
+    from godwit.cli.streams import Output
+
 MAX_BARS: Final = 8
-"""More transfers at once than this are not shown."""
+"""More transfers or tasks at once than this are not shown."""
 
 
 class _Bars:
@@ -48,6 +52,17 @@ class _Bars:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.progress.stop()
+
+    async def write(self, text: str, output: Output) -> None:
+        """Lines on standard output; above the bars, where both are on one terminal."""
+        if self.progress.disable or not sys.stdout.isatty():
+            await output.write(text.encode("utf-8", "backslashreplace"))
+        else:
+            self.progress.console.print(Text(text.rstrip("\n")), soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A line on stderr, above the bars."""
+        self.progress.console.print(Text(text), soft_wrap=True)
 
 
 class FileProgress(_Bars):
@@ -103,6 +118,41 @@ class WorkProgress(_Bars):
 
     def show(self, done: int, total: int) -> None:
         self.progress.update(self._task, completed=done, total=total)
+
+
+class TaskProgress(_Bars):
+    """A bar for each task at work, and one for all of them together where there are several."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        super().__init__(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+            enabled=enabled,
+        )
+        self._all: TaskID | None = None
+        self._tasks: dict[object, TaskID] = {}
+
+    def total(self, title: str, done: int, total: int) -> None:
+        """How many tasks have ended, of how many."""
+        if self._all is None:
+            self._all = self.progress.add_task(safe(title), total=total, note="")
+        self.progress.update(self._all, completed=done, total=total, note=f"{done:,} of {total:,}")
+
+    def show(self, task: object, title: str, fraction: float | None, note: str = "") -> None:
+        """How far a task is; None: it does not say."""
+        bar = self._tasks.get(task)
+        if bar is None:
+            if len(self._tasks) >= MAX_BARS:
+                return
+            bar = self._tasks[task] = self.progress.add_task(safe(title), total=None, note="")
+        total = None if fraction is None else 1.0
+        self.progress.update(bar, description=safe(title), completed=fraction or 0.0, total=total, note=safe(note))
+
+    def finish(self, task: object) -> None:
+        if (bar := self._tasks.pop(task, None)) is not None:
+            self.progress.remove_task(bar)
 
 
 class _CountColumn(ProgressColumn):

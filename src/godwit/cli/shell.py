@@ -1,4 +1,4 @@
-"""`godwit shell`: an interactive terminal, in which messages arrive while the user types."""
+"""`godwit shell`: an interactive terminal, in which messages and tasks arrive while the user types."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ def shell(
     secret_file: SecretOption = None,
     timeout: TimeoutOption = None,
 ) -> None:
-    """Publish, subscribe and look around by hand; messages are shown while you type.
+    """Publish, subscribe, give work, do work and look around by hand; what arrives is shown while you type.
 
-    Commands: pub, retain, sub, unsub, subs, list, create, clients, kick, wait, help, quit. History and completion (Tab)
-    are there. Reads a script from standard input as well: then the exit code is 1 if a command failed.
+    Commands: pub, retain, sub, unsub, subs, list, create, clients, kick, job, volunteer, withdraw, wait, help, quit.
+    History and completion (Tab) are there. Reads a script from standard input as well: then the exit code is 1 if a
+    command failed.
     """
     target = Target.of(broker, name, secret_file, timeout)
     types = sys.stdin.isatty() and sys.stdout.isatty()

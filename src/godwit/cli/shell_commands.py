@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 from godwit.cli.clients import subscriptions_text
 from godwit.cli.kick import kicked_text
 from godwit.cli.pub import reached_text
 from godwit.cli.rendering import Lines
-from godwit.cli.shell_words import first_word, topic_and_message, words
+from godwit.cli.shell_usage import HELP, arguments, missing
+from godwit.cli.shell_words import first_word, topic_and_message
+from godwit.cli.shell_work import ShellWork
 from godwit.cli.text import count, hanging, safe
 from godwit.errors import GodwitError, KickedError, TopicError, UsageError
 from godwit.wire.codes import Code
@@ -18,20 +20,6 @@ from godwit.wire.codes import Code
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient
 
-HELP: Final[Mapping[str, tuple[str, str]]] = {
-    "pub": ("pub TOPIC MESSAGE", "publish a message"),
-    "retain": ("retain TOPIC MESSAGE", "publish one that later subscribers get too; without MESSAGE: forget it"),
-    "sub": ("sub FILTER", "show messages from now on; + is any one level, # the rest, * one or more levels"),
-    "unsub": ("unsub FILTER", "show them no longer"),
-    "subs": ("subs", "what you are subscribed to"),
-    "list": ("list [FILTER]", "the topics that there are"),
-    "create": ("create TOPIC", "a new topic"),
-    "clients": ("clients", "who is connected"),
-    "kick": ("kick CLIENT [FILTER]", "remove a client, or its subscription"),
-    "wait": ("wait SECONDS", "do nothing for a while, for scripts"),
-    "help": ("help", "this list"),
-    "quit": ("quit", "end; Ctrl-D does the same, and Ctrl-C on an empty line"),
-}
 ALREADY: Final = "Already subscribed to topic."
 NOT_SUBSCRIBED: Final = "You are not currently subscribed to this topic."
 NO_SUCH_TOPIC: Final = "Topic does not exist."
@@ -43,10 +31,11 @@ LAST_WORD_S: Final = 0.5
 class Shell:
     """The commands, and the subscriptions that they made. `write` takes whole lines."""
 
-    def __init__(self, client: AsyncClient, write: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, client: AsyncClient, write: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         self.client = client
         self._write = write
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
+        self._work = ShellWork(client, write)
         self._commands: dict[str, Callable[[str], Awaitable[None]]] = {
             "pub": self._pub,
             "retain": self._retain,
@@ -57,6 +46,7 @@ class Shell:
             "create": self._create,
             "clients": self._clients,
             "kick": self._kick,
+            **self._work.commands,
             "wait": self._wait,
             "help": self._help,
         }
@@ -72,7 +62,7 @@ class Shell:
         if not name or name.startswith("#"):  # an empty line, or a remark in a script
             return True
         if name in ("quit", "exit"):
-            _arguments("quit", rest, 0, 0)
+            arguments("quit", rest, 0, 0)
             return False
         command = self._commands.get(name)
         if command is None:
@@ -86,11 +76,12 @@ class Shell:
         return True
 
     async def close(self) -> None:
-        """Ends all subscriptions."""
+        """Ends all subscriptions, and hands back tasks that are not done."""
         tasks = list(self._subscriptions.values())
         self._subscriptions.clear()
         for task in tasks:
             task.cancel()
+        await self._work.close()
         if tasks:
             await asyncio.wait(tasks, timeout=LAST_WORD_S)
 
@@ -99,13 +90,13 @@ class Shell:
     async def _pub(self, rest: str) -> None:
         topic, message = topic_and_message(rest)
         if not topic or not message:
-            raise _usage("pub")
+            raise missing("pub")
         await self._publish(topic, message, retain=False)
 
     async def _retain(self, rest: str) -> None:
         topic, message = topic_and_message(rest)
         if not topic:
-            raise _usage("retain")
+            raise missing("retain")
         await self._publish(topic, message, retain=True)
 
     async def _publish(self, topic: str, message: str, *, retain: bool) -> None:
@@ -116,7 +107,7 @@ class Shell:
     # -- subscribing --------------------------------------------------------------------------------------------------
 
     async def _sub(self, rest: str) -> None:
-        (filter,) = _arguments("sub", rest, 1, 1)
+        (filter,) = arguments("sub", rest, 1, 1)
         if filter in self._subscriptions:
             raise GodwitError(ALREADY)
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -130,7 +121,7 @@ class Shell:
             raise
 
     async def _unsub(self, rest: str) -> None:
-        (filter,) = _arguments("unsub", rest, 1, 1)
+        (filter,) = arguments("unsub", rest, 1, 1)
         task = self._subscriptions.pop(filter, None)
         if task is None:
             raise GodwitError(NOT_SUBSCRIBED)
@@ -161,40 +152,40 @@ class Shell:
             await self._say(f"{'You were removed from' if kicked else 'No longer subscribed to'} {filter}: {error}")
 
     async def _subs(self, rest: str) -> None:
-        _arguments("subs", rest, 0, 0)
+        arguments("subs", rest, 0, 0)
         for filter in self.filters or ["You are not subscribed to anything."]:
             await self._say(filter)
 
     # -- topics and clients -------------------------------------------------------------------------------------------
 
     async def _list(self, rest: str) -> None:
-        arguments = _arguments("list", rest, 0, 1)
-        filter = arguments[0] if arguments and rest.strip() != "topics" else None  # `list topics` is allowed as well
+        found = arguments("list", rest, 0, 1)
+        filter = found[0] if found and rest.strip() != "topics" else None  # `list topics` is allowed as well
         topics = await self.client.topics(filter)
         lines = [f"{safe(topic.name)}  ({count(topic.subscribers, 'subscriber')})" for topic in topics]
         await self._write("".join(f"{line}\n" for line in lines or ["There are no topics."]))
 
     async def _create(self, rest: str) -> None:
-        (topic,) = _arguments("create", rest, 1, 1)
+        (topic,) = arguments("create", rest, 1, 1)
         await self.client.create_topic(topic)
         await self._say("Topic created.")
 
     async def _clients(self, rest: str) -> None:
-        _arguments("clients", rest, 0, 0)
+        arguments("clients", rest, 0, 0)
         for client in await self.client.clients():
             me = " (you)" if client.name == self.client.name else ""
             subscriptions = subscriptions_text(client) or "no subscription"
             await self._say(f"{client.name}{me}  {client.address or 'away'}  {subscriptions}")
 
     async def _kick(self, rest: str) -> None:
-        client, *filters = _arguments("kick", rest, 1, None)
+        client, *filters = arguments("kick", rest, 1, None)
         await self.client.kick(client, *filters, reason=f"by {self.client.name}")
         await self._say(kicked_text(client, filters))
 
     # -- the rest -----------------------------------------------------------------------------------------------------
 
     async def _wait(self, rest: str) -> None:
-        (text,) = _arguments("wait", rest, 1, 1)
+        (text,) = arguments("wait", rest, 1, 1)
         try:
             seconds = float(text)
         except ValueError:
@@ -211,18 +202,3 @@ class Shell:
 
     async def _say(self, text: str) -> None:
         await self._write(f"{safe(text)}\n")
-
-
-def _arguments(command: str, rest: str, least: int, most: int | None) -> list[str]:
-    found = words(rest)
-    if len(found) < least:
-        raise _usage(command)
-    if most is not None and len(found) > most:
-        raise UsageError(f"that is more than {command} takes: {HELP[command][0]}; a name with blanks needs quotes")
-    if any(not word for word in found):
-        raise UsageError(f"a name is empty: {HELP[command][0]}")
-    return found
-
-
-def _usage(command: str) -> UsageError:
-    return UsageError(f"something is missing: {HELP[command][0]}")

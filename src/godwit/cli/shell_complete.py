@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Final
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from godwit.cli.shell_commands import HELP, Shell
+from godwit.cli.shell_commands import Shell
+from godwit.cli.shell_usage import HELP
 from godwit.cli.shell_words import QUOTES, quoted
 from godwit.cli.text import safe
 from godwit.errors import GodwitError
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient
+    from godwit.wire.jobs import JobInfo
 
 FRESH_S: Final = 2.0
 """Names that are older are asked for again."""
@@ -25,15 +27,19 @@ PATIENCE_S: Final = 0.5
 MAX_SHOWN: Final = 100
 
 TAKES_TOPIC: Final = frozenset(("pub", "retain", "sub", "list", "create"))
+TAKES_JOB: Final = frozenset(("show", "watch", "cancel"))
+COMMANDS: Final = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP))
+JOB_COMMANDS: Final = tuple(name.removeprefix("job ") for name in HELP if name.startswith("job "))
 
 
 class Names:
-    """Topics and clients of the broker, asked for when somebody completes a name."""
+    """Topics, clients and jobs of the broker, asked for when somebody completes a name."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self._topics: tuple[float, str, list[str]] = (-FRESH_S, "", [])
         self._clients: tuple[float, list[str]] = (-FRESH_S, [])
+        self._jobs: tuple[float, list[JobInfo]] = (-FRESH_S, [])
 
     async def topics(self, beginning: str) -> list[str]:
         """Those below the last whole level of what is typed."""
@@ -62,6 +68,26 @@ class Names:
         self._clients = (time.monotonic(), names)
         return names
 
+    async def jobs(self) -> list[str]:
+        """The numbers of those that have not ended, the newest first."""
+        return [str(job.job) for job in await self._present_jobs()]
+
+    async def kinds(self) -> list[str]:
+        """Kinds of work that is not done yet."""
+        return sorted({job.of_kind for job in await self._present_jobs()})
+
+    async def _present_jobs(self) -> list[JobInfo]:
+        asked_at, jobs = self._jobs
+        if time.monotonic() - asked_at < FRESH_S:
+            return jobs
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                jobs = await self._client.jobs(states=["waiting", "running"])
+        except (GodwitError, TimeoutError):
+            jobs = []
+        self._jobs = (time.monotonic(), jobs)
+        return jobs
+
 
 class ShellCompleter(Completer):
     """Asks the broker, so it works in the event loop only."""
@@ -88,7 +114,7 @@ class ShellCompleter(Completer):
 
     async def _candidates(self, before: list[str], beginning: str) -> list[str]:
         if not before:
-            return list(HELP)
+            return list(COMMANDS)
         command, place = before[0], len(before)
         if command in TAKES_TOPIC and place == 1:
             return await self._names.topics(beginning)
@@ -96,7 +122,19 @@ class ShellCompleter(Completer):
             return self._shell.filters
         if command == "kick":
             return await self._names.clients() if place == 1 else await self._names.topics(beginning)
-        return []
+        if command == "job":
+            return await self._job_candidates(before[1:])
+        return await self._names.kinds() if command == "volunteer" else []
+
+    async def _job_candidates(self, before: list[str]) -> list[str]:
+        if not before:
+            return list(JOB_COMMANDS)
+        if before[0] in TAKES_JOB and len(before) == 1:
+            return await self._names.jobs()
+        if before[1:] == ["--workers"]:
+            return ["all"]
+        is_at_kind = len(before) == (3 if before[1:2] == ["--workers"] else 1)
+        return await self._names.kinds() if before[0] in ("submit", "list") and is_at_kind else []
 
 
 def split_last(text: str) -> tuple[list[str], str]:

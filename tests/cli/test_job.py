@@ -1,0 +1,231 @@
+"""`godwit job` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cli.real import broker, error_of, eventually, godwit, lines, needs_posix, running, write_secret
+
+NEVER = "job/nobody does this"
+
+
+@pytest.fixture(scope="module")
+def quick(address: str) -> Iterator[str]:
+    """An address with two workers for the kind job/quick."""
+    options = ("--kind", "job/quick", "--seconds", "0", "--broker", address)
+    with running("worker", "quick-1", *options) as one, running("worker", "quick-2", *options) as two:
+        one.err.until("volunteers")
+        two.err.until("volunteers")
+        yield address
+
+
+def submit(address: str, *arguments: str) -> int:
+    """The number of a new job."""
+    result = godwit("job", "submit", *arguments, "-q", "--broker", address)
+    assert (result.returncode, result.stderr) == (0, b"")
+    return int(result.stdout)
+
+
+def show(address: str, number: int) -> dict[str, object]:
+    found = json.loads(godwit("job", "show", str(number), "--json", "--broker", address).stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+# -- submit -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_number_is_printed_and_who_agreed_is_told(quick: str) -> None:
+    result = godwit("job", "submit", "job/quick", "x", "--workers", "5", "--broker", quick)
+    assert result.returncode == 0
+    assert re.fullmatch(r"[1-9]\d*\n", result.stdout.decode())
+    assert result.stderr.decode() == f"job {int(result.stdout)}: 2 workers agreed\n"
+
+
+def test_a_job_that_nobody_can_do_waits(address: str) -> None:
+    """R5: with no worker at all, jobs wait at the broker."""
+    result = godwit("job", "submit", NEVER, "--broker", address)
+    assert result.stderr.decode().startswith(f"job {int(result.stdout)} waits: nobody works on {NEVER} yet")
+    assert show(address, int(result.stdout))["state"] == "waiting"
+
+
+def test_results_of_all_workers(quick: str) -> None:
+    result = godwit("job", "submit", "job/quick", "x", "--workers", "all", "--wait", "--broker", quick)
+    assert result.returncode == 0
+    assert sorted(lines(result.stdout)) == ["quick-1: pretended for 0 s", "quick-2: pretended for 0 s"]
+    said = lines(result.stderr)
+    assert said[0].endswith(": 2 workers agreed")
+    assert said[-1].endswith(": done")
+
+
+def test_updates_as_objects(quick: str) -> None:
+    result = godwit("job", "submit", "job/quick", "--wait", "--json", "--broker", quick)
+    found = [json.loads(line) for line in lines(result.stdout)]
+    assert [one["what"] for one in found if one["what"] != "progress"] == ["accepted", "result", "done"]
+    assert found[0]["agreed"] == 1
+    assert result.stderr == b""
+    taken = json.loads(godwit("job", "submit", "job/quick", "--json", "--key", "a", "--broker", quick).stdout)
+    assert (taken["key"], taken["kind"], taken["agreed"]) == ("a", "job/quick", 1)
+
+
+def test_the_same_key_is_the_same_job(address: str) -> None:
+    first = submit(address, NEVER, "--key", "mine", "--name", "keeper")
+    assert submit(address, NEVER, "--key", "mine", "--name", "keeper") == first
+    assert submit(address, NEVER, "--key", "mine", "--name", "somebody else") != first
+
+
+def test_payloads_from_elsewhere(address: str, tmp_path: Path) -> None:
+    (tmp_path / "photo").write_bytes(bytes(1000))
+    assert show(address, submit(address, NEVER, f"@{tmp_path / 'photo'}"))["payload_bytes"] == 1000
+    result = godwit("job", "submit", NEVER, "-", "--broker", address, input=b"from there")
+    assert show(address, int(result.stdout))["payload_bytes"] == 10
+    assert show(address, submit(address, NEVER, "-5"))["payload_bytes"] == 2
+
+
+@needs_posix
+def test_ctrl_c_ends_the_waiting_and_not_the_job(address: str) -> None:
+    with running("job", "submit", NEVER, "--wait", "--broker", address) as waiting:
+        number = int(waiting.err.line().split()[1])
+        assert waiting.interrupt() == 130
+        assert waiting.err.line() == (
+            f"godwit: job {number} goes on: see godwit job watch {number}, godwit job cancel {number}"
+        )
+    assert show(address, number)["state"] == "waiting"
+
+
+def test_a_deadline(address: str) -> None:
+    result = godwit("job", "submit", NEVER, "--deadline", "0.3", "--wait", "--broker", address)
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert re.fullmatch(r"godwit: job \d+: failed: .*deadline.*", lines(result.stderr)[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["a/+"], "+"),
+        ([""], "is empty"),
+        (["x" * 257], "257"),
+        (["$jobs/a"], "$"),
+        (["a", "--workers", "0"], "'0' workers cannot be"),
+        (["a", "--workers", "-1"], "'-1' workers cannot be"),
+        (["a", "--priority", "101"], "--priority 101 cannot be"),
+        (["a", "--delay", "-1"], "--delay -1 cannot be"),
+        (["a", "--wrokers"], "there is no option --wrokers"),
+        (["a", "@/nowhere"], "cannot read /nowhere"),
+        (["a", "--timeout", "-1"], "--timeout -1 cannot be"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
+    assert text in error_of("job", "submit", *arguments)
+
+
+def test_a_payload_that_is_too_large() -> None:
+    text = error_of("job", "submit", "a", "-", input=bytes(1024 * 1024 + 1))
+    assert "standard input is longer than 1,048,576 bytes" in text
+
+
+# -- list, show -------------------------------------------------------------------------------------------------------
+
+
+def test_list(address: str) -> None:
+    number = submit(address, "job/listed", "x", "--name", "lister", "--priority", "5", "--key", "k")
+    rows = lines(godwit("job", "list", "--controller", "lister", "--broker", address).stdout)
+    assert rows[1].split()[:6] == [str(number), "job/listed", "waiting", "0/-", "lister", "5"]
+    for options in (["--kind", "job/listed"], ["--state", "waiting", "--state", "running"]):
+        found = map(json.loads, lines(godwit("job", "list", *options, "--json", "--broker", address).stdout))
+        assert number in [job["job"] for job in found]
+    empty = godwit("job", "list", "--kind", "job/listed", "--state", "done", "--broker", address)
+    assert (empty.returncode, empty.stdout, empty.stderr) == (0, b"", b"no job matches\n")
+    assert "there is no state 'asleep'" in error_of("job", "list", "--state", "asleep", "--broker", address)
+
+
+def test_show(quick: str) -> None:
+    number = int(godwit("job", "submit", "job/quick", "abc", "--workers", "all", "-q", "--broker", quick).stdout)
+    eventually(lambda: show(quick, number)["state"] == "done")
+    rows = lines(godwit("job", "show", str(number), "--broker", quick).stdout)
+    assert rows[0] == f"job         {number}"
+    assert "tasks       2 finished" in rows
+    assert sum("quick-" in row for row in rows) == 2
+    assert "job 999999999" in error_of("job", "show", "999999999", "--broker", quick)
+    assert "'x' is no job's number" in error_of("job", "show", "x", "--broker", quick)
+
+
+# -- cancel, watch ----------------------------------------------------------------------------------------------------
+
+
+def test_cancel(address: str) -> None:
+    number = submit(address, NEVER)
+    with running("job", "watch", str(number), "--broker", address) as watching:
+        watching.err.until(f"job {number} waits")
+        result = godwit("job", "cancel", str(number), "--reason", "not needed", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, f"cancelled job {number}\n".encode())
+        assert watching.wait() == 1
+        assert watching.err.line() == f"godwit: job {number}: cancelled: not needed"
+    assert show(address, number)["state"] == "cancelled"
+    assert "job 999999999" in error_of("job", "cancel", "999999999", "--broker", address)
+
+
+def test_watch_tells_what_was_before(quick: str) -> None:
+    """A controller that comes back finds its jobs, and their results."""
+    number = submit(quick, "job/quick", "--name", "returning")
+    result = godwit("job", "watch", str(number), "--name", "returning", "--broker", quick)
+    assert (result.returncode, len(lines(result.stdout))) == (0, 1)
+    again = godwit("job", "watch", str(number), "-q", "--name", "returning", "--broker", quick)
+    assert (again.returncode, again.stdout, again.stderr) == (0, result.stdout, b"")
+    assert "job 999999999" in error_of("job", "watch", "999999999", "--broker", quick)
+
+
+@needs_posix
+def test_a_wait_outlives_the_broker(tmp_path: Path) -> None:
+    """Jobs wait, also through a restart of the broker; the one who waits comes back to it by itself."""
+    options = ("broker", "--data", str(tmp_path / "data"), "--listen")
+    with running(*options, "127.0.0.1:0") as first:
+        address = first.out.until("listening on").rpartition("udp://")[2]
+        with running("job", "submit", "restarted", "--wait", "--name", "patient", "--broker", address) as waiting:
+            waiting.err.until("waits")
+            first.process.send_signal(signal.SIGKILL)
+            first.wait()
+            with running(*options, address) as second:
+                second.out.until("listening on")
+                with running("worker", "late", "--kind", "restarted", "--seconds", "0", "--broker", address):
+                    assert waiting.out.line() == "late: pretended for 0 s"
+                    assert waiting.wait() == 0
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_rights(tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    secret = write_secret(tmp_path)
+    config.write_text(
+        f'[access]\nanonymous = true\n[[access.client]]\nname = "boss"\nsecret_file = "{secret}"\n'
+        '[[access.rule]]\nclients = ["boss"]\nallow = ["submit"]\ntopics = ["allowed/#"]\n'
+        '[[access.rule]]\nclients = ["*"]\nallow = ["work"]\ntopics = ["allowed/#"]\n'
+    )
+    with broker("--config", str(config)) as address:
+        boss = ("--name", "boss", "--secret-file", str(secret), "--broker", address)
+        number = int(godwit("job", "submit", "allowed/a", "-q", *boss).stdout)
+        assert "may not submit" in error_of("job", "submit", "other", *boss)
+        assert "may not submit" in error_of("job", "submit", "allowed/a", "--broker", address)
+        assert f"job {number}" in error_of("job", "show", str(number), "--broker", address)
+        assert godwit("job", "list", "--broker", address).stderr == b"no jobs\n"
+        assert len(lines(godwit("job", "list", *boss).stdout)) == 2
+        assert "may not work" in error_of("worker", "w", "--kind", "other", "--broker", address)
+        assert godwit("job", "cancel", str(number), *boss).returncode == 0
+
+
+def test_no_broker(nowhere: str) -> None:
+    for arguments in (["list"], ["submit", "a"], ["show", "1"], ["cancel", "1"], ["watch", "1"]):
+        text = error_of("job", *arguments, "--broker", nowhere, "--timeout", "0.3")
+        assert "no broker answered" in text
+
+
+@pytest.mark.parametrize("command", ["submit", "list", "show", "cancel", "watch"])
+def test_help_has_an_example(command: str) -> None:
+    assert f"Example: godwit job {command}" in godwit("job", command, "--help").stdout.decode()

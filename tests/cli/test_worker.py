@@ -1,0 +1,145 @@
+"""`godwit worker` as a user meets it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import pytest
+from tests.cli.real import broker, error_of, godwit, lines, needs_posix, running
+
+from godwit.cli.worker import split_command
+from godwit.errors import UsageError
+
+if sys.platform != "win32":
+    from tests.cli.terminal import terminal
+
+PYTHON = f'"{sys.executable}" -c'
+REVERSE = f"{PYTHON} 'import sys; sys.stdout.write(sys.stdin.read()[::-1])'"
+
+
+def test_commands_are_split_as_in_a_shell() -> None:
+    assert split_command(f"'{sys.executable}' -c 'two words' $HOME") == [sys.executable, "-c", "two words", "$HOME"]
+    for text, error in (
+        ("'open", "a quote that is not closed"),
+        ("  ", "--exec is empty"),
+        ("no-such-x", "no command"),
+    ):
+        with pytest.raises(UsageError, match=error):
+            split_command(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["anna", "--kind", "a/#"], "#"),
+        (["anna", "--kind", "$sys"], "$"),
+        (["anna", "--kind", "x" * 257], "257"),
+        (["", "--kind", "a"], "the name of the worker is empty"),
+        (["anna", "--kind", "a", "--capacity", "0"], "--capacity 0 cannot be; give a number from 1 to 4,096"),
+        (["anna", "--kind", "a", "--seconds", "-1"], "to pretend for -1 s cannot be"),
+        (["anna", "--kind", "a", "--seconds", "1", "--exec", "cat"], "leave out --exec"),
+        (["anna", "--kind", "a", "--exec", "no-such-program"], "there is no command 'no-such-program' here"),
+        (["anna", *(word for n in range(65) for word in ("--kind", f"k{n}"))], "65 kinds are too many"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
+    assert text in error_of("worker", *arguments)
+
+
+def test_a_kind_is_needed() -> None:
+    assert godwit("worker", "anna").returncode == 2
+
+
+def test_a_command_does_the_work(address: str) -> None:
+    with running("worker", "worker-exec", "--kind", "worker/exec", "--exec", REVERSE, "--broker", address) as worker:
+        assert worker.err.line() == "worker-exec volunteers for worker/exec"
+        result = godwit("job", "submit", "worker/exec", "abc", "--wait", "--name", "boss-exec", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, b"worker-exec: cba\n")
+        assert worker.out.line().endswith(": worker/exec from boss-exec: abc")
+        assert worker.out.line().endswith("s, result 3 B")
+
+
+def test_a_command_that_fails(address: str) -> None:
+    """It is tried again as the job says; the reason comes to the controller."""
+    fail = f"{PYTHON} 'import sys; sys.exit(\"no paper\")'"
+    with running("worker", "worker-fail", "--kind", "worker/fail", "--exec", fail, "--broker", address) as worker:
+        worker.err.until("volunteers")
+        result = godwit("job", "submit", "worker/fail", "x", "--retries", "0", "--wait", "--broker", address)
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert "worker-fail failed for good: " in result.stderr.decode()
+        assert "no paper" in result.stderr.decode()
+        worker.out.line()
+        assert "no paper" in worker.out.line()
+
+
+def test_a_worker_that_pretends(address: str) -> None:
+    arguments = ("worker", "worker-pretend", "--kind", "worker/a", "--kind", "worker/b", "--seconds", "0.1")
+    with running(*arguments, "--broker", address) as worker:
+        assert worker.err.line() == "worker-pretend volunteers for worker/a, worker/b"
+        for kind in ("worker/a", "worker/b"):
+            result = godwit("job", "submit", kind, "--wait", "-q", "--broker", address)
+            assert (result.returncode, result.stderr) == (0, b"")
+            assert result.stdout == b"worker-pretend: pretended for 0.1 s\n"
+
+
+def test_quiet(address: str) -> None:
+    with running("worker", "worker-quiet", "--kind", "worker/q", "--seconds", "0", "-q", "--broker", address) as worker:
+        assert godwit("job", "submit", "worker/q", "--wait", "--broker", address).returncode == 0
+        assert worker.out.rest() == worker.err.rest() == []
+
+
+@needs_posix
+def test_ctrl_c_hands_tasks_back_at_once(address: str) -> None:
+    """R5: a worker that quits has its unfinished jobs handed to others; the total agreed with the C&C still holds."""
+    with (
+        running("worker", "quitter", "--kind", "worker/quit", "--seconds", "600", "--broker", address) as quitter,
+        running("job", "submit", "worker/quit", "--wait", "--broker", address) as job,
+    ):
+        quitter.out.until("worker/quit from")
+        with running("worker", "helper", "--kind", "worker/quit", "--seconds", "0.1", "--broker", address) as helper:
+            helper.err.until("volunteers")
+            assert quitter.interrupt() == 130
+            assert quitter.err.until("handed back") == "godwit: handed back 1 task"
+            assert job.out.line() == "helper: pretended for 0.1 s"
+            assert job.wait() == 0
+            assert any("goes to helper" in line for line in [*job.err.seen, *job.err.rest()])
+
+
+def test_a_worker_that_is_started_before_its_broker() -> None:
+    """R5: it keeps trying and gets through once the broker is there."""
+    with broker() as address:
+        pass
+    with running("worker", "early", "--kind", "early", "--seconds", "0", "--broker", address) as worker:
+        assert "no broker answers" in worker.err.line()
+        with running("broker", "--listen", address, "--memory"):
+            worker.err.until("early volunteers for early")
+            assert godwit("job", "submit", "early", "--wait", "--broker", address).returncode == 0
+
+
+@needs_posix
+def test_bars_on_a_terminal(address: str) -> None:
+    arguments = ("worker", "worker-bar", "--kind", "worker/bar", "--seconds", "1", "--broker", address)
+    with terminal(*arguments) as worker:
+        worker.until("worker-bar volunteers for worker/bar")
+        with terminal("job", "submit", "worker/bar", "photo", "--wait", "--broker", address) as job:
+            job.until("1 worker agreed")
+            worker.until("worker/bar from")
+            worker.until("%")
+            job.until("task 0 worker-bar")
+            job.until("%")
+            job.until("worker-bar: pretended for 1 s")
+            assert job.wait() == 0
+        worker.until("finished in 1.")
+        worker.process.send_signal(signal.SIGINT)
+        assert worker.wait() == 130
+
+
+def test_one_name_is_one_worker(address: str) -> None:
+    with running("worker", "twin", "--kind", "worker/twin", "--broker", address) as worker:
+        worker.err.until("volunteers")
+        assert "twin" in error_of("worker", "twin", "--kind", "worker/twin", "--timeout", "5", "--broker", address)
+
+
+def test_help_has_an_example() -> None:
+    assert any("Example: godwit worker anna" in line for line in lines(godwit("worker", "--help").stdout))

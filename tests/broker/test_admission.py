@@ -8,6 +8,7 @@ import pytest
 from tests.broker.world import LOG_ID, Peer, World
 
 from godwit.broker.access import Access, Rule
+from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
 from godwit.wire import control as c
@@ -410,3 +411,13 @@ def test_sessions_that_anybody_can_leave_behind_do_not_lock_out_who_proves_a_nam
     last = world.peer()
     last.try_login("d", proof=make_proof(secrets["d"], "client", last.binding, "d"))
     assert last.end == Code.TOO_MANY
+
+
+def test_names_that_the_broker_makes_cannot_be_chosen() -> None:
+    """Else whoever is told a nameless controller's name could come as that one."""
+    world = World()
+    welcome = world.peer().login(instance=b"i" * 16)
+    assert welcome.name == made_name(b"i" * 16)
+    peer = world.peer()
+    peer.try_login(welcome.name)
+    assert refused(peer) is Code.BAD_NAME

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from godwit.broker.session import made_name
 from godwit.sim.jobs_roster import WorkRoster
 from godwit.transport.events import Closed, Connected, Received
 from godwit.wire.codes import Code
@@ -122,7 +123,7 @@ def test_outcomes(roster: WorkRoster) -> None:
 
 def test_nameless_workers_have_a_stable_name(roster: WorkRoster) -> None:
     Line(roster, 1.0, None).volunteer(1.0, "resize")
-    assert roster.surely("resize", 2.0) == ["anonymous-6161616161616161"]
+    assert roster.surely("resize", 2.0) == [made_name(b"a" * 16)]
 
 
 def test_what_was_given_up(roster: WorkRoster) -> None:

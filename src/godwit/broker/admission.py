@@ -21,7 +21,7 @@ from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
-from godwit.broker.session import Link, Session, check_name
+from godwit.broker.session import ANONYMOUS, Link, Session, check_chosen, check_name, made_name
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
@@ -89,9 +89,9 @@ class Admission:
             self.turn_away(link, failure)
             return
         if login.name is None:
-            name = ""
-            while not name or name in self.sessions:
-                name = f"anonymous-{self._entropy(6).hex()}"
+            name = made_name(login.instance)
+            while name in self.sessions:  # its former connection has not been missed yet
+                name = f"{ANONYMOUS}{self._entropy(8).hex()}"
             self._admit(link, login, Session(name, self._names.number(name), is_remembered=False), False, now_us)
             return
         session = self.sessions.get(login.name)
@@ -122,6 +122,7 @@ class Admission:
         if login.name is not None:
             try:
                 check_name(login.name)
+                check_chosen(login.name)
             except UsageError as error:
                 raise RequestFailure(Code.BAD_NAME, str(error)) from None
             secret = access.secret_of(login.name)

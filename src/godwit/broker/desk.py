@@ -138,6 +138,8 @@ def _require_rate(link: Link, message: ControlMessage | UnknownKind, now_us: int
         cost = LIST_COST
     elif isinstance(message, control.Subscribe):
         cost = len(message.filters)
+    elif isinstance(message, jobs.Volunteer):
+        cost += len(message.kinds) // 8 + len(message.holding) // 64
     elif isinstance(message, jobs.Watch):
         cost = 1 + len(message.jobs) // WATCHES_A_REQUEST
     if not link.requests.take(cost, now_us):

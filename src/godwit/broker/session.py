@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
 from godwit.broker.rate import Bucket
@@ -30,6 +31,21 @@ def check_name(name: str) -> None:
         name.encode()
     except UnicodeEncodeError:
         raise UsageError(f"the name {name!r} is no valid Unicode text: choose another") from None
+
+
+ANONYMOUS: Final = "anonymous-"
+"""How the names begin that the broker makes: no client may choose such a one."""
+
+
+def made_name(instance: bytes) -> str:
+    """For a client without a name: the same over its reconnects. It tells nothing of the instance, which proves it."""
+    return ANONYMOUS + sha256(b"godwit nameless" + instance).hexdigest()[:16]
+
+
+def check_chosen(name: str) -> None:
+    """UsageError if a client cannot choose this name for itself: the broker makes such ones."""
+    if name.startswith(ANONYMOUS):
+        raise UsageError(f"the name {name!r} begins with {ANONYMOUS!r}, as those that the broker makes: choose another")
 
 
 class Session:

@@ -8,7 +8,7 @@ On each connection what is pending is submitted again, and what is followed is w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 from typing import Final
 
@@ -21,7 +21,7 @@ from godwit.client.work import OPTIONS_BYTES, WorkChannel
 from godwit.errors import DecodeError
 from godwit.limits import MAX_WATCHED_AT_ONCE
 from godwit.wire.codes import Code
-from godwit.wire.jobs import Unwatch, Watch, Watched
+from godwit.wire.jobs import UNASKED, Unwatch, Watch, Watched
 from godwit.wire.work import Submission, Taken, Update
 
 PAYLOAD: Final = "the payload of a job"
@@ -265,11 +265,14 @@ class Jobs:
 
     def on_watched(self, reply: Watched) -> bool:
         """Whether it answers a question of ours."""
-        asked = self._asked.pop(reply.request, None)
+        asked: Collection[int] | None = self._asked.pop(reply.request, None)
+        text = "the broker does not know job {}"
+        if reply.request == UNASKED:
+            asked, text = list(self._followed), "the broker no longer lets this client see job {}"
         if asked is None:
             return False
         for number in set(reply.unknown).intersection(asked):
-            self._refuse(self._followed.pop(number, None), Code.NO_SUCH_JOB, f"the broker does not know job {number}")
+            self._refuse(self._followed.pop(number, None), Code.NO_SUCH_JOB, text.format(number))
         return True
 
     def on_unwatched(self, request: int) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
+from godwit.broker.session import made_name
 from godwit.errors import DecodeError
 from godwit.transport.events import Closed, Connected, Received
 from godwit.wire.codes import Code
@@ -77,7 +78,7 @@ class _Worker:
 
 def who(login: Login) -> str:
     """What the broker calls a client that works or controls: its name, else one that is stable over reconnects."""
-    return login.name if login.name is not None else f"anonymous-{login.instance[:8].hex()}"
+    return login.name if login.name is not None else made_name(login.instance)
 
 
 class WorkRoster:

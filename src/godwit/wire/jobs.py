@@ -10,7 +10,7 @@ job                job_shown
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,10 @@ Ref: TypeAlias = tuple[Count, Request, Request]
 """A lease: the job's number, the task's, and the fencing number, which counts the task's leases from 1."""
 Kind: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KIND_BYTES)]
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+MAX_STATES: Final = 5
+"""There are no more."""
+UNASKED: Final = 2**32 - 1
+"""The number of a `watched` that nobody asked for: its client may no longer see these jobs."""
 _Numbers: TypeAlias = Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_WATCHED_AT_ONCE)]
 
 
@@ -75,7 +79,7 @@ class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
     request: Request
     of_kind: Kind | None = None
     controller: Name | None = None
-    states: list[JobState] | None = None
+    states: Annotated[list[JobState], msgspec.Meta(max_length=MAX_STATES)] | None = None
     before: Count | None = None
     """Only jobs with lower numbers."""
 

@@ -33,14 +33,14 @@ def test_a_job_that_is_stored_is_written_without_its_payload() -> None:
     marks = JobMarks()
     one = job(7)
     one.is_stored = True
-    marks.add([one], [], [], 8)
+    marks.add([one], [], [], 0)
     assert [type(change) for change in marks.changes()] == [ch.JobKept]
 
 
 def test_what_is_written_is_how_it_stands_by_then() -> None:
     marks = JobMarks()
     one = job(7)
-    marks.add([], one.tasks, [], 8)
+    marks.add([], one.tasks, [], 0)
     task = one.tasks[0]
     task.state, task.worker, task.had, task.result = "finished", "bob", ("cid",), b"small"
     (kept,) = marks.changes()
@@ -64,7 +64,7 @@ def test_of_a_job_that_is_gone_nothing_else_is_written() -> None:
     older.add([one], one.tasks, [], 8)
     marks.add([], [], [7], 9)
     marks.put_back(older)
-    assert marks.changes() == [ch.JobGone(7)]
+    assert marks.changes() == [ch.NextJob(9), ch.JobGone(7)]  # its number is not given again
 
 
 def test_what_is_put_back_is_written_once_with_the_highest_number() -> None:
@@ -86,4 +86,4 @@ def test_what_is_forgotten_is_not_written() -> None:
     assert marks
     marks.forget(one)
     assert not marks
-    assert marks.changes() == []
+    assert marks.changes() == [ch.NextJob(8)]

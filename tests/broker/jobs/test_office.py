@@ -8,6 +8,7 @@ from tests.broker.jobs.hands import Hand
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
+from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import JOB_KEEP_S, LEASE_S, RESTART_GRACE_S, SETTLE_S
 from godwit.wire import control as c
@@ -195,7 +196,7 @@ def test_nameless_clients_are_who_they_were_after_a_break() -> None:
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     kept = world.keeping.of("job")[1]
-    assert kept.controller == f"anonymous-{(b'a' * 8).hex()}"
+    assert kept.controller == made_name(b"a" * 16)
     ann.peer.die()
     bob.peer.die()
     ann, again = Hand.of(world, None, instance=b"a" * 16), Hand.of(world, None, instance=b"b" * 16)
@@ -331,7 +332,7 @@ def test_who_may_no_longer_work_loses_the_kind_and_its_tasks() -> None:
     assert world.keeping.of("task")[2, 0].state == "leased"
 
 
-def test_who_may_no_longer_see_a_job_is_told_nothing_more() -> None:
+def test_who_may_no_longer_see_a_job_is_told_so_and_nothing_more() -> None:
     seen = ("eve", "subscribe", "$jobs/#")
     rules = (("ann", "submit", "#"), ("bob", "work", "#"))
     world = DurableWorld(allowing(*rules, seen))
@@ -344,6 +345,7 @@ def test_who_may_no_longer_see_a_job_is_told_nothing_more() -> None:
     world.run()
     bob.finish(*bob.leases)
     assert eve.states == [(1, "running")]
+    assert j.Watched(request=j.UNASKED, unknown=[1]) in eve.peer.said
     assert ann.states[-1] == (1, "done")
 
 

@@ -8,7 +8,7 @@ from tests.broker.jobs.hands import Hand
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.jobs import requests
+from godwit.broker.jobs import telling
 from godwit.broker.settings import Settings
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES
 from godwit.wire import control as c
@@ -172,10 +172,10 @@ def test_who_unwatches_hears_no_more() -> None:
 
 
 def test_a_client_watches_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "MAX_WATCHED", 2)
     world = DurableWorld()
     ann, eve = Hand.of(world, "ann"), Hand.of(world, "eve")
     ann.submit("resize", b"1", b"2", b"3")
+    monkeypatch.setattr(telling, "MAX_WATCHED", 2)
     assert eve.watch(1, 2) == []
     assert eve.peer.refusal(j.Watch(request=60, jobs=[2, 3])) == Code.TOO_MANY
     assert eve.watch(1) == []
@@ -189,9 +189,11 @@ def test_who_may_see_a_job() -> None:
     bob.volunteer("resize")
     world.pass_s(1)
     assert bob.leases == [(1, 0, 1)]
-    assert bob.watch(1) == []  # it works on it now
+    ask = j.Job(request=60, job=1)
+    assert bob.peer.expect(ask, j.JobShown).job.job == 1  # it works on it now
+    assert bob.watch(1) == [1]  # but would go on hearing what others bring
     bob.finish(*bob.leases)
-    assert bob.watch(1) == [1]
+    assert bob.peer.refusal(j.Job(request=61, job=1)) == Code.NO_SUCH_JOB
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from godwit.broker.journal import Journal
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
 from godwit.sim.checkers import ViolationError
+from godwit.sim.trace import Trace
 from godwit.sim.worlds import WORLDS, run_seed
 from godwit.sim.worlds.durable_plan import Death, DiskFault
 from godwit.sim.worlds.jobs import JobsWorld, run_jobs
@@ -146,9 +147,11 @@ def test_a_job_that_was_forgotten_can_be_asked_for_again() -> None:
 def test_a_full_disk_is_told_and_later_all_is_well() -> None:
     plan = quiet(commit_s=0.02)
     for trouble in ("full", "write", "sync"):
-        lines: list[str] = []
         durable = replace(plan.durable, disk_faults=(DiskFault(0.5, 0.5, trouble),))
-        assert set(states(replace(plan, durable=durable))) == {"done"}, lines
+        lines: list[str] = []
+        world = run(replace(plan, durable=durable), Trace(lines.append))
+        assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+        assert any("JobRefused" in line and "code=117" in line for line in lines), trouble
 
 
 # -- planted faults ---------------------------------------------------------------------------------------------------
@@ -271,6 +274,12 @@ def takes_more(self: Any, *who: Any, volunteer: Any = Crew.volunteer) -> Any:
     return volunteer(self, name, instance, kinds, capacity + 3, now_us)
 
 
+def by_age_alone(self: Any, job: Any, push: Any = Queue.push) -> None:
+    priority, job.priority = job.priority, 0
+    push(self, job)
+    job.priority = priority
+
+
 def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how: Any) -> None:
     task.job.retries = 99
     fail(self, task, *why, **how)
@@ -285,6 +294,7 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
         (storm, restore, "_lay_over", forgets_results, "chronicle: .*it is finished"),
         (quits, Queue, "fresh", lambda *_: 0, "chronicle: leased .*had the job before"),
         (quits, Crew, "volunteer", takes_more, "chronicle: leased .*and takes"),
+        (mixed, Queue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
         (restarts, Shelf, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
         (storm, Board, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
         (slow, Commits, "wait", says_at_once, "told: .*not safe"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET, quiet, run, worker
 
+from godwit.broker.session import made_name
 from godwit.client.events import Ended, Leased, Online
 from godwit.client.leasing import Lease
 from godwit.sim.checkers import ViolationError
@@ -85,7 +86,7 @@ def test_twins_take_each_other_s_name_and_one_of_them_stays() -> None:
 def test_nameless_ones_are_called_by_their_instance() -> None:
     made = run(quiet(workers=(worker(None),)))
     (name,) = {one.worker for one in made.jobs.ledger.runs.values()}
-    assert name == f"anonymous-{made.workers[0].client.instance[:8].hex()}"
+    assert name == made_name(made.workers[0].client.instance)
 
 
 def test_events_are_described() -> None:

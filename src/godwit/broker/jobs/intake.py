@@ -13,12 +13,14 @@ from godwit.broker.jobs.party import Answer, Arrived, Party
 from godwit.broker.jobs.telling import Telling
 from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
-from godwit.limits import MAX_JOB_KEY_BYTES
+from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES
 from godwit.transport.events import Received
 from godwit.wire.control import Code
 from godwit.wire.work import Report, Submit, TakenJob, decode_from_client
 
 NOT_YOURS: Final = "the task is not, or no longer, yours"
+MAX_REVOKES_WAITING: Final = 4 * MAX_CAPACITY
+"""Of one client that does not take them: it may believe to hold as many again with each request."""
 
 
 class Intake:
@@ -61,6 +63,10 @@ class Intake:
         telling = self._telling
         answers = arrived.answers
         refusals: dict[str, RequestFailure | None] = {}
+        if telling.is_full(party):
+            text = f"{party.name} does not take what became of its jobs: it is to read on first"
+            answers += [Answer(submission.key, code=Code.TOO_MANY, text=text) for submission in head.jobs]
+            return
         for submission, payload in zip(head.jobs, payloads, strict=True):
             kind = submission.of_kind
             if kind not in refusals:  # most groups have one
@@ -103,15 +109,15 @@ class Intake:
             task = board.step(name, step.task, step.progress, step.note)
             if task is not None:
                 telling.task_changed(task)
-            elif not board.is_repeat(step.task, name):
-                telling.revoke(party, step.task, NOT_YOURS)
+            elif not board.is_repeat(step.task, name) and len(party.revokes) < MAX_REVOKES_WAITING:
+                telling.revoke(party, step.task, NOT_YOURS)  # else with a later step
         for outcome, payload in zip(head.outcomes, payloads, strict=True):
+            # One that comes too late, or from somebody who never had the task, changes nothing: its sender is done
+            # with it, so that there is nothing to revoke.
             if outcome.error is None:
-                is_taken = board.finish(name, outcome.task, payload, now_us)
+                board.finish(name, outcome.task, payload, now_us)
             else:
-                is_taken = board.fail(name, outcome.task, outcome.error, outcome.is_final, now_us)
-            if not is_taken and not board.is_repeat(outcome.task, name):
-                telling.revoke(party, outcome.task, NOT_YOURS)
+                board.fail(name, outcome.task, outcome.error, outcome.is_final, now_us)
         for lease in head.returned:
             board.give_back(name, lease, now_us)
 

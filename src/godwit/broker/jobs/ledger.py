@@ -140,7 +140,8 @@ class Ledger:
         number = self.given = page.number
         for changed in (page.new_jobs, page.jobs, page.tasks):
             self._unsafe.update(dict.fromkeys(changed, number))
-        self._journal.work(chain(page.new_jobs, page.jobs), page.tasks, page.gone, self._board.next_job)
+        next_job = self._board.next_job if page.new_jobs else 0
+        self._journal.work(chain(page.new_jobs, page.jobs), page.tasks, page.gone, next_job)
         self._recording.record(page.happened, now_us)
         self._commits.wait(partial(self._on_safe, page), partial(self._on_failed, page))
 

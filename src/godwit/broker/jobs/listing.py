@@ -1,6 +1,7 @@
 """Which jobs there are, a page at a time, and who may see them.
 
 A job is for its controller, for those who work on it now, and for whoever may subscribe to what happens to its kind.
+Those who only work on it cannot follow it: they would go on hearing what the others bring.
 """
 
 from __future__ import annotations
@@ -34,19 +35,22 @@ class Listing:
         self._board = board
         self._catalogue = catalogue
 
-    def may_see(self, session: Session, job: Job) -> bool:
-        name = who(session)
-        if job.controller == name:
-            return True
-        if self._catalogue.settings.access.may(session.name, session.is_proved, "subscribe", JOBS + job.kind):
-            return True
-        worker = self._board.workers.get(name)
-        return worker is not None and any(task.job is job for task in worker.leases)
+    def may_follow(self, session: Session, job: Job) -> bool:
+        """Whether this client may hear what becomes of a job."""
+        access = self._catalogue.settings.access
+        return job.controller == who(session) or access.may(
+            session.name, session.is_proved, "subscribe", JOBS + job.kind
+        )
+
+    def _works_on(self, session: Session) -> set[Job]:
+        worker = self._board.workers.get(who(session))
+        return set() if worker is None else {task.job for task in worker.leases}
 
     def find(self, session: Session, number: int) -> Job:
         """A job that this client may see."""
         job = self._board.jobs.get(number)
-        if job is None or not self.may_see(session, job):
+        is_seen = job is not None and (self.may_follow(session, job) or job in self._works_on(session))
+        if job is None or not job.is_stored or not is_seen:
             raise RequestFailure(
                 Code.NO_SUCH_JOB, f"there is no job {number}, or no longer, or it is not for {session.name} to see"
             )
@@ -58,9 +62,11 @@ class Listing:
         at = len(numbers) if request.before is None else bisect_left(numbers, request.before)
         found: list[wire.JobInfo] = []
         room = PAGE_BYTES
+        works_on = self._works_on(session)
         for number in reversed(numbers[max(at - JOBS_A_PAGE, 0) : at]):
             job = self._board.jobs[number]
-            if _fits(job, request) and self.may_see(session, job):
+            is_seen = job.is_stored and _fits(job, request)
+            if is_seen and (job in works_on or self.may_follow(session, job)):
                 texts = len(job.key) + len(job.controller) + len(job.kind) + len(job.reason)
                 room -= ENTRY_BYTES + CHARACTER_BYTES * texts
                 if room < 0:

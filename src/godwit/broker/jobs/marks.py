@@ -52,7 +52,7 @@ class JobMarks:
         gone = self.gone
         jobs = [job for job in self.jobs if job.number not in gone]
         new = [job for job in jobs if not job.is_stored]
-        changes: list[Change] = [NextJob(self.next_job)] if new else []
+        changes: list[Change] = [NextJob(self.next_job)] if self.next_job else []
         changes += [_job(job) for job in jobs]
         changes += [JobPayload(job.number, job.payload) for job in new]
         changes += [_task(task) for task in self.tasks if task.job.number not in gone]

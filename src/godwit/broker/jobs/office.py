@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from godwit.broker.catalogue import Catalogue, Names
 from godwit.broker.commits import Commits
-from godwit.broker.effects import Effect, Notice
+from godwit.broker.effects import Effect, Notice, Send
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.intake import Intake
 from godwit.broker.jobs.ledger import Ledger
@@ -26,7 +26,10 @@ from godwit.broker.jobs.telling import Telling
 from godwit.broker.journal import Journal
 from godwit.broker.session import Link, Session
 from godwit.errors import DecodeError
+from godwit.limits import MAX_WATCHED_AT_ONCE
 from godwit.wire.changes import State
+from godwit.wire.control import encode_control
+from godwit.wire.jobs import UNASKED, Watched
 
 
 class Office:
@@ -115,10 +118,17 @@ class Office:
                 continue
             if self._workers.get(party.name) is party:
                 self._take_kinds(party, now_us)
-            for number in list(party.watched):
-                job = self._board.jobs.get(number)
-                if job is not None and not self._listing.may_see(party.session, job):
-                    self._telling.unwatch(party, number)
+            self._hide_jobs(party)
+
+    def _hide_jobs(self, party: Party) -> None:
+        """Those that it may no longer follow; it is told which."""
+        jobs = [job for number in party.watched if (job := self._board.jobs.get(number)) is not None]
+        hidden = [job.number for job in jobs if not self._listing.may_follow(party.session, job)]
+        for number in hidden:
+            self._telling.unwatch(party, number)
+        for at in range(0, len(hidden), MAX_WATCHED_AT_ONCE):
+            told = Watched(request=UNASKED, unknown=hidden[at : at + MAX_WATCHED_AT_ONCE])
+            self._effects.append(Send(party.link.connection, 0, encode_control(told)))
 
     def _take_kinds(self, party: Party, now_us: int) -> None:
         """Those that it may no longer work on."""

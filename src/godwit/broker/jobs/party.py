@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from godwit.broker.effects import Effect
 from godwit.broker.jobs.outlet import Outlet
-from godwit.broker.session import Link, Session
+from godwit.broker.session import Link, Session, made_name
 from godwit.wire.jobs import Ref
 from godwit.wire.work import JobUpdate, TakenJob
 
@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from godwit.broker.jobs.model import Job, Task
 
 
+class AllTasks(dict["Task", None]):
+    """All of a job are to be told: which that are is looked up when there is room."""
+
+
 def who(session: Session) -> str:
     """What a controller or a worker is called: a client without a name has one that outlives its connections."""
-    return session.name if session.is_remembered else f"anonymous-{session.instance[:8].hex()}"
+    return session.name if session.is_remembered else made_name(session.instance)
 
 
 class Answer:

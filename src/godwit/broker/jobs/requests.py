@@ -8,23 +8,20 @@ from godwit.broker.catalogue import Catalogue
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.board import Board
-from godwit.broker.jobs.intake import NOT_YOURS
+from godwit.broker.jobs.intake import MAX_REVOKES_WAITING, NOT_YOURS
 from godwit.broker.jobs.ledger import Ledger
 from godwit.broker.jobs.listing import Listing
 from godwit.broker.jobs.party import Party, party_of, who
 from godwit.broker.jobs.states import ENDED
-from godwit.broker.jobs.telling import Telling
+from godwit.broker.jobs.telling import MAX_WATCHED, Telling
 from godwit.broker.session import Link, Session
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
-from godwit.limits import MAX_CAPACITY
 from godwit.wire import jobs as wire
 from godwit.wire.control import Code
 
-MAX_REVOKES_WAITING: Final = 4 * MAX_CAPACITY
-"""Of one client that does not take them: it may believe to hold as many again with each request."""
-MAX_WATCHED: Final = 100_000
-"""Jobs that one client watches, with those that it submitted."""
+KINDS_TOLD: Final = 3
+"""In a line for the people who run the broker."""
 
 
 class JobRequests:
@@ -80,7 +77,8 @@ class JobRequests:
     def _tell_people(self, name: str, kinds: tuple[str, ...], capacity: int) -> None:
         fields = {"client": name, "kinds": list(kinds), "capacity": capacity}
         if kinds:
-            text = f"{name} volunteered for {', '.join(kinds)}, {capacity} at once"
+            more = f" and {len(kinds) - KINDS_TOLD} more" if len(kinds) > KINDS_TOLD else ""
+            text = f"{name} volunteered for {', '.join(kinds[:KINDS_TOLD])}{more}, {capacity} at once"
             self._effects.append(Notice("volunteered", text, fields))
         else:
             self._effects.append(Notice("withdrew", f"{name} withdrew: it takes no more tasks", fields))
@@ -90,10 +88,10 @@ class JobRequests:
         unknown: list[int] = []
         for number in dict.fromkeys(request.jobs):
             job = self._board.jobs.get(number)
-            if job is None or not job.is_stored or not self._listing.may_see(session, job):
+            if job is None or not job.is_stored or not self._listing.may_follow(session, job):
                 unknown.append(number)
                 continue
-            if len(party.watched) >= MAX_WATCHED and number not in party.watched:
+            if self._telling.is_full(party) and number not in party.watched:
                 raise RequestFailure(Code.TOO_MANY, f"{session.name} watches {MAX_WATCHED} jobs: unwatch some first")
             self._telling.watch(party, job)
             self._telling.tell_all(party, job)

@@ -19,7 +19,7 @@ from typing import Final
 
 from godwit.broker.effects import Consume, Effect
 from godwit.broker.jobs.model import Job, Task
-from godwit.broker.jobs.party import Party
+from godwit.broker.jobs.party import AllTasks, Party
 from godwit.broker.jobs.states import ENDED
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES
 from godwit.wire.jobs import JobState, Ref
@@ -27,6 +27,8 @@ from godwit.wire.work import JobUpdate, Lease, LeasedTask, Revoke, Taken, TakenJ
 
 LATER_US: Final = 300_000
 """So much later watchers hear that a task was leased for the first time, if it is not done by then."""
+MAX_WATCHED: Final = 100_000
+"""Jobs that one client watches, with those that it submitted."""
 RECORD_BYTES: Final = 60_000
 """Groups are cut at about this, which is what one train carries. A long payload has a record of its own."""
 TAKEN_BYTES: Final = 48
@@ -99,12 +101,15 @@ class Telling:
             watchers[party] = None
         party.watched[number] = None
 
+    def is_full(self, party: Party) -> bool:
+        """Whether it watches as many jobs as it may, those counted that have ended without its taking it."""
+        return len(party.watched) + len(party.farewells) >= MAX_WATCHED
+
     def tell_all(self, party: Party, job: Job) -> None:
         """How it stands, with all tasks that anybody ever had or that have ended."""
         party.held.pop(job.number, None)
         party.later.pop(job.number, None)
-        tasks = dict.fromkeys([task for task in job.tasks if task.fence or task.state != "waiting"])
-        party.updates[job.number] = job, tasks
+        party.updates[job.number] = job, AllTasks()
         self._stirred[party] = None
 
     def unwatch(self, party: Party, number: int) -> None:
@@ -234,6 +239,8 @@ class Telling:
             if job in self._unsafe:
                 party.held[number] = job, tasks
                 continue
+            if type(tasks) is AllTasks:
+                tasks = dict.fromkeys([task for task in job.tasks if task.fence or task.state != "waiting"])
             room -= JOB_BYTES + CHARACTER_BYTES * len(job.reason)
             told, looked_at, cost_bytes = self._tasks(tasks, room, MAX_GROUP - parts, payloads, is_first=not jobs)
             room -= cost_bytes

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final
 
+from godwit.broker.session import made_name
 from godwit.client import events as told
 from godwit.client.client import Client
 from godwit.client.config import ClientConfig
@@ -61,7 +62,7 @@ class Actor:
     @property
     def name(self) -> str:
         """What the broker calls it."""
-        return self.actor.name if self.actor.name is not None else f"anonymous-{self.client.instance[:8].hex()}"
+        return self.actor.name if self.actor.name is not None else made_name(self.client.instance)
 
     # -- lives --------------------------------------------------------------------------------------------------------
 

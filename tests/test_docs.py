@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from godwit import limits
 from godwit.broker.jobs.model import Happening
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,3 +55,26 @@ def test_every_field_of_an_event_of_jobs_is_explained() -> None:
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])} == set(
         Happening.__struct_fields__
     )
+
+
+def test_the_limits_of_work_are_those_that_hold() -> None:
+    page = (ROOT / "docs" / "JOBS.md").read_text(encoding="utf-8")
+    rows = page.partition("## Limits\n")[2].partition("\n## ")[0].strip().splitlines()[2:]
+    found = {title.strip(): value.strip() for title, value, *_ in (row.strip("|").split("|") for row in rows)}
+    mib = limits.MIB
+    assert found == {
+        "payload of a job, result of a task": f"{limits.MAX_JOB_PAYLOAD_BYTES // mib} MiB each",
+        "workers of one job": f"{limits.MAX_TASKS_OF_JOB:,}",
+        "kinds of one worker; its capacity": f"{limits.MAX_KINDS}; {limits.MAX_CAPACITY:,} tasks at once",
+        "delay, deadline, time limit, delay of retries": f"{limits.MAX_JOB_TIME_MS // 86_400_000} days",
+        "retries; the pause between two of them": f"{limits.MAX_RETRIES:,}; {limits.MAX_RETRY_DELAY_S / 60:g} minutes",
+        "workers lost with one task": f"{limits.MAX_LOSSES}",
+        "a kind; a key": f"{limits.MAX_KIND_BYTES}; {limits.MAX_JOB_KEY_BYTES} bytes",
+        "jobs that have not ended": f"{limits.MAX_JOBS:,}",
+        "tasks of all jobs": f"{limits.MAX_TASKS:,}",
+        "payloads and results of all jobs together": f"{limits.MAX_JOBS_BYTES // mib} MiB",
+        "of these, jobs that have not ended, when another is submitted": f"{limits.MAX_SUBMITTED_BYTES // mib} MiB",
+        "what one controller has of all this": "half of what the others leave",
+        "ended jobs": {3600.0: "kept for an hour"}[limits.JOB_KEEP_S],
+        "silence of a worker": f"{limits.LEASE_S:g} s",
+    }

@@ -186,6 +186,22 @@ MAX_JOBS: Final = 100_000
 MAX_TASKS: Final = 200_000
 MAX_JOBS_BYTES: Final = 256 * MIB
 """Payloads and results of all jobs; ended ones make room first."""
+MAX_SUBMITTED_BYTES: Final = MAX_JOBS_BYTES // 4 * 3
+"""Of these, what jobs that have not ended may have when another is submitted: the rest is for results."""
+MAX_HAD: Final = 8
+"""Names that a task remembers of those who had it, the last ones."""
+MAX_BLOCKED_LINES: Final = 128
+"""Groups of jobs of one kind that wait for workers who are busy. Others go to whoever is free."""
+PATIENCE_S: Final = 10.0
+"""A task waits at least so long, and as long as a lease, for somebody busy who has not had its job."""
+RETURN_PAUSE_S: Final = 1.0
+"""What a task waits that was handed back twice in a row; it doubles ..."""
+MAX_RETURN_PAUSE_S: Final = 60.0
+"""... up to this. Who has had it for so long has not just handed it back."""
+WEIGHED_CAPACITY: Final = 64
+"""More capacity does not bring more tasks while others have nothing to do."""
+MAX_DUE_AT_ONCE: Final = 2000
+"""Times of jobs, tasks and workers that are seen to in one turn. The next turn follows at once."""
 LEASE_S: Final = 30.0
 """A worker that reports nothing for so long loses its tasks."""
 RESTART_GRACE_S: Final = 60.0

@@ -74,6 +74,10 @@ def check_filter(text: str) -> None:
 
 def check_kind(kind: str) -> None:
     """BadKindError if no kind of work can be called so: it is written as a topic, so that its events have one."""
+    if not isinstance(kind, str):
+        raise BadKindError(
+            f"the kind of work {repr(kind)[:_SHOWN_CHARACTERS]} is of the type {type(kind).__name__}: give a text (str)"
+        )
     if problem := _size_problem(kind, MAX_KIND_BYTES, MAX_TOPIC_LEVELS - 1):  # the topic is $jobs/ and the kind
         raise BadKindError(f"the kind of work {shown(kind)} {problem}")
     if bad := _NOT_IN_TOPIC.search(kind):

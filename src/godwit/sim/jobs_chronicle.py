@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S
+from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, PATIENCE_S
 from godwit.sim.broker_restarts import JOB_ROWS, Rows
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_ledger import Ask, JobLedger, Order
@@ -198,7 +198,8 @@ class Chronicle:
             raise self._violation(event, f"its deadline was {kept.deadline_us}")
         if not self._roster.capacity(event.worker, kept.kind, now):
             raise self._violation(event, f"it did not volunteer for {kept.kind!r}")
-        if event.worker in story.had:
+        patience_us = int(max(self._roster.lease_s, PATIENCE_S) * 1e6)
+        if event.worker in story.had and event.at_us < task.ready_us + patience_us - CLOSE_CALL_US:
             fresh = [name for name in self._roster.surely(kept.kind, now) if name not in story.had]
             if fresh:
                 raise self._violation(event, f"it had the job before, and {fresh[0]} had not")
@@ -216,7 +217,7 @@ class Chronicle:
                 and other.kept.kind == story.kept.kind
                 and event.worker not in other.had
                 and any(
-                    task.state == "waiting" and task.ready_us < event.at_us - CLOSE_CALL_US
+                    task.state == "waiting" and task.surely_ready_us < event.at_us - CLOSE_CALL_US
                     for task in other.tasks.values()
                 )
             ):
@@ -246,6 +247,7 @@ class Chronicle:
         leased_s, now = self._s(task.leased_us), self._s(event.at_us)
         if not is_untold and not self._roster.may_return(event.worker, event.ref, leased_s, now):
             raise self._violation(event, "it never gave it up")
+        task.returns += 1
         task.state, task.ready_us = "waiting", event.at_us
 
     def _lost(self, story: Story, task: TaskStory, event: JobEvent) -> None:
@@ -254,6 +256,7 @@ class Chronicle:
         if not self._roster.may_be_lost(event.worker, task.instance, leased_s, now):
             raise self._violation(event, "it was there, and was heard in time")
         task.losses += 1
+        task.returns = 0
         task.state, task.ready_us = "waiting", event.at_us
         if event.losses != task.losses:
             raise self._violation(event, f"it was lost {task.losses} times")
@@ -267,6 +270,7 @@ class Chronicle:
         if not said and not took_too_long:
             raise self._violation(event, f"it did not say so, and its time limit is {limit_ms} ms")
         task.failures += 1
+        task.returns = 0
         if event.failures != task.failures:
             raise self._violation(event, f"it failed {task.failures} times")
         task.has_failed_for_good = any(one.is_final for one in said)

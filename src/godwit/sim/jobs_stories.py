@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from godwit.limits import MAX_RETURN_PAUSE_S, RETURN_PAUSE_S
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_ledger import Ask, Order
 from godwit.wire.changes import JobKept
@@ -60,6 +61,8 @@ class TaskStory:
     number: int
     ready_us: int
     """It is not leased before."""
+    returns: int = 0
+    """How often it was handed back in a row, at the most."""
     state: str = "waiting"
     worker: str = ""
     instance: bytes = b""
@@ -81,6 +84,12 @@ class TaskStory:
     @property
     def stand(self) -> TaskStand:
         return self.state, self.worker, self.fence, self.failures, self.losses
+
+    @property
+    def surely_ready_us(self) -> int:
+        """A task that was handed back again and again waits a while, but not for longer than that."""
+        pause_s = min(RETURN_PAUSE_S * 2 ** (self.returns - 2), MAX_RETURN_PAUSE_S) if self.returns > 1 else 0
+        return self.ready_us + int(pause_s * 1e6)
 
     def note(self) -> None:
         """It may have changed."""

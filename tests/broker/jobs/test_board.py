@@ -27,6 +27,7 @@ NAMES = ("anna", "bert", "cleo", "dora", "emil")
 CONTROLLERS = ("x", "y", "z")
 LEASE_US = 30_000_000
 KEEP_US = 10**15
+PATIENCE_US = LEASE_US
 kinds = st.lists(st.sampled_from(KINDS), unique=True, max_size=2)
 names = st.sampled_from(NAMES)
 
@@ -95,6 +96,7 @@ class Boards(RuleBasedStateMachine):
         self.ended: dict[tuple[int, int], tuple[str, bytes]] = {}
         self.fences: dict[tuple[int, int], int] = {}
         self.old: list[tuple[str, Ref]] = []
+        self.ready_us: dict[tuple[int, int], int] = {}
         self.keys = 0
 
     # -- what happens -------------------------------------------------------------------------------------------------
@@ -285,6 +287,8 @@ class Boards(RuleBasedStateMachine):
                 return
 
     def turn(self) -> None:
+        for job in self.unended():
+            self.ready_us.update({(job.number, task.number): task.begins_us for task in job.tasks})
         self.board.dispatch(self.now_us)
         for task in self.board.leased:
             self.judge_lease(task)
@@ -303,7 +307,7 @@ class Boards(RuleBasedStateMachine):
         had = self.had.setdefault(job.number, set())
         assert task.worker in volunteers
         assert task.begins_us == task.since_us == self.now_us
-        if task.worker in had:
+        if task.worker in had and self.now_us < self.ready_us[job.number, task.number] + PATIENCE_US:
             assert volunteers <= had, f"{task.worker} has {job} again, and {volunteers - had} had none"
         had.add(task.worker)
         key = (job.number, task.number)

@@ -221,3 +221,30 @@ def test_a_shorter_lease_holds_for_those_who_were_told() -> None:
     assert holders(job) == ["anna"]
     bench.wait(0.001)
     assert job.tasks[0].losses == 1
+
+
+def test_to_leave_costs_the_same_whoever_else_is_there() -> None:
+    """Counted in looks at names, not in time."""
+    bench = Bench()
+    names = [f"worker {number}" for number in range(2000)]
+    for name in names:
+        bench.volunteer(name, is_turn=False)
+    job = bench.submit(workers=0)
+    assert job.leased == len(names)
+    bench.volunteer("heir", capacity=1000)
+    looks = 0
+
+    class Counted(set[str]):
+        def __contains__(self, name: object) -> bool:
+            nonlocal looks
+            looks += 1
+            return super().__contains__(name)
+
+    job.had = Counted(job.had)
+    for line in job.queue._lines.values():
+        line.had = job.had
+    for name in names[:100]:
+        bench.board.leave(name, bench.now_us)
+        bench.turn()
+    assert len(bench.board.workers["heir"].leases) == 100
+    assert looks < 10 * len(names), f"{looks} looks for 100 that left"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.jobs.benches import Bench, holders
+from tests.broker.jobs.benches import LEASE_S, Bench, holders
 
 from godwit.broker.jobs import model
+from godwit.limits import MAX_HAD
 
 
 def test_the_highest_priority_comes_first_then_age() -> None:
@@ -61,14 +62,24 @@ def test_kinds_take_turns_and_the_higher_priority_comes_first() -> None:
     assert order == ["paint", "cut", "paint", "cut", "paint", "cut", "cut"]
 
 
-def test_the_most_free_capacity_is_used_first_then_who_waited_longest() -> None:
+def test_who_has_least_for_its_capacity_comes_first_then_who_waited_longest() -> None:
     bench = Bench()
     bench.volunteer("anna", capacity=1)
     bench.volunteer("bert", capacity=3)
     bench.volunteer("cleo", capacity=3)
     order = [bench.submit().tasks[0].worker for _ in range(7)]
-    assert order == ["bert", "cleo", "bert", "cleo", "anna", "bert", "cleo"]
+    assert order == ["anna", "bert", "cleo", "bert", "cleo", "bert", "cleo"]
     assert holders(bench.submit()) == [], "all are busy"
+
+
+def test_who_claims_to_do_anything_leaves_others_their_work() -> None:
+    bench = Bench()
+    bench.volunteer("hole", capacity=4096)
+    for number in range(10):
+        bench.volunteer(f"worker {number}", capacity=8)
+    for _ in range(200):
+        bench.submit()
+    assert [len(worker.leases) for worker in bench.board.workers.values()] == [120] + [8] * 10
 
 
 def test_a_worker_with_less_capacity_than_before_gets_nothing_more() -> None:
@@ -217,3 +228,66 @@ def test_queues_that_nobody_needs_are_forgotten() -> None:
     bench.board.leave("anna", bench.now_us)
     bench.turn()
     assert not queues
+
+
+@pytest.mark.parametrize("shared_had", [0, 8], ids=["lines of their own", "shared lines"])
+def test_a_task_does_not_wait_for_ever_for_somebody_busy(shared_had: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "SHARED_HAD", shared_had)
+    bench = Bench()
+    bench.volunteer("busy")
+    bench.submit()
+    bench.volunteer("anna", capacity=10)
+    jobs = [bench.submit(retry_delay_ms=0, retries=9) for _ in range(3)]
+    for job in jobs:
+        assert bench.fail(job.tasks[0]) == []
+        bench.wait(1, heard=["anna", "busy"])
+    leased = bench.wait(LEASE_S - 3.001, heard=["anna", "busy"])
+    assert leased == []
+    for job in jobs:
+        assert bench.wait(0.001, heard=["anna", "busy"]) == [job.tasks[0]]
+        assert bench.wait(0.999, heard=["anna", "busy"]) == []
+        assert holders(job) == ["anna"]
+
+
+def test_a_wide_job_that_stood_in_a_queue_for_long_still_goes_to_different_workers() -> None:
+    bench = Bench()
+    bench.volunteer("anna", capacity=3)
+    bench.volunteer("bert", capacity=1)
+    busy = [bench.submit() for _ in range(4)]
+    wide = bench.submit(workers=2)
+    bench.wait(10 * LEASE_S, heard=["anna", "bert"])
+    for task in [job.tasks[0] for job in busy if holders(job) == ["anna"]]:
+        bench.finish(task)
+    assert holders(wide) == ["anna"], "bert is busy; the other task waits from now on"
+    assert len(bench.wait(LEASE_S, heard=["anna", "bert"])) == 1
+    assert holders(wide) == ["anna", "anna"]
+
+
+def test_a_job_waits_for_those_who_have_yet_to_come_after_they_were_gone() -> None:
+    bench = Bench()
+    bench.volunteer("busy")
+    bench.submit()
+    bench.volunteer("anna")
+    job = bench.submit(retry_delay_ms=0, retries=9)
+    bench.fail(job.tasks[0])
+    bench.board.away("anna", bench.now_us)
+    bench.turn()
+    bench.volunteer("anna")
+    assert holders(job) == [], "she is another one, but under the same name"
+    bench.volunteer("cleo")
+    assert holders(job) == ["cleo"]
+
+
+def test_a_task_remembers_the_last_who_had_it() -> None:
+    bench = Bench()
+    bench.volunteer("worker 0")
+    job = bench.submit()
+    for number in range(3 * MAX_HAD):
+        bench.board.leave(f"worker {number}", bench.now_us)
+        bench.turn()
+        bench.volunteer(f"worker {number + 1}")
+        bench.wait(61, heard=[f"worker {number + 1}"])
+    task = job.tasks[0]
+    assert task.worker == f"worker {3 * MAX_HAD}"
+    assert task.had == tuple(f"worker {number}" for number in range(2 * MAX_HAD, 3 * MAX_HAD))
+    assert job.had == {*task.had, task.worker}

@@ -204,7 +204,8 @@ def test_a_job_that_the_log_refused_was_never_there() -> None:
     assert job.leased == 2
     bench.board.discard(job)
     assert not bench.board.jobs
-    assert (bench.board.leased, bench.board.changed_tasks, bench.board.changed_jobs) == ([], {}, {})
+    assert (bench.board.changed_tasks, bench.board.changed_jobs) == ({}, {})
+    assert {task.state for task in bench.board.leased} == {"cancelled"}
     assert not [worker for worker in bench.board.workers.values() if worker.leases]
     again = bench.submit(key="a", workers=2)
     assert (again.number, again.leased) == (2, 2)
@@ -258,3 +259,39 @@ def test_progress_is_seen_until_the_lease_ends() -> None:
     assert bench.board.changed_tasks == {}
     bench.fail(task)
     assert (task.progress, task.note) == (None, "")
+
+
+def test_a_task_that_is_handed_back_again_and_again_waits() -> None:
+    bench = Bench()
+    bench.volunteer("anna")
+    task = bench.submit().tasks[0]
+    assert bench.give_back(task) == [task], "the first time it is for others at once"
+    for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        assert bench.give_back(task) == []
+        assert bench.wait(pause_s - 0.001, heard=["anna"]) == []
+        assert bench.wait(0.001, heard=["anna"]) == [task]
+    bench.wait(60, heard=["anna"])
+    assert bench.give_back(task) == [task], "she had it for a while"
+    assert (task.failures, task.losses) == (0, 0)
+
+
+def test_a_failure_in_between_begins_anew() -> None:
+    bench = Bench()
+    bench.volunteer("anna")
+    task = bench.submit(retry_delay_ms=0, retries=9).tasks[0]
+    for _ in range(3):
+        assert bench.give_back(task) == [task]
+        assert bench.fail(task) == [task]
+
+
+def test_what_the_broker_takes_back_is_for_others_at_once() -> None:
+    bench = Bench()
+    bench.volunteer("anna")
+    task = bench.submit().tasks[0]
+    for _ in range(5):
+        ref = task.ref
+        assert bench.board.take_back("anna", ref, bench.now_us)
+        assert bench.turn() == [task]
+        assert not bench.board.take_back("anna", ref, bench.now_us)
+    assert bench.told().count("returned") == 5
+    assert bench.revoked == []

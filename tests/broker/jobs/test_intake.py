@@ -8,7 +8,7 @@ from tests.broker.jobs.hands import Hand
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.jobs import intake, starts, telling
+from godwit.broker.jobs import intake, shelf, telling
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES
 from godwit.wire import control as c
@@ -96,7 +96,7 @@ def test_who_may_not_submit_a_kind_is_told_so() -> None:
 
 
 def test_more_jobs_than_there_is_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "MAX_JOBS", 2)
+    monkeypatch.setattr(shelf, "MAX_JOBS", 4)
     ann = Hand.of(World(), "ann")
     ann.submit("resize", b"1", b"2", b"3")
     assert [(job.job, job.code) for job in ann.taken] == [(1, 0), (2, 0), (0, Code.TOO_MANY)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from godwit.broker.jobs.model import MAX_HAD, SHARED_HAD, Job, Task, Worker
+from godwit.broker.jobs.model import SHARED_HAD, Job, Task, Worker
 from godwit.broker.jobs.ready import Queue
+from godwit.limits import MAX_HAD
 
 
 def make_job(tasks: int) -> Job:
@@ -23,11 +24,11 @@ def test_jobs_in_the_same_hands_share_the_set_of_those() -> None:
 
 
 def test_a_job_remembers_who_had_it_up_to_a_bound() -> None:
-    job = make_job(2)
-    names = [f"worker {number}" for number in range(3 * MAX_HAD)]
+    job = make_job(6)
+    names = [f"worker {number}" for number in range(7 * MAX_HAD)]
     for count, name in enumerate(names, start=1):
         job.had_by(Worker(name, b"", 0))
-        assert job.had == set(names[: min(count, 2 * MAX_HAD + 1)])
+        assert job.had == set(names[: min(count, 6 * MAX_HAD + 1)])
         assert isinstance(job.had, frozenset) == (count <= SHARED_HAD)
 
 

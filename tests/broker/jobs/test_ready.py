@@ -1,9 +1,10 @@
-"""The queue of a kind: tags, lines, and that what is out of date does not pile up."""
+"""The queue of a kind: lines, and that what is out of date does not pile up."""
 
 from __future__ import annotations
 
-from godwit.broker.jobs.model import Job, Task, Worker
-from godwit.broker.jobs.ready import MAX_CANDIDATES, SLACK, Level, Queue
+from godwit.broker.jobs.model import SHARED_HAD, Job, Task, Worker
+from godwit.broker.jobs.ready import MAX_CANDIDATES, SLACK, Queue
+from godwit.limits import MAX_BLOCKED_LINES
 
 
 def make_job(queue: Queue, number: int, *, priority: int = 0, controller: str = "carla", tasks: int = 1) -> Job:
@@ -18,7 +19,7 @@ def make_job(queue: Queue, number: int, *, priority: int = 0, controller: str = 
 
 def make_worker(queue: Queue, name: str, free: int) -> Worker:
     worker = Worker(name, b"", 0)
-    worker.free = (-free, 0, len(queue.volunteers), worker)
+    worker.free = (-free, 0, queue.version, worker)
     queue.join(worker)
     queue.offer(worker, worker.free)
     return worker
@@ -27,21 +28,6 @@ def make_worker(queue: Queue, name: str, free: int) -> Worker:
 def first(queue: Queue) -> Job | None:
     line = queue.first()
     return None if line is None else line.heap[0][3]
-
-
-def test_a_tag_follows_the_time_and_the_controllers_last_one() -> None:
-    level = Level()
-    assert [level.tag("many", 2), level.tag("many", 2), level.tag("few", 1)] == [2, 4, 1]
-    level.time = 10
-    assert [level.tag("few", 1), level.tag("many", 2)] == [11, 12]
-
-
-def test_tags_of_controllers_that_have_nothing_waiting_are_forgotten() -> None:
-    level = Level()
-    for number in range(10_000):
-        level.time = level.tag(f"controller {number}", 1)
-    assert len(level._tags) <= 2 * SLACK
-    assert level.tag("new", 1) == level.time + 1
 
 
 def test_the_time_of_a_level_never_goes_back() -> None:
@@ -209,8 +195,8 @@ def test_a_blocked_line_comes_back_when_nobody_else_is_left() -> None:
 
 def test_a_job_that_many_had_has_a_line_of_its_own_that_ends_with_it() -> None:
     queue = Queue("cut")
-    job = make_job(queue, 1, tasks=20)
-    for number in range(12):
+    job = make_job(queue, 1, tasks=SHARED_HAD + 8)
+    for number in range(SHARED_HAD + 1):
         job.had_by(make_worker(queue, f"worker {number}", 1))
     queue.push(job)
     line = queue.first()
@@ -228,3 +214,82 @@ def test_a_job_that_many_had_has_a_line_of_its_own_that_ends_with_it() -> None:
     queue.end(job)
     assert queue.first() is None
     assert not queue._lines
+
+
+def test_lines_do_not_multiply_with_workers_that_come_and_go() -> None:
+    queue = Queue("cut")
+    make_worker(queue, "anna", 1)
+    for number in range(20 * SLACK):
+        passing = make_worker(queue, f"passing {number}", 1)
+        job = make_job(queue, number)
+        job.had_by(queue.volunteers["anna"])
+        job.had_by(passing)
+        queue.push(job)
+        queue.leave(passing)
+        assert len(queue._lines) <= 2 * SLACK
+    assert sum(len(line.heap) for line in queue._lines.values()) == queue._standing == 20 * SLACK
+    for number in range(20 * SLACK):
+        line = queue.first()
+        assert line is not None
+        assert line.heap[0][3].number == number, "the order is kept"
+        assert queue.fresh(line) == 0
+        line.heap[0][3].ready = []
+        queue.took(line, 0)
+
+
+def test_a_job_whose_worker_is_back_goes_to_its_right_line() -> None:
+    queue = Queue("cut")
+    anna, bert = make_worker(queue, "anna", 1), make_worker(queue, "bert", 1)
+    queue.leave(anna)
+    jobs = [make_job(queue, number) for number in (1, 2)]
+    for job in jobs:
+        job.had_by(anna)
+        job.had_by(bert)
+        queue.push(job)
+    line = queue.first()
+    assert line is not None
+    assert line.had == {"bert"}
+    assert not queue.put_right(line)
+    queue.join(anna)
+    assert queue.put_right(line)
+    right = queue.first()
+    assert right is not None
+    assert right is not line
+    assert (first(queue), right.had, queue.fresh(right)) == (jobs[0], {"anna", "bert"}, 0)
+    assert not queue.put_right(right)
+    jobs[0].ready = []
+    queue.took(right, 0)
+    assert (queue.first(), queue._standing) == (line, 1)
+
+
+def test_not_too_many_lines_wait_for_the_busy_ones() -> None:
+    queue = Queue("cut")
+    queue.join(Worker("busy", b"", 0))
+    lines = []
+    for number in range(MAX_BLOCKED_LINES + 2):
+        job = make_job(queue, number)
+        job.had_by(make_worker(queue, f"worker {number}", 1))
+        queue.push(job)
+    while (line := queue.first()) is not None and queue.block(line):
+        lines.append(line)
+    assert len(lines) == MAX_BLOCKED_LINES
+    assert line is not None
+    assert queue.unblock(lines[0])
+    assert queue.first() is lines[0]
+    assert not queue.unblock(lines[0]), "it does not wait"
+    assert queue.block(lines[0]), "it is one of those"
+
+
+def test_a_line_that_was_not_asked_for_long_still_counts_right() -> None:
+    queue = Queue("cut")
+    job = make_job(queue, 1)
+    job.had_by(make_worker(queue, "anna", 1))
+    queue.push(job)
+    line = queue.first()
+    assert line is not None
+    for count in (1, SLACK - 1, SLACK, SLACK + 1, 5 * SLACK):
+        before = queue.fresh(line)
+        late = [make_worker(queue, f"worker {count} {number}", 1) for number in range(count)]
+        assert queue.fresh(line) == before + count == len(queue.volunteers) - 1
+        queue.leave(late[0])
+        assert queue.fresh(line) == len(queue.volunteers) - 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
+from typing import Any
 
 import pytest
 from tests.broker.jobs.benches import KEEP_S, Bench
 
 from godwit.broker.failure import RequestFailure
-from godwit.broker.jobs import shelf, starts
+from godwit.broker.jobs import shelf
 from godwit.broker.jobs.model import Job
 from godwit.wire.codes import Code
 
@@ -44,7 +45,7 @@ def test_ended_jobs_are_kept_for_a_while_then_they_are_gone() -> None:
 
 
 def test_jobs_that_have_not_ended_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starts, "MAX_JOBS", 3)
+    monkeypatch.setattr(shelf, "MAX_JOBS", 6)
     bench = Bench()
     bench.volunteer("anna", capacity=9)
     ended(bench, 5)
@@ -61,26 +62,28 @@ def test_jobs_that_have_not_ended_are_counted(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_oldest_ended_jobs_make_room_for_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_TASKS", 6)
+    monkeypatch.setattr(shelf, "MAX_TASKS", 9)
     bench = Bench()
     bench.volunteer("anna", capacity=9)
     bench.volunteer("bert", capacity=9)
     bench.volunteer("cleo", capacity=9)
-    jobs = ended(bench, 4)
+    jobs = ended(bench, 7)
     bench.submit(workers=3)
     assert bench.gone == [jobs[0].number]
-    bench.submit(workers=3)
-    assert bench.gone == [job.number for job in jobs]
-    with pytest.raises(RequestFailure, match="as many jobs as it can hold"):
-        bench.submit()
-    assert bench.gone == [job.number for job in jobs], "nobody goes for one that does not fit after all"
+    bench.submit(workers=3, by="dora")
+    assert bench.gone == [job.number for job in jobs[:4]]
+    with pytest.raises(RequestFailure, match="as many jobs as the others' leave room for"):
+        bench.submit(by="dora")
+    with pytest.raises(RequestFailure, match="as many jobs as the others' leave room for"):
+        bench.submit(workers=3, by="emil")
+    assert bench.gone == [job.number for job in jobs[:4]], "nobody goes for one that does not fit after all"
 
 
 def test_a_waiting_job_settles_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_TASKS", 3)
+    monkeypatch.setattr(shelf, "MAX_TASKS", 6)
     bench = Bench()
     bench.volunteer("anna", ["other"])
-    other = bench.submit("other")
+    other = bench.submit("other", by="dora")
     job = bench.submit(workers=3)
     for name in ("bert", "cleo", "dora"):
         bench.volunteer(name)
@@ -89,27 +92,27 @@ def test_a_waiting_job_settles_when_there_is_room(monkeypatch: pytest.MonkeyPatc
     bench.finish(other.tasks[0])
     bench.wait(1)
     assert (job.state, job.agreed, job.leased) == ("running", 3, 3)
-    assert bench.gone == [other.number]
 
 
 def test_ended_jobs_make_room_for_payloads_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 100)
+    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 200)
+    monkeypatch.setattr(shelf, "MAX_SUBMITTED_BYTES", 150)
     bench = Bench()
     bench.volunteer("anna", capacity=9)
-    ended(bench, 2, b"p" * 10, b"r" * 20)
+    ended(bench, 2, b"p" * 20, b"r" * 50)
     job = bench.submit(payload=b"p" * 40)
     assert bench.gone == []
-    bench.finish(job.tasks[0], b"r" * 50)
-    assert (bench.gone, job.state) == ([1, 2], "done")
+    bench.finish(job.tasks[0], b"r" * 60)
+    assert (bench.gone, job.state) == ([1], "done")
     with pytest.raises(RequestFailure):
-        bench.submit(payload=b"p" * 101)
+        bench.submit(payload=b"p" * 76)
+    assert bench.gone == [1]
+    bench.submit(payload=b"p" * 75)
     assert bench.gone == [1, 2]
-    bench.submit(payload=b"p" * 100)
-    assert bench.gone == [1, 2, 3]
 
 
 def test_the_payload_of_an_ended_job_takes_no_room_once_it_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 100)
+    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 120)
     bench = Bench()
     bench.volunteer("anna", capacity=9)
     for _ in range(5):
@@ -118,7 +121,6 @@ def test_the_payload_of_an_ended_job_takes_no_room_once_it_is_written_down(monke
         bench.finish(job.tasks[0], b"r" * 10)
         assert (job.payload, job.payload_bytes) == (b"", 50)
     bench.submit(payload=b"p" * 50)
-    assert bench.gone == []
     bench.submit()
     assert bench.gone == []
 
@@ -139,7 +141,7 @@ def test_a_removed_job_does_not_wait_for_the_garbage_collector() -> None:
 
 
 def test_a_result_without_room_fails_its_task_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 100)
+    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 141)
     bench = Bench()
     bench.volunteer("anna", capacity=9)
     job = bench.submit(payload=b"p" * 60, retries=5)
@@ -149,7 +151,7 @@ def test_a_result_without_room_fails_its_task_for_good(monkeypatch: pytest.Monke
 
 
 def test_errors_take_room_too_and_all_of_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 100)
+    monkeypatch.setattr(shelf, "MAX_SUBMITTED_BYTES", 200)
     bench = Bench()
     bench.volunteer("anna", capacity=9)
     job = bench.submit(payload=b"p" * 10, retries=5, retry_delay_ms=0)
@@ -165,3 +167,73 @@ def test_errors_take_room_too_and_all_of_it_comes_back(monkeypatch: pytest.Monke
     bench.wait(KEEP_S)
     kept = bench.board._shelf
     assert (kept.task_count, kept.total_bytes, kept.unended, kept.unsettled, kept.keys) == (0, 0, 0, 0, {})
+    assert not kept._shares
+
+
+def fill(bench: Bench, by: str, **options: Any) -> int:
+    """As many jobs as this controller may submit."""
+    count = 0
+    while True:
+        try:
+            bench.submit("unserved", by=by, **options)
+        except RequestFailure as refused:
+            if refused.code != Code.TOO_MANY:
+                raise
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "payload"),
+    [("MAX_JOBS", 64, b""), ("MAX_TASKS", 64, b""), ("MAX_SUBMITTED_BYTES", 640, bytes(10))],
+)
+def test_no_controller_fills_the_shelf_for_others(
+    limit: str, most: int, payload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, limit, most)
+    bench = Bench()
+    assert [fill(bench, by, payload=payload) for by in ("greedy", "next", "third")] == [32, 16, 8]
+    bench.submit(by="late", payload=payload)
+    jobs = [job for job in bench.board.jobs.values() if job.controller == "greedy"]
+    for job in jobs:
+        bench.board.cancel(job, "", bench.now_us)
+    assert fill(bench, "late", payload=payload) > 8, "ended jobs are nobody's share"
+
+
+def test_submissions_leave_room_for_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 4000)
+    monkeypatch.setattr(shelf, "MAX_SUBMITTED_BYTES", 3000)
+    bench = Bench()
+    bench.volunteer("anna")
+    mine = bench.submit(by="mine")
+    for number in range(20):
+        fill(bench, f"greedy {number}", payload=bytes(10))
+    assert bench.board._shelf.total_bytes > 2900
+    bench.finish(mine.tasks[0], bytes(500))
+    assert (mine.state, mine.result_bytes) == ("done", 500)
+
+
+def test_results_of_one_controller_leave_room_for_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "MAX_JOBS_BYTES", 1000)
+    bench = Bench()
+    for number in range(12):
+        bench.volunteer(f"worker {number}", capacity=2)
+    wide = bench.submit(by="greedy", workers=0)
+    mine = bench.submit(by="mine")
+    for task in wide.tasks[:-1]:
+        bench.finish(task, bytes(100))
+    assert (wide.finished, wide.failed, wide.state) == (5, 6, "running")
+    bench.finish(mine.tasks[0], bytes(150))
+    assert mine.state == "done"
+
+
+def test_many_ended_jobs_may_be_discarded() -> None:
+    bench = Bench()
+    jobs = [bench.submit(is_turn=False) for _ in range(5)]
+    for job in jobs:
+        bench.board.cancel(job, "", bench.now_us)
+    for job in (jobs[3], jobs[0], jobs[4]):
+        bench.board.discard(job)
+    assert list(bench.board._shelf._ended) == [jobs[1], jobs[2]]
+    bench.wait(KEEP_S)
+    assert bench.gone == [2, 3]

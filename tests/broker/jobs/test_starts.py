@@ -6,6 +6,8 @@ import pytest
 from tests.broker.jobs.benches import Bench, holders
 
 from godwit.broker.failure import RequestFailure
+from godwit.broker.jobs import board, shelf, starts
+from godwit.broker.jobs.board import Board
 from godwit.limits import SETTLE_S
 from godwit.wire.codes import Code
 
@@ -156,3 +158,55 @@ def test_what_a_submission_says() -> None:
     event = bench.events[0]
     assert (event.event, event.job, event.controller, event.at_us) == ("submitted", 1, "carla", bench.now_us)
     assert (event.agreed, event.workers, event.priority, event.payload_bytes) == (1, 3, 7, 7)
+
+
+def test_a_waiting_job_without_room_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf, "MAX_TASKS", 24)
+    bench = Bench()
+    large = [bench.submit(by="greedy", workers=0) for _ in range(3)]
+    small = bench.submit(by="mine")
+    for number in range(8):
+        bench.volunteer(f"worker {number}")
+    bench.wait(SETTLE_S)
+    assert [job.state for job in (*large, small)] == ["running", "waiting", "waiting", "running"]
+    while large[0].leased:
+        bench.finish(next(task for task in large[0].tasks if task.state == "leased"))
+    bench.wait(SETTLE_S)
+    assert [job.state for job in large].count("running") == 1, "the next one has room now"
+
+
+def test_a_volunteer_that_comes_and_goes_does_not_put_settling_off() -> None:
+    bench = Bench(Board(lease_us=500_000, keep_us=0))
+    job = bench.submit()
+    bench.volunteer("anna")
+    for _ in range(4):
+        bench.wait(0.55)
+        bench.board.heard("anna", bench.now_us)
+    assert job.state == "running"
+
+
+def test_many_that_are_due_are_seen_to_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "MAX_DUE_AT_ONCE", 10)
+    monkeypatch.setattr(starts, "MAX_DUE_AT_ONCE", 10)
+    bench = Bench()
+    for _ in range(35):
+        bench.submit("paint", deadline_ms=5000)
+        bench.submit("cut", workers=1)
+    bench.volunteer("anna", ["cut"], capacity=100)
+    leased = []
+    bench.now_us += int(SETTLE_S * 1e6)
+    for turn in range(8):
+        bench.board.on_time(bench.now_us)
+        leased.append(len(bench.turn()))
+        bench.now_us += 1
+        at_us = bench.board.next_timer_us
+        assert at_us is not None
+        assert (at_us <= bench.now_us) == (turn < 3)
+    assert leased == [10, 10, 10, 5, 0, 0, 0, 0]
+    bench.now_us += 5_000_000
+    failed = []
+    for _ in range(5):
+        bench.board.on_time(bench.now_us)
+        bench.turn()
+        failed.append(sum(job.state == "failed" for job in bench.board.jobs.values()))
+    assert failed == [10, 20, 30, 35, 35]

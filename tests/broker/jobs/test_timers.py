@@ -63,3 +63,11 @@ def test_they_are_like_a_table_of_times(steps: list[tuple[int, int | None]]) -> 
         while (owner_or_none := timers.due(now_us)) is not None:
             due.add(owner_or_none)
         assert due == {owner for owner, at_us in table.items() if at_us == now_us}
+
+
+def test_who_waits_is_known() -> None:
+    timers: Timers[str] = Timers()
+    timers.set("a", 5)
+    assert "a" in timers
+    assert timers.due(5) == "a"
+    assert "a" not in timers

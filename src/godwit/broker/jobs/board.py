@@ -12,12 +12,14 @@ from godwit.broker.jobs.crew import Crew
 from godwit.broker.jobs.dispatch import Dispatch
 from godwit.broker.jobs.ends import Ends
 from godwit.broker.jobs.model import Job, Task, Worker
+from godwit.broker.jobs.ready import Line
 from godwit.broker.jobs.restore import restore
 from godwit.broker.jobs.shelf import Shelf
 from godwit.broker.jobs.starts import Starts
 from godwit.broker.jobs.states import ENDED
 from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner, Turn
+from godwit.limits import MAX_DUE_AT_ONCE, PATIENCE_S
 from godwit.wire.changes import State
 from godwit.wire.jobs import Ref
 from godwit.wire.work import Submission
@@ -40,6 +42,7 @@ class Board(Turn):
         self._dispatch = Dispatch(self, self._timers)
         self._starts = Starts(self, self._dispatch, self._shelf, self._timers)
         self._ends = Ends(self, self._dispatch, self._shelf, self._timers, self.workers)
+        self._be_patient(lease_us)
         self._crew = Crew(lease_us, self.workers, self._dispatch, self._starts, self._ends, self._timers, self)
 
     @property
@@ -60,6 +63,10 @@ class Board(Turn):
     def change(self, *, lease_us: int, keep_us: int) -> None:
         self.keep_us = keep_us
         self._crew.change(lease_us)
+        self._be_patient(lease_us)
+
+    def _be_patient(self, lease_us: int) -> None:
+        self._dispatch.patience_us = max(lease_us, int(PATIENCE_S * 1_000_000))
 
     # -- controllers --------------------------------------------------------------------------------------------------
 
@@ -134,6 +141,14 @@ class Board(Turn):
         self._ends.give_back(task, now_us)
         return True
 
+    def take_back(self, name: str, ref: Ref, now_us: int) -> bool:
+        """As if it had been handed back, but the worker never heard of it."""
+        task = self._held(name, ref)
+        if task is None:
+            return False
+        self._ends.take_back(task, now_us)
+        return True
+
     def step(self, name: str, ref: Ref, progress: float | None, note: str) -> Task | None:
         """How far it is. None: it does not have this lease."""
         task = self._held(name, ref)
@@ -188,17 +203,22 @@ class Board(Turn):
         return gone_us if timer_us is None else min(timer_us, gone_us)
 
     def on_time(self, now_us: int) -> None:
-        """Do what is due by now."""
-        while (owner := self._timers.due(now_us)) is not None:
+        """Do what is due by now. If that is a lot, the rest is left, and still due."""
+        for _ in range(MAX_DUE_AT_ONCE):
+            owner = self._timers.due(now_us)
+            if owner is None:
+                break
             if isinstance(owner, Task):
                 self._on_task_time(owner, now_us)
             elif isinstance(owner, Job):
                 self._on_job_time(owner, now_us)
             elif isinstance(owner, Worker):
                 self._crew.on_silence(owner, now_us)
+            elif isinstance(owner, Line):
+                self._dispatch.on_patience(owner)
             else:
                 self._starts.settle(owner, now_us)
-        self._shelf.remove_ended(now_us - self.keep_us, self.gone)
+        self._shelf.remove_ended(now_us - self.keep_us, MAX_DUE_AT_ONCE, self.gone)
 
     def dispatch(self, now_us: int) -> None:
         """Lease what can be leased now."""

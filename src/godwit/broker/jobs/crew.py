@@ -80,7 +80,7 @@ class Crew:
         self._serve(worker, () if worker.is_silent else worker.kinds, now_us)
         if kinds_lost is not None:
             for task in [task for task in worker.leases if task.job.kind in lost]:
-                self._ends.give_back(task, now_us, "it may not do this kind of work any more")
+                self._ends.take_back(task, now_us, "it may not do this kind of work any more")
         self._ends.forget_idle(worker)
 
     def disconnect(self, worker: Worker, now_us: int) -> None:

@@ -1,29 +1,34 @@
 """Who gets what: tasks that are ready meet workers with free capacity, at the end of a turn.
 
-The next job of a queue goes to the volunteer with the most free capacity, then to the one that waited longest. Between
-queues with the same volunteers the higher priority comes first, then the kind that was served longest ago. Only queues
-where something changed are looked at: a job became ready, or a volunteer has more capacity than before.
+The next job of a queue goes to the volunteer that has the fewest tasks for its capacity, then to the one that waited
+longest. Who had a task of it is passed over while somebody is there who had none, even if that one is busy; but not for
+longer than patience_us. Between queues with the same volunteers the higher priority comes first, then the kind that was
+served longest ago. Only queues where something changed are looked at: a job became ready, or a volunteer has more
+capacity than before.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace
 
-from godwit.broker.jobs.model import MAX_HAD, Free, Happening, Job, Task, Worker
-from godwit.broker.jobs.ready import Queue
+from godwit.broker.jobs.model import Free, Happening, Job, Task, Worker
+from godwit.broker.jobs.ready import Line, Queue
 from godwit.broker.jobs.states import task_after
 from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner, Turn
+from godwit.limits import MAX_HAD, WEIGHED_CAPACITY
 
 
 class Dispatch:
     """The queues of all kinds."""
 
-    __slots__ = ("_moved", "_places", "_served", "_stirred", "_timers", "_turn", "queues")
+    __slots__ = ("_moved", "_places", "_served", "_stirred", "_timers", "_turn", "patience_us", "queues")
 
     def __init__(self, turn: Turn, timers: Timers[TimerOwner]) -> None:
         self.queues: dict[str, Queue] = {}
         """Those with jobs that have not ended, or with volunteers."""
+        self.patience_us = 0
+        """So long a task waits for somebody busy who has not had its job."""
         self._turn = turn
         self._timers = timers
         self._moved: dict[Worker, None] = {}
@@ -81,6 +86,7 @@ class Dispatch:
         """It may be leased from now on."""
         job = task.job
         if not job.ready:
+            job.passed_us = task.begins_us
             job.queue.push(job)
         job.ready.append(task)
         self._stirred[job.queue] = None
@@ -91,6 +97,11 @@ class Dispatch:
         job.ready = job.tasks[::-1]
         job.queue.push(job)
         self._stirred[job.queue] = None
+
+    def on_patience(self, line: Line) -> None:
+        """Its first job may have waited for somebody else long enough."""
+        if line.queue.unblock(line):
+            self._stirred[line.queue] = None
 
     # -- leasing ------------------------------------------------------------------------------------------------------
 
@@ -124,12 +135,12 @@ class Dispatch:
         self._moved.clear()
 
     def _place(self, worker: Worker) -> Free | None:
-        capacity = worker.capacity - len(worker.leases)
-        if capacity <= 0:
+        capacity, held = worker.capacity, len(worker.leases)
+        if held >= capacity:
             worker.free = None
             return None
         self._places += 1
-        worker.free = (-capacity, worker.served, self._places, worker)
+        worker.free = (held / min(capacity, WEIGHED_CAPACITY), worker.served, self._places, worker)
         return worker.free
 
     def _serve(self, queue: Queue, now_us: int) -> bool:
@@ -143,18 +154,25 @@ class Dispatch:
             queue.served = self._served
             queue.took(line, 1)
             return True
-        fresh = queue.fresh(line)
-        picked = queue.pick(line, len(job.ready)) if fresh else []
-        for worker in picked:
-            self._lease(job.ready.pop(), worker, now_us)
-        if fresh <= len(picked):  # all have had it
-            while job.ready and (worker := queue.first_free()) is not None:
-                self._lease(job.ready.pop(), worker, now_us)
-        elif not picked:
-            queue.block(line)
+        if queue.put_right(line):
             return True
+        fresh, known = queue.fresh(line), len(job.had)
+        picked = queue.pick(line, len(job.ready)) if fresh else []
+        for better in picked:
+            self._lease(job.ready.pop(), better, now_us)
+        if picked:
+            job.passed_us = now_us
+        if fresh <= len(picked):  # all have had it
+            while job.ready and (another := queue.first_free()) is not None:
+                self._lease(job.ready.pop(), another, now_us)
+        elif not picked:
+            due_us = max(job.passed_us, job.ready[0].begins_us) + self.patience_us
+            if due_us > now_us and queue.block(line):
+                self._timers.set(line, due_us)
+                return True
+            self._lease(job.ready.pop(0), worker, now_us)
         queue.served = self._served
-        queue.took(line, len(picked))
+        queue.took(line, len(job.had) - known)
         return True
 
     def _lease(self, task: Task, worker: Worker, now_us: int) -> None:
@@ -163,8 +181,8 @@ class Dispatch:
         task.state = task_after(task.state, "lease")
         task.fence += 1
         name = worker.name
-        if task.fence > 1 and task.worker not in task.had and len(task.had) < MAX_HAD:
-            task.had = (*task.had, task.worker)
+        if task.fence > 1 and task.worker not in task.had:
+            task.had = (*task.had, task.worker)[-MAX_HAD:]
         job.had_by(worker)
         turn.tell(
             job.kind,

@@ -10,11 +10,14 @@ from godwit.broker.jobs.shelf import Shelf
 from godwit.broker.jobs.states import ENDED, JobEvent, TaskEvent, job_after, task_after
 from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner, Turn
-from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S
+from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, MAX_RETURN_PAUSE_S, RETURN_PAUSE_S
 
 DEADLINE_PASSED: Final = "the deadline passed"
 NO_ROOM: Final = "no room for its result"
 _MAX_DOUBLINGS: Final = 32
+_MAX_RETRY_DELAY_MS: Final = int(MAX_RETRY_DELAY_S * 1000)
+_RETURN_PAUSE_MS: Final = int(RETURN_PAUSE_S * 1000)
+_MAX_RETURN_PAUSE_MS: Final = int(MAX_RETURN_PAUSE_S * 1000)
 
 
 class Ends:
@@ -37,14 +40,15 @@ class Ends:
         """Its worker has a result."""
         job = task.job
         result_bytes = len(result)
-        if not self._shelf.make_room(0, result_bytes, self._turn.gone):
+        shelf = self._shelf
+        if not shelf.may_keep(job.controller, result_bytes) or not shelf.make_room(0, result_bytes, self._turn.gone):
             self.fail(task, NO_ROOM, now_us, is_final=True)
             return
         ran_us = now_us - task.since_us
         self._end_lease(task, "result", now_us)
         task.result = result
         job.result_bytes += result_bytes
-        self._shelf.grow(result_bytes)
+        shelf.grow(job, result_bytes)
         job.finished += 1
         self._turn.tell(
             job.kind,
@@ -75,12 +79,8 @@ class Ends:
         if is_last:
             self._fail_for_good(task, now_us)
             return
-        pause_ms = min(job.retry_delay_ms << min(task.failures - 1, _MAX_DOUBLINGS), int(MAX_RETRY_DELAY_S * 1000))
-        if pause_ms:
-            task.begins_us = now_us + pause_ms * 1000
-            self._timers.set(task, task.begins_us)
-        else:
-            self._dispatch.ready(task)
+        task.returns = 0
+        self._pause(task, min(job.retry_delay_ms << min(task.failures - 1, _MAX_DOUBLINGS), _MAX_RETRY_DELAY_MS))
 
     def overrun(self, task: Task, now_us: int) -> None:
         """It took longer than its job allows, which is a failure."""
@@ -88,19 +88,40 @@ class Ends:
         self.revoke(task, error)
         self.fail(task, error, now_us)
 
-    def give_back(self, task: Task, now_us: int, reason: str = "") -> None:
-        """Nothing counts against anybody. With a reason: it is the broker who takes it from the worker."""
+    def give_back(self, task: Task, now_us: int) -> None:
+        """Its worker hands it back, which counts against nobody. It is for others at once; but not again and again."""
+        if now_us - task.since_us >= _MAX_RETURN_PAUSE_MS * 1000:
+            task.returns = 0
+        self._return(task, now_us)
+        doublings = min(task.returns - 1, _MAX_DOUBLINGS)
+        task.returns += 1
+        self._pause(task, min(_RETURN_PAUSE_MS << doublings, _MAX_RETURN_PAUSE_MS) if doublings >= 0 else 0)
+
+    def take_back(self, task: Task, now_us: int, reason: str = "") -> None:
+        """It is not the worker's doing. With a reason: it has the task, and is to hear."""
         if reason:
             self.revoke(task, reason)
+        self._return(task, now_us)
+        self._dispatch.ready(task)
+
+    def _return(self, task: Task, now_us: int) -> None:
         ran_us = now_us - task.since_us
         self._end_lease(task, "return", now_us)
         self._tell(task, "returned", now_us, ran_us)
-        self._dispatch.ready(task)
+
+    def _pause(self, task: Task, pause_ms: int) -> None:
+        """It ended just now. It may be leased again, but not before that."""
+        if pause_ms:
+            task.begins_us = task.since_us + pause_ms * 1000
+            self._timers.set(task, task.begins_us)
+        else:
+            self._dispatch.ready(task)
 
     def lose(self, task: Task, reason: str, now_us: int) -> None:
         """Its worker died, or fell silent."""
         self.revoke(task, reason)
         task.losses += 1
+        task.returns = 0
         is_last = task.losses >= MAX_LOSSES
         ran_us = now_us - task.since_us
         self._end_lease(task, "last loss" if is_last else "loss", now_us)
@@ -143,7 +164,7 @@ class Ends:
         grown = len(error) - len(task.error)
         task.error = error
         task.job.text_bytes += grown
-        self._shelf.grow(grown)
+        self._shelf.grow(task.job, grown)
 
     def _fail_for_good(self, task: Task, now_us: int) -> None:
         job = task.job
@@ -191,10 +212,11 @@ class Ends:
                 del worker.leases[task]
                 self._dispatch.moved(worker)
                 self.forget_idle(worker)
+            if task.state not in ENDED:  # it may be in turn.leased
+                task.state = task_after(task.state, "cancel")
             self._timers.stop(task)
             turn.changed_tasks.pop(task, None)
         turn.changed_jobs.pop(job, None)
-        turn.leased = [task for task in turn.leased if task.job is not job]
         self._shelf.remove(job)
         if job.state not in ENDED:
             job.state = job_after(job.state, "cancel")

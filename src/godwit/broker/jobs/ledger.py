@@ -207,7 +207,7 @@ class Ledger:
                 self._unsafe.pop(task, None)
         page.leave_out(self._discarded)
         for task, fence in page.leased:  # nobody was told: else their time would run, and the disk may fail for long
-            self._board.give_back(task.worker, (task.job.number, task.number, fence), self._now_us)
+            self._board.take_back(task.worker, (task.job.number, task.number, fence), self._now_us)
         if self._again is None:
             self._again = page
         else:

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from godwit.limits import MAX_HAD
 from godwit.wire.jobs import JobState, Ref, TaskState
 
 if TYPE_CHECKING:
     from godwit.broker.jobs.ready import Queue
 
-MAX_HAD: Final = 64
-"""Names that a task remembers of those who had it. Only somebody who hands tasks back again and again needs more."""
-SHARED_HAD: Final = 8
+SHARED_HAD: Final = 32
 """Beyond so many, sets of those who had a job are hardly ever the same, and long to compare."""
 _NOBODY: Final[frozenset[str]] = frozenset()
 
-Free: TypeAlias = tuple[int, int, int, "Worker"]
+Free: TypeAlias = tuple[float, int, int, "Worker"]
 """A worker's place among those with free capacity; the smallest comes first. The last number makes it unique."""
 
 
@@ -27,8 +26,9 @@ class Job:
 
     __slots__ = (
         "agreed", "begins_us", "controller", "deadline_us", "ended_us", "failed", "finished", "had", "is_stored", "key",
-        "kind", "leased", "number", "payload", "payload_bytes", "priority", "queue", "ready", "reason", "result_bytes",
-        "retries", "retry_delay_ms", "state", "submitted_us", "tag", "tasks", "text_bytes", "time_limit_ms", "workers",
+        "kind", "leased", "number", "passed_us", "payload", "payload_bytes", "priority", "queue", "ready", "reason",
+        "result_bytes", "retries", "retry_delay_ms", "state", "submitted_us", "tag", "tasks", "text_bytes",
+        "time_limit_ms", "workers",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +83,8 @@ class Job:
         """Tasks that may be leased now; the last one comes first."""
         self.had: AbstractSet[str] = _NOBODY
         """Workers that have, or had, any of its tasks: see had_by."""
+        self.passed_us = 0
+        """Since when it waits for somebody who has not had it, if it does."""
         self.tag = 0
         """Its place in the order of its priority: see Queue."""
 
@@ -91,8 +93,11 @@ class Job:
         had = self.had
         if not had:
             self.had = worker.alone
-        elif worker.name in had or len(had) > MAX_HAD * len(self.tasks):
+        elif worker.name in had:
             return
+        elif len(had) > MAX_HAD * len(self.tasks):
+            if len(self.tasks) == 1:  # as the task does, it remembers the last ones
+                self.had = frozenset((*self.tasks[0].had, worker.name))
         elif isinstance(had, set):
             had.add(worker.name)
         else:
@@ -107,7 +112,7 @@ class Task:
 
     __slots__ = (
         "begins_us", "error", "failures", "fence", "had", "instance", "job", "losses", "note", "number", "progress",
-        "result", "since_us", "state", "worker",
+        "result", "returns", "since_us", "state", "worker",
     )  # fmt: skip
 
     def __init__(self, job: Job, number: int, now_us: int) -> None:
@@ -123,12 +128,14 @@ class Task:
         """Counts its leases."""
         self.failures = 0
         self.losses = 0
+        self.returns = 0
+        """How often it was handed back in a row."""
         self.begins_us = now_us
         """Not leased before; while it is leased, when that began."""
         self.since_us = now_us
         """When it got into this state."""
         self.had: tuple[str, ...] = ()
-        """Workers that had it before this one, the last one last."""
+        """Workers that had it before this one, the last one last; see MAX_HAD."""
         self.progress: float | None = None
         self.note = ""
         self.result = b""

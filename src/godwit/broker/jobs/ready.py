@@ -4,9 +4,12 @@ Jobs with tasks that could be leased stand in *lines*. All jobs of a line were h
 line tells whether anybody may take from it: nobody who had a job gets another task of it while there is a volunteer
 that had none. Most jobs stand in the line of those that nobody had yet. A worker that fails a thousand jobs fills one
 line, which is passed over as a whole when that worker asks for more. So no lease looks at all jobs or all workers.
+Only workers that are there count, so that lines do not multiply with those that come and go. A job whose former worker
+is back goes to its right line when it is next.
 
 A line from which nobody with free capacity may take is *blocked*. It is not looked at again before a worker that may
-take from it has capacity, or the last such worker is gone.
+take from it has capacity, the last such worker is gone, or its first job has waited long enough. There are few of them
+at a time (MAX_BLOCKED_LINES), because every worker that gets capacity looks at all.
 
 Within and between lines the highest priority comes first, then what is fair between controllers (see Level), then age.
 
@@ -16,11 +19,14 @@ to the top, or when there is more of it than of the rest.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Final, TypeAlias
 
+from godwit.broker.jobs.levels import Level
 from godwit.broker.jobs.model import Free, Job, Worker
+from godwit.limits import MAX_BLOCKED_LINES
 
 Place: TypeAlias = tuple[int, int, int, Job]
 """Priority (negative), tag, number: the smallest comes first."""
@@ -31,35 +37,13 @@ SLACK: Final = 64
 """So much that is out of date is always borne with."""
 
 
-class Level:
-    """What is fair between the controllers of one priority: start-time fair queueing.
-
-    A job's tag is the larger of the level's time and its controller's last tag, plus its number of tasks. The level's
-    time is the tag of the job that was leased from last. So who submits a thousand jobs is behind all who submit one.
-    """
-
-    __slots__ = ("_bound", "_tags", "time")
-
-    def __init__(self) -> None:
-        self.time = 0
-        self._tags: dict[str, int] = {}
-        self._bound = SLACK
-
-    def tag(self, controller: str, tasks: int) -> int:
-        last = self._tags.get(controller, 0)
-        tag = self._tags[controller] = max(last, self.time) + tasks
-        if len(self._tags) > self._bound:  # a tag that the time has passed says nothing any more
-            self._tags = {name: tag for name, tag in self._tags.items() if tag > self.time}
-            self._bound = 2 * len(self._tags) + SLACK
-        return tag
-
-
 class Line:
     """Jobs that the same workers had."""
 
-    __slots__ = ("fresh", "had", "heap", "key", "stamp", "version")
+    __slots__ = ("fresh", "had", "heap", "key", "queue", "stamp", "version")
 
-    def __init__(self, key: object, had: AbstractSet[str]) -> None:
+    def __init__(self, queue: Queue, key: object, had: AbstractSet[str]) -> None:
+        self.queue = queue
         self.key = key
         self.had = had
         self.heap: list[Place] = []
@@ -75,8 +59,8 @@ class Queue:
     """One kind: its volunteers, and its jobs that have not ended."""
 
     __slots__ = (
-        "_candidates", "_free", "_levels", "_lines", "_order", "_stale", "_stamps", "_standing", "jobs", "kind",
-        "served", "untouched", "version", "volunteers", "waiting",
+        "_bound", "_candidates", "_changes", "_free", "_levels", "_lines", "_order", "_stale", "_stamps", "_standing",
+        "jobs", "kind", "served", "untouched", "version", "volunteers", "waiting",
     )  # fmt: skip
 
     def __init__(self, kind: str) -> None:
@@ -88,12 +72,16 @@ class Queue:
         self.volunteers: dict[str, Worker] = {}
         self.version = 0
         """Changes with the volunteers."""
+        self._changes: deque[tuple[str, int]] = deque(maxlen=SLACK)
+        """How they changed last: who, and 1 or -1."""
         self.served = 0
         """When it was leased from last, as in Worker.served."""
-        self.untouched = Line(None, frozenset())
+        self.untouched = Line(self, None, frozenset())
         """The line of those that nobody had yet."""
         self._lines: dict[object, Line] = {}
         """The others, by who had their jobs, or by the one job in it."""
+        self._bound = SLACK
+        """With more lines, it is looked whether there need to be so many."""
         self._order: list[tuple[int, int, int, int, Line]] = []
         """A heap of them, by the first job of each: priority, tag, number; stamp."""
         self._candidates: dict[Line, dict[Worker, None]] = {}
@@ -153,22 +141,25 @@ class Queue:
 
     def fresh(self, line: Line) -> int:
         """How many volunteers, busy ones too, had none of its jobs."""
-        if line.version != self.version:
-            had, volunteers = line.had, self.volunteers
+        behind = self.version - line.version
+        if not behind:
+            return line.fresh
+        had, volunteers = line.had, self.volunteers
+        if line.version >= 0 and behind <= len(self._changes):
+            for number in range(-behind, 0):
+                name, change = self._changes[number]
+                if name not in had:
+                    line.fresh += change
+        else:
             few, many = (had, volunteers) if len(had) < len(volunteers) else (volunteers, had)
             line.fresh = len(volunteers) - sum(name in many for name in few)
-            line.version = self.version
+        line.version = self.version
         return line.fresh
 
     def _count(self, worker: Worker, change: int) -> None:
-        """The volunteers have changed. Lines that might wait for that know at once, the others when they are asked."""
-        before = self.version
+        """The volunteers have changed. Lines know it when they are asked."""
         self.version += 1
-        for line in self._candidates:
-            if line.version == before:
-                line.version = self.version
-                if worker.name not in line.had:
-                    line.fresh += change
+        self._changes.append((worker.name, change))
 
     def pick(self, line: Line, count: int) -> list[Worker]:
         """The best volunteers that have capacity and had none of its jobs."""
@@ -223,10 +214,13 @@ class Queue:
         if not had:
             heappush(self.untouched.heap, place)
             return
-        key: object = job if isinstance(had, set) else had
+        key: Job | frozenset[str] = self._present(had) if isinstance(had, frozenset) else job
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(key, had)
+            if len(self._lines) >= self._bound:
+                self._merge()
+                self._bound = 2 * len(self._lines) + SLACK
+            line = self._lines.setdefault(key, Line(self, key, key if isinstance(key, frozenset) else had))
         heappush(line.heap, place)
         if line.heap[0] is place and (line.stamp or line not in self._candidates):  # else it is blocked
             self._rank(line)
@@ -249,8 +243,19 @@ class Queue:
                 return line
         return self.untouched if heap else None
 
+    def put_right(self, line: Line) -> bool:
+        """Whether its first job belongs into another line, where it is now: somebody who had it has come back."""
+        job = line.heap[0][3]
+        if len(line.had) == len(job.had) or line is self.untouched or line.key is job:
+            return False
+        if all(name in line.had or name not in self.volunteers for name in job.had):
+            return False
+        self._pop(line)
+        self.push(job)
+        return True
+
     def took(self, line: Line, picked: int) -> None:
-        """Tasks of its first job were leased, so many of them to workers that had none of it."""
+        """Tasks of its first job were leased; so many workers more have had it."""
         job = line.heap[0][3]
         level = self._levels[job.priority]
         level.time = max(level.time, job.tag)
@@ -262,15 +267,27 @@ class Queue:
         if job.ready:
             self.push(job)
 
-    def block(self, line: Line) -> None:
-        """Nobody who may take from it has capacity."""
+    def block(self, line: Line) -> bool:
+        """Nobody who may take from it has capacity. False: too many lines wait already."""
+        if len(self._candidates) >= MAX_BLOCKED_LINES and line not in self._candidates:
+            return False
         line.stamp = 0
         self._candidates[line] = {}
+        return True
+
+    def unblock(self, line: Line) -> bool:
+        """Its first job has waited for long enough, perhaps. False: it does not wait any more."""
+        if line.stamp or line not in self._candidates:
+            return False
+        self._rank(line)
+        return True
 
     def end(self, job: Job) -> None:
         """It has ended, or is as if it had never been."""
         self.jobs -= 1
         self.waiting.pop(job, None)
+        if job.tag:
+            self._levels[job.priority].end(job.controller)
         if isinstance(job.had, set) and (line := self._lines.get(job)) is not None:  # it has a line of its own
             self._standing -= len(line.heap)
             self._close(line)
@@ -309,6 +326,30 @@ class Queue:
     def _close(self, line: Line) -> None:
         self._vacate(line)
         del self._lines[line.key]
+
+    def _present(self, had: AbstractSet[str]) -> frozenset[str]:
+        """Those of them who are there."""
+        present = self.volunteers.keys() & had
+        return had if len(present) == len(had) and isinstance(had, frozenset) else frozenset(present)
+
+    def _merge(self) -> None:
+        """Lines that differ only by workers that are gone become one."""
+        for line in list(self._lines.values()):
+            if isinstance(line.key, Job) or len(key := self._present(line.had)) == len(line.had):
+                continue
+            del self._lines[line.key]
+            other = self._lines.setdefault(key, line)
+            if other is line:
+                line.key = line.had = key
+                line.version = -1
+                continue
+            few, other.heap = sorted((line.heap, other.heap), key=len)
+            for place in few:
+                heappush(other.heap, place)
+            is_blocked = not other.stamp and other in self._candidates and not line.stamp and line in self._candidates
+            self._vacate(line)
+            if not is_blocked:
+                self._rank(other)
 
     def _clean(self) -> None:
         """Drop all jobs that have ended."""

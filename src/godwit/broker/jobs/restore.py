@@ -58,6 +58,7 @@ def restore(
                 timers.set(task, task.begins_us)
             elif task.state == "waiting":
                 dispatch.ready(task)
+                job.passed_us = now_us  # those whom it may wait for have yet to come
     for job in sorted(ended, key=lambda job: job.ended_us or 0):
         shelf.end(job)
 

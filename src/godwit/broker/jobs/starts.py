@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from godwit.broker.failure import RequestFailure
@@ -14,7 +15,7 @@ from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner, Turn
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
-from godwit.limits import MAX_JOBS, MAX_TASKS_OF_JOB, SETTLE_S
+from godwit.limits import MAX_DUE_AT_ONCE, MAX_TASKS_OF_JOB, SETTLE_S
 from godwit.wire.codes import Code
 from godwit.wire.work import Submission
 
@@ -41,10 +42,15 @@ class Starts:
             queue = self._dispatch.queue(kind)
         delay_ms = submission.delay_ms
         agreed = 0 if delay_ms else _agreed(submission.workers, queue)
-        if self._shelf.unended >= MAX_JOBS or not self._shelf.make_room(agreed or 1, len(payload), self._turn.gone):
+        shelf = self._shelf
+        if not shelf.may_submit(controller, agreed or 1, len(payload)) or not shelf.make_room(
+            agreed or 1, len(payload), self._turn.gone
+        ):
             self._dispatch.tidy(queue)
             raise RequestFailure(
-                Code.TOO_MANY, "the broker has as many jobs as it can hold: submit it again when some have ended"
+                Code.TOO_MANY,
+                "you have as many jobs as the others' leave room for, or the broker as many as it can hold:"
+                " submit it again when some have ended",
             )
         deadline_ms = submission.deadline_ms
         job = Job(
@@ -103,23 +109,29 @@ class Starts:
 
     def settle_later(self, queue: Queue, now_us: int) -> None:
         """Its first volunteer has come; others may follow."""
-        if queue.waiting:
+        if queue.waiting and queue not in self._timers:  # else one that comes and goes would put it off for ever
             self._timers.set(queue, now_us + SETTLE_US)
 
     def settle(self, queue: Queue, now_us: int) -> None:
         """Its jobs that waited for volunteers begin, if there are any now."""
-        for job in list(queue.waiting):
-            if not queue.volunteers or not self._settle_one(job, now_us):
-                break
+        if not queue.volunteers:
+            return
+        for job in list(islice(queue.waiting, MAX_DUE_AT_ONCE)):
+            if not self._settle_one(job, now_us):  # others need less room, perhaps
+                del queue.waiting[job]
+                queue.waiting[job] = None
+        if queue.waiting and queue not in self._timers:  # they were too many for one turn
+            self._timers.set(queue, now_us + 1)
 
     def _settle_one(self, job: Job, now_us: int) -> bool:
         """False: there is no room for its tasks. It waits on."""
         queue = job.queue
         agreed = _agreed(job.workers, queue)
-        if not self._shelf.make_room(agreed - 1, 0, self._turn.gone):
+        shelf = self._shelf
+        if not shelf.may_settle(job.controller, agreed - 1) or not shelf.make_room(agreed - 1, 0, self._turn.gone):
             self.settle_later(queue, now_us)
             return False
-        self._shelf.settle(agreed)
+        shelf.settle(job, agreed)
         del queue.waiting[job]
         self._agree(job, agreed, now_us)
         self._turn.changed_jobs[job] = None

@@ -27,6 +27,9 @@ class Timers(Generic[T]):
     def __len__(self) -> int:
         return len(self._at_us)
 
+    def __contains__(self, owner: T) -> bool:
+        return owner in self._at_us
+
     def set(self, owner: T, at_us: int) -> None:
         """Instead of what was set for it before."""
         if self._at_us.get(owner) == at_us:

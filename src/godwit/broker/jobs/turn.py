@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from godwit.broker.jobs.model import Happening, Job, Task, Worker
-from godwit.broker.jobs.ready import Queue
+from godwit.broker.jobs.ready import Line, Queue
 from godwit.wire.jobs import Ref
 
-TimerOwner: TypeAlias = Job | Task | Worker | Queue
+TimerOwner: TypeAlias = Job | Task | Worker | Queue | Line
 """What waits for a time: a job for its delay or deadline, a task for its limit or next attempt, a worker that might
-fall silent, a queue whose jobs settle."""
+fall silent, a queue whose jobs settle, a line whose first job has waited for others long enough."""
 
 
 class Turn:

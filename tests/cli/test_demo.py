@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from rich.console import Console
@@ -19,6 +20,7 @@ from tests.cli.test_demo_view import picture
 from typer.testing import CliRunner
 
 from godwit.cli import demo
+from godwit.cli.demo_pipeline import PipelineReport
 from godwit.cli.main import build_app
 
 LAST_LINE = re.compile(r"Every one of ([\d,]+) messages arrived once and in order\.")
@@ -27,7 +29,7 @@ LAST_LINE = re.compile(r"Every one of ([\d,]+) messages arrived once and in orde
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """The demo in a session of its own, which nobody may be left in afterwards."""
-    command = [*GODWIT, "demo", *arguments]
+    command = [*GODWIT, "demo", "--no-report", *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -88,6 +90,8 @@ def test_it_ends_by_itself_with_a_summary() -> None:
     assert "messages arrived, " in out  # a line of progress
     assert "the network gives every client another address" in out
     assert "5 of 5 last temperatures" in out
+    assert "the worker anna is killed" in out
+    assert re.search(r"jobs +(\d+) of \1 done, anna was killed", out)
     for text in ("lost", "damaged", "repeated", "overtaken by others", "sent again", "late", "delay"):
         assert text in out
 
@@ -134,6 +138,18 @@ def test_a_message_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -
         demo._conclude(Console(), picture(missing=1))
     assert caught.value.exit_code == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("FAILED: kitchen: ")
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_what_came_of_the_pipeline_is_the_last_line(capsys: pytest.CaptureFixture[str], is_good: bool) -> None:
+    report = PipelineReport(is_good, "that is how it went")
+    shown = msgspec.structs.replace(picture(), pipeline=report)
+    if is_good:
+        demo._conclude(Console(), shown)
+    else:
+        with pytest.raises(typer.Exit):
+            demo._conclude(Console(), shown)
+    assert capsys.readouterr().out.splitlines()[-1] == "that is how it went"
 
 
 @pytest.mark.parametrize("arguments", [["--loss", "1"], ["--seconds", "0"], ["--seconds", "1000"], ["--rate", "0"]])

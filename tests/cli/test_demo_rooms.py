@@ -16,7 +16,8 @@ from godwit.cli.demo_processes import Line
 from godwit.cli.demo_rooms import Room, RoomsReport
 from godwit.net.connect import connect
 from godwit.net.serve import Service
-from godwit.sim.rooms import ROOMS, house
+from godwit.sim.rooms import ROOMS, Reading
+from godwit.sim.sensors import Sensor, sensors
 
 
 def test_a_room_counts_what_it_sends() -> None:
@@ -26,7 +27,7 @@ def test_a_room_counts_what_it_sends() -> None:
             connect(service.urls[0]) as client,
             client.subscribe("home/+/temperature") as messages,
         ):
-            room = Room(house(1, start_us=0)[0], client)
+            room = Room(sensors(1, 1, start_us=0)[0], client)
             await room.send(0)
             await room.send(30)
             topic, digest = await room.finish()
@@ -40,6 +41,27 @@ def test_a_room_counts_what_it_sends() -> None:
         running_digest(together, payloads)
         assert room.sent().digest == together.hexdigest()
         assert (topic, digest) == (topic_of("kitchen"), hashlib.sha256(payloads[-1]).hexdigest())
+
+    asyncio.run(main())
+
+
+def test_a_sensor_that_is_silent_sends_nothing() -> None:
+    class Silent(Sensor):
+        turn = 0
+
+        def read(self) -> Reading | None:
+            self.turn += 1
+            return super().read() if self.turn % 3 == 0 else None
+
+    async def main() -> None:
+        async with Service() as service, connect(service.urls[0]) as client:
+            sensor = sensors(1, 1, start_us=0)[0]
+            sensor.__class__ = Silent
+            room = Room(sensor, client)
+            await room.send(10)
+            assert room.sent().sent == 3
+            await room.finish()
+            assert room.sent().sent == 4
 
     asyncio.run(main())
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from godwit.cli import demo_run
 from godwit.cli.demo_check import WatchReport
+from godwit.cli.demo_pipeline import PipelineReport
 from godwit.cli.demo_processes import Child
 from godwit.cli.demo_run import Demo, Picture, Settings
 from godwit.errors import GodwitError
@@ -26,9 +29,32 @@ def test_a_short_run() -> None:
     assert last.rooms.sent == last.seen.received > 500
     assert len(last.seen.retained) == len(last.rooms.rooms) == 5
     assert len(last.moved_at_s) == 1
+    assert last.work.is_complete
+    assert last.work.done == last.work.submitted > 5
+    assert (last.killed, last.pipeline) == ("anna", None)
     assert last.network["to_target"]["lost"] + last.network["to_client"]["lost"] > 0
     assert any(picture.phase == "sending" and picture.recent_per_s > 0 for picture in pictures)
     assert multiprocessing.active_children() == []
+
+
+def test_the_end_goes_through_the_pipeline_if_there_can_be_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, Path]] = []
+
+    async def pipeline(archive: str, lake: Path, report: Path) -> PipelineReport:
+        asked.append((archive, report))
+        return PipelineReport(True, "made")
+
+    monkeypatch.setattr(demo_run, "run_pipeline", pipeline)
+    monkeypatch.setattr(demo_run, "missing", lambda: None)
+    wanted = msgspec.structs.replace(settings(1.0), report=tmp_path / "page.html")
+    last = loop.run(Demo(wanted, lambda picture: None).run())
+    assert last.pipeline == PipelineReport(True, "made")
+    assert asked[0][0].startswith("grpc://127.0.0.1:")
+    assert asked[0][1] == tmp_path / "page.html"
+    monkeypatch.setattr(demo_run, "missing", lambda: "there is no Java")
+    last = loop.run(Demo(wanted, lambda picture: None).run())
+    assert last.pipeline == PipelineReport(True, "No report: there is no Java.")
+    assert len(asked) == 1
 
 
 def test_a_process_that_dies_is_an_error() -> None:

@@ -14,6 +14,7 @@ from godwit.cli.demo_check import DELAYS_MS, Delays, RoomReport, SentRoom, Watch
 from godwit.cli.demo_rooms import RoomsReport
 from godwit.cli.demo_run import Phase, Picture, Settings
 from godwit.cli.demo_view import SPARK_WIDTH, Display, Lines, bar, frame, joined, spark, summary, verdict
+from godwit.cli.demo_work import WorkReport
 from godwit.sim.rooms import ROOMS
 
 SETTINGS = Settings(20.0, 0.05, 1000.0, 1)
@@ -27,6 +28,7 @@ def picture(
     moved: int = 1,
     phase: Phase = "sending",
     confirmed: bool = True,
+    killed: str | None = None,
 ) -> Picture:
     rooms = tuple(
         RoomReport(room, 1_000 - missing, missing, 0, celsius, "ab")
@@ -57,6 +59,9 @@ def picture(
         network={"to_target": counters, "to_client": Counter({"offered": 1_500, "lost": 70})},
         moved_at_s=(2.0,) * moved,
         recent_per_s=4987.3,
+        work=WorkReport(submitted=40, done=40, replaced=2, by_worker={"anna": 10, "bert": 33}, is_complete=True),
+        killed=killed,
+        pipeline=None,
     )
 
 
@@ -80,16 +85,20 @@ def test_lines_come_every_two_seconds_and_with_every_change_of_address() -> None
     lines = Lines(screen.console(), SETTINGS)
     for tenth in range(1, 62):
         elapsed_s = tenth / 10
-        lines.show(picture(elapsed_s=elapsed_s, moved=elapsed_s > 3.05))
+        lines.show(picture(elapsed_s=elapsed_s, moved=elapsed_s > 3.05, killed="anna" if elapsed_s > 4.5 else None))
     lines.show(picture(elapsed_s=9.0, phase="arriving"))
+    for elapsed_s in (9.5, 20.0):
+        lines.show(picture(elapsed_s=elapsed_s, phase="tables", killed="anna"))
     lines.close()
     shown = screen.text.splitlines()
     assert shown[0] == (
         "5 rooms -> broker -> subscriber, over a bad network: 20 Mbit/s a client, 15 ms each way, 5 % lost"
     )
     assert shown[1] == "   2.0 s      2,000 messages arrived, 4,987 a second; datagrams: 273 lost, 20 damaged"
-    assert [line.split(" s ")[0].strip() for line in shown[1:]] == ["2.0", "2.0", "4.0", "6.0"]
+    assert [line.split(" s ")[0].strip() for line in shown[1:]] == ["2.0", "2.0", "4.0", "4.6", "6.0", "9.5"]
     assert "gives every client another address" in shown[2]
+    assert "the worker anna is killed" in shown[4]
+    assert "Spark makes tables" in shown[6]
 
 
 def test_the_display_shows_rooms_network_and_messages() -> None:
@@ -116,6 +125,8 @@ def test_the_display_shows_rooms_network_and_messages() -> None:
         (picture(seconds=None), "4 s, until Ctrl-C"),
         (picture(phase="arriving"), "the rest is under way"),
         (picture(phase="late subscriber"), "one more subscriber comes"),
+        (picture(phase="tables"), "Spark makes tables and a report of what the broker has logged (4 s)"),
+        (picture(killed="anna"), "40 of 40 done, anna was killed, 2 of its tasks taken over"),
     ],
 )
 def test_the_display_says_where_it_is(shown: Picture, text: str) -> None:
@@ -142,6 +153,7 @@ def test_the_summary_says_what_happened() -> None:
         "sent again       223 fragments, by the rooms",
         "address changes  1, of every client",
         "retained         2 of 2 last temperatures",
+        "jobs             40 of 40 done; every result checked",
     ):
         assert fact in text, f"{fact!r} is not in\n{text}"
     assert all(len(line) < 80 for line in text.splitlines())
@@ -155,6 +167,9 @@ def test_the_verdict() -> None:
     good, text = verdict(picture(confirmed=False))
     assert not good
     assert "did not confirm everything" in text
+    good, text = verdict(msgspec.structs.replace(picture(), work=WorkReport(submitted=3, done=1, wrong=1)))
+    assert not good
+    assert "1 of 3 jobs failed or had a wrong result; 1 of 3 jobs were not done in time" in text
     nothing = msgspec.structs.replace(picture(), rooms=RoomsReport(), seen=WatchReport())
     assert not verdict(nothing)[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -29,13 +30,18 @@ def demo(
     rate: Annotated[float, typer.Option(min=1.0, max=4000.0, help="Messages a second, of each room.")] = 1000.0,
     seed: Annotated[int, typer.Option(help="Of the readings and of the network's faults.")] = 1,
     forever: Annotated[bool, typer.Option("--forever", help="Go on until Ctrl-C; then the summary comes.")] = False,
+    report: Annotated[
+        Path, typer.Option("--report", metavar="FILE", readable=False, help="Where the report at the end goes.")
+    ] = Path("godwit-demo.html"),
+    no_report: Annotated[bool, typer.Option("--no-report", help="Without Spark, and so without a report.")] = False,
 ) -> None:
-    """Watch messages survive a bad network.
+    """Watch messages and work survive a bad network, and become a report.
 
     Simulated rooms publish their temperatures to a broker, and a subscriber gets them: real processes and UDP sockets,
     with a relay between them that loses, damages, repeats and reorders datagrams, and gives every client another
-    address half-way. The subscriber checks every message. The exit code is 0 if all of them arrived once and in order,
-    1 if not.
+    address half-way. The subscriber checks every message. Two workers do jobs meanwhile, until one of them is killed.
+    At the end Spark makes tables of what the broker has logged, and a report of them, if there is a Java for it. The
+    exit code is 0 if all messages arrived once and in order and all jobs were done, 1 if not.
     """
     from rich.console import Console
 
@@ -44,7 +50,10 @@ def demo(
     from godwit.net import loop
 
     console = Console()
-    settings = Settings(None if forever else seconds, loss, rate, seed)
+    is_bounded = not forever
+    settings = Settings(
+        seconds if is_bounded else None, loss, rate, seed, report if is_bounded and not no_report else None
+    )
     live = console.is_terminal and not console.is_dumb_terminal
     view: View = Display(console, settings) if live else Lines(console, settings)
     try:
@@ -66,5 +75,8 @@ def _conclude(console: Console, picture: Picture) -> None:
     good, text = verdict(picture)
     for line in (*summary(picture), Text(text, style="bold green" if good else "bold red")):
         console.print(line, soft_wrap=True)
+    if picture.pipeline is not None:
+        console.print(Text(picture.pipeline.sentence), soft_wrap=True)
+        good = good and picture.pipeline.is_good
     if not good:
         raise typer.Exit(EXIT_FAILED)

@@ -70,6 +70,10 @@ class Child:
         except OSError:
             self.hear()  # says why
 
+    def kill(self) -> None:
+        """At once, in the middle of whatever it does, and without a word to anybody."""
+        self.process.kill()
+
     def stop(self) -> None:
         """May be repeated."""
         self._pipe.close()

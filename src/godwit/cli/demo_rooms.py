@@ -14,7 +14,8 @@ import msgspec
 from godwit.cli.demo_check import SentRoom, running_digest, topic_of
 from godwit.cli.demo_processes import TICK_S, Line, run_child
 from godwit.errors import BufferFullError
-from godwit.sim.rooms import Thermometer, house
+from godwit.sim.rooms import ROOMS
+from godwit.sim.sensors import Sensor, sensors
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 REPORT_S: Final = 0.1
 MAX_LAG_S: Final = 1.0
 """Rooms that were held up for longer do not make up for it."""
+BEFORE_US: Final = 7 * 86_400 * 1_000_000
+"""So long ago their story begins, in which every reading is a second after the last: its end is not in the future."""
+FAULTS_PER_READING: Final = 1 / 4_000
+"""Of each sensor, now and then: something for the pipeline to find."""
 
 
 class RoomsReport(msgspec.Struct, frozen=True):
@@ -43,7 +48,7 @@ class RoomsReport(msgspec.Struct, frozen=True):
 class Room:
     """One device: its sensor, its client, and what it has published."""
 
-    def __init__(self, sensor: Thermometer, client: AsyncClient) -> None:
+    def __init__(self, sensor: Sensor, client: AsyncClient) -> None:
         self.client = client
         self._sensor = sensor
         self._publisher = client.publisher(topic_of(sensor.room), qos=2)
@@ -51,7 +56,8 @@ class Room:
         self._sent = 0
 
     async def send(self, count: int) -> None:
-        payloads = [msgspec.json.encode(self._sensor.read()) for _ in range(count)]
+        readings = [self._sensor.read() for _ in range(count)]
+        payloads = [msgspec.json.encode(reading) for reading in readings if reading is not None]
         for payload in payloads:
             while True:
                 try:
@@ -64,7 +70,9 @@ class Room:
     async def finish(self) -> tuple[str, str]:
         """One more, which the broker keeps. Its topic and digest, when everything is confirmed."""
         await self._publisher.flush()
-        payload = msgspec.json.encode(self._sensor.read())
+        while (reading := self._sensor.read()) is None:
+            pass  # it is silent for some readings only
+        payload = msgspec.json.encode(reading)
         topic = topic_of(self._sensor.room)
         await self.client.publish(topic, payload, qos=2, retain=True)
         self._count([payload])
@@ -89,7 +97,8 @@ async def work(line: Line, broker: str, seed: int, rate: float) -> None:
 
     async with AsyncExitStack() as stack:
         rooms = []
-        for sensor in house(seed, start_us=time.time_ns() // 1000):
+        start_us = time.time_ns() // 1000 - BEFORE_US
+        for sensor in sensors(len(ROOMS), seed, start_us=start_us, faults_per_reading=FAULTS_PER_READING):
             client = await stack.enter_async_context(connect(broker, name=sensor.room))
             rooms.append(Room(sensor, client))
         line.say(_report(rooms, {}))

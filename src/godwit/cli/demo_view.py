@@ -77,12 +77,19 @@ class Lines:
         self._console = console
         self._next_s = LINE_EVERY_S
         self._moved = 0
+        self._has_told_kill = self._has_told_tables = False
         self._print(heading(settings))
 
     def show(self, picture: Picture) -> None:
         if len(picture.moved_at_s) > self._moved:
             self._moved = len(picture.moved_at_s)
             self._print(f"{picture.moved_at_s[-1]:6.1f} s  the network gives every client another address")
+        if picture.killed and not self._has_told_kill:
+            self._has_told_kill = True
+            self._print(f"{picture.elapsed_s:6.1f} s  the worker {picture.killed} is killed in the middle of its work")
+        if picture.phase == "tables" and not self._has_told_tables:
+            self._has_told_tables = True
+            self._print(f"{picture.elapsed_s:6.1f} s  Spark makes tables and a report of what the broker has logged")
         if picture.elapsed_s >= self._next_s and picture.phase == "sending":
             self._next_s += LINE_EVERY_S
             self._print(progress_line(picture))
@@ -164,6 +171,8 @@ def _clock(picture: Picture) -> Text:
         return Text("the rest is under way")
     if picture.phase == "late subscriber":
         return Text("all is there; one more subscriber comes, and gets the last temperature of each room")
+    if picture.phase == "tables":
+        return Text(f"Spark makes tables and a report of what the broker has logged ({picture.elapsed_s:.0f} s)")
     if seconds is None:
         return Text(f"{picture.elapsed_s:.0f} s, until Ctrl-C")
     elapsed_s = min(picture.elapsed_s, seconds)
@@ -210,13 +219,21 @@ def _messages(picture: Picture) -> list[Text]:
         Text(f"{'rate':24}{picture.recent_per_s:,.0f} a second, {picture.seen.missed:,} lost"),
         Text(f"{'late':24}{_late(picture)}"),
         Text(f"{'delay':24}{_delays(picture)}"),
-        Text(f"{'sent again':24}{picture.rooms.resent:,} fragments, by the rooms"),
-        Text(f"{'address changes':24}{len(picture.moved_at_s)}, of every client"),
+        Text(f"{'sent again':24}{picture.rooms.resent:,} fragments; {len(picture.moved_at_s)} changes of address"),
+        Text(f"{'jobs':24}{_work(picture)}"),
     ]
 
 
 def _late(picture: Picture) -> str:
     return f"{picture.seen.late:,} took more than {milliseconds(LATE_S)}"
+
+
+def _work(picture: Picture) -> str:
+    work = picture.work
+    told = f"{work.done:,} of {work.submitted:,} done"
+    if picture.killed:
+        told += f", {picture.killed} was killed, {work.replaced:,} of its tasks taken over"
+    return told
 
 
 def _delays(picture: Picture) -> str:
@@ -242,6 +259,7 @@ def summary(picture: Picture) -> list[Text]:
         "delay": _delays(picture),
         "sent again": f"{rooms.resent:,} fragments, by the rooms",
         "address changes": f"{len(picture.moved_at_s)}, of every client",
+        "jobs": f"{_work(picture)}; every result checked",
         "retained": f"{len(seen.retained)} of {len(rooms.rooms)} last temperatures, for a subscriber who came late",
     }
     return [

@@ -1,0 +1,178 @@
+"""What was measured, as the report draws it: the series that matter most, thinned out to what a small plot shows.
+
+A clock that was wrong once may have put a few readings years away from the rest. So the plots begin where almost all
+readings are, and what lies before that is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from godwit.pipeline import windows
+from godwit.pipeline.lake import Lake, Table
+from godwit.pipeline.report_figures import Alarm, Alarms
+from godwit.pipeline.report_scans import Totals, micros
+
+MAX_SERIES: Final = 24
+MAX_POINTS: Final = 240
+MINUTES_UP_TO_S: Final = 24 * 3600
+"""A longer time is drawn by the hour."""
+FAR_SHARE: Final = 0.005
+"""So many of the readings may lie before where the plots begin."""
+_SHORT_S, _LONG_S = min(windows.LENGTHS_S), max(windows.LENGTHS_S)
+_KEYS: Final = ("broker", "topic", "quantity")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One window, or some of them in a row."""
+
+    at_us: int
+    count: int
+    mean: float
+    p50: float
+    least: float
+    greatest: float
+
+
+@dataclass(frozen=True)
+class Series:
+    broker: str
+    topic: str
+    quantity: str
+    unit: str
+    readings: int
+    points: tuple[Point, ...]
+    alarms: tuple[Alarm, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    count: int
+    """Of series, shown or not."""
+    readings: int
+    before: int
+    """Readings that lie before where the plots begin."""
+    begin_us: int
+    end_us: int
+    step_us: int
+    """What a point stands for."""
+    shown: tuple[Series, ...]
+
+
+def read_series(lake: Lake, alarms: Alarms) -> Measured:
+    table = lake.table(windows.SPEC)
+    totals, profile = _totals(table)
+    if totals is None:
+        return Measured(0, 0, 0, 0, 0, 0, ())
+    chosen = _chosen(totals, alarms)
+    begin_us, before = _begin(profile)
+    end_us = max(start_us for start_us, _ in profile) + _LONG_S * 1_000_000
+    length_s = _SHORT_S if end_us - begin_us <= MINUTES_UP_TO_S * 1_000_000 else _LONG_S
+    windows_of_span = (end_us - begin_us) // (length_s * 1_000_000)
+    step_us = -(-windows_of_span // MAX_POINTS) * length_s * 1_000_000
+    points = _points(table, [row["topic"] for row in chosen], length_s, begin_us, step_us)
+    if points:
+        begin_us = min(point.at_us for mine in points.values() for point in mine)
+        end_us = max(point.at_us for mine in points.values() for point in mine) + step_us
+    marks: dict[tuple[str, str, str], list[Alarm]] = {}
+    for alarm in alarms.newest:
+        if begin_us <= alarm.at_us < end_us:
+            marks.setdefault((alarm.broker, alarm.topic, alarm.quantity), []).append(alarm)
+    shown = []
+    for row in chosen:
+        key = (row["broker"], row["topic"], row["quantity"])
+        found = Series(
+            *key, row["unit"] or "", row["count"], tuple(points.get(key, ())), tuple(marks.get(key, ())[:MAX_POINTS])
+        )
+        if found.points:
+            shown.append(found)
+    readings = int(pc.sum(totals.column("count")).as_py())
+    return Measured(totals.num_rows, readings, before, begin_us, end_us, step_us, tuple(shown))
+
+
+def _totals(table: Table) -> tuple[pa.Table | None, list[tuple[int, int]]]:
+    """Readings of each series; and of each hour, as (its begin, readings)."""
+    by_series = Totals(_KEYS, {"count": "sum", "unit": "max"})
+    by_hour = Totals(("window_start",), {"count": "sum"})
+    for rows in table.scan([*_KEYS, "unit", "count", "window_start"], pc.field("window_s") == _LONG_S):
+        by_series.add(rows)
+        by_hour.add(rows)
+    hours = by_hour.table()
+    if hours is None:
+        return None, []
+    starts = micros(hours.column("window_start")).to_pylist()
+    return by_series.table(), sorted(zip(starts, hours.column("count").to_pylist(), strict=True))
+
+
+def _chosen(totals: pa.Table, alarms: Alarms) -> list[dict[str, Any]]:
+    """Those with the most alarms, then those with the most readings; in the order of their names."""
+    alarmed = list(alarms.by_series)
+    counts = pa.array([alarms.by_series[key] for key in alarmed], pa.int64())
+    table = totals
+    if alarmed:
+        names = pa.table(
+            {name: pa.array([key[place] for key in alarmed], pa.string()) for place, name in enumerate(_KEYS)}
+        ).append_column("alarms", counts)
+        table = totals.join(names, list(_KEYS), join_type="left outer")
+        table = table.set_column(
+            table.schema.get_field_index("alarms"), "alarms", pc.fill_null(table.column("alarms"), 0)
+        )
+    else:
+        table = table.append_column("alarms", pa.repeat(pa.scalar(0, pa.int64()), table.num_rows))
+    order = [("alarms", "descending"), ("count", "descending"), ("topic", "ascending"), ("quantity", "ascending")]
+    best = table.take(pc.select_k_unstable(table, k=min(MAX_SERIES, table.num_rows), sort_keys=order))
+    return sorted(best.to_pylist(), key=lambda row: (row["topic"], row["quantity"], row["broker"]))
+
+
+def _begin(profile: list[tuple[int, int]]) -> tuple[int, int]:
+    """Where almost all readings begin, and how many lie before that: behind a pause of half of the whole time."""
+    allowed = sum(count for _, count in profile) * FAR_SHARE
+    half_us = (profile[-1][0] - profile[0][0]) / 2
+    before = 0
+    for (start_us, count), (next_us, _) in pairwise(profile):
+        before += count
+        if before > allowed:
+            break
+        if next_us - start_us >= half_us:
+            return next_us, before
+    return profile[0][0], 0
+
+
+def _points(
+    table: Table, topics: list[str], length_s: int, begin_us: int, step_us: int
+) -> dict[tuple[str, str, str], list[Point]]:
+    ways = {"count": "sum", "means": "sum", "medians": "sum", "min": "min", "max": "max"}
+    joined = Totals((*_KEYS, "step"), ways)
+    begin = pa.scalar(begin_us, pa.timestamp("us", tz="UTC"))
+    where = (pc.field("window_s") == length_s) & (pc.field("window_start") >= begin)
+    for rows in table.scan([*_KEYS, "window_start", "count", "mean", "p50", "min", "max"], where):
+        # Not in `where`: pyarrow cannot compare texts with the statistics of files that deltalake gives it.
+        rows = rows.filter(pc.is_in(rows.column("topic"), pa.array(topics, pa.string())))
+        count = rows.column("count")
+        rows = (
+            rows.append_column("step", pc.divide(pc.subtract(micros(rows.column("window_start")), begin_us), step_us))
+            .append_column("means", pc.multiply(rows.column("mean"), count))
+            .append_column("medians", pc.multiply(rows.column("p50"), count))
+        )
+        joined.add(rows.select([*_KEYS, "step", *ways]))
+    found: dict[tuple[str, str, str], list[Point]] = {}
+    for plain in joined.rows():
+        row: dict[str, Any] = dict(plain)
+        point = Point(
+            begin_us + row["step"] * step_us,
+            row["count"],
+            row["means"] / row["count"],
+            row["medians"] / row["count"],
+            row["min"],
+            row["max"],
+        )
+        found.setdefault((row["broker"], row["topic"], row["quantity"]), []).append(point)
+    for points in found.values():
+        points.sort(key=lambda point: point.at_us)
+    return found

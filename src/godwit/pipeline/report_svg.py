@@ -1,0 +1,152 @@
+"""The drawings of the report: SVG by hand, coloured by the page's style, so that light and dark come for free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from typing import Final
+
+from godwit.pipeline.report_series import Measured, Point, Series
+from godwit.pipeline.report_text import moment, safe, several, short_moment, value
+
+WIDTH: Final = 340
+HEIGHT: Final = 150
+LEFT, RIGHT, TOP, BOTTOM = 44, 8, 10, 22
+_TICKS: Final = 4
+
+
+class Scale:
+    """Values to places between two edges."""
+
+    def __init__(self, least: float, greatest: float, begin: float, end: float) -> None:
+        self._least = least
+        self._begin = begin
+        self._factor = (end - begin) / ((greatest - least) or 1.0)
+
+    def __call__(self, at: float) -> float:
+        return self._begin + (at - self._least) * self._factor
+
+
+def ticks(least: float, greatest: float) -> list[float]:
+    """Round numbers that span all values: 1, 2 or 5 times a power of ten apart."""
+    span = greatest - least
+    if not math.isfinite(span) or span <= abs(greatest) * 1e-12:
+        pad = abs(greatest) * 0.01 or 1.0
+        least, greatest, span = least - pad, greatest + pad, 2 * pad
+    power = 10.0 ** math.floor(math.log10(span / _TICKS))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if span / (factor * power) <= _TICKS)
+    first, last = math.floor(least / step), math.ceil(greatest / step)
+    return [step * number for number in range(first, last + 1)]
+
+
+def series_plot(series: Series, measured: Measured) -> str:
+    """A band from the least to the greatest, the median and the mean in it, and dots for what is unusual."""
+    values = [end for point in series.points for end in (point.least, point.greatest)]
+    values += [alarm.value for alarm in series.alarms]
+    marks = ticks(min(values), max(values))
+    across = Scale(measured.begin_us, measured.end_us, LEFT, WIDTH - RIGHT)
+    up = Scale(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+    parts = [_grid(marks, up), _time_axis(measured)]
+    for run in _runs(series.points, measured.step_us):
+        # A window is drawn as flat as it is: a line from one to the next would show values that nobody measured.
+        places = [(across(at_us), point) for point in run for at_us in (point.at_us, point.at_us + measured.step_us)]
+        top = [(x, up(point.greatest)) for x, point in places]
+        bottom = [(x, up(point.least)) for x, point in reversed(places)]
+        parts.append(f'<path class="band" d="{_path([*top, *bottom])}Z"/>')
+        parts.append(_line("mean", [(x, up(point.mean)) for x, point in places]))
+        parts.append(_line("median", [(x, up(point.p50)) for x, point in places]))
+    for alarm in series.alarms:
+        title = f"{moment(alarm.at_us / 1e6)}: {value(alarm.value)} {series.unit}"
+        if alarm.expected is not None:
+            title += f", expected {value(alarm.expected)}"
+        parts.append(
+            f'<circle class="alarm" cx="{across(alarm.at_us):.1f}" cy="{up(alarm.value):.1f}" r="3.5">'
+            f"<title>{safe(title, 200)}</title></circle>"
+        )
+    label = f"{series.quantity} of {series.topic}, from {value(min(values))} to {value(max(values))} {series.unit}"
+    return _svg(WIDTH, HEIGHT, label, parts)
+
+
+def activity_plot(counts: Sequence[int], begin_s: float, bin_s: float) -> str:
+    """Messages over the time, as one silhouette."""
+    width, height = 960, 120
+    most = max(counts) or 1
+    up = Scale(0, most, height - 1, 6)
+    step = width / len(counts)
+    # Up and down at each edge: a rate is drawn as it is, not as a line between guesses.
+    places = [(index * step + side, up(count)) for index, count in enumerate(counts) for side in (0, step)]
+    outline = [(0.0, float(height)), *places, (float(width), float(height))]
+    parts = [f'<path class="activity" d="{_path(outline)}Z"/>']
+    for index, count in enumerate(counts):
+        if count:
+            title = f"{moment(begin_s + index * bin_s)}: {several(count, 'message')}"
+            parts.append(
+                f'<rect class="hover" x="{index * step:.1f}" y="0" width="{step:.1f}" height="{height}">'
+                f"<title>{safe(title)}</title></rect>"
+            )
+    return _svg(width, height, "messages over time", parts, stretch=True)
+
+
+def presence_strip(bins: Mapping[int, int], count: int, first: int, last: int) -> str:
+    """One device along the time: filled where it was heard, empty where it was not; the line spans first to last."""
+    parts = [f'<path class="lifeline" d="M{first} 5H{last + 1}"/>']
+    numbers = sorted(bins)
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(f'<rect class="heard" x="{run[0]}" y="1" width="{len(run)}" height="8"/>')
+    return _svg(count, 10, "when it was heard", parts, stretch=True)
+
+
+# -- small parts ------------------------------------------------------------------------------------------------------
+
+
+def _svg(width: int, height: int, label: str, parts: Sequence[str], *, stretch: bool = False) -> str:
+    ratio = ' preserveAspectRatio="none"' if stretch else ""
+    return (
+        f'<svg viewBox="0 0 {width} {height}"{ratio} role="img" aria-label="{safe(label, 200)}">{"".join(parts)}</svg>'
+    )
+
+
+def _runs(points: Sequence[Point], step_us: int) -> list[list[Point]]:
+    """Points with nothing missing between them."""
+    runs = [[points[0]]]
+    for before, point in pairwise(points):
+        if point.at_us - before.at_us > step_us:
+            runs.append([])
+        runs[-1].append(point)
+    return runs
+
+
+def _grid(marks: Sequence[float], up: Scale) -> str:
+    lines = []
+    for mark in marks:
+        y = up(mark)
+        lines.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+        lines.append(f'<text class="tick" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{_mark(mark, marks)}</text>')
+    return "".join(lines)
+
+
+def _mark(mark: float, marks: Sequence[float]) -> str:
+    step = marks[1] - marks[0]
+    if abs(mark) >= 1e6 or step < 1e-4:
+        return f"{mark:.3g}"
+    digits = max(0, -math.floor(math.log10(step) + 1e-9))
+    return f"{mark + 0.0:.{digits}f}"
+
+
+def _time_axis(measured: Measured) -> str:
+    span_s = (measured.end_us - measured.begin_us) / 1e6
+    y = HEIGHT - 6
+    return "".join(
+        f'<text class="tick" x="{x}" y="{y}" text-anchor="{anchor}">{short_moment(at_us / 1e6, span_s)}</text>'
+        for x, anchor, at_us in ((LEFT, "start", measured.begin_us), (WIDTH - RIGHT, "end", measured.end_us))
+    )
+
+
+def _line(kind: str, places: Sequence[tuple[float, float]]) -> str:
+    return f'<path class="{kind}" d="{_path(places)}"/>'
+
+
+def _path(places: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)

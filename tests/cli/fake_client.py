@@ -67,6 +67,7 @@ class FakeClient:
         self.cancelled: list[tuple[int, str]] = []
         self.known_jobs: dict[int, FakeJob] = {}
         self.questions = 0
+        self.job_copies = 1
 
     def as_client(self) -> AsyncClient:
         return cast("AsyncClient", self)
@@ -115,10 +116,15 @@ class FakeClient:
         return self.known_jobs[number]
 
     async def jobs(
-        self, *, kind: str | None = None, controller: str | None = None, states: list[str] | None = None
+        self,
+        *,
+        kind: str | None = None,
+        controller: str | None = None,
+        states: list[str] | None = None,
+        limit: int | None = None,
     ) -> list[JobInfo]:
         self.questions += 1
-        return [INFO] if kind in (None, INFO.of_kind) else []
+        return [INFO] * self.job_copies if kind in (None, INFO.of_kind) else []
 
     async def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
         return INFO, TASKS

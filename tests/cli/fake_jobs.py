@@ -26,7 +26,9 @@ class FakeJob:
         agreed: int | None = 2,
         state: str = "running",
         reason: str = "",
+        begins_us: int = 0,
     ) -> None:
+        self.begins_us = begins_us
         self.number = number
         self.key = f"key-{number}"
         self.kind = kind

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from godwit.bench import archive, forward, jobs, log
+from godwit.bench import anomalies, archive, forward, jobs, log, spark
 from godwit.bench.report import Report, Result
 from godwit.cli.main import build_app
 from godwit.errors import GodwitError
@@ -49,7 +49,7 @@ def test_forward_without_a_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     assert "sudo apt-get install" in str(result.exception)
 
 
-@pytest.mark.parametrize("bench", [log, archive, jobs])
+@pytest.mark.parametrize("bench", [log, archive, jobs, spark])
 def test_a_benchmark_of_the_disk_is_told_where(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
 
@@ -70,8 +70,28 @@ def test_a_benchmark_of_the_disk_is_told_where(bench: Any, monkeypatch: pytest.M
     assert result.exit_code == 2
 
 
-@pytest.mark.parametrize("command", [[], ["transport"], ["forward"], ["log"], ["archive"], ["jobs"]])
+@pytest.mark.parametrize(
+    "command", [[], ["transport"], ["forward"], ["log"], ["archive"], ["jobs"], ["anomalies"], ["spark"]]
+)
 def test_help_has_an_example(command: list[str]) -> None:
     result = CliRunner().invoke(build_app(), ["bench", *command, "--help"])
     assert result.exit_code == 0
     assert "Example: godwit bench" in result.stdout
+
+
+def test_anomalies_as_a_table_and_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Path] = []
+
+    def run(folder: Path, on_round: Callable[[str], None]) -> list[anomalies.Comparison]:
+        asked.append(folder)
+        on_round("something")
+        score = anomalies.Score(1000, [True, False], 1, 2)
+        return [anomalies.Comparison("made up", dict.fromkeys(anomalies.METHODS, score))]
+
+    monkeypatch.setattr(anomalies, "run", run)
+    result = CliRunner().invoke(build_app(), ["bench", "anomalies", "--data", str(tmp_path)])
+    assert result.exit_code == 0
+    assert "window 2 of made up" in result.stdout
+    result = CliRunner().invoke(build_app(), ["bench", "anomalies", "--data", str(tmp_path), "--json"])
+    assert json.loads(result.stdout)["results"][0]["name"] == "made_up_detector_windows_hit"
+    assert asked == [tmp_path, tmp_path]

@@ -50,8 +50,16 @@ def test_the_number_is_printed_and_who_agreed_is_told(quick: str) -> None:
 def test_a_job_that_nobody_can_do_waits(address: str) -> None:
     """R5: with no worker at all, jobs wait at the broker."""
     result = godwit("job", "submit", NEVER, "--broker", address)
-    assert result.stderr.decode().startswith(f"job {int(result.stdout)} waits: nobody works on {NEVER} yet")
+    assert result.stderr.decode() == f"job {int(result.stdout)} waits: nobody works on {NEVER} yet\n"
     assert show(address, int(result.stdout))["state"] == "waiting"
+
+
+def test_a_job_that_is_to_begin_later_says_so(quick: str) -> None:
+    result = godwit("job", "submit", "job/quick", "--delay", "1000", "--broker", quick)
+    said = re.compile(rf"job {int(result.stdout)} waits: it is not to begin before \S+ \S+ UTC")
+    assert said.fullmatch(result.stderr.decode().strip())
+    with running("job", "watch", str(int(result.stdout)), "--broker", quick) as watching:
+        assert said.fullmatch(watching.err.line())
 
 
 def test_results_of_all_workers(quick: str) -> None:
@@ -69,7 +77,8 @@ def test_updates_as_objects(quick: str) -> None:
     assert [one["what"] for one in found if one["what"] != "progress"] == ["accepted", "result", "done"]
     assert found[0]["agreed"] == 1
     assert result.stderr == b""
-    taken = json.loads(godwit("job", "submit", "job/quick", "--json", "--key", "a", "--broker", quick).stdout)
+    named = ("--name", "keeper of a")
+    taken = json.loads(godwit("job", "submit", "job/quick", "--json", "--key", "a", *named, "--broker", quick).stdout)
     assert (taken["key"], taken["kind"], taken["agreed"]) == ("a", "job/quick", 1)
 
 
@@ -85,6 +94,8 @@ def test_payloads_from_elsewhere(address: str, tmp_path: Path) -> None:
     result = godwit("job", "submit", NEVER, "-", "--broker", address, input=b"from there")
     assert show(address, int(result.stdout))["payload_bytes"] == 10
     assert show(address, submit(address, NEVER, "-5"))["payload_bytes"] == 2
+    result = godwit("job", "submit", "-q", "--broker", address, NEVER, "--", "--wait")
+    assert show(address, int(result.stdout))["payload_bytes"] == len("--wait")
 
 
 @needs_posix
@@ -115,6 +126,8 @@ def test_a_deadline(address: str) -> None:
         (["a", "--workers", "-1"], "'-1' workers cannot be"),
         (["a", "--priority", "101"], "--priority 101 cannot be"),
         (["a", "--delay", "-1"], "--delay -1 cannot be"),
+        (["a", "--retry-delay", "-1"], "--retry-delay -1 cannot be"),
+        (["a", "--key", "k"], "--key needs --name"),
         (["a", "--wrokers"], "there is no option --wrokers"),
         (["a", "@/nowhere"], "cannot read /nowhere"),
         (["a", "--timeout", "-1"], "--timeout -1 cannot be"),
@@ -136,6 +149,13 @@ def test_list(address: str) -> None:
     number = submit(address, "job/listed", "x", "--name", "lister", "--priority", "5", "--key", "k")
     rows = lines(godwit("job", "list", "--controller", "lister", "--broker", address).stdout)
     assert rows[1].split()[:6] == [str(number), "job/listed", "waiting", "0/-", "lister", "5"]
+    another = submit(address, "job/listed", "y", "--name", "lister")
+    newest = godwit("job", "list", "--kind", "job/listed", "--limit", "1", "--json", "--broker", address)
+    assert json.loads(newest.stdout)["job"] == another
+    assert newest.stderr == b"these are the newest 1; --limit 0 shows all\n"
+    every = godwit("job", "list", "--kind", "job/listed", "--limit", "0", "--json", "--broker", address)
+    assert (len(lines(every.stdout)), every.stderr) == (2, b"")
+    assert "--limit -1 cannot be" in error_of("job", "list", "--limit", "-1", "--broker", address)
     for options in (["--kind", "job/listed"], ["--state", "waiting", "--state", "running"]):
         found = map(json.loads, lines(godwit("job", "list", *options, "--json", "--broker", address).stdout))
         assert number in [job["job"] for job in found]

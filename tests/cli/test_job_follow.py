@@ -36,7 +36,7 @@ def test_results_on_standard_output_and_the_rest_beside_it(capfd: pytest.Capture
         "job 7: 2 workers agreed",
         "job 7, task 1: bert failed: no paper",
         "job 7, task 1: goes to anna",
-        "godwit: job 7: done",
+        "job 7: done",
     ]
 
 
@@ -88,7 +88,7 @@ def test_bars_on_a_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pyte
     asyncio.run(look())
     out, err = capfd.readouterr()
     assert out == "anna: small \\x1b\n"
-    for text in ("task 0 anna", "100%", "task 1", "waits", "2 of 3", "job 7, task 2: bert failed for good: no"):
+    for text in ("task 0 anna", "100%", "task 1", "waits", "2 of 3", "job 7, task 2: failed for good: no"):
         assert text in err
 
 

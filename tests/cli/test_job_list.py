@@ -9,7 +9,6 @@ import pytest
 from tests.cli.fake_jobs import INFO, TASKS
 
 from godwit.cli.job_list import (
-    check_states,
     job_facts,
     job_line,
     show_job,
@@ -18,28 +17,27 @@ from godwit.cli.job_list import (
     tasks_text,
     workers_text,
 )
-from godwit.errors import UsageError
-from godwit.wire.jobs import JobInfo
+from godwit.wire.jobs import JobInfo, TaskInfo
 
 WAITING = JobInfo(job=8, key="k-2", controller="boss", of_kind="crop", state="waiting", workers=0)
-
-
-def test_states() -> None:
-    assert check_states(None) is None
-    assert check_states([]) is None
-    assert check_states(["waiting", "done"]) == ["waiting", "done"]
-    with pytest.raises(
-        UsageError, match="there is no state 'asleep'; choose waiting, running, done, failed or cancelled"
-    ):
-        check_states(["done", "asleep"])
 
 
 def test_a_table_of_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     show_jobs([WAITING, INFO], as_json=False, is_all=True)
     head, waiting, running = capsys.readouterr().out.splitlines()
-    assert head.split()[:6] == ["job", "kind", "state", "finished", "failed", "controller"]
+    assert head.split()[:8] == ["job", "kind", "state", "finished", "at", "work", "failed", "controller"]
     assert waiting.split() == ["8", "crop", "waiting", "0/-", "boss", "k-2"]
-    assert running.split() == ["7", "resize", "running", "1/3", "boss", "5", "2023-11-14", "22:13:20", "k-1"]
+    assert running.split() == ["7", "resize", "running", "1/3", "1", "boss", "5", "2023-11-14", "22:13:20", "k-1"]
+
+
+def test_the_newest_of_many_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    show_jobs([WAITING, INFO], as_json=True, is_all=True, limit=1)
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["job"] for line in out.splitlines()] == [8]
+    assert err == "these are the newest 1; --limit 0 shows all\n"
+    show_jobs([WAITING, INFO], as_json=False, is_all=True, limit=2)
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err) == (3, "")
 
 
 def test_no_jobs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,6 +55,7 @@ def test_jobs_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
     assert (running["workers"], running["submitted"]) == (3, "2023-11-14T22:13:20.000000Z")
     assert waiting["ended"] is None
     assert "of_kind" not in running
+    assert list(running)[:4] == ["job", "key", "controller", "kind"], "in the order of what the broker tells"
 
 
 def test_one_job(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,3 +119,10 @@ def test_lines_for_the_shell() -> None:
     assert task_line(TASKS[0]) == "task 0  finished  anna"
     assert task_line(TASKS[1]) == "task 1  leased  bert\\x1b  50 %, half  1 failure: no \\x07"
     assert task_line(TASKS[2]) == "task 2  waiting"
+
+
+def test_a_task_that_waits_again_is_nobodys(capsys: pytest.CaptureFixture[str]) -> None:
+    task = TaskInfo(task=0, state="waiting", worker="anna", fence=1, failures=1, error="no")
+    assert task_line(task) == "task 0  waiting  1 failure: no"
+    show_job(INFO, [task], as_json=False)
+    assert "anna" not in capsys.readouterr().out

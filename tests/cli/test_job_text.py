@@ -35,7 +35,8 @@ def test_numbers_of_workers_that_cannot_be(text: str) -> None:
 
 def test_numbers_of_jobs() -> None:
     assert parse_job("7") == 7
-    for text in ("0", "-7", "seven", "", str(2**63)):
+    assert parse_job(str(2**63 - 1)) == 2**63 - 1
+    for text in ("0", "-7", "seven", "", str(2**63), "9" * 5000):
         with pytest.raises(UsageError, match="is no job's number"):
             parse_job(text)
 
@@ -52,8 +53,11 @@ def test_times_of_jobs() -> None:
 def test_how_a_job_begins() -> None:
     assert accepted_text(FakeJob(agreed=1).as_job()) == "job 7: 1 worker agreed"
     assert accepted_text(FakeJob(agreed=4).as_job()) == "job 7: 4 workers agreed"
-    assert accepted_text(FakeJob(agreed=None).as_job()).startswith("job 7 waits: nobody works on resize yet")
-    assert "nobody works on such jobs yet" in accepted_text(FakeJob(agreed=None, kind="").as_job())
+    for begins_us in (0, 1_700_000_000_000_000):
+        job = FakeJob(agreed=None, begins_us=begins_us)
+        assert accepted_text(job.as_job()) == "job 7 waits: nobody works on resize yet"
+    late = FakeJob(agreed=None, begins_us=4_000_000_000_000_000)
+    assert accepted_text(late.as_job()) == "job 7 waits: it is not to begin before 2096-10-02 07:06:40 UTC"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,11 @@ def test_how_a_job_begins() -> None:
         (Update(what="failure", task=0, worker="anna", error="no\n"), "job 7, task 0: anna failed: no\\n"),
         (
             Update(what="failure", task=0, worker="anna", error="no", is_final=True),
-            "job 7, task 0: anna failed for good: no",
+            "job 7, task 0: failed for good: no (it was with anna last)",
+        ),
+        (
+            Update(what="failure", task=0, error="the deadline passed", is_final=True),
+            "job 7, task 0: failed for good: the deadline passed",
         ),
         (Update(what="failure", task=0, error="the deadline"), "job 7, task 0: its worker failed: the deadline"),
         (Update(what="reassigned", task=0, worker="bert"), "job 7, task 0: goes to bert"),
@@ -108,5 +116,5 @@ def test_updates_as_objects() -> None:
         "job": 7, "what": "failure", "task": 1, "error": "no", "is_final": True,
     }  # fmt: skip
     assert line(job, Update(what="cancelled", error="enough")) == {
-        "job": 7, "what": "cancelled", "agreed": 2, "error": "enough", "reason": "enough",
+        "job": 7, "what": "cancelled", "agreed": 2, "reason": "enough",
     }  # fmt: skip

@@ -279,7 +279,7 @@ def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
         quitter.write("withdraw\n")
         assert quitter.out.line() == "Withdrawn; 1 task handed back."
         controller.write(f"job show {number}\n")
-        assert controller.out.until("task 0") == "task 0  waiting  shell-quitter"
+        assert controller.out.until("task 0") == "task 0  waiting"
         quitter.write("volunteer --seconds 0 shell/quit\n")
         assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: pretended for 0 s"
         controller.write("job submit shell/nobody\n")

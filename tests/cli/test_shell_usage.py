@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.cli.shell_usage import HELP, arguments, leading_options, missing
+from godwit.cli.shell_usage import HELP, USAGE_WIDTH, arguments, leading_options, missing
+from godwit.cli.text import hanging
 from godwit.errors import UsageError
 
 
@@ -35,3 +36,10 @@ def test_options_before_the_arguments() -> None:
 
 def test_every_line_of_the_help_begins_with_its_command() -> None:
     assert all(usage.startswith(name) for name, (usage, _) in HELP.items())
+
+
+def test_in_the_help_there_is_room_behind_every_command() -> None:
+    for usage, what in HELP.values():
+        first, *rest = hanging(usage, what, title_width=USAGE_WIDTH)
+        assert first.startswith(f"{usage}  ")
+        assert all(len(line) < 80 for line in [first, *rest])

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.fake_client import FakeClient
 
 from godwit.cli.shell_commands import Shell
+from godwit.cli.shell_work import SHOWN_JOBS
 from godwit.cli.worker_tasks import Hands
 from godwit.errors import GodwitError, UsageError
 from godwit.net.jobs import Update
@@ -85,6 +86,9 @@ async def test_how_many_workers(terminal: Terminal) -> None:
 async def test_lists(terminal: Terminal) -> None:
     assert await terminal.type("job list") == "7  resize  running  1/3 finished  (boss)\n"
     assert await terminal.type("job list other") == "There are no jobs.\n"
+    terminal.client.job_copies = SHOWN_JOBS + 1
+    *jobs, last = (await terminal.type("job list")).splitlines()
+    assert (len(jobs), last) == (SHOWN_JOBS, "There are older ones.")
     text = await terminal.type("job show 7")
     assert text.startswith("job         7\nkind        resize\n")
     assert text.endswith("task 2  waiting\n")

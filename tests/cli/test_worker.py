@@ -67,7 +67,7 @@ def test_a_command_that_fails(address: str) -> None:
         worker.err.until("volunteers")
         result = godwit("job", "submit", "worker/fail", "x", "--retries", "0", "--wait", "--broker", address)
         assert (result.returncode, result.stdout) == (1, b"")
-        assert "worker-fail failed for good: " in result.stderr.decode()
+        assert "task 0: failed for good: " in result.stderr.decode()
         assert "no paper" in result.stderr.decode()
         worker.out.line()
         assert "no paper" in worker.out.line()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class FakeTask:
     def __init__(self, payload: bytes = b"a photo", *, attempt: int = 1) -> None:
-        self.job, self.number, self.kind, self.controller = 7, 0, "resize\x1b", "boss"
+        self.job, self.number, self.fence, self.kind, self.controller = 7, 0, 1, "resize\x1b", "boss"
         self.payload = payload
         self.attempt = attempt
         self.is_revoked = False

@@ -67,7 +67,8 @@ def test_what_can_be(changed: dict[str, int]) -> None:
 def test_keys() -> None:
     assert check_key("order-7") == 7
     assert check_key("ü" * 32) == 64
-    for bad in ("", "x" * 65, "ü" * 33, "\ud800"):
+    wrong: list[Any] = ["", "x" * 65, "ü" * 33, "\ud800", 5, b"x"]
+    for bad in wrong:
         with pytest.raises(UsageError, match="key"):
             check_key(bad)
 

@@ -45,6 +45,7 @@ def test_a_job_from_its_submission_to_its_result() -> None:
         assert (whats[0], whats[-2:]) == ("accepted", ["result", "done"])
         assert (job.number, job.kind, job.agreed, job.state) == (1, "count", 1, "done")
         assert (job.is_ended, job.reason, job.tasks[0].state) == (True, "", "finished")
+        assert job.begins_us == 0, "it had no delay"
         assert repr(job) == "<BlockingJob 1, 'count', done>"
         many = client.submit_many([("count", "x" * number) for number in range(5)])
         assert [job.results()[0].payload for job in many] == [b"0", b"1", b"2", b"3", b"4"]
@@ -64,7 +65,9 @@ def test_looking_after_jobs() -> None:
             with pytest.raises(JobCancelledError, match="enough"):
                 view.results(timeout_s=DEADLINE_S)
             assert [update.what for update in view] == ["accepted", "cancelled"]
-        client.cancel_job(client.submit("count").number, "this too")
+        another = client.submit("count").number
+        client.cancel_job(another, "this too")
+        assert [info.job for info in client.jobs(limit=1)] == [another]
         with pytest.raises(JobError):
             client.job(4711)
         with pytest.raises(UsageError, match="workers"):

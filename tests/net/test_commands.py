@@ -61,9 +61,9 @@ def test_the_payload_goes_in_and_the_result_comes_out(loop: Callable[[], asyncio
 
 def test_the_command_knows_its_task() -> None:
     async def test() -> None:
-        names = ["GODWIT_JOB", "GODWIT_TASK", "GODWIT_KIND", "GODWIT_ATTEMPT"]
+        names = [f"GODWIT_{name}" for name in ("JOB", "TASK", "FENCE", "KIND", "ATTEMPT", "CONTROLLER")]
         program = f"import os; print(*(os.environ[name] for name in {names}))"
-        assert await run_command(task(), python(program)) == b"7 0 count 2\n"
+        assert await run_command(task(), python(program)) == b"7 0 1 count 2 controller\n"
 
     run(test)
 

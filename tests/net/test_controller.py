@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -102,6 +103,11 @@ def test_the_same_key_is_the_same_job() -> None:
                 first = await client.submit("work", b"one", key="order-7")
                 again = await client.submit("work", b"two", key="order-7")
                 assert (again.number, again.key) == (first.number, "order-7")
+                many = await client.submit_many(
+                    [("work", b"one", "order-7"), ("work", b"new", "order-8"), ("work", b"")]
+                )
+                assert [job.number - first.number for job in many] == [0, 1, 2]
+                assert [job.key for job in many][:2] == ["order-7", "order-8"]
             async with connect(broker.urls[0], name="chief") as client:  # a later run
                 assert (await client.submit("work", b"one", key="order-7")).number == first.number
             async with connect(broker.urls[0], name="other") as client:
@@ -149,6 +155,8 @@ def test_what_cannot_be_is_told_here() -> None:
                 {"deadline_s": 0},
                 {"time_limit_s": 1e12},
                 {"key": ""},
+                {"key": 5},
+                {"time_limit_s": "x"},
             ]
             for options in wrong:
                 with pytest.raises(UsageError, match=next(iter(options)).removesuffix("_s")):
@@ -158,6 +166,10 @@ def test_what_cannot_be_is_told_here() -> None:
             for kind in ("", "a/#", "$jobs", "x" * (MAX_KIND_BYTES + 1)):
                 with pytest.raises(BadKindError):
                     await client.submit(kind)
+            no_kinds: list[Any] = [5, None, []]
+            for no_kind in no_kinds:
+                with pytest.raises(UsageError, match="give a text"):
+                    await client.submit(no_kind)
             no_bytes: Any = {"x": 1}
             with pytest.raises(UsageError, match="a payload of type dict"):
                 await client.submit("work", no_bytes)
@@ -217,6 +229,20 @@ def test_a_deadline_ends_a_job() -> None:
     run(test)
 
 
+def test_when_a_job_may_begin_is_known() -> None:
+    async def test() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            now_us = time.time_ns() // 1000
+            soon = await client.submit("work")
+            late = await client.submit("work", delay_s=100)
+            assert soon.begins_us == 0
+            assert now_us + 100_000_000 <= late.begins_us <= time.time_ns() // 1000 + 100_000_000
+            found = await client.job(late.number)
+            assert abs(found.begins_us - late.begins_us) < 10_000_000
+
+    run(test)
+
+
 def test_jobs_are_listed_and_shown() -> None:
     async def test() -> None:
         async with (
@@ -240,10 +266,14 @@ def test_jobs_are_listed_and_shown() -> None:
             with pytest.raises(JobError):
                 await client.job_info(4711)
             no_state: Any = ["lost"]
-            with pytest.raises(UsageError, match="no job is in the state 'lost': they are waiting, running"):
+            with pytest.raises(UsageError, match="there is no state 'lost' of a job"):
                 await client.jobs(states=no_state)
             with pytest.raises(BadKindError):
                 await client.jobs(kind="a/#")
+            wrong: list[Any] = [{"limit": 0}, {"limit": "x"}, {"controller": 5}, {"kind": 5}]
+            for options in wrong:
+                with pytest.raises(UsageError, match=next(iter(options))):
+                    await client.jobs(**options)
 
     run(test)
 
@@ -253,6 +283,8 @@ def test_long_lists_come_in_pages() -> None:
         async with service() as broker, connect(broker.urls[0], name="chief") as client:
             await client.submit_many([("work", b"")] * 3000)
             assert [info.job for info in await client.jobs()] == list(range(3000, 0, -1))
+            for limit in (1, 2999, 4000):
+                assert [info.job for info in await client.jobs(limit=limit)] == list(range(3000, 0, -1))[:limit]
 
     run(test)
 

@@ -73,6 +73,8 @@ def test_a_kind_has_one_handler() -> None:
 
 def test_what_cannot_be() -> None:
     handlers = Handlers()
+    with pytest.raises(UsageError, match=r"name the kind of work, as in @worker.handles\('kind'\)"):
+        handlers.check(plain)  # type: ignore[arg-type]
     no_function: Any = b"no function"
     with pytest.raises(UsageError, match="give a function"):
         handlers.add("work", no_function)

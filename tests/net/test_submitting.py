@@ -9,7 +9,15 @@ import pytest
 
 from godwit.client.client import Client
 from godwit.errors import UsageError
-from godwit.net.submitting import CoreOptions, JobOptions, core_options
+from godwit.limits import MAX_TASKS_OF_JOB
+from godwit.net.submitting import (
+    CoreOptions,
+    JobOptions,
+    check_number,
+    check_states,
+    core_options,
+    wanted_jobs,
+)
 
 
 def test_what_is_left_out_is_as_the_client_has_it() -> None:
@@ -36,17 +44,17 @@ def test_every_option_has_its_place() -> None:
     }
 
 
-@pytest.mark.parametrize("workers", [0, -1, 1.5, "some", "0", True, None])
+@pytest.mark.parametrize("workers", [0, -1, 1.5, "some", "0", True, None, MAX_TASKS_OF_JOB + 1])
 def test_workers_are_counted_from_one(workers: Any) -> None:
-    with pytest.raises(UsageError, match="give how many, 1 or more, or 'all'"):
+    with pytest.raises(UsageError, match="give how many, 1 to 10000, or 'all'"):
         core_options(workers=workers)
 
 
 @pytest.mark.parametrize("option", ["delay_s", "deadline_s", "retry_delay_s", "time_limit_s"])
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf")])
-def test_times_are_not_negative(option: str, value: float) -> None:
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 366 * 86400 + 1, "x", True, b"1"])
+def test_times_are_seconds(option: str, value: Any) -> None:
     options: Any = {option: value}
-    with pytest.raises(UsageError, match=f"{option} is .*: give seconds, 0 or more"):
+    with pytest.raises(UsageError, match=f"{option} is .*: give seconds, from 0 to 31622400"):
         core_options(**options)
 
 
@@ -55,3 +63,57 @@ def test_no_time_at_all_is_no_limit_but_a_mistake(option: str) -> None:
     options: Any = {option: 0}
     with pytest.raises(UsageError, match=f"{option} is 0: the job would fail"):
         core_options(**options)
+
+
+@pytest.mark.parametrize("option", ["priority", "retries"])
+@pytest.mark.parametrize("value", ["x", None, 3.0, True, 1001])
+def test_numbers_are_whole(option: str, value: Any) -> None:
+    """Also those that are equal to a number that can be: the broker would not take them for it."""
+    options: Any = {option: value}
+    with pytest.raises(UsageError, match=f"{option} is .*: give a whole number from "):
+        core_options(**options)
+
+
+def test_numbers_of_jobs() -> None:
+    check_number(1)
+    check_number(2**63 - 1)
+    for number in (0, -1, 2**63):
+        with pytest.raises(UsageError, match=f"no job has the number {number}: they are counted from 1"):
+            check_number(number)
+    wrong: list[Any] = ["7", 7.0, None, True]
+    for found in wrong:
+        with pytest.raises(UsageError, match="give a whole number"):
+            check_number(found)
+
+
+def test_states() -> None:
+    assert check_states(None) is None
+    assert check_states(["waiting", "done"]) == ["waiting", "done"]
+    with pytest.raises(
+        UsageError, match="there is no state 'asleep' of a job; choose waiting, running, done, failed or"
+    ):
+        check_states(["done", "asleep"])
+    with pytest.raises(UsageError, match="states is the text 'done': give a list"):
+        check_states("done")
+
+
+def test_many_jobs_are_looked_at_as_a_whole() -> None:
+    assert wanted_jobs([("a", "ü"), ("b", b"2", "mine"), ("b", b"", None)]) == [
+        ("a", "ü".encode(), None),
+        ("b", b"2", "mine"),
+        ("b", b"", None),
+    ]
+    wrong: list[tuple[Any, str]] = [
+        ("resize", "'resize' is no job: give"),
+        (("a",), "is no job"),
+        (("a", b"", "k", 1), "is no job"),
+        (5, "'5' is no job"),
+        ((5, b""), "the kind of work 5 is of the type int: give a text"),
+        (([], b""), "is of the type list"),
+        (("a", 3), "a payload of type int"),
+        (("a", b"", 5), "the key is 5, of the type int: give a text"),
+        (("a", b"", ""), "a key has 1 to 64"),
+    ]
+    for job, text in wrong:
+        with pytest.raises(UsageError, match=text):
+            wanted_jobs([("a", b""), job])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_loop_that_is_closed_is_told_nothing() -> None:
 
 
 def test_threads_are_used_again() -> None:
-    threads = HandlerThreads()
+    threads = HandlerThreads(10)
     names: list[str] = []
     for _ in range(5):
         done = threading.Event()
@@ -63,14 +64,14 @@ def test_threads_are_used_again() -> None:
 
         threads.do(work)
         assert done.wait(20)
-        assert threads._idle.acquire(timeout=20)  # the thread is back
-        threads._idle.release()
+        while threads._work:  # until the thread is back
+            time.sleep(0.001)
     assert set(names) == {"godwit-handler-1"}
     threads.stop()
 
 
 def test_a_system_without_more_threads_is_made_do_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = HandlerThreads()
+    threads = HandlerThreads(10)
     done = threading.Event()
     gate = threading.Event()
     with monkeypatch.context() as patch:
@@ -88,7 +89,7 @@ def test_a_system_without_more_threads_is_made_do_with(monkeypatch: pytest.Monke
 
 
 def test_what_is_there_at_once_runs_at_once_and_then_the_threads_end() -> None:
-    threads = HandlerThreads()
+    threads = HandlerThreads(10)
     together = threading.Barrier(4)
     mine: list[threading.Thread] = []
 
@@ -105,3 +106,22 @@ def test_what_is_there_at_once_runs_at_once_and_then_the_threads_end() -> None:
         assert thread.daemon, "a program that ends does not wait for a handler"
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_no_more_threads_than_allowed() -> None:
+    threads = HandlerThreads(2)
+    gate, done = threading.Event(), threading.Semaphore(0)
+    mine: set[str] = set()
+
+    def work() -> None:
+        gate.wait(20)
+        mine.add(threading.current_thread().name)
+        done.release()
+
+    for _ in range(5):
+        threads.do(work)
+    gate.set()
+    for _ in range(5):
+        assert done.acquire(timeout=20)
+    assert mine <= {"godwit-handler-1", "godwit-handler-2"}
+    threads.stop()

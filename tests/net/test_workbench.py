@@ -7,6 +7,7 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -278,7 +279,7 @@ def test_a_revoked_handler_is_cancelled_and_reports_nothing() -> None:
         await turns(10)
         assert heard == [(True, "it took too long")]
         assert bench.reports == []
-        assert bench.bench.tasks == 1
+        assert list(bench.bench._tasks) == [bench.leases[2]]
 
     run(test)
 
@@ -354,6 +355,101 @@ def test_a_thread_can_see_that_its_task_was_revoked() -> None:
         assert await asyncio.to_thread(ended.wait, 20)
         bench.give(2, kind="echo")
         assert await bench.until(1) == [("finish", 2, b"")]
+
+    run(test)
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_does_not_end_keeps_its_place() -> None:
+    """However many attempts of a broken handler hang, no more threads are there than the worker has capacity."""
+
+    async def test() -> None:
+        gate, begun = threading.Event(), threading.Semaphore(0)
+
+        def hang(task: Task) -> None:
+            begun.release()
+            gate.wait(20)
+
+        bench = Bench(capacity=2, work=hang)
+        before = set(threading.enumerate())
+        bench.give(1, 2)
+        assert await asyncio.to_thread(begun.acquire, True, 20)
+        assert await asyncio.to_thread(begun.acquire, True, 20)
+        bench.revoke(1)
+        bench.give(3)  # the broker, which does not know yet, fills the place
+        assert bench.core.said[1:] == [("volunteer", ["work"], 1), ("give back", 3)]
+        bench.revoke(2)
+        bench.give(4)
+        assert bench.core.said[3:] == [("withdraw",), ("give back", 4)]
+        new = [thread.name for thread in set(threading.enumerate()) - before]
+        assert sorted(name for name in new if name.startswith("godwit")) == ["godwit-handler-1", "godwit-handler-2"]
+        gate.set()
+        while bench.core.said[-1][0] != "volunteer":
+            await asyncio.sleep(0.001)
+        assert bench.core.said[-1] == ("volunteer", ["work"], 2)
+        bench.give(5)
+        assert (await bench.until(3))[-1] == ("finish", 5, b"")
+
+    run(test)
+
+
+def test_a_handler_that_ends_soon_after_its_task_was_revoked_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "_LINGER_S", 0.01)
+
+    async def test() -> None:
+        async def wait(task: Task) -> None:
+            await asyncio.sleep(20)
+
+        bench = Bench(capacity=1, work=wait)
+        bench.give(1)
+        await turns(10)
+        bench.revoke(1)
+        await asyncio.sleep(0.05)
+        assert bench.core.said[1:] == []
+
+    run(test)
+
+
+def test_an_async_handler_that_does_not_end_keeps_its_place_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "_LINGER_S", 0.01)
+
+    async def test() -> None:
+        gate = asyncio.Event()
+
+        async def stubborn(task: Task) -> None:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(20)
+            await gate.wait()
+
+        bench = Bench(capacity=3, work=stubborn)
+        bench.give(1)
+        await turns(10)
+        bench.revoke(1)
+        while len(bench.core.said) < 2:
+            await asyncio.sleep(0.001)
+        gate.set()
+        while len(bench.core.said) < 3:
+            await asyncio.sleep(0.001)
+        assert bench.core.said[1:] == [("volunteer", ["work"], 2), ("volunteer", ["work"], 3)]
+
+    run(test)
+
+
+def test_a_result_that_waits_for_room_has_no_handler_that_could_linger() -> None:
+    async def test() -> None:
+        async def work(task: Task) -> None:
+            if task.job == 2:
+                await asyncio.sleep(0.01)
+
+        bench = Bench(room=0, capacity=2, work=work)
+        bench.give(1, 2)
+        await turns(10)
+        bench.revoke(1)
+        assert not bench.bench._lingering
+        bench.core.room = 1
+        assert await bench.until(1) == [("finish", 2, b"")], "the runner that had done the first was not cancelled"
 
     run(test)
 
@@ -463,6 +559,65 @@ def test_handing_back_goes_first_and_handlers_end_after() -> None:
     run(test)
 
 
+def test_a_handler_that_never_ends_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "CLOSE_PATIENCE_S", 0.05)
+
+    async def test() -> None:
+        gate = asyncio.Event()
+
+        async def stubborn(task: Task) -> None:
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+
+        bench = Bench(work=stubborn)
+        bench.give(7)
+        await turns(10)
+        (runner,) = bench.bench._runners
+        bench.bench.hand_back("enough")
+        with pytest.warns(RuntimeWarning, match=r"task 0 of job 7 \('work'\); let CancelledError out of them"):
+            await bench.bench.close()
+        assert runner not in asyncio.all_tasks(), "or the end of the event loop would wait for it"
+        gate.set()
+        await runner
+
+    run(test)
+
+
+def test_who_does_not_want_to_wait_need_not() -> None:
+    """As after a second Ctrl-C: handlers are cancelled once more, so that commands are killed."""
+
+    async def test() -> None:
+        cancels: list[int] = []
+
+        async def slow(task: Task) -> None:
+            for _ in range(2):
+                try:
+                    await asyncio.sleep(20)
+                except asyncio.CancelledError:
+                    cancels.append(task.job)
+
+        bench = Bench(work=slow)
+        bench.give(1)
+        await turns(10)
+        bench.bench.hand_back("enough")
+        closing = asyncio.create_task(bench.bench.close())
+        await turns(10)
+        assert cancels == [1]
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert (closing.cancelled(), cancels) == (True, [1, 1])
+        hurried = Bench(work=slow)
+        hurried.give(2)
+        await turns(10)
+        hurried.bench.hand_back("enough")
+        await turns(10)
+        await hurried.bench.close(is_hurried=True)
+        assert cancels == [1, 1, 2, 2]
+
+    run(test)
+
+
 def test_the_end_of_the_client_ends_everything() -> None:
     async def test() -> None:
         bench = Bench(work=lambda task: time.sleep(0.01), wait=echo)
@@ -490,7 +645,7 @@ def test_results_wait_for_room_in_the_client() -> None:
         bench.core.room = 5
         bench.bench.on_room()
         assert bench.reports[2:] == [("finish", 4, b"x")]
-        assert bench.bench.tasks == 0
+        assert not bench.bench._tasks
         bench.bench.on_event(Reported(bench.leases[4]))  # nothing follows from it
 
     run(test)

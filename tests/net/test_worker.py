@@ -21,6 +21,7 @@ from godwit.broker.access import Access, Action, Rule
 from godwit.errors import (
     AccessError,
     AddressError,
+    BadKindError,
     ConfigurationError,
     JobFailedError,
     KickedError,
@@ -216,6 +217,36 @@ def test_a_handler_that_takes_too_long_is_stopped() -> None:
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_handlers_that_hang_never_overrun_the_capacity() -> None:
+    async def test() -> None:
+        gate = threading.Event()
+        began: list[int] = []
+
+        def hang(task: Task) -> bytes:
+            began.append(task.attempt)
+            if task.kind == "broken":
+                gate.wait(20)
+            return task.payload
+
+        async with (
+            service() as broker,
+            connect(broker.urls[0]) as client,
+            at_work(worker(broker, capacity=1, broken=hang, fine=hang)),
+        ):
+            job = await client.submit("broken", time_limit_s=0.05, retries=3, retry_delay_s=0.01)
+            async for update in job:
+                if update.what == "failure":
+                    break
+            other = await client.submit("fine", b"x")
+            with pytest.raises(TimeoutError):
+                await other.results(timeout_s=0.3)
+            assert began == [1], "nothing begins beside the handler that hangs"
+            gate.set()
+            assert (await other.results())[0].payload == b"x"
+
+    run(test)
 
 
 def test_stop_hands_tasks_back_at_once() -> None:
@@ -488,6 +519,11 @@ def test_what_cannot_be_is_told_at_once() -> None:
     made.handles("work")(echo)
     with pytest.raises(UsageError, match="already"):
         made.handles("work", command=["true"])
+    with pytest.raises(BadKindError):
+        made.handles("a/#")  # before a function follows
+    without_brackets: Any = made.handles
+    with pytest.raises(UsageError, match="name the kind of work"):
+        without_brackets(echo)
 
     async def without_handlers() -> None:
         with pytest.raises(UsageError, match="a worker without handlers"):
@@ -530,6 +566,62 @@ worker.handles("command", command=["sleep", "60"])
 worker.run_forever()
 print("bye", flush=True)
 """
+
+STUBBORN_PROGRAM = """
+import asyncio, sys
+import godwit
+from godwit.net import workbench
+
+workbench.CLOSE_PATIENCE_S = float(sys.argv[2])
+worker = godwit.Worker(sys.argv[1], name="anna")
+
+@worker.handles("work")
+async def stubborn(task):
+    print("begun", flush=True)
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            print("no", flush=True)
+
+worker.run_forever()
+print("bye", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("patience_s", "second"), [(0.2, False), (60.0, True)], ids=["patience", "second Ctrl-C"])
+def test_a_handler_that_swallows_its_cancel_does_not_keep_the_program(
+    patience_s: float, second: bool, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(STUBBORN_PROGRAM)
+
+    async def test() -> None:
+        async with service() as broker, connect(broker.urls[0]) as client:
+            process = subprocess.Popen(
+                [sys.executable, str(program), broker.urls[0], str(patience_s)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            assert process.stdout is not None
+            try:
+                job = await client.submit("work")
+                assert await asyncio.to_thread(process.stdout.readline) == "begun\n"
+                process.send_signal(signal.SIGINT)
+                assert await asyncio.to_thread(process.stdout.readline) == "no\n"
+                if second:
+                    while (await client.job_info(job.number))[1][0].state != "waiting":  # handed back: it waits now
+                        await asyncio.sleep(0.01)
+                    process.send_signal(signal.SIGINT)
+                out, err = await asyncio.to_thread(process.communicate, None, DEADLINE_S)
+                assert (out.splitlines()[-1], process.returncode) == ("bye", 0)
+                assert ("task 0 of job 1 ('work'); let CancelledError out of them" in err) is not second
+            finally:
+                process.kill()
+                process.wait()
+
+    run(test, deadline_s=2 * DEADLINE_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)

@@ -81,12 +81,19 @@ def lease(job: int = 1, *, kind: str = "work", payload: bytes = b"", failures: i
 class Bench:
     """A workbench with a core of paper."""
 
-    def __init__(self, *, room: int = 1000, on_ready: Callable[[], None] = lambda: None, **handlers: Any) -> None:
+    def __init__(
+        self,
+        *,
+        room: int = 1000,
+        capacity: int = 100,
+        on_ready: Callable[[], None] = lambda: None,
+        **handlers: Any,
+    ) -> None:
         self.core = Core(room)
         chosen = Handlers()
         for kind, handler in handlers.items():
             chosen.add(kind, handler)
-        self.bench = Workbench(as_client(self.core), lambda: None, chosen.by_kind, 100, on_ready)
+        self.bench = Workbench(as_client(self.core), lambda: None, chosen.by_kind, capacity, on_ready)
         self.leases: dict[int, Lease] = {}
 
     def give(self, *jobs: int, kind: str = "work", payload: bytes = b"") -> None:

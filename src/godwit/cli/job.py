@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand
 
 from godwit.cli.connecting import (
     DEFAULT_BROKER,
     TIMEOUT_S,
     BrokerOption,
-    NameOption,
     SecretOption,
     Target,
     TimeoutOption,
@@ -18,8 +18,20 @@ from godwit.cli.connecting import (
     connected,
     run,
 )
-from godwit.cli.job_text import parse_job
+from godwit.cli.job_text import parse_job, parse_workers
+from godwit.errors import UsageError
+from godwit.net.submitting import JobOptions
 
+SHOWN_JOBS: Final = 100
+_IS_LITERAL: Final = "godwit.cli.job.is_literal"
+
+ControllerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        help="Who this controller is: it finds its jobs again by this name. Without one it is another each time.",
+    ),
+]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Its number.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 UpdatesOption = Annotated[bool, typer.Option("--json", help="One JSON object an update, on standard output.")]
@@ -37,6 +49,14 @@ WaitingTimeoutOption = Annotated[
 app = typer.Typer(no_args_is_help=True, help="Give work to whoever volunteers for it, and see what becomes of it.")
 
 
+class PayloadCommand(TyperCommand):
+    """Remembers whether there was a --: what stands behind it is a payload, also if it looks like an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[_IS_LITERAL] = "--" in args
+        return super().parse_args(ctx, args)
+
+
 def register(root: typer.Typer) -> None:
     """Adds `godwit job`."""
     root.add_typer(app, name="job")
@@ -49,10 +69,12 @@ def job() -> None:
 
 @app.command(
     "submit",
+    cls=PayloadCommand,
     epilog="Example: godwit job submit resize @photo.png --workers all --wait",
     context_settings={"ignore_unknown_options": True},  # so that -5 is a payload
 )
 def submit(
+    context: typer.Context,
     kind: Annotated[str, typer.Argument(help="What kind of work; workers volunteer for kinds.")],
     payload: Annotated[
         str | None,
@@ -65,18 +87,23 @@ def submit(
         float | None, typer.Option(metavar="SECONDS", help="Fails if it has not ended so long from now.")
     ] = None,
     retries: Annotated[int, typer.Option(metavar="N", help="A task that failed is tried again so often.")] = 3,
+    retry_delay: Annotated[
+        float, typer.Option("--retry-delay", metavar="SECONDS", help="Before the first retry; it doubles with each.")
+    ] = 1.0,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", metavar="SECONDS", help="One attempt of a task may take so long.")
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="Your own word for the job: the same one again is the same job."),
+        typer.Option(
+            metavar="KEY", help="Your own word for the job: the same one from the same --name is the same job."
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress, print the results.")] = False,
     as_json: UpdatesOption = False,
     quiet: QuietOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
-    name: NameOption = None,
+    name: ControllerOption = None,
     secret_file: SecretOption = None,
     timeout: WaitingTimeoutOption = None,
 ) -> None:
@@ -88,17 +115,20 @@ def submit(
     """
     from godwit.cli.job_submit import Wish, submit_job
 
-    wish = Wish.of(
-        kind,
-        payload,
-        workers=workers,
+    if key is not None and not name:
+        raise UsageError(
+            "--key needs --name: a key is the controller's own, and without a name each run is another one"
+        )
+    options = JobOptions(
+        workers=parse_workers(workers),
         priority=priority,
         delay_s=delay,
         deadline_s=deadline,
         retries=retries,
+        retry_delay_s=retry_delay,
         time_limit_s=time_limit,
-        key=key,
     )
+    wish = Wish.of(kind, payload, key, options, is_literal=context.meta[_IS_LITERAL])
     patience = timeout if timeout is not None or wait else TIMEOUT_S
     submit_job(Target.of(broker, name, secret_file, patience), wish, wait=wait, as_json=as_json, quiet=quiet)
 
@@ -111,9 +141,10 @@ def list_jobs(
         list[str] | None,
         typer.Option(metavar="STATE", help="Only waiting, running, done, failed or cancelled ones; may be repeated."),
     ] = None,
+    limit: Annotated[int, typer.Option(metavar="N", help="At most so many, the newest; 0: all.")] = SHOWN_JOBS,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
-    name: NameOption = None,
+    name: ControllerOption = None,
     secret_file: SecretOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -121,12 +152,19 @@ def list_jobs(
 
     The broker's configuration may say otherwise. A narrow terminal shows fewer columns; --json has them all.
     """
-    from godwit.cli.job_list import check_states, show_jobs
+    from godwit.cli.job_list import show_jobs
+    from godwit.net.submitting import check_states
 
-    states = check_states(state)
-    target = Target.of(broker, name, secret_file, timeout)
-    found = ask(target, lambda client: client.jobs(kind=kind, controller=controller, states=states))
-    show_jobs(found, as_json=as_json, is_all=kind is None and controller is None and not states)
+    states = check_states(state or None)
+    if limit < 0:
+        raise UsageError(f"--limit {limit} cannot be; give how many jobs to show, or 0 for all")
+    most = limit or None
+    asked = None if most is None else most + 1  # one more tells that there are more
+    found = ask(
+        Target.of(broker, name, secret_file, timeout),
+        lambda client: client.jobs(kind=kind, controller=controller, states=states, limit=asked),
+    )
+    show_jobs(found, as_json=as_json, is_all=kind is None and controller is None and states is None, limit=most)
 
 
 @app.command("show", epilog="Example: godwit job show 7")
@@ -134,7 +172,7 @@ def show(
     job: JobArgument,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
-    name: NameOption = None,
+    name: ControllerOption = None,
     secret_file: SecretOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -151,7 +189,7 @@ def cancel(
     job: JobArgument,
     reason: Annotated[str, typer.Option(help="What its workers and whoever watches it are told.")] = "",
     broker: BrokerOption = DEFAULT_BROKER,
-    name: NameOption = None,
+    name: ControllerOption = None,
     secret_file: SecretOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -167,7 +205,7 @@ def watch(
     as_json: UpdatesOption = False,
     quiet: QuietOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
-    name: NameOption = None,
+    name: ControllerOption = None,
     secret_file: SecretOption = None,
     timeout: TimeoutOption = None,
 ) -> None:

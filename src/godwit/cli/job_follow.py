@@ -6,6 +6,8 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
+import typer
+
 from godwit.cli.connecting import guarded, tell
 from godwit.cli.job_text import ended_text, json_line, result_text, update_text
 from godwit.cli.progress import MAX_BARS, TaskProgress
@@ -32,7 +34,7 @@ async def follow(job: AsyncJob, *, as_json: bool, quiet: bool) -> None:
     if job.state != "done":
         raise GodwitError(ended_text(job))
     if shows:
-        tell(ended_text(job))
+        typer.echo(ended_text(job), err=True)
 
 
 class _JobView:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import typer
@@ -11,19 +11,16 @@ import typer
 from godwit.cli.job_text import progress_text
 from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, iso_time, moment, safe, short_moment, size
-from godwit.errors import UsageError
-from godwit.wire.jobs import JobState
 
 if TYPE_CHECKING:
     from godwit.wire.jobs import JobInfo, TaskInfo
-
-STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 
 _JOB_COLUMNS: Final = (
     Column("job", right=True),
     Column("kind", is_name=True),
     Column("state"),
     Column("finished", "done", right=True),
+    Column("at work", right=True, drop=6),
     Column("failed", right=True, drop=4),
     Column("controller", least_width=12, drop=5),
     Column("priority", "prio", right=True, drop=2),
@@ -43,24 +40,17 @@ _TASK_COLUMNS: Final = (
 )
 
 
-def check_states(states: Sequence[str] | None) -> list[JobState] | None:
-    """None for all. UsageError for a state that there is not."""
-    found: list[JobState] = []
-    for text in states or ():
-        match = next((state for state in STATES if state == text), None)
-        if match is None:
-            raise UsageError(f"there is no state {text!r}; choose {', '.join(STATES[:-1])} or {STATES[-1]}")
-        found.append(match)
-    return found or None
-
-
-def show_jobs(jobs: Sequence[JobInfo], *, as_json: bool, is_all: bool) -> None:
+def show_jobs(jobs: Sequence[JobInfo], *, as_json: bool, is_all: bool, limit: int | None = None) -> None:
+    """At most `limit` of them; that there are more is said."""
+    shown = jobs[:limit]
     if as_json:
-        show_objects([job_object(job) for job in jobs])
+        show_objects([job_object(job) for job in shown])
     elif not jobs:
         typer.echo("no jobs" if is_all else "no job matches", err=True)
     else:
-        show_table(_JOB_COLUMNS, [_job_row(job) for job in jobs])
+        show_table(_JOB_COLUMNS, [_job_row(job) for job in shown])
+    if len(shown) < len(jobs):
+        typer.echo(f"these are the newest {len(shown):,}; --limit 0 shows all", err=True)
 
 
 def show_job(job: JobInfo, tasks: Sequence[TaskInfo], *, as_json: bool) -> None:
@@ -128,8 +118,8 @@ def job_line(job: JobInfo) -> str:
 def task_line(task: TaskInfo) -> str:
     """A task on one line, for the shell."""
     parts = [f"task {task.task}", task.state]
-    if task.worker:
-        parts.append(safe(task.worker))
+    if worker := _worker(task):
+        parts.append(safe(worker))
     if task.state == "leased" and (task.progress is not None or task.note):
         parts.append(progress_text(task.progress, task.note))
     if task.failures:
@@ -139,8 +129,7 @@ def task_line(task: TaskInfo) -> str:
 
 def job_object(job: JobInfo) -> dict[str, Any]:
     """What `--json` prints: times as text, and all that is known, also what is empty."""
-    fields = msgspec.structs.asdict(job)
-    fields["kind"] = fields.pop("of_kind")
+    fields = {"kind" if name == "of_kind" else name: value for name, value in msgspec.structs.asdict(job).items()}
     fields["workers"] = "all" if job.workers == 0 else job.workers
     return _with_times(fields)
 
@@ -162,6 +151,7 @@ def _job_row(job: JobInfo) -> tuple[str, ...]:
         job.of_kind,
         job.state,
         _finished(job),
+        f"{job.leased:,}" if job.leased else "",
         f"{job.failed:,}" if job.failed else "",
         job.controller,
         f"{job.priority}" if job.priority else "",
@@ -175,7 +165,7 @@ def _task_row(task: TaskInfo) -> tuple[str, ...]:
     return (
         f"{task.task}",
         task.state,
-        task.worker,
+        _worker(task),
         progress_text(task.progress, task.note) if is_at_work else "",
         f"{task.failures:,}" if task.failures else "",
         f"{task.losses:,}" if task.losses else "",
@@ -183,6 +173,11 @@ def _task_row(task: TaskInfo) -> tuple[str, ...]:
         moment(task.since_us),
         task.error,
     )
+
+
+def _worker(task: TaskInfo) -> str:
+    """Who has it, or had it at its end. Whoever had a task that waits again has nothing to do with it any more."""
+    return "" if task.state == "waiting" else task.worker
 
 
 def _finished(job: JobInfo) -> str:

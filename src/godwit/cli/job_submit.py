@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self
 
 import typer
 
 from godwit.cli.connecting import Target, ask, connected, run
-from godwit.cli.job_text import Workers, accepted_text, check_seconds, parse_workers
+from godwit.cli.job_text import accepted_text, check_seconds
 from godwit.cli.text import safe, safe_json
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_PRIORITY, MAX_RETRIES
+from godwit.net.submitting import JobOptions
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient
@@ -29,58 +30,33 @@ class Wish:
 
     kind: str
     payload: bytes = b""
-    workers: Workers = 1
-    priority: int = 0
-    delay_s: float = 0.0
-    deadline_s: float | None = None
-    retries: int = 3
-    time_limit_s: float | None = None
     key: str | None = None
+    options: JobOptions = field(default_factory=JobOptions)
 
     @classmethod
-    def of(
-        cls,
-        kind: str,
-        payload: str | None,
-        *,
-        workers: str,
-        priority: int,
-        delay_s: float,
-        deadline_s: float | None,
-        retries: int,
-        time_limit_s: float | None,
-        key: str | None,
-    ) -> Self:
-        """From the options of the command line; UsageError for what cannot be."""
+    def of(cls, kind: str, payload: str | None, key: str | None, options: JobOptions, *, is_literal: bool) -> Self:
+        """From the command line; UsageError for what cannot be, in its words, before anything is read or sent."""
         from godwit.broker.topics import check_kind
 
         check_kind(kind)
-        number = parse_workers(workers)
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise UsageError(f"--priority {priority} cannot be; give a number from -{MAX_PRIORITY} to {MAX_PRIORITY}")
-        if not 0 <= retries <= MAX_RETRIES:
-            raise UsageError(f"--retries {retries} cannot be; give a number from 0 to {MAX_RETRIES:,}")
+        _check_number("--priority", options.get("priority", 0), -MAX_PRIORITY, MAX_PRIORITY)
+        _check_number("--retries", options.get("retries", 0), 0, MAX_RETRIES)
+        delay_s, deadline_s = options.get("delay_s", 0.0), options.get("deadline_s")
         check_seconds("--delay", delay_s, least_s=0.0)
         check_seconds("--deadline", deadline_s)
-        check_seconds("--time-limit", time_limit_s)
+        check_seconds("--retry-delay", options.get("retry_delay_s"), least_s=0.0)
+        check_seconds("--time-limit", options.get("time_limit_s"))
         if deadline_s is not None and deadline_s <= delay_s:
             raise UsageError(f"--deadline {deadline_s:g} is over before --delay {delay_s:g} is; give it more time")
-        return cls(
-            kind, read_payload(payload), number, priority, delay_s, deadline_s, retries, time_limit_s, key
-        )  # fmt: skip
+        return cls(kind, read_payload(payload, is_literal=is_literal), key, options)
 
     async def submit(self, client: AsyncClient) -> AsyncJob:
-        return await client.submit(
-            self.kind,
-            self.payload,
-            workers=self.workers,
-            priority=self.priority,
-            delay_s=self.delay_s,
-            deadline_s=self.deadline_s,
-            retries=self.retries,
-            time_limit_s=self.time_limit_s,
-            key=self.key,
-        )
+        return await client.submit(self.kind, self.payload, key=self.key, **self.options)
+
+
+def _check_number(option: str, number: int, least: int, most: int) -> None:
+    if not least <= number <= most:
+        raise UsageError(f"{option} {number} cannot be; give a number from {least:,} to {most:,}")
 
 
 def submit_job(target: Target, wish: Wish, *, wait: bool, as_json: bool, quiet: bool) -> None:
@@ -107,8 +83,11 @@ async def _submit_and_follow(target: Target, wish: Wish, *, as_json: bool, quiet
         await follow(await wish.submit(client), as_json=as_json, quiet=quiet)
 
 
-def read_payload(text: str | None) -> bytes:
-    """What is to be worked on: a text, standard input (-), or the content of a file (@FILE)."""
+def read_payload(text: str | None, *, is_literal: bool = False) -> bytes:
+    """What is to be worked on: a text, standard input (-), or the content of a file (@FILE).
+
+    `is_literal`: it stood behind --, so that it is no option, whatever it looks like.
+    """
     if text is None:
         return b""
     if text == "-":
@@ -123,7 +102,7 @@ def read_payload(text: str | None) -> bytes:
                 f"cannot read {path}: {error.strerror or error}; check the path, or give a payload that begins with @ "
                 "through standard input (-)"
             ) from error
-    if _LOOKS_LIKE_AN_OPTION.match(text) and "--" not in sys.argv:
+    if _LOOKS_LIKE_AN_OPTION.match(text) and not is_literal:
         raise UsageError(f"there is no option {text}; if it is a payload, put -- before it")
     # What was no UTF-8 on the command line goes out as the bytes that it was.
     return _checked(text.encode("utf-8", "surrogateescape"), "the payload")

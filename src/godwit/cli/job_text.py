@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import base64
 import math
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+import time
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from godwit.cli.text import count, safe, safe_json, safe_payload
+from godwit.cli.text import count, moment, safe, safe_json, safe_payload
 from godwit.errors import UsageError
-from godwit.limits import MAX_JOB_TIME_MS, MAX_TASKS_OF_JOB
+from godwit.limits import MAX_TASKS_OF_JOB
+from godwit.net.submitting import MAX_JOB_NUMBER, MAX_TIME_S, Workers
 
 if TYPE_CHECKING:
     from godwit.net.jobs import AsyncJob, Update
 
-Workers: TypeAlias = int | Literal["all"]
-
-MAX_TIME_S: Final = MAX_JOB_TIME_MS / 1000
-_JOB_NUMBERS: Final = 2**63
 _ENDS: Final = frozenset(("done", "failed", "cancelled"))
 
 
@@ -32,16 +30,21 @@ def parse_workers(text: str) -> Workers:
     """A number of workers, or all."""
     if text == "all":
         return "all"
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_TASKS_OF_JOB:
+    if 1 <= _whole(text) <= MAX_TASKS_OF_JOB:
         return int(text)
     raise UsageError(f"{text!r} workers cannot be; give a number from 1 to {MAX_TASKS_OF_JOB:,}, or all")
 
 
 def parse_job(text: str) -> int:
     """The number of a job."""
-    if text.isascii() and text.isdigit() and 1 <= int(text) < _JOB_NUMBERS:
+    if 1 <= _whole(text) <= MAX_JOB_NUMBER:
         return int(text)
-    raise UsageError(f"{text!r} is no job's number; the list of jobs has the numbers")
+    raise UsageError(f"{text[:40]!r} is no job's number; the list of jobs has the numbers")
+
+
+def _whole(text: str) -> int:
+    """0 for what is no number; and none has more digits than the largest job."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_JOB_NUMBER)) else 0
 
 
 def check_seconds(option: str, seconds: float | None, *, least_s: float = 0.001) -> None:
@@ -54,11 +57,12 @@ def check_seconds(option: str, seconds: float | None, *, least_s: float = 0.001)
 
 
 def accepted_text(job: AsyncJob) -> str:
-    """How a job begins: with how many workers, or that it waits for one."""
+    """How a job begins: with how many workers, or what it waits for."""
     if job.agreed is not None:
         return f"job {job.number}: {count(job.agreed, 'worker')} agreed"
-    kind = safe(job.kind) or "such jobs"  # a job that is only watched does not tell its kind
-    return f"job {job.number} waits: nobody works on {kind} yet, or it is to begin later"
+    if job.begins_us > time.time_ns() // 1000:
+        return f"job {job.number} waits: it is not to begin before {moment(job.begins_us)} UTC"
+    return f"job {job.number} waits: nobody works on {safe(job.kind)} yet"
 
 
 def update_text(job: AsyncJob, update: Update) -> str:
@@ -76,13 +80,14 @@ def _task_text(update: Update) -> str:
     worker = safe(update.worker) or "its worker"
     if update.what == "result":
         return f"{worker} finished: {result_text(update)}"
+    if update.what == "failure" and update.is_final:  # the deadline may have passed: then it is nobody's fault
+        had_it = f" (it was with {worker} last)" if update.worker else ""
+        return f"failed for good: {safe(update.error)}{had_it}"
     if update.what == "failure":
-        return f"{worker} failed{' for good' if update.is_final else ''}: {safe(update.error)}"
+        return f"{worker} failed: {safe(update.error)}"
     if update.what == "reassigned":
         return f"goes to {worker}"
-    if update.what == "progress":
-        return f"{worker} is at {progress_text(update.progress, update.note)}"
-    return f"{safe(update.what)} ({worker})"
+    return f"{worker} is at {progress_text(update.progress, update.note)}"
 
 
 def result_text(update: Update) -> str:
@@ -133,16 +138,16 @@ def json_line(job: AsyncJob, update: Update) -> bytes:
     is_end = update.what in _ENDS
     tells_number = is_end or update.what in ("accepted", "settled")
     found = UpdateObject(
-        job=job.number or 0,
+        job=job.number,
         what=update.what,
         agreed=job.agreed if tells_number else None,
         task=update.task,
-        worker=update.worker or "",
+        worker=update.worker,
         progress=update.progress,
-        note=update.note or "",
+        note=update.note,
         result=text,
         result_base64=coded,
-        error=update.error or "",
+        error="" if is_end else update.error,
         is_final=update.is_final,
         reason=job.reason if is_end else "",
     )

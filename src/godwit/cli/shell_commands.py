@@ -10,7 +10,7 @@ from godwit.cli.clients import subscriptions_text
 from godwit.cli.kick import kicked_text
 from godwit.cli.pub import reached_text
 from godwit.cli.rendering import Lines
-from godwit.cli.shell_usage import HELP, arguments, missing
+from godwit.cli.shell_usage import HELP, USAGE_WIDTH, arguments, missing
 from godwit.cli.shell_words import first_word, topic_and_message
 from godwit.cli.shell_work import ShellWork
 from godwit.cli.text import count, hanging, safe
@@ -195,7 +195,7 @@ class Shell:
         await asyncio.sleep(seconds)
 
     async def _help(self, rest: str) -> None:
-        lines = [line for usage, what in HELP.values() for line in hanging(usage, what)]
+        lines = [line for usage, what in HELP.values() for line in hanging(usage, what, title_width=USAGE_WIDTH)]
         await self._write(
             "".join(f"{line}\n" for line in lines) + 'Names that contain blanks need quotes: pub "living room" 21.5\n'
         )

@@ -22,7 +22,7 @@ HELP: Final[Mapping[str, tuple[str, str]]] = {
         "job submit KIND [PAYLOAD]",
         "give work to a worker; --workers N or --workers all before KIND: to several. What becomes of it is shown",
     ),
-    "job list": ("job list [KIND]", "the jobs that there are"),
+    "job list": ("job list [KIND]", "the newest jobs that there are"),
     "job show": ("job show JOB", "one job and its tasks"),
     "job watch": ("job watch JOB", "show what becomes of it"),
     "job cancel": ("job cancel JOB [REASON]", "end it"),
@@ -35,6 +35,8 @@ HELP: Final[Mapping[str, tuple[str, str]]] = {
     "help": ("help", "this list"),
     "quit": ("quit", "end; Ctrl-D does the same, and Ctrl-C on an empty line"),
 }
+
+USAGE_WIDTH: Final = max(len(usage) for usage, _ in HELP.values()) + 2
 
 
 def arguments(command: str, rest: str, least: int, most: int | None) -> list[str]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CAPACITY: Final = 4
 """Tasks that a shell pretends to work on at once."""
+SHOWN_JOBS: Final = 50
 LAST_WORD_S: Final = 0.5
 """How long the end may take to hand tasks back; a broker that is gone does not answer."""
 ALREADY: Final = "You are volunteering already; withdraw first."
@@ -82,8 +83,9 @@ class ShellWork:
 
     async def _list(self, rest: str) -> None:
         kinds = arguments("job list", rest, 0, 1)
-        jobs = await self.client.jobs(kind=kinds[0] if kinds else None)
-        await self._write("".join(f"{line}\n" for line in map(job_line, jobs)) or "There are no jobs.\n")
+        jobs = await self.client.jobs(kind=kinds[0] if kinds else None, limit=SHOWN_JOBS + 1)
+        lines = [*map(job_line, jobs[:SHOWN_JOBS]), *(["There are older ones."] if len(jobs) > SHOWN_JOBS else [])]
+        await self._write("".join(f"{line}\n" for line in lines) or "There are no jobs.\n")
 
     async def _show(self, rest: str) -> None:
         (number,) = arguments("job show", rest, 1, 1)

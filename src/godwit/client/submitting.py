@@ -35,6 +35,8 @@ def too_large(what: str, size_bytes: int, most_bytes: int) -> str:
 
 def check_key(key: str) -> int:
     """Gives its bytes."""
+    if not isinstance(key, str):
+        raise UsageError(f"the key is {key!r}, of the type {type(key).__name__}: give a text")
     try:
         size = len(key.encode())
     except UnicodeEncodeError:

@@ -30,7 +30,7 @@ from godwit.net.connect import FLUSH_PATIENCE_S, AsyncClient, Connecting
 from godwit.net.connect import connect as connect_async
 from godwit.net.files import OnFileProgress, OnProgress, SentFile
 from godwit.net.publishing import AsyncPublisher
-from godwit.net.submitting import JobOptions
+from godwit.net.submitting import JobLike, JobOptions
 from godwit.net.subscribing import OnGap, Since
 from godwit.net.thread import LoopThread
 from godwit.transport.statistics import Statistics
@@ -157,8 +157,8 @@ class BlockingClient:
         """
         return BlockingJob(self._thread, self._thread.call(self._client.submit(kind, payload, key=key, **options)))
 
-    def submit_many(self, jobs: Iterable[tuple[str, Payload]], **options: Unpack[JobOptions]) -> list[BlockingJob]:
-        """The fast way for many: pairs of a kind and a payload. See AsyncClient.submit_many."""
+    def submit_many(self, jobs: Iterable[JobLike], **options: Unpack[JobOptions]) -> list[BlockingJob]:
+        """The fast way for many: (kind, payload) or (kind, payload, key). See AsyncClient.submit_many."""
         wanted = list(jobs)  # here: what makes them may take its time
         return [
             BlockingJob(self._thread, job) for job in self._thread.call(self._client.submit_many(wanted, **options))
@@ -169,10 +169,15 @@ class BlockingClient:
         return BlockingJob(self._thread, self._thread.call(self._client.job(number)))
 
     def jobs(
-        self, *, kind: str | None = None, controller: str | None = None, states: Sequence[JobState] | None = None
+        self,
+        *,
+        kind: str | None = None,
+        controller: str | None = None,
+        states: Sequence[JobState] | None = None,
+        limit: int | None = None,
     ) -> list[JobInfo]:
         """The jobs that this client may see, the newest first; of a kind, a controller, in one of these states."""
-        return self._thread.call(self._client.jobs(kind=kind, controller=controller, states=states))
+        return self._thread.call(self._client.jobs(kind=kind, controller=controller, states=states, limit=limit))
 
     def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
         """One job and its tasks, as they stand."""

@@ -44,6 +44,11 @@ class BlockingJob:
         return self._inner.state
 
     @property
+    def begins_us(self) -> int:
+        """Not before then, in microseconds since 1970, if it was submitted with a delay. 0 or past: at once."""
+        return self._inner.begins_us
+
+    @property
     def is_ended(self) -> bool:
         return self._inner.is_ended
 

@@ -27,8 +27,8 @@ _ERROR_BYTES: Final = 700
 async def run_command(task: Task, command: Sequence[str]) -> bytes:
     """Runs the command without a shell. An exit code other than 0 is a failure with the end of its standard error.
 
-    It finds the task in GODWIT_JOB, GODWIT_TASK, GODWIT_KIND and GODWIT_ATTEMPT. When the task is revoked, the command
-    and the processes that it started are terminated, and killed a second later.
+    It finds the task in GODWIT_JOB, GODWIT_TASK, GODWIT_FENCE, GODWIT_KIND, GODWIT_ATTEMPT and GODWIT_CONTROLLER. When
+    the task is revoked, the command and the processes that it started are terminated, and killed a second later.
     """
     transport, talk = await _begin(command, {**os.environ, **_description(task)})
     try:
@@ -73,8 +73,10 @@ def _description(task: Task) -> dict[str, str]:
     return {
         "GODWIT_JOB": str(task.job),
         "GODWIT_TASK": str(task.number),
+        "GODWIT_FENCE": str(task.fence),
         "GODWIT_KIND": task.kind,
         "GODWIT_ATTEMPT": str(task.attempt),
+        "GODWIT_CONTROLLER": task.controller,
     }
 
 

@@ -14,8 +14,6 @@ from godwit.limits import MAX_KINDS
 from godwit.net.commands import run_command
 from godwit.net.task import Task
 
-__all__ = ["Handler", "Handlers", "run_command"]
-
 F = TypeVar("F", bound=Callable[[Task], object])
 
 
@@ -31,6 +29,16 @@ class Handlers:
 
     def __init__(self) -> None:
         self.by_kind: dict[str, Handler] = {}
+
+    def check(self, kind: str) -> None:
+        """UsageError if there can be no (other) handler for it."""
+        if not isinstance(kind, str):
+            raise UsageError(f"a handler for {kind!r}: name the kind of work, as in @worker.handles('kind')")
+        check_kind(kind)
+        if kind in self.by_kind:
+            raise UsageError(f"there is a handler for {kind!r} already: a kind has one")
+        if len(self.by_kind) == MAX_KINDS:
+            raise UsageError(f"handlers for more than {MAX_KINDS} kinds: let another worker do {kind!r}")
 
     def add(self, kind: str, function: F) -> F:
         """An async function runs in the event loop, a plain one in a thread."""
@@ -52,11 +60,7 @@ class Handlers:
         self._put(kind, Handler(handle, is_async=True))
 
     def _put(self, kind: str, handler: Handler) -> None:
-        check_kind(kind)
-        if kind in self.by_kind:
-            raise UsageError(f"there is a handler for {kind!r} already: a kind has one")
-        if len(self.by_kind) == MAX_KINDS:
-            raise UsageError(f"handlers for more than {MAX_KINDS} kinds: let another worker do {kind!r}")
+        self.check(kind)
         self.by_kind[kind] = handler
 
 

@@ -69,7 +69,7 @@ class AsyncJob:
     Whoever is slow misses steps of progress, but never a result, a failure or the end.
     """
 
-    __slots__ = ("_cancel", "_followers", "_has_heard_end", "_view", "_waiters", "answer", "refusal")
+    __slots__ = ("_cancel", "_followers", "_has_heard_end", "_view", "_waiters", "answer", "begins_us", "refusal")
 
     def __init__(self, cancel: CancelJob, view: JobView) -> None:
         self._cancel = cancel
@@ -78,6 +78,8 @@ class AsyncJob:
         self._waiters: list[asyncio.Future[None]] = []
         self._has_heard_end = False
         """The view may have ended before: what happened is told a little later."""
+        self.begins_us = 0
+        """Not before then, in microseconds since 1970, if it was submitted with a delay. 0 or past: at once."""
         self.answer: Countdown | None = None
         """Who waits for the broker's answer to it."""
         self.refusal: GodwitError | None = None
@@ -206,6 +208,7 @@ class AsyncJob:
     def describe(self, info: JobInfo) -> None:
         """What an update does not tell of a job that was found by its number."""
         self._view.key, self._view.kind, self._view.workers = info.key, info.of_kind, info.workers
+        self.begins_us = info.begins_us
 
     def on_changed(self, changes: list[Change]) -> None:
         if is_the_end(changes):

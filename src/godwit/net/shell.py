@@ -33,7 +33,7 @@ from godwit.client.events import (
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import GodwitError, SocketError, UsageError, broker_error
 from godwit.net.address import family_of
-from godwit.net.controlling import Controlling
+from godwit.net.followed_jobs import FollowedJobs
 from godwit.net.handlers import Handler
 from godwit.net.pair import ANY_HOST, open_driver
 from godwit.net.publishing import Publishing
@@ -79,7 +79,7 @@ class ClientShell:
         self._driver = open_driver(core, sockets, self._on_events)
         self.schedule_flush = self._driver.schedule_flush
         self.publishing = Publishing(core, self._driver.flush, self.schedule_flush)
-        self.controlling = Controlling(core, self.schedule_flush, self.request)
+        self.followed_jobs = FollowedJobs(core, self.schedule_flush, self.request)
         self._workbench: Workbench | None = None
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             Online: self._on_online,
@@ -97,7 +97,7 @@ class ClientShell:
             VolunteerRefused: self._on_work,
             WorkRoom: self._on_work_room,
             **self.publishing.handlers,
-            **self.controlling.handlers,
+            **self.followed_jobs.handlers,
         }
         core.connect([address for address in addresses if family_of(address) in usable], self._driver.clock())
         self.schedule_flush()
@@ -162,7 +162,7 @@ class ClientShell:
         try:
             async with asyncio.timeout(timeout_s):
                 await self.publishing.drained()
-                await self.controlling.drained()
+                await self.followed_jobs.drained()
         except TimeoutError:
             pass
 
@@ -252,13 +252,17 @@ class ClientShell:
         """
         if patience_s is None:
             patience_s = HAND_BACK_PATIENCE_S if self.state == "online" else 0.0
+        is_hurried = False
         try:
             bench.hand_back(reason)
             self._driver.flush()
             await self._drain(patience_s)
+        except asyncio.CancelledError:  # for the second time: somebody does not want to wait
+            is_hurried = True
+            raise
         finally:
             try:
-                await bench.close()
+                await bench.close(is_hurried=is_hurried)
             finally:
                 self._workbench = None
 
@@ -295,7 +299,7 @@ class ClientShell:
         for subscription in list(self._subscriptions.values()):
             subscription.on_client_ended(failure)
         self._subscriptions.clear()
-        self.controlling.on_ended(failure)
+        self.followed_jobs.on_ended(failure)
         if self._workbench is not None:
             self._workbench.on_client_ended(failure)
         self._tell_state("closed", event.reason)
@@ -323,7 +327,7 @@ class ClientShell:
             self._core.give_back(event.lease)
 
     def _on_work_room(self, event: WorkRoom) -> None:
-        self.controlling.on_room()
+        self.followed_jobs.on_room()
         if self._workbench is not None:
             self._workbench.on_room()
 

@@ -24,7 +24,17 @@ class Steps(Protocol):
 class Task:
     """One task of one job, leased to this worker. Made by the worker; its handler may use it from any thread."""
 
-    __slots__ = ("_bench", "is_revoked", "is_told", "lease", "revoked_because", "runner", "step", "worker")
+    __slots__ = (
+        "_bench",
+        "is_in_thread",
+        "is_revoked",
+        "is_told",
+        "lease",
+        "revoked_because",
+        "runner",
+        "step",
+        "worker",
+    )
 
     def __init__(self, bench: Steps, lease: Lease, worker: str) -> None:
         self.lease = lease
@@ -35,6 +45,8 @@ class Task:
         self.revoked_because = ""
         self.runner: asyncio.Task[None] | None = None
         """In which its async handler runs."""
+        self.is_in_thread = False
+        """Its plain handler has a thread, or waits for one."""
         self.step: tuple[float | None, str] = None, ""
         """The newest progress, and its note."""
         self.is_told = False

@@ -44,17 +44,22 @@ class Crossing:
 
 
 class HandlerThreads:
-    """As many threads as there is work at once. Daemons: a program that ends does not wait for a handler."""
+    """As many threads as there is work at once, at most `most`. Daemons: a program that ends waits for no handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
         self._count = 0
+        self._work = 0
+        """What is being done or waits for it."""
 
     def do(self, work: Work) -> None:
         """Has it done soon. What it raises is its own affair. RuntimeError: the system gives not even one thread."""
-        if not self._idle.acquire(blocking=False):
-            self._start()
+        with self._lock:
+            if self._count <= self._work and self._count < self._most:
+                self._start()
+            self._work += 1
         self._queue.put(work)
 
     def _start(self) -> None:
@@ -75,4 +80,5 @@ class HandlerThreads:
         while (work := self._queue.get()) is not None:
             work()
             del work  # it is not kept while the thread waits
-            self._idle.release()
+            with self._lock:
+                self._work -= 1

@@ -4,12 +4,16 @@ Async handlers run in *runners*, tasks of the event loop. A runner takes up one 
 the handlers waits for something; then another runner goes on with the rest. So a thousand handlers that return at once
 cost one task of the event loop, not a thousand, and each of them still runs in one, as asyncio.timeout and others need.
 Plain handlers run in threads.
+
+A handler that runs on after its task was revoked keeps its place: nobody can stop a thread. The broker is told that the
+worker can do less, so that it never has more handlers at work than its capacity, however many of them hang.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import copy_context
@@ -27,6 +31,12 @@ from godwit.net.threads import Crossing, HandlerThreads
 
 _RUN_S: Final = 0.005
 """After so long a runner lets the event loop have its turn."""
+_LINGER_S: Final = 0.1
+"""After so long the place of a revoked task whose handler still runs is told to be taken. Most end at once."""
+CLOSE_PATIENCE_S: Final = 5.0
+"""For async handlers that were cancelled. Commands need less, even those that are killed."""
+HURRY_S: Final = 0.5
+"""The same, if somebody does not want to wait: a command is killed at once then."""
 
 
 class Workbench:
@@ -46,6 +56,15 @@ class Workbench:
         self._core = core
         self._schedule_flush = schedule_flush
         self._handlers = handlers
+        self._capacity = capacity
+        self._places = capacity
+        """What the broker was told last."""
+        self._telling: asyncio.TimerHandle | None = None
+        """Tells it something else soon."""
+        self._lingering: set[Task] = set()
+        """They were revoked, and their handlers run on."""
+        self._in_threads = 0
+        """Tasks that threads have, these among them."""
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[Lease, Task] = {}
         """Those that are waiting or at work here."""
@@ -57,17 +76,12 @@ class Workbench:
         """_start_runner will be called soon. It is so as long as tasks wait."""
         self._runners: set[asyncio.Task[None]] = set()
         self._crossing = Crossing(self._loop)
-        self._threads = HandlerThreads()
+        self._threads = HandlerThreads(capacity)
         self._is_leaving = False
         self._failure: GodwitError | None = None
         self._changed: list[asyncio.Future[None]] = []
         core.volunteer(list(handlers), capacity)
         schedule_flush()
-
-    @property
-    def tasks(self) -> int:
-        """How many it has."""
-        return len(self._tasks)
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -86,6 +100,8 @@ class Workbench:
             self._core.give_back(lease)
             self._revoke(lease, reason)
         self._waiting.clear()
+        for runner in self._runners:  # `close` waits for them; the end of the event loop, or a second Ctrl-C, does not
+            asyncio.tasks._unregister_task(runner)
 
     async def idle(self) -> None:
         """Waits until it is withdrawn and its last task has ended. Raises why it may not work (any longer)."""
@@ -94,11 +110,34 @@ class Workbench:
         if self._failure is not None:
             raise copy(self._failure)
 
-    async def close(self) -> None:
-        """Waits for handlers that were told to end: in the event loop. Threads cannot be told, and are left alone."""
+    async def close(self, *, is_hurried: bool = False) -> None:
+        """Waits a while for handlers that were told to end: in the event loop. Threads cannot be told.
+
+        What does not end is left alone, with a warning. `is_hurried`, or cancelled: it hardly waits at all.
+        """
         self._threads.stop()
-        if self._runners:
-            await asyncio.wait(self._runners)
+        if not self._runners:
+            return
+        try:
+            if not is_hurried:
+                await asyncio.wait(self._runners, timeout=CLOSE_PATIENCE_S)
+        except asyncio.CancelledError:
+            is_hurried = True
+            raise
+        finally:
+            if is_hurried and self._runners:
+                for runner in self._runners:
+                    runner.cancel()
+                await asyncio.wait(self._runners, timeout=HURRY_S)
+        stubborn = [task for task in self._lingering if task.runner in self._runners]
+        if stubborn:
+            names = ", ".join(f"task {task.number} of job {task.job} ({task.kind!r})" for task in stubborn)
+            warnings.warn(
+                f"handlers run on although they were cancelled {CLOSE_PATIENCE_S:g} s ago: {names}; "
+                "let CancelledError out of them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     async def _next_change(self) -> None:
         future: asyncio.Future[None] = self._loop.create_future()
@@ -139,12 +178,19 @@ class Workbench:
         if self._is_leaving or handler is None:  # it was on its way
             self._core.give_back(lease)
             return
+        if not handler.is_async and self._in_threads >= self._capacity:  # the broker does not know yet who lingers
+            self._tell_places()
+            self._core.give_back(lease)
+            return
         task = self._tasks[lease] = Task(self, lease, self._core.name)
         if not handler.is_async:
             try:
                 self._threads.do(partial(self._run_in_thread, task, handler.call))
             except RuntimeError as error:
                 self._on_failed(task, error)
+            else:
+                task.is_in_thread = True
+                self._in_threads += 1
             return
         self._waiting.append((task, handler))
         if not self._is_starting:
@@ -157,7 +203,37 @@ class Workbench:
             task.is_revoked = True
             if task.runner is not None:
                 task.runner.cancel()
+            if task.runner is not None or task.is_in_thread:
+                self._lingering.add(task)
+                self._tell_places_soon()
             self._note_change()
+
+    # -- places -------------------------------------------------------------------------------------------------------
+
+    def _tell_places_soon(self) -> None:
+        if self._telling is None and not self._is_leaving:
+            self._telling = self._loop.call_later(_LINGER_S, self._tell_places)
+
+    def _tell_places(self) -> None:
+        """How many tasks it can do at once, beside those whose handlers do not end."""
+        if self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        places = max(self._capacity - len(self._lingering), 0)
+        if self._is_leaving or places == self._places:
+            return
+        self._places = places
+        if places:
+            self._core.volunteer(list(self._handlers), places)
+        else:
+            self._core.withdraw()
+        self._schedule_flush()
+
+    def _on_handler_ended(self, task: Task) -> None:
+        """Of a task that was revoked: its place is free again."""
+        self._lingering.discard(task)
+        if self._places < self._capacity:
+            self._tell_places_soon()
 
     # -- in the event loop --------------------------------------------------------------------------------------------
 
@@ -201,6 +277,8 @@ class Workbench:
                 self._on_failed(task, error)
             else:
                 self._on_finished(task, result)
+            if task.is_revoked:
+                self._on_handler_ended(task)
             # A cancel may be on its way into a runner whose task was revoked, and a handler may leave values in its
             # context: neither is for the next handler.
             if task.is_revoked or copy_context() != context or time.monotonic() > until:
@@ -209,13 +287,19 @@ class Workbench:
     # -- in threads ---------------------------------------------------------------------------------------------------
 
     def _run_in_thread(self, task: Task, call: Callable[[Task], Any]) -> None:
-        if not task.is_revoked:
-            try:
-                result = call(task)
-            except BaseException as error:  # nothing that a handler raises ends more than its task
-                self._crossing.call(self._on_failed, task, error)
-            else:
-                self._crossing.call(self._on_finished, task, result)
+        try:
+            result = None if task.is_revoked else call(task)
+        except BaseException as error:  # nothing that a handler raises ends more than its task
+            self._crossing.call(self._on_thread_done, task, self._on_failed, error)
+        else:
+            self._crossing.call(self._on_thread_done, task, self._on_finished, result)
+
+    def _on_thread_done(self, task: Task, report: Callable[[Task, Any], None], outcome: object) -> None:
+        self._in_threads -= 1
+        if task.is_revoked:
+            self._on_handler_ended(task)
+        else:
+            report(task, outcome)
 
     def on_progress(self, task: Task) -> None:
         """For any thread."""
@@ -240,6 +324,7 @@ class Workbench:
             try:
                 self._core.finish(task.lease, payload)
             except BufferFullError:
+                task.runner, task.is_in_thread = None, False  # its handler has ended: there is nothing to cancel
                 self._results.append((task, payload))
             else:
                 self._take_away(task)

@@ -78,6 +78,7 @@ class Worker:
         if self._loop is not None:
             raise UsageError(f"a handler for {kind!r} while the worker runs: name all handlers before")
         if command is None:
+            self._handlers.check(kind)  # here, not when a function follows: none may, if the brackets were forgotten
             return partial(self._handlers.add, kind)
         self._handlers.add_command(kind, command)
         return None

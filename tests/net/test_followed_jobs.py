@@ -14,7 +14,7 @@ from godwit.client.comparing import JOB_ENDED, JobView
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
 from godwit.errors import AccessError, BadKindError, BrokerError, JobError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
-from godwit.net.controlling import Controlling
+from godwit.net.followed_jobs import FollowedJobs
 from godwit.net.submitting import core_options
 from godwit.wire.codes import Code
 from godwit.wire.control import ControlMessage, Done
@@ -37,7 +37,7 @@ class Stand:
         self.core.submit = lambda *a, **k: remember(submit(*a, **k))  # type: ignore[method-assign]
         self.core.watch = lambda number: remember(watch(number))  # type: ignore[method-assign]
         self.asked: list[object] = []
-        self.controlling = Controlling(as_client(self.core), self.flush, self.ask)
+        self.followed_jobs = FollowedJobs(as_client(self.core), self.flush, self.ask)
 
     def flush(self) -> None:
         self.flushes += 1
@@ -50,22 +50,22 @@ class Stand:
         for number in numbers:
             view = self.views[number]
             view.number, view.state = number + 1, "running"
-            self.controlling.handlers[JobTaken](JobTaken(view))
+            self.followed_jobs.handlers[JobTaken](JobTaken(view))
 
     def refuse(self, number: int, code: Code = Code.NOT_ALLOWED) -> None:
         view = self.views[number]
         view.state = "refused"
-        self.controlling.handlers[JobRefused](JobRefused(view, code, "no"))
+        self.followed_jobs.handlers[JobRefused](JobRefused(view, code, "no"))
 
     def end(self, number: int) -> None:
         self.views[number].state = "done"
-        self.controlling.handlers[JobChanged](JobChanged(self.views[number], [JOB_ENDED]))
+        self.followed_jobs.handlers[JobChanged](JobChanged(self.views[number], [JOB_ENDED]))
 
 
 def test_a_submission_waits_for_its_answer() -> None:
     async def test() -> None:
         stand = Stand()
-        waiting = asyncio.create_task(stand.controlling.submit("resize", "picture", "mine", PLAIN))
+        waiting = asyncio.create_task(stand.followed_jobs.submit("resize", "picture", "mine", PLAIN))
         await turns()
         assert stand.core.said == [("submit", "resize", b"picture", "mine", dict(PLAIN))]
         assert not waiting.done()
@@ -83,7 +83,7 @@ def test_a_submission_waits_for_its_answer() -> None:
 def test_a_refusal_is_raised() -> None:
     async def test() -> None:
         stand = Stand()
-        waiting = asyncio.create_task(stand.controlling.submit("resize", b"", None, PLAIN))
+        waiting = asyncio.create_task(stand.followed_jobs.submit("resize", b"", None, PLAIN))
         await turns()
         stand.refuse(0)
         with pytest.raises(AccessError):
@@ -95,7 +95,7 @@ def test_a_refusal_is_raised() -> None:
 def test_of_many_one_that_is_refused_stops_no_other() -> None:
     async def test() -> None:
         stand = Stand()
-        waiting = asyncio.create_task(stand.controlling.submit_many([("a", b"1"), ("b", "2"), ("a", b"3")], PLAIN))
+        waiting = asyncio.create_task(stand.followed_jobs.submit_many([("a", b"1"), ("b", "2"), ("a", b"3")], PLAIN))
         await turns()
         assert [said[1:3] for said in stand.core.said] == [("a", b"1"), ("b", b"2"), ("a", b"3")]
         stand.take(0, 2)
@@ -106,7 +106,7 @@ def test_of_many_one_that_is_refused_stops_no_other() -> None:
         assert [job.state for job in jobs] == ["running", "refused", "running"]
         with pytest.raises(BrokerError, match="no"):
             await jobs[1].results()
-        assert await stand.controlling.submit_many([], PLAIN) == []
+        assert await stand.followed_jobs.submit_many([], PLAIN) == []
 
     run(test)
 
@@ -115,12 +115,12 @@ def test_of_many_none_is_sent_if_one_cannot_be() -> None:
     async def test() -> None:
         stand = Stand()
         with pytest.raises(BadKindError):
-            await stand.controlling.submit_many([("a", b""), ("b/+", b"")], PLAIN)
+            await stand.followed_jobs.submit_many([("a", b""), ("b/+", b"")], PLAIN)
         with pytest.raises(UsageError, match=f"takes {MAX_JOB_PAYLOAD_BYTES}: send larger things"):
-            await stand.controlling.submit_many([("a", b""), ("a", bytes(MAX_JOB_PAYLOAD_BYTES + 1))], PLAIN)
+            await stand.followed_jobs.submit_many([("a", b""), ("a", bytes(MAX_JOB_PAYLOAD_BYTES + 1))], PLAIN)
         wrong: list[tuple[str, bytes]] = [("a", b""), ("a", 3)]  # type: ignore[list-item]
         with pytest.raises(UsageError, match="a payload of type int"):
-            await stand.controlling.submit_many(wrong, PLAIN)
+            await stand.followed_jobs.submit_many(wrong, PLAIN)
         assert stand.core.said == []
 
     run(test)
@@ -129,15 +129,15 @@ def test_of_many_none_is_sent_if_one_cannot_be() -> None:
 def test_submissions_wait_for_room() -> None:
     async def test() -> None:
         stand = Stand(room=2)
-        waiting = asyncio.create_task(stand.controlling.submit_many([("a", b"")] * 5, PLAIN))
+        waiting = asyncio.create_task(stand.followed_jobs.submit_many([("a", b"")] * 5, PLAIN))
         await turns()
         assert len(stand.views) == 2
         stand.core.room = 2
-        stand.controlling.on_room()
+        stand.followed_jobs.on_room()
         await turns()
         assert len(stand.views) == 4
         stand.core.room = 1
-        stand.controlling.on_room()
+        stand.followed_jobs.on_room()
         await turns()
         stand.take(*range(5))
         assert len(await waiting) == 5
@@ -148,14 +148,14 @@ def test_submissions_wait_for_room() -> None:
 def test_a_watched_job_is_known_when_its_state_is() -> None:
     async def test() -> None:
         stand = Stand()
-        waiting = asyncio.create_task(stand.controlling.watch(7))
+        waiting = asyncio.create_task(stand.followed_jobs.watch(7))
         await turns()
         assert stand.core.said == [("watch", 7)]
         assert stand.flushes == 1
         assert not waiting.done()
         stand.end(0)
         assert (await waiting).state == "done"
-        unknown = asyncio.create_task(stand.controlling.watch(8))
+        unknown = asyncio.create_task(stand.followed_jobs.watch(8))
         await turns()
         stand.refuse(1, Code.NO_SUCH_JOB)
         with pytest.raises(JobError):
@@ -167,14 +167,19 @@ def test_a_watched_job_is_known_when_its_state_is() -> None:
 def test_a_cancel_is_looked_at_before_it_goes() -> None:
     async def test() -> None:
         stand = Stand()
-        await stand.controlling.cancel(7, "enough")
+        await stand.followed_jobs.cancel(7, "enough")
         assert stand.asked == [Cancel(request=5, job=7, reason="enough")]
         wrong: list[Any] = [0, -1, 2**63, "7", True]
         for number in wrong:
-            with pytest.raises(UsageError, match="no job has the number"):
-                await stand.controlling.cancel(number, "")
+            with pytest.raises(
+                UsageError, match=r"no job has the number|the number of a job is .*: give a whole number"
+            ):
+                await stand.followed_jobs.cancel(number, "")
         with pytest.raises(UsageError, match="a reason of 1025 characters"):
-            await stand.controlling.cancel(7, "x" * 1025)
+            await stand.followed_jobs.cancel(7, "x" * 1025)
+        no_text: Any = 5
+        with pytest.raises(UsageError, match="a reason of the type int: give a text"):
+            await stand.followed_jobs.cancel(7, no_text)
         assert len(stand.asked) == 1
 
     run(test)
@@ -184,7 +189,7 @@ def test_who_does_not_wait_any_more_is_no_trouble() -> None:
     async def test() -> None:
         stand = Stand()
         for _ in range(2):
-            waiting = asyncio.create_task(stand.controlling.submit("a", b"", None, PLAIN))
+            waiting = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))
             await turns()
             waiting.cancel()
             await turns()
@@ -199,19 +204,19 @@ def test_who_does_not_wait_any_more_is_no_trouble() -> None:
 def test_the_end_of_the_client_is_told_to_everybody() -> None:
     async def test() -> None:
         stand = Stand(room=2)
-        taken = asyncio.create_task(stand.controlling.submit("a", b"", None, PLAIN))
+        taken = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))
         await turns()
         stand.take(0)
         job = await taken
         stand.core.work_held = 1
         waiting = [
             asyncio.create_task(job.results()),
-            asyncio.create_task(stand.controlling.submit("a", b"", None, PLAIN)),
-            asyncio.create_task(stand.controlling.submit_many([("a", b"")], PLAIN)),  # there is no room
+            asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN)),
+            asyncio.create_task(stand.followed_jobs.submit_many([("a", b"")], PLAIN)),  # there is no room
         ]
-        drained = asyncio.create_task(stand.controlling.drained())
+        drained = asyncio.create_task(stand.followed_jobs.drained())
         await turns()
-        stand.controlling.on_ended(UsageError("the client is closed"))
+        stand.followed_jobs.on_ended(UsageError("the client is closed"))
         for task in waiting:
             with pytest.raises(UsageError, match="the client is closed"):
                 await task
@@ -224,13 +229,13 @@ def test_the_end_of_the_client_is_told_to_everybody() -> None:
 def test_it_is_drained_when_everything_is_answered() -> None:
     async def test() -> None:
         stand = Stand()
-        await stand.controlling.drained()
+        await stand.followed_jobs.drained()
         stand.core.work_held = 2
-        waiting = asyncio.create_task(stand.controlling.drained())
+        waiting = asyncio.create_task(stand.followed_jobs.drained())
         await turns()
         assert not waiting.done()
         stand.core.work_held = 0
-        stand.controlling.handlers[WorkIdle](WorkIdle())
+        stand.followed_jobs.handlers[WorkIdle](WorkIdle())
         await waiting
 
     run(test)

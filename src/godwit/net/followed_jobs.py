@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from godwit.broker.topics import check_kind
 from godwit.client.client import Client
 from godwit.client.comparing import JobView
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
 from godwit.client.jobs import PAYLOAD
-from godwit.client.packing import Payload, to_bytes
+from godwit.client.packing import Payload
 from godwit.client.submitting import check_payload
 from godwit.errors import BufferFullError, GodwitError, UsageError, broker_error
 from godwit.net.jobs import AsyncJob, Countdown, is_the_end
-from godwit.net.submitting import CoreOptions, check_number
+from godwit.net.submitting import CoreOptions, JobLike, Wanted, check_number, wanted_jobs
 from godwit.wire.control import ControlMessage, Done
 from godwit.wire.jobs import Cancel
+from godwit.wire.message import MAX_TEXT_CHARACTERS
 
 Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awaitable[Done]]
-MAX_REASON_CHARACTERS: Final = 1024
-"""Of godwit.wire.message.Text."""
 
 
-class Controlling:
+class FollowedJobs:
     """The jobs that one client submitted or watches, until they end."""
 
     def __init__(self, core: Client, schedule_flush: Callable[[], None], request: Request) -> None:
@@ -45,26 +44,22 @@ class Controlling:
 
     async def submit(self, kind: str, payload: Payload, key: str | None, options: CoreOptions) -> AsyncJob:
         """Returns when the broker has it safe; raises why it does not take it."""
-        (job,) = await self._submit_all([(kind, to_bytes(payload))], key, options)
+        (job,) = await self._submit_all(wanted_jobs([(kind, payload, key)]), options)
         if job.refusal is not None:
             raise copy(job.refusal)
         return job
 
-    async def submit_many(self, jobs: Iterable[tuple[str, Payload]], options: CoreOptions) -> list[AsyncJob]:
+    async def submit_many(self, jobs: Iterable[JobLike], options: CoreOptions) -> list[AsyncJob]:
         """Returns when all are answered. One that is refused has its refusal."""
-        wanted = [(kind, to_bytes(payload)) for kind, payload in jobs]
-        for kind in {kind for kind, _ in wanted}:  # all are looked at before the first is on its way
-            check_kind(kind)
-        longest = max((body for _, body in wanted), key=len, default=b"")
+        wanted = wanted_jobs(jobs)  # all are looked at before the first is on its way
+        longest = max((body for _, body, _ in wanted), key=len, default=b"")
         check_payload(PAYLOAD, longest, self._core.max_payload_bytes)
-        return await self._submit_all(wanted, None, options)
+        return await self._submit_all(wanted, options)
 
-    async def _submit_all(
-        self, wanted: list[tuple[str, bytes]], key: str | None, options: CoreOptions
-    ) -> list[AsyncJob]:
+    async def _submit_all(self, wanted: list[Wanted], options: CoreOptions) -> list[AsyncJob]:
         answer = Countdown(len(wanted))
         submitted: list[AsyncJob] = []
-        for kind, body in wanted:
+        for kind, body, key in wanted:
             while True:
                 try:
                     view = self._core.submit(kind, body, key=key, **options)
@@ -73,6 +68,10 @@ class Controlling:
                 else:
                     break
             submitted.append(self._follow(view, answer))
+        if delay_ms := options["delay_ms"]:
+            begins_us = time.time_ns() // 1000 + delay_ms * 1000
+            for job in submitted:
+                job.begins_us = begins_us
         await answer.wait()
         if self._ended is not None:
             raise copy(self._ended)
@@ -91,8 +90,10 @@ class Controlling:
     async def cancel(self, number: int, reason: str) -> None:
         """Returns when the job's end is safe."""
         check_number(number)
-        if len(reason) > MAX_REASON_CHARACTERS:
-            raise UsageError(f"a reason of {len(reason)} characters: at most {MAX_REASON_CHARACTERS}")
+        if not isinstance(reason, str):
+            raise UsageError(f"a reason of the type {type(reason).__name__}: give a text")
+        if len(reason) > MAX_TEXT_CHARACTERS:
+            raise UsageError(f"a reason of {len(reason)} characters: at most {MAX_TEXT_CHARACTERS}")
         await self._request(lambda n: Cancel(request=n, job=number, reason=reason), Done)
 
     def _follow(self, view: JobView, answer: Countdown) -> AsyncJob:

@@ -42,8 +42,9 @@ $(STAMP): pyproject.toml $(LOCK)
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	touch $@
 
-demo: $(STAMP) ## Watch messages survive a bad network (DEMO=forever goes on until Ctrl-C)
-	@$(BIN)/godwit demo $(if $(filter forever,$(DEMO)),--forever)
+demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever goes on until Ctrl-C)
+	@mkdir -p build
+	$(BIN)/godwit demo --report build/demo.html $(if $(filter forever,$(DEMO)),--forever)
 
 # The protocol's own tests come first and under coverage: they are quick, and what they miss is a gap to close.
 PROTOCOL_TESTS := tests/wire tests/transport
@@ -51,7 +52,7 @@ test: $(STAMP) ## Run the tests, with the coverage gate on wire and transport (9
 	@mkdir -p build
 	$(BIN)/coverage run -m pytest $(PROTOCOL_TESTS)
 	$(BIN)/coverage report --include='src/godwit/wire/*,src/godwit/transport/*' --fail-under=95
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(PROTOCOL_TESTS))
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(PROTOCOL_TESTS))
 
 check: $(STAMP) ## Lint, formatting, types, layering
 	@$(BIN)/ruff check .
@@ -64,12 +65,13 @@ soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow test
 	$(BIN)/godwit sim scenarios
 	$(BIN)/python -m pytest -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 
-bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive and jobs against peers and limits (minutes)
+bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive, jobs and Spark against peers and limits (minutes)
 	@$(BIN)/godwit bench transport
 	$(BIN)/godwit bench forward
 	$(BIN)/godwit bench log
 	$(BIN)/godwit bench archive
 	$(BIN)/godwit bench jobs
+	$(BIN)/godwit bench spark
 
 figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
 	@$(BIN)/python docs/figures/arq.py

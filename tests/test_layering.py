@@ -36,7 +36,10 @@ LAYERS: dict[str, tuple[str, str]] = {
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": ("spark", "deltalake pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
-    "bench": (f"{MACHINES} net archive sim", "apsw crc32c greenstalk msgspec nats numpy pyarrow rich uvloop zenoh"),
+    "bench": (
+        f"{MACHINES} net archive sim spark pipeline",
+        "apsw crc32c greenstalk msgspec nats numpy pyarrow pyspark rich uvloop zenoh",
+    ),
     "cli": (
         f"__init__ {MACHINES} net archive sim spark pipeline console bench",
         "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",

@@ -482,7 +482,7 @@ ROWS = [
         broker/jobs/test_office.py::test_a_worker_that_dies_has_its_tasks_until_it_was_silent_for_too_long
         broker/jobs/test_office.py::test_a_worker_that_never_reports_loses_its_tasks_and_counts_no_more
         broker/jobs/test_office.py::test_another_run_of_a_worker_has_nothing_of_the_one_before
-        broker/jobs/test_intake.py::test_a_late_report_changes_nothing_and_is_answered_with_a_revoke
+        broker/jobs/test_intake.py::test_a_late_report_changes_nothing
         net/test_worker.py::test_stop_hands_tasks_back_at_once
         cli/test_worker.py::test_ctrl_c_hands_tasks_back_at_once
         cli/test_shell.py::test_who_withdraws_hands_its_tasks_back

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.net.running import broker_in_thread
+from tests.spark.session import running_broker
 
 import godwit
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEADLINE_S = 60
+SPARK_DEADLINE_S = 300
 
 ALONE = {
     "two_endpoints.py": (
@@ -33,6 +35,9 @@ WITH_BROKER = {
     "last_will.py": "sensor-2 is online\nsensor-2 was killed\nsensor-2 is offline\n",
 }
 IN_PAIRS = {"subscribe.py", "send_file.py", "receive_file.py", "jobs_worker.py", "jobs_controller.py"}
+
+
+WITH_SPARK = {"spark_notebook.py"}
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
@@ -62,7 +67,7 @@ def line(process: subprocess.Popen[str]) -> str:
 
 
 def test_every_example_is_tested() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ALONE, *WITH_BROKER, *IN_PAIRS}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ALONE, *WITH_BROKER, *IN_PAIRS, *WITH_SPARK}
 
 
 @pytest.mark.parametrize("name", sorted(ALONE))
@@ -74,6 +79,23 @@ def test_example(name: str) -> None:
 def test_example_with_a_broker(name: str) -> None:
     with broker_in_thread() as url:
         assert run(name, url) == (0, WITH_BROKER[name], "")
+
+
+@pytest.mark.soak
+def test_the_notebook_from_its_first_cell_to_its_last(tmp_path: Path) -> None:
+    with running_broker(tmp_path / "log") as broker:
+        with godwit.sync.connect(broker.address) as client:
+            for number in range(3):
+                client.publish("home/attic/temperature", f'{{"celsius": {20 + number}}}')
+        command = [sys.executable, str(EXAMPLES / "spark_notebook.py"), broker.archive]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=SPARK_DEADLINE_S, check=False)
+        assert result.returncode == 0, result.stderr
+        assert "|home/attic/temperature|" in result.stdout
+        assert "1 micro-batches" in result.stdout
+        with godwit.sync.connect(broker.address) as client, client.subscribe("reports/#", start="earliest") as messages:
+            message = next(iter(messages))
+        assert (message.topic, message.publisher) == ("reports/home/attic/temperature", "notebook")
+        assert message.payload == b'{"celsius":22.0}'
 
 
 def test_one_publishes_and_the_other_subscribes() -> None:

@@ -70,15 +70,22 @@ class BrokerProcess:
                 break
         else:
             raise AssertionError(f"the broker ended with {self._process.wait()}")
-        threading.Thread(target=self._process.stdout.read, daemon=True).start()
+        self._reader = threading.Thread(target=self._process.stdout.read, daemon=True)
+        self._reader.start()
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(START_S)
+        self._ended()
 
     def stop(self) -> None:
         self._process.terminate()
+        self._ended()
+
+    def _ended(self) -> None:
         self._process.wait(START_S)
+        self._reader.join(START_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ Role = Callable[..., Awaitable[None]]
 
 
 def roles() -> dict[str, Role]:
-    from tests.system import crowd, hostile, labour, pour, traffic
+    from tests.system import crowd, hostile, labour, pour, thermometers, traffic
 
     return {
         "publish": traffic.publish,
@@ -65,6 +65,7 @@ def roles() -> dict[str, Role]:
         "replay": pour.replay,
         "read_slowly": pour.read_slowly,
         "labour": labour.labour,
+        "measure": thermometers.measure,
     }
 
 

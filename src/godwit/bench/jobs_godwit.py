@@ -24,8 +24,9 @@ from godwit.net.worker import Worker
 KIND: Final = "bench/job"
 RESULT: Final = b"done"
 GROUP: Final = 256
-GROUPS_UNDER_WAY: Final = 8
-CAPACITY: Final = GROUP * GROUPS_UNDER_WAY
+GROUPS_UNDER_WAY: Final = 16
+CAPACITY: Final = 2048
+"""Of the worker: it has the next tasks while the reports of the last ones are written down."""
 
 
 def godwit_jobs(group: int = GROUP, groups_under_way: int = GROUPS_UNDER_WAY) -> Dispatcher:

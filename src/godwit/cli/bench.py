@@ -120,3 +120,47 @@ def jobs(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as
             on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
         )
     print_report(report, as_json=as_json)
+
+
+@app.command("anomalies", epilog="Example: godwit bench anomalies --data ../shared/data")
+def anomalies(
+    data: Annotated[
+        Path, typer.Option(file_okay=False, help="The folder with the series: nab and suthaharan_multihop.")
+    ] = Path("../shared/data"),
+    as_json: AsJson = False,
+) -> None:
+    """The pipeline's detector against a rolling rule of three deviations, on real series with labelled anomalies."""
+    from godwit.bench import anomalies as anomalies_bench
+    from godwit.bench.anomalies_report import figures, print_comparisons
+
+    with Console(stderr=True).status("starting") as status:
+        found = anomalies_bench.run(data, on_round=lambda name: status.update(f"measuring: {name}"))
+    if as_json:
+        print_report(figures(found), as_json=True)
+    else:
+        print_comparisons(found)
+
+
+@app.command("spark", epilog="Example: godwit bench spark --json")
+def spark(
+    rounds: Rounds = 5,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long the delay is watched.")] = 30.0,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """The source for Spark against a bare Python source with the same rows, and the delay from publishing to bronze.
+
+    Takes about three minutes, 4 GB of memory and 1 GB of disk. It needs `pip install 'godwit[spark]'` and Java.
+    """
+    from godwit.cli.pipeline_spark import require_java, require_packages
+
+    require_packages()
+    require_java(is_installed_unasked=False)
+    from godwit.bench import spark as spark_bench
+
+    console = Console(stderr=True)
+    with console.status("starting") as status:
+        report = spark_bench.run(
+            folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
+        )
+    print_report(report, as_json=as_json)

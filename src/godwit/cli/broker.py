@@ -57,7 +57,7 @@ def broker(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="TOML: listeners, limits, topics, log, access. SIGHUP: read it again."),
+        typer.Option(metavar="FILE", help="TOML: listeners, limits, topics, log, jobs, access. SIGHUP: read it again."),
     ] = None,
     log_format: Annotated[str, typer.Option(metavar="text|json", help="How to tell what happens.")] = "text",
 ) -> None:

@@ -22,8 +22,8 @@ EXIT_ERROR: Final = 1
 COMMANDS: Final[Mapping[str, str]] = {
     name: f"godwit.cli.{name}"
     for name in (
-        "broker", "pub", "sub", "job", "worker", "topics", "clients", "kick", "ping", "log", "pipeline", "shell", "sensors",
-        "demo", "sim", "bench",
+        "broker", "pub", "sub", "job", "worker", "topics", "clients", "kick", "ping", "log", "pipeline", "shell",
+        "sensors", "demo", "sim", "bench",
     )
 }  # fmt: skip
 """The one place to register commands, in the order of the help text: the command, and the module that has it.

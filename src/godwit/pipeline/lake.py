@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -142,6 +143,14 @@ class Table:
             empty = self.spec.schema.empty_table()
             return empty if columns is None else empty.select(list(columns))
         return delta.to_pyarrow_table(columns=None if columns is None else list(columns))
+
+    def scan(self, columns: Sequence[str], where: pc.Expression | None = None) -> Iterator[pa.Table]:
+        """The same piece by piece, for tables of any size."""
+        delta = self._found()
+        if delta is not None:
+            scanner = delta.to_pyarrow_dataset().scanner(columns=list(columns), filter=where)
+            for batch in scanner.to_batches():
+                yield pa.Table.from_batches([batch])
 
     @property
     def rows(self) -> int:

@@ -40,7 +40,7 @@ QUANTITIES: Final = {
     "value": ("value", "val", "reading", "x"),
 }
 """Names of fields in JSON, in small letters, and what they mean."""
-_TIMES: Final = ("time", "timestamp", "ts", "at", "datetime", "date")
+_TIMES: Final = ("time", "timestamp", "time_us", "ts", "at", "datetime", "date")
 _DEVICES: Final = ("device", "device_id", "sensor", "sensor_id", "id", "mac")
 _UNITS: Final = ("unit", "units", "uom")
 _MEANING: Final = {name: quantity for quantity, names in QUANTITIES.items() for name in names}

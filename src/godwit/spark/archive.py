@@ -38,6 +38,10 @@ class UnreachableError(ArchiveError):
     """It did not answer in time."""
 
 
+class RefusedError(ArchiveError):
+    """It lets nobody in with this token."""
+
+
 class DataLossError(ArchiveError):
     """Messages of the range are gone."""
 
@@ -180,7 +184,7 @@ class Archive:
 
     def _refusal(self, error: pa.ArrowException) -> ArchiveError:
         if isinstance(error, flight.FlightUnauthenticatedError):
-            return ArchiveError(
+            return RefusedError(
                 f"the archive at {self.address} wants a token, or another one ({_first_line(error)}): "
                 "give the option token or tokenFile"
             )

@@ -1,0 +1,157 @@
+"""`godwit pipeline status`, `query` and `report`: what is in the lake."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import typer
+
+from godwit.cli.connecting import tell
+from godwit.cli.new_file import check_free, new_file
+from godwit.cli.pipeline import DEFAULT_ROWS
+from godwit.cli.pipeline_spark import Sources, Spark, explained, open_lake, session, waiting
+from godwit.cli.streams import discard_output
+from godwit.cli.tables import Column, show_objects, show_table
+from godwit.cli.text import count, iso_time, moment, safe, safe_json
+
+LOG_LETTERS: Final = 8
+"""So much of a log's id is enough to know it by."""
+
+
+def show_status(lake_address: str, sources: Sources, *, as_json: bool) -> None:
+    """Print how far the pipeline has got."""
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.status import status_of
+
+    with explained(), waiting("asking the archive"):
+        found = status_of(lake, sources.options())
+    if as_json:
+        told = asdict(found)
+        for one in told["queries"]:
+            one["done"] = iso_time(one.pop("done_us"))
+        show_objects([told])
+        return
+    if found.problem:
+        tell(f"how much is not read yet is not known: {found.problem}")
+    show_table(
+        [Column("query", is_name=True), Column("log"), Column("offset", right=True), Column("lag", right=True)],
+        [
+            (one.query, one.log[:LOG_LETTERS], f"{one.offset:,}", "?" if one.lag is None else f"{one.lag:,}")
+            for one in found.logs
+        ],
+    )
+    typer.echo()
+    show_table(
+        [Column("query", is_name=True), Column("last batch", right=True), Column("done (UTC)")],
+        [(one.query, f"{one.batch:,}", moment(one.done_us)) for one in found.queries],
+    )
+    typer.echo()
+    show_table(
+        [Column("table", is_name=True), Column("rows", right=True), Column("grain", drop=1)],
+        [(one.table, f"{one.rows:,}", one.grain) for one in found.tables],
+    )
+
+
+def show_query(spark: Spark, lake_address: str, sql: str, form: str, limit: int | None) -> None:
+    """Print the answer."""
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.query import all_rows, ask
+
+    with explained(), waiting("starting") as status, session(spark, lake, status) as found:
+        status.update("working")
+        answer = ask(found, lake, sql)
+        rows: Iterable[dict[str, Any]] = all_rows(answer)
+        try:
+            if form == "table":
+                _table(answer.columns, list(islice(rows, (limit or DEFAULT_ROWS) + 1)), limit or DEFAULT_ROWS)
+            elif form == "csv":
+                _csv(answer.columns, islice(rows, limit))
+            else:
+                for row in islice(rows, limit):
+                    typer.echo(safe_json(msgspec.json.encode({name: plain(value) for name, value in row.items()})))
+        except BrokenPipeError:  # whoever read it has seen enough
+            discard_output()
+
+
+def write_report_file(lake_address: str, output: Path, *, force: bool) -> None:
+    """The report, whole or not at all."""
+    lake = open_lake(lake_address, must_exist=True)
+    check_free(output, force=force)
+    from godwit.pipeline.report import write_report
+
+    with explained(), waiting("drawing"), new_file(output, force=force) as part:
+        write_report(lake, part)
+    typer.echo(safe(str(output)))
+
+
+def plain(value: Any) -> Any:
+    """As JSON has it: times in UTC, bytes as the text that they are or in base64."""
+    if isinstance(value, datetime):
+        return iso_time(int(value.astimezone(UTC).timestamp() * 1e6))  # Spark's are in the zone of this machine
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, date | Decimal):
+        return str(value)
+    if hasattr(value, "asDict"):
+        return plain(value.asDict())
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def cell(value: Any) -> str:
+    """As a table has it."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    shown = plain(value)
+    if isinstance(value, bytes | bytearray) and not _is_text(bytes(value)):
+        return f"<{count(len(value), 'byte')}>"
+    return shown if isinstance(shown, str) else msgspec.json.encode(shown).decode()
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        return value.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def _table(names: list[str], rows: list[dict[str, Any]], most: int) -> None:
+    numbers = [all(isinstance(row[name], int | float | None) for row in rows) for name in names]
+    columns = [
+        Column(name, right=right, is_name=index == 0, least_width=12)
+        for index, (name, right) in enumerate(zip(names, numbers, strict=True))
+    ]
+    show_table(columns, [[cell(row[name]) for name in names] for row in rows[:most]])
+    if len(rows) > most:
+        tell(f"there are more than {count(most, 'row')}: see them with --limit, --json or --csv")
+
+
+def _csv(names: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        shown = [plain(row[name]) for name in names]
+        writer.writerow(
+            [one if isinstance(one, str | int | float | None) else msgspec.json.encode(one).decode() for one in shown]
+        )

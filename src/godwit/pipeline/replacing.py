@@ -1,0 +1,48 @@
+"""Rows of a table put right afterwards: what streams never do, and repairs must."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from godwit.pipeline.lake import Table
+
+
+def replace(table: Table, rows: pa.Table, where: str | None) -> None:
+    """Puts rows in the place of all that fulfil the condition, or of all, in one step."""
+    if table.version is None and not rows.num_rows:
+        return
+    schema = table.spec.schema
+    write_deltalake(
+        table.address,
+        rows.select(schema.names).cast(schema),
+        mode="overwrite",
+        predicate=where,
+        storage_options=table.lake.storage_options,
+    )
+
+
+def remove(table: Table, rows: pa.Table, query: str, batch: int) -> bool:
+    """Takes out the rows that have the same values in all columns of `rows`, once."""
+    if table.version is None or table.is_done(query, batch):
+        return False
+    delta = DeltaTable(table.address, storage_options=table.lake.storage_options)
+    same = " AND ".join(f'target."{name}" = source."{name}"' for name in rows.column_names)
+    done = CommitProperties(app_transactions=[Transaction(query, batch, int(time.time() * 1000))])
+    merge = delta.merge(rows, predicate=same, source_alias="source", target_alias="target", commit_properties=done)
+    merge.when_matched_delete().execute()
+    return True
+
+
+def between(column: str, start: datetime | None, end: datetime | None) -> str | None:
+    """The condition on a column with times, from `start` on and before `end`."""
+    parts = [f'"{column}" {sign} {_time(at)}' for sign, at in ((">=", start), ("<", end)) if at is not None]
+    return " AND ".join(parts) or None
+
+
+def _time(at: datetime) -> str:
+    """In the unit of the tables: others are not compared with it."""
+    return f"arrow_cast('{at.astimezone(UTC).isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"

@@ -1,0 +1,80 @@
+"""How far the pipeline has got: from checkpoints, tables and archives, without Spark, also while a run is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from godwit.pipeline.archives import Log, look
+from godwit.pipeline.checkpoints import QUERIES, Standing, standing
+from godwit.pipeline.datasets import ALL
+from godwit.pipeline.lake import Lake
+from godwit.pipeline.problems import PipelineError
+
+PATIENCE_S: Final = 3.0
+"""A broker that is away is worth no longer a wait: the rest can be told without it."""
+
+
+@dataclass(frozen=True)
+class LogStatus:
+    """One query and one log."""
+
+    query: str
+    log: str
+    archive: str | None
+    """None: none of the archives that answer has this log."""
+    offset: int
+    lag: int | None
+    """Messages that are not read yet; None where the end of the log is not known."""
+
+
+@dataclass(frozen=True)
+class QueryStatus:
+    query: str
+    batch: int
+    done_us: int
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    table: str
+    grain: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class Status:
+    logs: list[LogStatus]
+    queries: list[QueryStatus]
+    tables: list[TableStatus]
+    problem: str | None
+    """Why lags are not known."""
+
+
+def status_of(lake: Lake, source: Mapping[str, str]) -> Status:
+    """Of a lake, and of the logs of these options of format("godwit")."""
+    logs: list[Log] = []
+    problem = None
+    try:
+        logs = look(source, PATIENCE_S)
+    except PipelineError as error:
+        problem = str(error)
+    standings = {query: found for query in QUERIES if (found := standing(lake, query)) is not None}
+    return Status(
+        logs=[one for query, found in standings.items() for one in _lags(query, found, logs)],
+        queries=[QueryStatus(query, found.batch, found.done_us) for query, found in standings.items()],
+        tables=[TableStatus(spec.name, spec.grain, lake.table(spec).rows) for spec in ALL],
+        problem=problem,
+    )
+
+
+def _lags(query: str, found: Standing, logs: list[Log]) -> list[LogStatus]:
+    known = {log.id: log for log in logs}
+    at = dict.fromkeys(known, 0) | found.offsets
+    return [
+        LogStatus(query, log, known[log].address, offset, max(known[log].next_offset - offset, 0))
+        if log in known
+        else LogStatus(query, log, None, offset, None)
+        for log, offset in at.items()
+    ]

@@ -1,0 +1,50 @@
+"""`godwit pipeline run` as a process of its own, with a JVM of its own, which is why there is one test of it only."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+from tests.cli.real import error_of, eventually, godwit, needs_posix, running
+from tests.spark.session import running_broker
+
+START_S = 240.0
+END_S = 15.0
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@needs_posix
+def test_it_fills_the_lake_keeps_others_off_and_ends_at_once(tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    with running_broker(tmp_path / "data") as broker:
+        archive = broker.archive.removeprefix("grpc://")
+        arguments = ("--archive", archive, "--lake", str(lake))
+        assert godwit("pub", "--broker", broker.address, "home/t", "21.5", "-q").returncode == 0
+        with running("pipeline", "run", *arguments) as command:
+
+            def rows() -> int:
+                if not (lake / "bronze").exists():
+                    return 0
+                told = json.loads(godwit("pipeline", "status", *arguments, "--json").stdout)
+                return int(told["tables"][0]["rows"])
+
+            eventually(lambda: rows() == 1, START_S)
+            holder = json.loads((lake / "_lock").read_bytes())
+            assert holder["process"] == command.process.pid
+            assert f"process {command.process.pid} on" in error_of("pipeline", "run", "--once", *arguments)
+            began = time.monotonic()
+            assert command.interrupt() == 130
+            assert time.monotonic() - began < END_S
+            assert not is_alive(holder["jvm"])
+            assert command.err.rest() == []
+            assert "reading" in command.out.line()
+    assert (lake / "_logs" / "spark.log").exists()

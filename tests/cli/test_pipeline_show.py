@@ -1,0 +1,94 @@
+"""How the lake is shown: values, answers in three forms, the status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row, SparkSession
+from tests.cli.real import error_of, godwit, lines
+from tests.pipeline.test_checkpoints import write_checkpoint
+
+from godwit.cli.pipeline_show import cell, plain
+from godwit.pipeline import bronze
+from godwit.pipeline.checkpoints import TABLES
+from godwit.pipeline.lake import Lake
+
+LOG = "a" * 32
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("value", "in_json", "in_table"),
+    [
+        (None, None, ""),
+        (1.23456789, 1.23456789, "1.23457"),
+        (float("nan"), None, "nan"),
+        (b"warm", "warm", "warm"),
+        (b"\xff\x00", "/wA=", "<2 bytes>"),
+        (NOON, "2026-11-15T12:00:00.000000Z", "2026-11-15T12:00:00.000000Z"),
+        (Decimal("1.50"), "1.50", "1.50"),
+        ([1, {"a": b"x"}], [1, {"a": "x"}], '[1,{"a":"x"}]'),
+        (Row(a=1, b=None), {"a": 1, "b": None}, '{"a":1,"b":null}'),
+        (True, True, "true"),
+    ],
+)
+def test_values(value: Any, in_json: Any, in_table: str) -> None:
+    assert plain(value) == in_json
+    assert cell(value) == in_table
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    found = Lake(str(tmp_path / "lake"))
+    rows = [
+        {"broker": LOG, "offset": at, "topic": "a\x1b[31m", "received": NOON, "payload": str(at).encode()}
+        for at in range(3)
+    ]
+    found.table(bronze.SPEC).append_arrow(pa.Table.from_pylist(rows, bronze.SPEC.schema), "q", 0)
+    return found
+
+
+def test_answers_in_three_forms(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def shared(master: str, log: Path, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+        assert (master, dict(settings)) == ("local[*,4]", {"spark.x": "1"})
+        yield spark
+
+    monkeypatch.setattr("godwit.pipeline.session.spark_session", shared)
+    ask = ("pipeline", "query", "--lake", lake.address, "--conf", "spark.x=1")
+    sql = "SELECT offset, topic, payload, received FROM bronze_messages ORDER BY offset"
+    told = [json.loads(line) for line in lines(godwit(*ask, sql, "--json").stdout)]
+    assert told[2] == {"offset": 2, "topic": "a\x1b[31m", "payload": "2", "received": "2026-11-15T12:00:00.000000Z"}
+    table = godwit(*ask, sql, "--limit", "2")
+    assert lines(table.stdout)[0].split() == ["offset", "topic", "payload", "received"]
+    assert lines(table.stdout)[1].split() == ["0", r"a\x1b[31m", "0", "2026-11-15T12:00:00.000000Z"]
+    assert len(lines(table.stdout)) == 3
+    assert b"more than 2 rows: see them with --limit" in table.stderr
+    assert lines(godwit(*ask, "SELECT offset, array(1) a FROM bronze_messages WHERE offset = 1", "--csv").stdout) == [
+        "offset,a",
+        "1,[1]",
+    ]
+    assert "choose from bronze_messages" in error_of(*ask, "SELECT * FROM nothing")
+
+
+def test_the_status(lake: Lake) -> None:
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": 3}}'], done=1)
+    ask = ("pipeline", "status", "--lake", lake.address, "--archive", "127.0.0.1:9")
+    result = godwit(*ask)
+    text = result.stdout.decode()
+    assert result.returncode == 0
+    assert "how much is not read yet is not known" in result.stderr.decode()
+    assert ["tables", LOG[:8], "3", "?"] in [line.split() for line in text.splitlines()]
+    assert "2027-01-15 08:00:00" in text
+    assert "bronze/messages" in text
+    told = json.loads(godwit(*ask, "--json").stdout)
+    assert told["queries"] == [{"query": "tables", "batch": 0, "done": "2027-01-15T08:00:00.000000Z"}]
+    assert told["tables"][0]["rows"] == 3

@@ -1,0 +1,172 @@
+"""The pipeline is killed in the middle of its batches again and again, and so is the broker: each message counts once.
+
+`godwit pipeline run` gets SIGKILL while a batch of one of its queries is half done; its JVM is left behind, and the
+next run must wait for it. At the end each confirmed message stands once in bronze, and each alert once in the broker's
+log, namely those that a detector tells that saw the readings one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.system import thermometers
+from tests.system.stage import Broker, Process, Stage, needs_linux, run, until
+
+from godwit.archive.client import ArchiveClient
+from godwit.pipeline import anomalies, bronze
+from godwit.pipeline.checkpoints import ANOMALIES, TABLES
+from godwit.pipeline.detector import Alarm, Detector
+from godwit.pipeline.lake import FILES, Lake
+
+SEED = 6_081
+KILLS = 10
+BROKER_IS_KILLED_AT = (4, 8)
+SENSORS = 30
+INTERVAL_S = 0.25
+LONGEST_LIFE_S = 4.0
+"""After the first batch that a run has done, or begun."""
+START_S = 300.0
+"""Until a JVM runs and has done its first batch, on a busy machine."""
+IN_USE = "its Java process"
+
+
+@needs_linux
+@pytest.mark.soak
+def test_each_message_and_each_alert_counts_once_whoever_is_killed(tmp_path: Path) -> None:
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    lake = tmp_path / "lake"
+
+    async def test() -> None:
+        async with Stage() as stage:
+            broker = await stage.broker(data=tmp_path / "data", archive="127.0.0.1:0")
+            address, archive = broker.address, broker.archive.removeprefix("grpc://")
+            sensors = list(range(SENSORS))
+            publisher = await stage.worker("measure", "halls", broker=address, sensors=sensors, interval_s=INTERVAL_S)
+            await publisher.hear("ready")
+            publisher.tell("go")
+            for number in range(1, KILLS + 1):
+                pipeline = await started(stage, archive, lake)
+                if number % 2:
+                    await another_batch(lake)
+                else:
+                    await another_attempt(lake)  # it is killed again in the batch in which it was killed before
+                if number in BROKER_IS_KILLED_AT:
+                    await broker.kill()
+                    await asyncio.sleep(rng.uniform(0, LONGEST_LIFE_S))
+                    broker = await again(stage, tmp_path / "data", address, archive)
+                await asyncio.sleep(rng.uniform(0, LONGEST_LIFE_S))
+                await until(lambda: bool(half_done(lake)), "a query is in the middle of a batch", within_s=START_S)
+                queries = half_done(lake)
+                await pipeline.kill()
+                print(f"kill {number}: {queries} at batch {batches(lake, TABLES, 'offsets')} of {TABLES}")
+
+            publisher.tell("halt")
+            counts = (await publisher.hear("confirmed"))["counts"]
+            pipeline = await started(stage, archive, lake, "--once")
+            assert await pipeline.ended(within_s=2 * START_S) == 0, pipeline.said()
+            check_bronze(Lake(str(lake)), counts)
+            await asyncio.to_thread(check_alerts, Lake(str(lake)), broker.archive, counts)
+            await broker.stop()
+
+    run(test, within_s=KILLS * 2 * START_S)
+
+
+async def started(stage: Stage, archive: str, lake: Path, *more: str) -> Process:
+    """A run that has the lake: the JVM of the one before may have to end first."""
+    ends = time.monotonic() + START_S
+    while True:
+        pipeline = await stage.godwit("pipeline", "run", "--archive", archive, "--lake", str(lake), *more)
+        await until(partial(has_begun_or_ended, pipeline), "the pipeline has begun", within_s=START_S)
+        if reads(pipeline):
+            return pipeline
+        await pipeline.kill()
+        assert IN_USE in pipeline.said(), pipeline.said()
+        assert time.monotonic() < ends, pipeline.said()
+        print("the JVM of the last run has the lake still")
+        await asyncio.sleep(0.5)
+
+
+def has_begun_or_ended(pipeline: Process) -> bool:
+    return reads(pipeline) or not pipeline.is_running
+
+
+def reads(pipeline: Process) -> bool:
+    return any(line.startswith("reading ") for line in pipeline.lines)
+
+
+async def again(stage: Stage, data: Path, address: str, archive: str) -> Broker:
+    return await stage.broker(data=data, listen=(address,), archive=archive)
+
+
+async def another_batch(lake: Path) -> None:
+    """Waits until a run has done one."""
+    before = batches(lake, TABLES, "commits")
+    await until(lambda: batches(lake, TABLES, "commits") > before, "a batch is done", within_s=START_S)
+
+
+async def another_attempt(lake: Path) -> None:
+    """Waits until a run writes to bronze."""
+    before = attempts(lake)
+    await until(lambda: attempts(lake) > before, "a batch is being written", within_s=START_S)
+
+
+def attempts(lake: Path) -> int:
+    """Each has a folder of its own, whether it was committed or not."""
+    return len(list((lake / bronze.SPEC.name / FILES).glob("*")))
+
+
+def batches(lake: Path, query: str, kind: str) -> int:
+    """The newest batch that a query has begun ("offsets") or done ("commits"); -1: none."""
+    folder = lake / "_checkpoints" / query / kind
+    return max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()), default=-1)
+
+
+def half_done(lake: Path) -> list[str]:
+    return [query for query in (TABLES, ANOMALIES) if batches(lake, query, "offsets") > batches(lake, query, "commits")]
+
+
+# -- what must be there -----------------------------------------------------------------------------------------------
+
+
+def check_bronze(lake: Lake, counts: list[int]) -> None:
+    rows = lake.table(bronze.SPEC).arrow(["broker", "offset", "topic", "payload"])
+    places = pa.TableGroupBy(rows, ["broker", "offset"]).aggregate([([], "count_all")])
+    assert places.num_rows == rows.num_rows, "a message of the log stands twice in bronze"
+    found: dict[str, list[int]] = {}
+    for topic, payload in zip(rows["topic"].to_pylist(), rows["payload"].to_pylist(), strict=True):
+        if topic.startswith("halls/"):
+            found.setdefault(topic, []).append(thermometers.number_of(payload))
+    for sensor, count in enumerate(counts):
+        assert sorted(found[thermometers.topic_of(sensor)]) == list(range(count))
+    print(f"bronze: {rows.num_rows} rows, {sum(counts)} confirmed readings, each once")
+
+
+def check_alerts(lake: Lake, archive: str, counts: list[int]) -> None:
+    expected = Counter(
+        (thermometers.topic_of(sensor), alarm.value, alarm.reason)
+        for sensor, count in enumerate(counts)
+        for alarm in alarms_of(sensor, count)
+    )
+    rows = lake.table(anomalies.SPEC).arrow(["topic", "value", "reason"]).to_pylist()
+    assert Counter((row["topic"], row["value"], row["reason"]) for row in rows) == expected
+    with ArchiveClient(archive) as client:
+        told = [json.loads(one) for batch in client.read(["alerts/#"]) for one in batch["payload"].to_pylist()]
+    assert Counter((one["topic"], one["value"], one["reason"]) for one in told) == expected
+    print(f"{len(told)} alerts in the log, each once")
+    assert told
+
+
+def alarms_of(sensor: int, count: int) -> list[Alarm]:
+    """What one detector tells that sees all readings of a sensor in their order."""
+    detector = Detector()
+    found = [detector.update(number, thermometers.value_of(sensor, number)) for number in range(count)]
+    return [alarm for alarm in found if alarm is not None]

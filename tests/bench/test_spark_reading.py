@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 from tests.bench.test_spark_bare import bare_of
 from tests.spark.archives import options, served
@@ -12,6 +13,7 @@ from godwit.bench.spark_bare import FORMAT, BareSource, rows_of
 from godwit.bench.spark_reading import TASKS, Source
 
 
+@pytest.mark.soak
 def test_each_task_sees_all_rows_of_both_sources(spark: SparkSession, tmp_path: Path) -> None:
     spark.dataSource.register(BareSource)
     with served(tmp_path / "log") as place:

@@ -159,7 +159,7 @@ def test_jobs_are_written_put_back_and_forgotten() -> None:
     journal.put_back(marks)
     assert journal.is_marked
     journal.forget_job(job)
-    assert journal.take(0)[0] == [ch.JobGone(3)]
+    assert journal.take(0)[0] == [ch.NextJob(8), ch.JobGone(3)]
 
 
 def test_a_journal_that_does_not_keep_takes_no_jobs() -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from tests.cli.real import error_of, eventually, godwit, needs_posix, running
 from tests.spark.session import running_broker
 
@@ -23,6 +24,7 @@ def is_alive(process: int) -> bool:
 
 
 @needs_posix
+@pytest.mark.soak
 def test_it_fills_the_lake_keeps_others_off_and_ends_at_once(tmp_path: Path) -> None:
     lake = tmp_path / "lake"
     with running_broker(tmp_path / "data") as broker:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from tests.archive import logs
@@ -78,6 +79,7 @@ def expected(series: list[float]) -> list[tuple[datetime, float, str]]:
     return [(epoch + timedelta(microseconds=one.time_us), one.value, one.reason) for one in found if one]
 
 
+@pytest.mark.soak
 def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKS)
     lake = Lake(str(tmp_path / "lake"))

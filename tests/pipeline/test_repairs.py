@@ -70,6 +70,7 @@ def break_windows(lake: Lake) -> None:
     lake.table(windows.SPEC).upsert(pa.Table.from_pylist(wrong, windows.SPEC.schema), "wrong", 0)
 
 
+@pytest.mark.soak
 def test_gold_is_made_anew_for_a_range(lake: Lake, spark: SparkSession) -> None:
     assert hours(lake) == {12: 59, 13: 59, 14: 60}
     break_windows(lake)
@@ -94,6 +95,7 @@ def test_ranges_are_widened_to_hours() -> None:
     assert whole_hours(None, None) == (None, None)
 
 
+@pytest.mark.soak
 def test_quarantine_is_read_again(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     silver, quarantine = lake.table(readings.SPEC), lake.table(readings.QUARANTINE)
     assert requeue(spark, lake) == (0, 2)

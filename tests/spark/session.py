@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -33,6 +35,7 @@ def small_session(master: str = "local[2,4]", **more: str) -> SparkSession:
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("FATAL")
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)  # errors come as exceptions, too
     return session
 
 

@@ -150,7 +150,7 @@ def spark(
 ) -> None:
     """The source for Spark against a bare Python source with the same rows, and the delay from publishing to bronze.
 
-    Takes about three minutes, 4 GB of memory and 1 GB of disk. It needs `pip install 'godwit[spark]'` and Java.
+    Takes some minutes. It needs `pip install 'godwit[spark]'` and Java.
     """
     from godwit.cli.pipeline_spark import require_java, require_packages
 

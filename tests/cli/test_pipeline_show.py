@@ -56,6 +56,7 @@ def lake(tmp_path: Path) -> Lake:
     return found
 
 
+@pytest.mark.soak
 def test_answers_in_three_forms(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
     def shared(master: str, log: Path, settings: Mapping[str, str]) -> Iterator[SparkSession]:

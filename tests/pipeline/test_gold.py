@@ -92,6 +92,7 @@ def day(spark: SparkSession) -> list[tuple[int, str, str, float, bytes]]:
     return rows
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "merging",
     [windows.MERGING, devices.MERGING, traffic.MERGING, job_statistics.MERGING],

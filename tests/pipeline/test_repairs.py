@@ -118,6 +118,7 @@ def test_quarantine_is_read_again(lake: Lake, spark: SparkSession, monkeypatch: 
     assert (silver.rows, hours(lake)[12]) == (MINUTES - 1, 60)
 
 
+@pytest.mark.soak
 def test_questions(lake: Lake, spark: SparkSession) -> None:
     answer = ask(spark, lake, "SELECT reason, count(*) AS n FROM silver_quarantine GROUP BY reason")
     assert list(all_rows(answer)) == [{"reason": "no number", "n": 2}]

@@ -33,6 +33,7 @@ class Heard:
         self.failures.append((query, sentence, pause_s))
 
 
+@pytest.mark.soak
 def test_up_to_what_is_there_and_then_the_rest(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,9 +88,30 @@ MAX_MODULE_LINES = 400
 LONG_MODULES: dict[str, str] = {}  # "transport/thing.py": "why it is longer"
 
 # In these layers src/godwit/a/b.py is covered by tests/a/test_b.py.
-MIRRORED = ["wire", "transport", "broker", "store", "server", "client", "net", "archive", "sim", "bench", "cli"]
+MIRRORED = [
+    "wire",
+    "transport",
+    "broker",
+    "store",
+    "server",
+    "client",
+    "net",
+    "archive",
+    "spark",
+    "pipeline",
+    "sim",
+    "bench",
+    "cli",
+]
 WITHOUT_OWN_TEST: dict[str, str] = {  # "transport/thing.py": "why, and where it is tested"
     "transport/events.py": "plain structs; what raises them tests them",
+    "spark/reading.py": "what batches and streams share: tests/spark/test_batches.py and test_streams.py",
+    "pipeline/problems.py": "an error without a line of code",
+    "pipeline/batches.py": "needs a streaming query: tests/pipeline/test_runner.py",
+    "pipeline/datasets/bronze.py": "a schema without code: tests/pipeline/test_runner.py",
+    "pipeline/datasets/catalog.py": "lists: tests/spark/test_docs.py",
+    "pipeline/report/sections.py": "what is on the page: tests/pipeline/report/test_page.py",
+    "pipeline/report/style.py": "what the page looks like",
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from godwit.bench import spark_delay
 from godwit.bench.spark_delay import WARM_BATCHES, percentile, watch
 from godwit.errors import GodwitError
-from godwit.pipeline import bronze
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake, Table
 
 

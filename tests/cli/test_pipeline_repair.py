@@ -1,7 +1,8 @@
-"""`godwit pipeline rebuild` and `requeue` from the command line; what they do is tested in tests/pipeline."""
+"""`godwit pipeline check`, `rebuild` and `requeue` from the command line; what they do is tested in tests/pipeline."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from tests.cli.real import godwit, lines
 from godwit.cli import pipeline_repair
 from godwit.cli.pipeline_repair import time_of
 from godwit.errors import UsageError
+from godwit.pipeline.checks import Result
 
 
 def test_times() -> None:
@@ -26,6 +28,7 @@ def test_times() -> None:
 
 def test_what_was_done_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
+    results = [Result("gold/windows", "it counts at least one reading", 0), Result("gold/traffic", "nothing", 0)]
 
     @contextmanager
     def session(spark: Any, lake: Any, status: Any, *, purpose: str) -> Iterator[str]:
@@ -39,11 +42,21 @@ def test_what_was_done_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pipeline_repair, "session", session)
     monkeypatch.setattr("godwit.pipeline.rebuild.rebuild", rebuild)
     monkeypatch.setattr("godwit.pipeline.requeue.requeue", lambda spark, lake: (3, 1200))
+    monkeypatch.setattr("godwit.pipeline.checks.checked", lambda spark, lake: iter(results))
+    told = godwit("pipeline", "check", "--lake", str(tmp_path))
+    assert told.returncode == 0
+    assert lines(told.stdout)[1].split("  ")[0] == "gold/windows"
+    results[1] = Result("gold/traffic", "nothing", 1200)
+    told = godwit("pipeline", "check", "--lake", str(tmp_path), "--json")
+    assert (told.returncode, json.loads(lines(told.stdout)[1])["wrong"]) == (1, 1200)
+    assert "1 check of 2 failed: look at the rows with godwit pipeline query" in lines(told.stderr)[0]
     told = godwit("pipeline", "rebuild", "--lake", str(tmp_path), "--to", "2026-11-01")
     assert lines(told.stdout) == ["gold/windows: 1 row", "gold/traffic: 2,000 rows"]
     told = godwit("pipeline", "requeue", "--lake", str(tmp_path))
     assert lines(told.stdout) == ["3 messages left quarantine, 1,200 stay"]
     assert asked == [
+        "godwit pipeline check",
+        "godwit pipeline check",
         "godwit pipeline rebuild",
         (None, datetime(2026, 11, 1, tzinfo=UTC)),
         "godwit pipeline requeue",

@@ -17,8 +17,8 @@ from tests.cli.real import error_of, godwit, lines
 from tests.pipeline.test_checkpoints import write_checkpoint
 
 from godwit.cli.pipeline_show import cell, plain
-from godwit.pipeline import bronze
 from godwit.pipeline.checkpoints import TABLES
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
 
 LOG = "a" * 32

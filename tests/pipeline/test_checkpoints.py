@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from godwit.pipeline import anomalies, bronze
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES, check_checkpoints, check_whole, checkpoint_address, standing
+from godwit.pipeline.datasets import anomalies, bronze
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
 

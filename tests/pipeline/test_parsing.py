@@ -46,6 +46,12 @@ def test_payloads_that_say_something(payload: str, quantity: str, value: float, 
     assert math.isclose(number, value)
 
 
+def test_a_quantity_is_there_once() -> None:
+    found = parse(b'{"value": 50, "unit": "F", "temperature": 20}', "home")
+    assert isinstance(found, Parsed)
+    assert found.readings == [Reading("temperature", 10.0, "\N{DEGREE SIGN}C")]
+
+
 def test_several_numbers_a_time_a_device_and_the_rest() -> None:
     payload = {"temp": 20, "humidity": 41.5, "ts": NOON_US // 1000, "sensor": "b7", "firmware": {"major": 2}}
     found = parse(json.dumps(payload).encode(), TOPIC)
@@ -80,6 +86,7 @@ def test_times_in_all_their_forms(time: str | int) -> None:
         (b'{"t": 1e999}', "not finite"),
         (b'{"t": 1' + b"0" * 10_000 + b"}", "not finite"),
         (b'{"t": 1e16}', "too large"),
+        (b"900000000000000 kW", "too large"),
         (b'{"t": {"c": 21}}', "type changed"),
         (b'{"t": [21]}', "type changed"),
         (b'{"t": true}', "type changed"),

@@ -11,7 +11,7 @@ import pytest
 from godwit.pipeline.lake import Lake, Table, TableSpec
 from godwit.pipeline.replacing import between, remove, replace
 
-SPEC = TableSpec("gold/x", "an hour", pa.schema([("hour", pa.timestamp("us", tz="UTC")), ("n", pa.int64())]))
+SPEC = TableSpec("gold/x", "an hour", pa.schema([("hour", pa.timestamp("us", tz="UTC")), ("n", pa.int64())]), (), {})
 
 
 def at(hour: int) -> datetime:

@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from tests.cli.real import godwit
 from tests.spark.session import running_broker
 
-from godwit.pipeline import anomalies, bronze, devices, readings, runner, windows
+from godwit.pipeline import runner
+from godwit.pipeline.datasets import anomalies, bronze, devices, readings, windows
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
 from godwit.pipeline.runner import Batch, Order, Outcome, run
@@ -33,7 +34,6 @@ class Heard:
         self.failures.append((query, sentence, pause_s))
 
 
-@pytest.mark.soak
 def test_up_to_what_is_there_and_then_the_rest(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ import pyarrow as pa
 from tests.pipeline.test_checkpoints import write_checkpoint
 from tests.spark.archives import options, served
 
-from godwit.pipeline import bronze
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.status import LogStatus, QueryStatus, status_of
 

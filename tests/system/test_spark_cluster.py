@@ -20,7 +20,7 @@ from tests.system.spark_driver import ANSWER
 from tests.system.stage import ROOT, needs_linux
 
 from godwit.archive.client import ArchiveClient
-from godwit.pipeline.datasets import ALL
+from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.lake import Lake
 from godwit.store.sqlite import SqliteStore
 

@@ -21,8 +21,8 @@ from tests.system import thermometers
 from tests.system.stage import Broker, Process, Stage, needs_linux, run, until
 
 from godwit.archive.client import ArchiveClient
-from godwit.pipeline import anomalies, bronze
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES
+from godwit.pipeline.datasets import anomalies, bronze
 from godwit.pipeline.detector import Alarm, Detector
 from godwit.pipeline.lake import FILES, Lake
 

@@ -26,7 +26,7 @@ from godwit.bench.stage import READY, Stage, hear
 from godwit.errors import GodwitError
 from godwit.net.connect import connect
 from godwit.net.loop import run as run_loop
-from godwit.pipeline import bronze
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake, Table
 from godwit.pipeline.runner import Batch, Order, run
 from godwit.pipeline.session import spark_session

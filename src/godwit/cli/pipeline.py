@@ -155,6 +155,24 @@ def query(
     show_query(Spark(master, conf or [], yes), lake, sql, form, limit)
 
 
+@app.command("check", epilog="Example: godwit pipeline check")
+def check(
+    master: MasterOption = LOCAL,
+    lake: LakeOption = DEFAULT_LAKE,
+    conf: ConfOption = None,
+    yes: YesOption = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a check.")] = False,
+) -> None:
+    """Look whether the tables are right: nothing twice, nothing lost on the way, no value that cannot be.
+
+    It ends with 1 if something does not. While it looks no run may write.
+    """
+    from godwit.cli.pipeline_repair import run_check
+    from godwit.cli.pipeline_spark import Spark
+
+    run_check(Spark(master, conf or [], yes), lake, as_json=as_json)
+
+
 @app.command("rebuild", epilog="Example: godwit pipeline rebuild --from 2026-11-01 --to 2026-11-15T12:00")
 def rebuild(
     start: Annotated[

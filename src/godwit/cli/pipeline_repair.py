@@ -1,15 +1,45 @@
-"""`godwit pipeline rebuild` and `requeue`: tables put right afterwards."""
+"""`godwit pipeline check`, `rebuild` and `requeue`: whether tables are right, and how they are put right."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
 
 import typer
 
 from godwit.cli.pipeline_spark import Spark, explained, open_lake, session, waiting
 from godwit.cli.places import read_place
+from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count
-from godwit.errors import UsageError
+from godwit.errors import GodwitError, UsageError
+
+
+def run_check(spark: Spark, lake_address: str, *, as_json: bool) -> None:
+    """Whether all holds."""
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.checks import checked
+
+    results = []
+    with (
+        explained(),
+        waiting("starting") as status,
+        session(spark, lake, status, purpose="godwit pipeline check") as found,
+    ):
+        for result in checked(found, lake):
+            results.append(result)
+            status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
+    if as_json:
+        show_objects([asdict(result) for result in results])
+    else:
+        show_table(
+            [Column("table", is_name=True), Column("what must hold", least_width=24), Column("wrong", right=True)],
+            [(result.table, result.check, f"{result.wrong:,}") for result in results],
+        )
+    if broken := [result for result in results if result.wrong]:
+        raise GodwitError(
+            f"{count(len(broken), 'check')} of {len(results)} failed: look at the rows with godwit pipeline query; "
+            "gold is made anew with godwit pipeline rebuild"
+        )
 
 
 def run_rebuild(spark: Spark, lake_address: str, start: str | None, stop: str | None) -> None:

@@ -88,7 +88,7 @@ def write_report_file(lake_address: str, output: Path, *, force: bool) -> None:
     """The report, whole or not at all."""
     lake = open_lake(lake_address, must_exist=True)
     check_free(output, force=force)
-    from godwit.pipeline.report import write_report
+    from godwit.pipeline.report.page import write_report
 
     with explained(), waiting("drawing"), new_file(output, force=force) as part:
         write_report(lake, part)

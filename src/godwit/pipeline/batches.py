@@ -10,8 +10,8 @@ from typing import Final
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from godwit.pipeline import bronze, readings
-from godwit.pipeline.datasets import ALL, OF_MESSAGES, OF_READINGS
+from godwit.pipeline.datasets import bronze, readings
+from godwit.pipeline.datasets.catalog import ALL, OF_MESSAGES, OF_READINGS
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.merging import merge
 

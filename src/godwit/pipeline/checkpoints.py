@@ -11,8 +11,8 @@ from typing import Final
 
 from pyarrow import fs
 
-from godwit.pipeline import anomalies, bronze
-from godwit.pipeline.lake import Lake
+from godwit.pipeline.datasets import anomalies, bronze
+from godwit.pipeline.lake import Lake, file_system
 from godwit.pipeline.problems import PipelineError
 from godwit.spark.offsets import Offsets, Position
 
@@ -41,7 +41,7 @@ def checkpoint_address(lake: Lake, query: str) -> str:
 
 def standing(lake: Lake, query: str) -> Standing | None:
     """None: no batch was ever done."""
-    system, path = _opened(checkpoint_address(lake, query))
+    system, path = file_system(checkpoint_address(lake, query))
     done = _numbers(system, f"{path}/commits")
     if not done:
         return None
@@ -53,7 +53,7 @@ def standing(lake: Lake, query: str) -> Standing | None:
 def check_checkpoints(lake: Lake) -> None:
     """PipelineError if a checkpoint is gone of a query that has written: it would read and write everything again."""
     for query, spec in ((TABLES, bronze.SPEC), (ANOMALIES, anomalies.SPEC)):
-        system, path = _opened(checkpoint_address(lake, query))
+        system, path = file_system(checkpoint_address(lake, query))
         is_there = system.get_file_info(f"{path}/metadata").type == fs.FileType.File
         if not is_there and lake.table(spec).rows:
             raise PipelineError(
@@ -65,17 +65,13 @@ def check_checkpoints(lake: Lake) -> None:
 def check_whole(lake: Lake) -> None:
     """PipelineError if some tables have the last batch and some may not."""
     found = standing(lake, TABLES)
-    system, path = _opened(checkpoint_address(lake, TABLES))
+    system, path = file_system(checkpoint_address(lake, TABLES))
     is_half_done = found.is_half_done if found else bool(_numbers(system, f"{path}/offsets"))
     if is_half_done:
         raise PipelineError(
             f"the last batch in the lake {lake.address} is half done: finish it with godwit pipeline run --once, "
             "then try again"
         )
-
-
-def _opened(address: str) -> tuple[fs.FileSystem, str]:
-    return fs.FileSystem.from_uri(address if "://" in address else f"file://{address}")  # type: ignore[no-any-return]
 
 
 def _numbers(system: fs.FileSystem, folder: str) -> dict[int, int]:

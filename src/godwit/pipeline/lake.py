@@ -12,6 +12,8 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -37,15 +39,19 @@ class TableSpec:
     grain: str
     """What one row is, in one line."""
     schema: pa.Schema
-    keys: tuple[str, ...] = ()
-    """Which row is replaced by an upsert; none: the table only grows."""
+    keys: tuple[str, ...]
+    """The columns that tell its rows apart: no two rows are alike in all of them."""
+    checks: Mapping[str, str]
+    """What holds of each row, in words, and as a condition in SQL: see godwit.pipeline.checks."""
+    time: str | None = None
+    """One of the keys that grows with time: an upsert need not look at files of other times."""
 
 
 class Lake:
     """All tables below one address: a folder, or `s3://bucket/path` with what the store wants to know."""
 
     def __init__(self, address: str, storage_options: Mapping[str, str] | None = None) -> None:
-        self.address = address.rstrip("/")
+        self.address = address.rstrip("/") if "://" in address else str(Path(address).absolute())
         self.storage_options = dict(storage_options or {})
 
     def table(self, spec: TableSpec) -> Table:
@@ -95,10 +101,13 @@ class Table:
         if self._is_done(delta, query, batch):
             return False
         if rows.num_rows:
-            same = " AND ".join(f'target."{key}" = source."{key}"' for key in self.spec.keys)
+            rows = self._cast(rows)
+            same = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
+            if self.spec.time is not None:
+                same += [f'target."{self.spec.time}" {sign} {in_sql(at)}' for sign, at in self._range(rows).items()]
             merge = delta.merge(
-                self._cast(rows),
-                predicate=same,
+                rows,
+                predicate=" AND ".join(same),
                 source_alias="source",
                 target_alias="target",
                 commit_properties=_done(query, batch),
@@ -143,6 +152,19 @@ class Table:
             empty = self.spec.schema.empty_table()
             return empty if columns is None else empty.select(list(columns))
         return delta.to_pyarrow_table(columns=None if columns is None else list(columns))
+
+    def matching(self, rows: pa.Table) -> pa.Table:
+        """What the table has with the same keys as these rows, on the driver."""
+        delta = self._found()
+        if delta is None:
+            return self.spec.schema.empty_table()
+        where = None
+        if self.spec.time is not None:
+            bounds = self._range(rows)
+            where = (pc.field(self.spec.time) >= bounds[">="]) & (pc.field(self.spec.time) <= bounds["<="])
+        keys = list(self.spec.keys)
+        found = self._cast(delta.to_pyarrow_dataset().to_table(filter=where))
+        return found.join(self._cast(rows).select(keys).group_by(keys).aggregate([]), keys, join_type="left semi")
 
     def scan(self, columns: Sequence[str], where: pc.Expression | None = None) -> Iterator[pa.Table]:
         """The same piece by piece, for tables of any size."""
@@ -197,7 +219,7 @@ class Table:
 
     def _actions(self, folder: str) -> list[AddAction | RemoveAction]:
         """Of the files that Spark has written."""
-        system, path = fs.FileSystem.from_uri(_as_uri(self.address))
+        system, path = file_system(self.address)
         found = system.get_file_info(fs.FileSelector(f"{path}/{folder}", allow_not_found=True))
         now_ms = int(time.time() * 1000)
         return [
@@ -205,6 +227,11 @@ class Table:
             for one in found
             if one.is_file and one.extension == "parquet" and (rows := _rows_in(system, one.path))
         ]
+
+    def _range(self, rows: pa.Table) -> dict[str, datetime]:
+        """Between which times they lie."""
+        found = pc.min_max(rows.column(self.spec.time)).as_py()
+        return {">=": found["min"], "<=": found["max"]}
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)
@@ -214,8 +241,14 @@ def _done(query: str, batch: int) -> CommitProperties:
     return CommitProperties(app_transactions=[Transaction(query, batch, int(time.time() * 1000))])
 
 
-def _as_uri(address: str) -> str:
-    return address if "://" in address else f"file://{address}"
+def in_sql(at: datetime) -> str:
+    """For conditions of Delta's, in the unit of the tables: others are not compared with it."""
+    return f"arrow_cast('{at.astimezone(UTC).isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
+
+
+def file_system(address: str) -> tuple[fs.FileSystem, str]:
+    """Of a lake or something in it, and what it is called there."""
+    return (fs.LocalFileSystem(), address) if "://" not in address else fs.FileSystem.from_uri(address)
 
 
 def _rows_in(system: fs.FileSystem, path: str) -> int:

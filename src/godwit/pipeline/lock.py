@@ -105,7 +105,7 @@ def in_use_text(lake: str, holder: dict[str, Any], *, is_alive: bool) -> str:
 def _opened(path: Path) -> IO[bytes]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+        return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b")
     except OSError as error:
         raise PipelineError(
             f"cannot write to the lake: {path}: {error.strerror}; check the path and its rights"

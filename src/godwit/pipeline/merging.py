@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as sf
 
 from godwit.pipeline.lake import Table, TableSpec
 
@@ -29,11 +29,13 @@ def merge(table: Table, merging: Merging, batch_rows: DataFrame, query: str, bat
     """Adds what a micro-batch brings, once. False: that had been done before."""
     if table.is_done(query, batch):
         return False
-    keys = list(merging.spec.keys)
-    fresh = merging.partials(batch_rows).select(*merging.spec.schema.names).localCheckpoint()
-    known = table.frame(batch_rows.sparkSession).join(sf.broadcast(fresh.select(*keys).distinct()), keys, "left_semi")
-    together = merging.merged(known.select(*merging.spec.schema.names).unionByName(fresh))
-    return table.upsert(together.select(*merging.spec.schema.names).toArrow(), query, batch)
+    names, schema = merging.spec.schema.names, merging.spec.schema
+    # A batch has few groups, and they pass through the driver anyway, to be written.
+    fresh = merging.partials(batch_rows).select(*names).toArrow().cast(schema)
+    if not fresh.num_rows:
+        return True
+    together = batch_rows.sparkSession.createDataFrame(pa.concat_tables([table.matching(fresh), fresh]))
+    return table.upsert(merging.merged(together).select(*names).toArrow(), query, batch)
 
 
 def rebuilt(merging: Merging, rows: DataFrame) -> DataFrame:

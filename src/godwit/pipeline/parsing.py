@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 SCHEMA_VERSION: Final = 1
 """Of silver/readings: it grows when a field or a unit gets another meaning."""
@@ -46,8 +46,9 @@ _UNITS: Final = ("unit", "units", "uom")
 _MEANING: Final = {name: quantity for quantity, names in QUANTITIES.items() for name in names}
 
 _IDENTITY: Final[Callable[[float], float]] = float
-# unit as written, in small letters: quantity, unit as stored, conversion
-_CONVERSIONS: Final[dict[str, tuple[str, str, Callable[[float], float]]]] = {
+_Conversion: TypeAlias = tuple[str, str, Callable[[float], float]]
+"""Quantity, unit as stored, and what makes it of the number."""
+_CONVERSIONS: Final[dict[str, _Conversion]] = {  # by the unit as written, in small letters
     **dict.fromkeys(
         ("c", "°c", "celsius", "degc", "deg c", "degree", "degrees", "°"), ("temperature", "°C", _IDENTITY)
     ),
@@ -162,8 +163,8 @@ def _from_json(text: str) -> Parsed:
         elif low in _DEVICES and isinstance(item, str | int):
             device = str(item)[:256]
         elif low in _MEANING:
-            quantity = _MEANING[low]
-            readings.setdefault(quantity, _reading(quantity, item, unit, name))
+            reading = _reading(_MEANING[low], item, unit, name)
+            readings.setdefault(reading.quantity, reading)
         elif low not in _UNITS:
             extra[name] = item
     if not readings:
@@ -183,11 +184,16 @@ def _reading(quantity: str, item: Any, unit: Any, name: str) -> Reading:
     value = _checked(float(item), name)
     if isinstance(unit, str):
         known = _CONVERSIONS.get(unit.strip().lower())
-        if known is not None and known[0] == quantity:
-            return Reading(quantity, known[2](value), known[1])
+        if known is not None and quantity in (known[0], "value"):
+            return _converted(value, known, name)
         if quantity == "value":
-            return Reading(*((known[0], known[2](value), known[1]) if known else (quantity, value, unit.strip()[:32])))
+            return Reading(quantity, value, unit.strip()[:32])
     return Reading(quantity, value, DEFAULT_UNITS[quantity])
+
+
+def _converted(value: float, known: _Conversion, name: str) -> Reading:
+    quantity, unit, conversion = known
+    return Reading(quantity, _checked(conversion(value), name), unit)
 
 
 def _whole(digits: str) -> int | float:
@@ -228,7 +234,7 @@ def _from_text(text: str, topic: str) -> Parsed:
     unit = " ".join((found[2] or "").lower().replace("°", " °").split()).replace("° ", "°")
     known = _CONVERSIONS.get(unit) or _CONVERSIONS.get(unit.replace(" ", ""))
     if known is not None:
-        return Parsed([Reading(known[0], known[2](value), known[1])])
+        return Parsed([_converted(value, known, "the number")])
     words = [word.lower() for word in _WORD.findall(text[: found.start()])]
     quantity = next((_MEANING[word] for word in words if len(word) > 1 and word in _MEANING), _quantity_of(topic))
     return Parsed([Reading(quantity, value, DEFAULT_UNITS[quantity])])

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from godwit.pipeline.datasets import ALL, view_name
+from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
 

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from godwit.pipeline import bronze, devices, job_statistics, readings, traffic, windows
 from godwit.pipeline.checkpoints import check_whole
+from godwit.pipeline.datasets import bronze, devices, job_statistics, readings, traffic, windows
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.merging import Merging, rebuilt
 from godwit.pipeline.replacing import between, replace

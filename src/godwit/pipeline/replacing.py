@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from godwit.pipeline.lake import Table
+from godwit.pipeline.lake import Table, in_sql
 
 
 def replace(table: Table, rows: pa.Table, where: str | None) -> None:
@@ -39,10 +39,5 @@ def remove(table: Table, rows: pa.Table, query: str, batch: int) -> bool:
 
 def between(column: str, start: datetime | None, end: datetime | None) -> str | None:
     """The condition on a column with times, from `start` on and before `end`."""
-    parts = [f'"{column}" {sign} {_time(at)}' for sign, at in ((">=", start), ("<", end)) if at is not None]
+    parts = [f'"{column}" {sign} {in_sql(at)}' for sign, at in ((">=", start), ("<", end)) if at is not None]
     return " AND ".join(parts) or None
-
-
-def _time(at: datetime) -> str:
-    """In the unit of the tables: others are not compared with it."""
-    return f"arrow_cast('{at.astimezone(UTC).isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame, SparkSession
 
-from godwit.pipeline import readings, windows
+from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.merging import merge
 from godwit.pipeline.replacing import remove

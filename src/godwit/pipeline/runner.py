@@ -17,9 +17,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from godwit.pipeline import anomalies
 from godwit.pipeline.batches import Tables
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES, check_checkpoints, checkpoint_address
+from godwit.pipeline.datasets import anomalies
 from godwit.pipeline.failures import Pauses, explained
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError

@@ -8,7 +8,7 @@ from typing import Final
 
 from godwit.pipeline.archives import Log, look
 from godwit.pipeline.checkpoints import QUERIES, Standing, standing
-from godwit.pipeline.datasets import ALL
+from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from godwit.pipeline import anomalies, bronze, devices, job_statistics, readings, traffic
+from godwit.pipeline.datasets import anomalies, bronze, devices, job_statistics, readings, traffic
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.report_scans import Totals, binned, greatest, greatest_of, micros
+from godwit.pipeline.report.scans import Totals, binned, greatest, greatest_of, micros
 
 MAX_DEVICES: Final = 40
 MAX_PUBLISHERS: Final = 12

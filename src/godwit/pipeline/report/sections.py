@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from godwit.pipeline.report_figures import (
+from godwit.pipeline.report.figures import (
     BINS,
     MAX_MESSAGES_BINNED,
     Alarms,
@@ -16,9 +16,9 @@ from godwit.pipeline.report_figures import (
     Span,
     Traffic,
 )
-from godwit.pipeline.report_series import Measured, Series
-from godwit.pipeline.report_svg import activity_plot, presence_strip, series_plot
-from godwit.pipeline.report_text import (
+from godwit.pipeline.report.series import Measured, Series
+from godwit.pipeline.report.svg import activity_plot, presence_strip, series_plot
+from godwit.pipeline.report.text import (
     NONE,
     duration,
     moment,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
-from godwit.pipeline.report_series import Measured, Point, Series
-from godwit.pipeline.report_text import moment, safe, several, short_moment, value
+from godwit.pipeline.report.series import Measured, Point, Series
+from godwit.pipeline.report.text import moment, safe, several, short_moment, value
 
 WIDTH: Final = 340
 HEIGHT: Final = 150

@@ -40,6 +40,16 @@ SPEC: Final = TableSpec(
         ]
     ),
     keys=_KEYS,
+    checks={
+        "it counts at least one reading": "count >= 1",
+        "mean and percentiles lie between the least and the greatest": (
+            "mean BETWEEN min - 1e-9 * abs(min) AND max + 1e-9 * abs(max) AND min <= p50 AND p50 <= p95 "
+            "AND p95 <= p99 AND p99 <= max"
+        ),
+        "its deviation is a number": "deviation >= 0 AND NOT isnan(deviation)",
+        "it begins where windows of its length begin": "unix_micros(window_start) % (window_s * 1000000L) = 0",
+    },
+    time="window_start",
 )
 
 

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from godwit.pipeline import bronze, readings
+from godwit.pipeline.datasets import bronze, readings
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
-from godwit.pipeline.report_figures import (
+from godwit.pipeline.report.figures import (
     read_activity,
     read_alarms,
     read_devices,
@@ -21,7 +21,7 @@ from godwit.pipeline.report_figures import (
     read_quarantine,
     read_traffic,
 )
-from godwit.pipeline.report_sections import (
+from godwit.pipeline.report.sections import (
     activity,
     alarms_section,
     devices_section,
@@ -32,9 +32,9 @@ from godwit.pipeline.report_sections import (
     quarantine_section,
     traffic_section,
 )
-from godwit.pipeline.report_series import read_series
-from godwit.pipeline.report_style import STYLE
-from godwit.pipeline.report_text import duration, moment, safe, several, whole
+from godwit.pipeline.report.series import read_series
+from godwit.pipeline.report.style import STYLE
+from godwit.pipeline.report.text import duration, moment, safe, several, whole
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _PARTS: Final = (

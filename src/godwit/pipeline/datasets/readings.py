@@ -40,6 +40,14 @@ SPEC: Final = TableSpec(
             ("schema_version", pa.int32()),
         ]
     ),
+    keys=("broker", "offset", "quantity"),
+    checks={
+        "its value is a number": f"NOT isnan(value) AND abs(value) <= {parsing.GREATEST:g}",
+        "it has a quantity and a time": "quantity != '' AND event_time IS NOT NULL",
+        "its time is at most five minutes after it was received": (
+            f"unix_micros(event_time) - unix_micros(received) <= {MAX_AHEAD_US}"
+        ),
+    },
 )
 QUARANTINE: Final = TableSpec(
     "silver/quarantine",
@@ -58,6 +66,8 @@ QUARANTINE: Final = TableSpec(
             ("schema_version", pa.int32()),
         ]
     ),
+    keys=("broker", "offset"),
+    checks={"it says why": "reason != '' AND detail != ''", "the message is kept": "payload IS NOT NULL"},
 )
 _BOTH: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
 

@@ -39,6 +39,10 @@ SPEC: Final = TableSpec(
         ]
     ),
     keys=_KEYS,
+    checks={
+        "it was heard, first and last": "messages >= 1 AND first_received <= last_received",
+        "its gaps are among its pauses": "gaps BETWEEN 0 AND messages - 1 AND longest_gap_s >= 0",
+    },
 )
 
 

@@ -31,6 +31,13 @@ SPEC: Final = TableSpec(
         ]
     ),
     keys=_KEYS,
+    checks={
+        "it counts at least one message, of at least one topic": "messages >= 1 AND topics >= 1 AND payload_bytes >= 0",
+        "first and last lie in its hour": (
+            "first_received >= hour AND first_received <= last_received AND last_received < hour + INTERVAL 1 HOUR"
+        ),
+    },
+    time="hour",
 )
 
 

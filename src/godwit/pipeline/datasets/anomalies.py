@@ -16,8 +16,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from godwit.pipeline import readings
 from godwit.pipeline.alerts import Alerts
+from godwit.pipeline.datasets import readings
 from godwit.pipeline.detector import Detector
 from godwit.pipeline.lake import Lake, TableSpec
 
@@ -46,6 +46,8 @@ SPEC: Final = TableSpec(
             ("reason", pa.string()),
         ]
     ),
+    keys=("broker", "offset", "quantity"),
+    checks={"it is beyond the limit, and says why": "score >= 1 AND reason != ''"},
 )
 
 

@@ -49,6 +49,11 @@ SPEC: Final = TableSpec(
         ]
     ),
     keys=_KEYS,
+    checks={
+        "no count is negative": " AND ".join(f"{name} >= 0" for name in COUNTED),
+        "tasks that finished have run for some time": "tasks_finished = 0 OR run_s_mean <= run_s_max",
+    },
+    time="hour",
 )
 
 

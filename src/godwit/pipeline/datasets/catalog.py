@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from godwit.pipeline import anomalies, bronze, devices, job_statistics, readings, traffic, windows
+from godwit.pipeline.datasets import anomalies, bronze, devices, job_statistics, readings, traffic, windows
 from godwit.pipeline.lake import TableSpec
 from godwit.pipeline.merging import Merging
 

@@ -19,7 +19,7 @@ from tests.spark.archives import Served, options, served
 
 from godwit import pipeline
 from godwit.archive.client import ArchiveClient
-from godwit.pipeline.anomalies import SPEC, _Detection, start
+from godwit.pipeline.datasets.anomalies import SPEC, _Detection, start
 from godwit.pipeline.detector import Detector
 from godwit.pipeline.lake import Lake
 

@@ -13,10 +13,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from godwit.pipeline import windows
+from godwit.pipeline.datasets import windows
 from godwit.pipeline.lake import Lake, Table
-from godwit.pipeline.report_figures import Alarm, Alarms
-from godwit.pipeline.report_scans import Totals, micros
+from godwit.pipeline.report.figures import Alarm, Alarms
+from godwit.pipeline.report.scans import Totals, micros
 
 MAX_SERIES: Final = 24
 MAX_POINTS: Final = 240

@@ -18,7 +18,6 @@ from godwit.pipeline.checks import checked
 from godwit.pipeline.datasets import bronze, readings, windows
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.problems import PipelineError
-from godwit.pipeline.rebuild import rebuild
 
 
 def wrong(spark: SparkSession, lake: Lake) -> dict[tuple[str, str], int]:
@@ -35,12 +34,11 @@ def add(lake: Lake, spec: TableSpec, change: Callable[[dict[str, Any]], dict[str
 @pytest.mark.soak
 def test_what_is_wrong_is_found(tmp_path: Path, spark: SparkSession) -> None:
     lake = three_hours(tmp_path, spark)
-    rebuild(spark, lake, None, None)
     assert wrong(spark, lake) == {}
     add(lake, bronze.SPEC, lambda row: {"offset": 1000, "qos": 0})
     add(lake, readings.SPEC, lambda row: {"value": float("nan")})
     bad = lake.table(windows.SPEC).arrow().to_pylist()[0]
-    lake.table(windows.SPEC).upsert(pa.Table.from_pylist([bad | {"p95": -1.0}], windows.SPEC.schema), "wrong", 0)
+    lake.table(windows.SPEC).upsert(pa.Table.from_pylist([bad | {"p95": -1.0}], windows.SPEC.schema), {"wrong": 0})
     assert wrong(spark, lake) == {
         ("bronze/messages", "its QoS is 1 or 2: what has 0 is not logged"): 1,
         ("silver/readings", "its value is a number"): 1,

@@ -80,9 +80,9 @@ def test_nothing_of_a_failed_batch_is_seen(spark: SparkSession, table: Table, tm
 
 
 def test_upserts_replace_rows_by_their_keys(table: Table) -> None:
-    assert table.upsert(arrow([1, 2], 1.0), "q", 0)
-    assert table.upsert(arrow([2, 3], 2.0), "q", 1)
-    assert not table.upsert(arrow([1], 9.0), "q", 1)
+    assert table.upsert(arrow([1, 2], 1.0), {"q": 0})
+    assert table.upsert(arrow([2, 3], 2.0), {"q": 1})
+    assert not table.upsert(arrow([1], 9.0), {"q": 1})
     found = {row["id"]: row["value"] for row in table.arrow().to_pylist()}
     assert found == {1: 1.0, 2: 2.0, 3: 2.0}
 
@@ -91,13 +91,13 @@ def test_rows_with_the_same_keys(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(replace(SPEC, keys=("id", "at"), time="at"))
     assert table.matching(arrow([1], 0.0)).num_rows == 0
     for batch, number in enumerate((1, 1_000, 2_000_000)):
-        table.upsert(arrow([number, number + 1], 1.0), "q", batch)
+        table.upsert(arrow([number, number + 1], 1.0), {"q": batch})
     assert table.matching(arrow([1_000, 2_000, 2_000_001], 0.0)).sort_by("id").column("id").to_pylist() == [
         1_000,
         2_000_001,
     ]
     files = set(tmp_path.glob("silver/numbers/*.parquet"))
-    table.upsert(arrow([1_000, 999_999], 2.0), "q", 3)
+    table.upsert(arrow([1_000, 999_999], 2.0), {"q": 3})
     assert {row["id"]: row["value"] for row in table.arrow().to_pylist()} == {
         1: 1.0, 2: 1.0, 1_000: 2.0, 1_001: 1.0, 999_999: 2.0, 2_000_000: 1.0, 2_000_001: 1.0,
     }  # fmt: skip

@@ -27,8 +27,8 @@ def test_in_pieces_it_is_the_same_as_at_once(spark: SparkSession, tmp_path: Path
     parts = [whole[:400], whole[400:]] if merging is devices.MERGING else [whole[::2], whole[1::2]]
     table = Lake(str(tmp_path)).table(merging.spec)
     for number, part in enumerate(parts):
-        assert merge(table, merging, rows_of(part), "q", number)
-        assert not merge(table, merging, rows_of(part), "q", number)
+        assert merge(table, merging, rows_of(part), {"q": number})
+        assert not merge(table, merging, rows_of(part), {"q": number})
     found = {tuple(row[key] for key in merging.spec.keys): row for row in table.arrow().to_pylist()}
     wanted = {
         tuple(row[key] for key in merging.spec.keys): row
@@ -43,5 +43,5 @@ def test_in_pieces_it_is_the_same_as_at_once(spark: SparkSession, tmp_path: Path
 
 def test_a_batch_without_such_rows_leaves_the_table_alone(spark: SparkSession, tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(job_statistics.SPEC)
-    assert merge(table, job_statistics.MERGING, messages(spark, [(0, "home/one", "a", 0.0, b"1")]), "q", 0)
+    assert merge(table, job_statistics.MERGING, messages(spark, [(0, "home/one", "a", 0.0, b"1")]), {"q": 0})
     assert table.rows == 0

@@ -25,7 +25,7 @@ def break_windows(lake: Lake) -> None:
     for row in wrong:
         row["count"] += 1000
     wrong.append(wrong[0] | {"window_start": NOON + timedelta(hours=2, minutes=1), "topic": "home/ghost"})
-    lake.table(windows.SPEC).upsert(pa.Table.from_pylist(wrong, windows.SPEC.schema), "wrong", 0)
+    lake.table(windows.SPEC).upsert(pa.Table.from_pylist(wrong, windows.SPEC.schema), {"wrong": 0})
 
 
 def test_gold_is_made_anew_for_a_range(tmp_path: Path, spark: SparkSession) -> None:
@@ -38,10 +38,10 @@ def test_gold_is_made_anew_for_a_range(tmp_path: Path, spark: SparkSession) -> N
     assert "home/ghost" not in lake.table(windows.SPEC).arrow(["topic"])["topic"].to_pylist()
     (device,) = lake.table(devices.SPEC).arrow().to_pylist()
     assert device["messages"] == MINUTES
-    assert [row["messages"] for row in lake.table(traffic.SPEC).arrow().to_pylist()] == [60, 60]
+    assert [row["messages"] for row in lake.table(traffic.SPEC).arrow().to_pylist()] == [60, 60, 60]
     rebuild(spark, lake, None, None)
     assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 60}
-    write_checkpoint(lake, TABLES, [f'{{"{LOG}": 1}}'], done=0)
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {end}}}' for end in (MINUTES, MINUTES + 1)], done=1)
     with pytest.raises(PipelineError, match="half done"):
         rebuild(spark, lake, None, None)
 

@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.three_hours import MINUTES, readings_by_hour, three_hours
 
 from godwit.pipeline.datasets import readings
+from godwit.pipeline.problems import PipelineError
+from godwit.pipeline.rebuild import rebuild
 from godwit.pipeline.requeue import QUERY, requeue
 
 
@@ -29,6 +31,8 @@ def test_quarantine_is_read_again(tmp_path: Path, spark: SparkSession, monkeypat
     # Ended in the middle: silver has it, windows and quarantine do not know yet.
     silver.append(readings.good(read_more(quarantine.frame(spark))), QUERY, 0)
     assert (silver.rows, quarantine.rows, readings_by_hour(lake)[12]) == (MINUTES - 1, 2, 59)
+    with pytest.raises(PipelineError, match="finish it with godwit pipeline requeue"):
+        rebuild(spark, lake, None, None)
     assert requeue(spark, lake) == (1, 1)
     assert (silver.rows, quarantine.rows, readings_by_hour(lake)[12]) == (MINUTES - 1, 1, 60)
     assert quarantine.arrow(["offset"])["offset"].to_pylist() == [100]

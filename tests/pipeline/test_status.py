@@ -8,7 +8,7 @@ import pyarrow as pa
 from tests.pipeline.test_checkpoints import write_checkpoint
 from tests.spark.archives import options, served
 
-from godwit.pipeline.checkpoints import ANOMALIES, TABLES
+from godwit.pipeline.checkpoints import ANOMALIES, GOLD, TABLES
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.status import LogStatus, QueryStatus, status_of
@@ -28,6 +28,7 @@ def test_lags_batches_and_rows(tmp_path: Path) -> None:
         lags = {(one.query, one.log): (one.offset, one.lag) for one in found.logs}
         assert lags == {
             (TABLES, place.log): (4, 6), (TABLES, OTHER): (7, None),
+            (GOLD, place.log): (0, 10), (GOLD, OTHER): (0, None),
             (ANOMALIES, place.log): (0, 10), (ANOMALIES, OTHER): (7, None),
         }  # fmt: skip
         assert found.queries == [
@@ -42,6 +43,6 @@ def test_without_an_archive_the_rest_is_told(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     write_checkpoint(lake, TABLES, [f'{{"{OTHER}": 7}}'], done=1)
     found = status_of(lake, {"archive": "127.0.0.1:9", "archiveTimeout": "0.3"})
-    assert found.logs == [LogStatus(TABLES, OTHER, None, 7, None)]
+    assert found.logs == [LogStatus(TABLES, OTHER, None, 7, None), LogStatus(GOLD, OTHER, None, 0, None)]
     assert found.problem is not None
     assert "did not answer" in found.problem

@@ -1,4 +1,4 @@
-"""A lake with three hours of one topic: a message a minute, two of them in quarantine, and silver of the rest."""
+"""A lake with three hours of one topic: a message a minute, two of them in quarantine, silver, and gold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from tests.pipeline.rows import LOG, NOON
+from tests.pipeline.test_checkpoints import write_checkpoint
 
+from godwit.pipeline.checkpoints import TABLES
 from godwit.pipeline.datasets import bronze, readings, windows
+from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.merging import merge
 
 MINUTES = 180
 
@@ -36,7 +38,8 @@ def three_hours(folder: Path, spark: SparkSession) -> Lake:
     both = readings.read(lake.table(bronze.SPEC).frame(spark)).localCheckpoint()
     lake.table(readings.SPEC).append(readings.good(both), "q", 0)
     lake.table(readings.QUARANTINE).append(readings.bad(both), "q", 0)
-    merge(lake.table(windows.SPEC), windows.MERGING, readings.good(both), "q", 0)
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {MINUTES}}}'], done=1)
+    Gold(lake).catch_up(spark)
     return lake
 
 

@@ -28,8 +28,9 @@ from godwit.net.connect import connect
 from godwit.net.loop import run as run_loop
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake, Table
-from godwit.pipeline.runner import Batch, Order, run
+from godwit.pipeline.runner import Order, run
 from godwit.pipeline.session import spark_session
+from godwit.pipeline.watching import Batch
 
 TOPICS: Final = 10
 MESSAGES_PER_S: Final = 100

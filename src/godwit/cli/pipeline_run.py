@@ -14,7 +14,7 @@ from godwit.cli.pipeline_spark import Sources, Spark, explained, open_lake, sess
 from godwit.cli.text import count, safe
 
 if TYPE_CHECKING:
-    from godwit.pipeline.runner import Batch
+    from godwit.pipeline.watching import Batch
 
 
 def run_pipeline(spark: Spark, lake_address: str, sources: Sources, *, is_once: bool, trigger_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What the query `tables` does with a micro-batch: bronze, silver, quarantine, and what they add to gold.
+"""What the query `tables` does with a micro-batch: bronze, silver and quarantine.
 
 Each table takes a batch once, whatever happens in between: a batch that is done again goes on where it was.
 """
@@ -11,12 +11,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from godwit.pipeline.datasets import bronze, readings
-from godwit.pipeline.datasets.catalog import ALL, OF_MESSAGES, OF_READINGS
-from godwit.pipeline.lake import Lake
-from godwit.pipeline.merging import merge
+from godwit.pipeline.lake import COMPACT_EVERY, Lake
 
-COMPACT_EVERY: Final = 100
-"""Batches. Each adds a file or more to every table, and readers open all of them."""
 VACUUM_EVERY: Final = 1_000
 RETENTION_HOURS: Final = 24
 """So long a reader may stay with the files that it has begun to read."""
@@ -27,7 +23,7 @@ class Tables:
     """All that one query writes."""
 
     def __init__(self, lake: Lake) -> None:
-        self._tables = {spec.name: lake.table(spec) for spec in ALL}
+        self._tables = {spec.name: lake.table(spec) for spec in (bronze.SPEC, readings.SPEC, readings.QUARANTINE)}
 
     def write(self, messages: DataFrame, batch: int) -> None:
         """For foreachBatch."""
@@ -37,13 +33,8 @@ class Tables:
         both = readings.read(messages).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             self._tables[bronze.SPEC.name].append(messages, query, batch)
-            good = readings.good(both)
-            self._tables[readings.SPEC.name].append(good, query, batch)
+            self._tables[readings.SPEC.name].append(readings.good(both), query, batch)
             self._tables[readings.QUARANTINE.name].append(readings.bad(both), query, batch)
-            for merging in OF_READINGS:
-                merge(self._tables[merging.spec.name], merging, good, query, batch)
-            for merging in OF_MESSAGES:
-                merge(self._tables[merging.spec.name], merging, messages, query, batch)
         finally:
             both.unpersist()
             messages.unpersist()

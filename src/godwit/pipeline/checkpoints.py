@@ -20,6 +20,8 @@ FOLDER: Final = "_checkpoints"
 TABLES: Final = "tables"
 ANOMALIES: Final = "anomalies"
 QUERIES: Final = (TABLES, ANOMALIES)
+GOLD: Final = "gold"
+"""No query of Spark's: it follows the tables, see godwit.pipeline.gold."""
 
 
 @dataclass(frozen=True)

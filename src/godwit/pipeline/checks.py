@@ -1,7 +1,7 @@
 """What must hold of the tables, and whether it does: of each row, of rows among each other, and between tables.
 
 A message that came twice or not at all would show here, so that nobody has to take our word for it. Between batches
-everything holds; in the middle of one some tables know it and others do not yet.
+everything holds, once gold has followed; in the middle of one some tables know it and others do not yet.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pyspark.sql import functions as sf
 from godwit.pipeline.checkpoints import check_whole
 from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.datasets.readings import NOT_READINGS
+from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.query import add_views
 
@@ -54,6 +55,7 @@ class Result:
 def checked(spark: SparkSession, lake: Lake) -> Iterator[Result]:
     """One result after another. PipelineError if a batch is half done. Nobody may write at the same time."""
     check_whole(lake)
+    Gold(lake).catch_up(spark)
     add_views(spark, lake)
     for spec in ALL:
         yield from _rows(spark, spec)

@@ -13,8 +13,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,12 +23,20 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs, parquet
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 FILES: Final = "files"
 """Below a table's folder: where Spark's files are, a folder for each attempt at a batch. A name that began with _ would
 hide orphans from vacuum."""
+COMPACT_EVERY: Final = 100
+"""Transactions. Each adds a file or more to a table, and readers open all of them."""
+_CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
+"""A table may have a transaction a second, and each is a file."""
+_OFFSET: Final = "offset"
+Ranges: TypeAlias = Mapping[str, tuple[int, int]]
+"""By log: from this offset on, and before that one."""
 
 
 @dataclass(frozen=True)
@@ -76,55 +85,64 @@ class Table:
     def append(self, frame: DataFrame, query: str, batch: int) -> bool:
         """Adds the rows of a micro-batch, once. False: that had been done before."""
         delta = self._made()
-        if self._is_done(delta, query, batch):
+        if self.is_done(query, batch):
             return False
         folder = f"{FILES}/{query}-{batch}-{uuid.uuid4().hex}"
         names = self.spec.schema.names
         frame.select(*names).write.parquet(f"{self.address}/{folder}")
         actions = self._actions(folder)
         if actions:
-            delta.create_write_transaction(actions, "append", self.spec.schema, commit_properties=_done(query, batch))
+            done = _marking({query: batch})
+            delta.create_write_transaction(actions, "append", self.spec.schema, commit_properties=done)
         return True
 
     def append_arrow(self, rows: pa.Table, query: str, batch: int) -> bool:
         """The same for rows that are on the driver."""
         delta = self._made()
-        if self._is_done(delta, query, batch):
+        if self.is_done(query, batch):
             return False
         if rows.num_rows:
-            write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_done(query, batch))
+            write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_marking({query: batch}))
         return True
 
-    def upsert(self, rows: pa.Table, query: str, batch: int) -> bool:
-        """Puts rows in the place of those with the same keys, once."""
+    def upsert(self, rows: pa.Table, marks: Mapping[str, int]) -> bool:
+        """Puts rows in the place of those with the same keys, and sets the marks. False: they had been set before."""
         delta = self._made()
-        if self._is_done(delta, query, batch):
+        if all(self.is_done(name, mark) for name, mark in marks.items()):
             return False
-        if rows.num_rows:
-            rows = self._cast(rows)
-            same = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
-            if self.spec.time is not None:
-                same += [f'target."{self.spec.time}" {sign} {in_sql(at)}' for sign, at in self._range(rows).items()]
-            merge = delta.merge(
-                rows,
-                predicate=" AND ".join(same),
-                source_alias="source",
-                target_alias="target",
-                commit_properties=_done(query, batch),
-            )
-            merge.when_matched_update_all().when_not_matched_insert_all().execute()
+        done = _marking(marks)
+        if not rows.num_rows:
+            delta.create_write_transaction([], "append", self.spec.schema, commit_properties=done)
+            return True
+        rows = self._cast(rows)
+        same = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
+        if self.spec.time is not None:
+            same += [f'target."{self.spec.time}" {sign} {in_sql(at)}' for sign, at in self._range(rows).items()]
+        merge = delta.merge(
+            rows,
+            predicate=" AND ".join(same),
+            source_alias="source",
+            target_alias="target",
+            commit_properties=done,
+        )
+        merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
 
     def is_done(self, query: str, batch: int) -> bool:
         """Whether the table has what this micro-batch brought."""
-        delta = self._found()
-        return delta is not None and self._is_done(delta, query, batch)
+        mark = self.mark(query)
+        return mark is not None and mark >= batch
 
-    def compact(self) -> None:
+    def mark(self, name: str) -> int | None:
+        """A number that was written in one transaction with rows: the last micro-batch of a query, or an offset."""
+        delta = self._found()
+        return None if delta is None else delta.transaction_version(name)
+
+    def compact(self, file_bytes: int | None = None) -> None:
         """Few large files in the place of many small ones; readers see the same rows."""
         delta = self._found()
         if delta is not None:
-            delta.optimize.compact()
+            delta.optimize.compact(target_size=file_bytes)
 
     def vacuum(self, retention_hours: int) -> int:
         """Removes files that no version of so many hours needs, orphans of failed batches among them."""
@@ -136,14 +154,19 @@ class Table:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows of one moment; without any if nothing was written yet."""
+    def frame(self, spark: SparkSession, ranges: Ranges | None = None) -> DataFrame:
+        """The rows of one moment, all or those of some offsets; without any if nothing was written yet."""
         schema = from_arrow_schema(self.spec.schema)
         delta = self._found()
-        files = [] if delta is None else delta.file_uris()
+        files = [] if delta is None else delta.file_uris() if ranges is None else self._files(delta, ranges)
         if not files:
             return spark.createDataFrame([], schema)
-        return spark.read.schema(schema).parquet(*files)
+        frame = spark.read.schema(schema).parquet(*files)
+        if ranges is None:
+            return frame
+        at = sf.col(_OFFSET)
+        within = [(sf.col("broker") == log) & (at >= begin) & (at < end) for log, (begin, end) in ranges.items()]
+        return frame.where(reduce(Column.__or__, within))
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """The same on the driver, for tables that are small."""
@@ -207,15 +230,21 @@ class Table:
                 mode="ignore",
                 name=self.spec.name,
                 description=self.spec.grain,
+                configuration=_CONFIGURATION,
                 storage_options=self.lake.storage_options,
             )
             found = self._found()
             assert found is not None
         return found
 
-    def _is_done(self, delta: DeltaTable, query: str, batch: int) -> bool:
-        last = delta.transaction_version(query)
-        return last is not None and last >= batch
+    def _files(self, delta: DeltaTable, ranges: Ranges) -> list[str]:
+        """Those that may have rows of these offsets."""
+        added = pa.table(delta.get_add_actions(flatten=True))
+        first = min(begin for begin, _ in ranges.values())
+        if "max.offset" in added.column_names:
+            newest = added.column("max.offset")
+            added = added.filter(pc.or_kleene(pc.is_null(newest), pc.greater_equal(newest, first)))
+        return [f"{self.address}/{path}" for path in added.column("path").to_pylist()]
 
     def _actions(self, folder: str) -> list[AddAction | RemoveAction]:
         """Of the files that Spark has written."""
@@ -223,9 +252,9 @@ class Table:
         found = system.get_file_info(fs.FileSelector(f"{path}/{folder}", allow_not_found=True))
         now_ms = int(time.time() * 1000)
         return [
-            AddAction(f"{folder}/{one.base_name}", one.size, {}, now_ms, True, json.dumps({"numRecords": rows}))
+            AddAction(f"{folder}/{one.base_name}", one.size, {}, now_ms, True, json.dumps(facts))
             for one in found
-            if one.is_file and one.extension == "parquet" and (rows := _rows_in(system, one.path))
+            if one.is_file and one.extension == "parquet" and (facts := _facts(system, one.path))["numRecords"]
         ]
 
     def _range(self, rows: pa.Table) -> dict[str, datetime]:
@@ -237,8 +266,9 @@ class Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)
 
 
-def _done(query: str, batch: int) -> CommitProperties:
-    return CommitProperties(app_transactions=[Transaction(query, batch, int(time.time() * 1000))])
+def _marking(marks: Mapping[str, int]) -> CommitProperties:
+    now_ms = int(time.time() * 1000)
+    return CommitProperties(app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()])
 
 
 def in_sql(at: datetime) -> str:
@@ -251,6 +281,15 @@ def file_system(address: str) -> tuple[fs.FileSystem, str]:
     return (fs.LocalFileSystem(), address) if "://" not in address else fs.FileSystem.from_uri(address)
 
 
-def _rows_in(system: fs.FileSystem, path: str) -> int:
+def _facts(system: fs.FileSystem, path: str) -> dict[str, Any]:
+    """What the Delta log should know of a file: how many rows it has, and between which offsets they lie."""
     with system.open_input_file(path) as file:
-        return int(parquet.ParquetFile(file).metadata.num_rows)
+        found = parquet.ParquetFile(file).metadata
+    facts: dict[str, Any] = {"numRecords": found.num_rows}
+    column = found.schema.names.index(_OFFSET) if _OFFSET in found.schema.names else None
+    if column is not None and found.num_rows:
+        known = [found.row_group(group).column(column).statistics for group in range(found.num_row_groups)]
+        if all(one is not None and one.has_min_max for one in known):
+            facts["minValues"] = {_OFFSET: min(one.min for one in known)}
+            facts["maxValues"] = {_OFFSET: max(one.max for one in known)}
+    return facts

@@ -1,13 +1,13 @@
-"""Gold tables are merged, not watermarked: what a micro-batch adds is joined with what the table has, and put back.
+"""Gold tables are merged, not watermarked: what comes is joined with what the table has, and put back.
 
-Every such dataset is told by two functions. `partials` makes rows of a micro-batch, `merged` makes one row of several
-with the same keys; both have the table's columns, so that rows of the table and rows of a batch are the same thing. A
+Every such dataset is told by two functions. `partials` makes rows of messages or readings, `merged` makes one row of
+several with the same keys; both have the table's columns, so that rows of the table and new ones are the same thing. A
 device that was offline for a week is as welcome as a live one, and nothing is ever too late.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -25,17 +25,17 @@ class Merging:
     merged: Callable[[DataFrame], DataFrame]
 
 
-def merge(table: Table, merging: Merging, batch_rows: DataFrame, query: str, batch: int) -> bool:
-    """Adds what a micro-batch brings, once. False: that had been done before."""
-    if table.is_done(query, batch):
+def merge(table: Table, merging: Merging, rows: DataFrame, marks: Mapping[str, int]) -> bool:
+    """Adds what these rows bring, and sets the marks, once. False: that had been done before."""
+    if all(table.is_done(name, mark) for name, mark in marks.items()):
         return False
     names, schema = merging.spec.schema.names, merging.spec.schema
-    # A batch has few groups, and they pass through the driver anyway, to be written.
-    fresh = merging.partials(batch_rows).select(*names).toArrow().cast(schema)
+    # There are few groups, and they pass through the driver anyway, to be written.
+    fresh = merging.partials(rows).select(*names).toArrow().cast(schema)
     if not fresh.num_rows:
-        return True
-    together = batch_rows.sparkSession.createDataFrame(pa.concat_tables([table.matching(fresh), fresh]))
-    return table.upsert(merging.merged(together).select(*names).toArrow(), query, batch)
+        return table.upsert(fresh, marks)
+    together = rows.sparkSession.createDataFrame(pa.concat_tables([table.matching(fresh), fresh]))
+    return table.upsert(merging.merged(together).select(*names).toArrow(), marks)
 
 
 def rebuilt(merging: Merging, rows: DataFrame) -> DataFrame:

@@ -15,9 +15,11 @@ from pyspark.sql import functions as sf
 
 from godwit.pipeline.checkpoints import check_whole
 from godwit.pipeline.datasets import bronze, devices, job_statistics, readings, traffic, windows
+from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.merging import Merging, rebuilt
 from godwit.pipeline.replacing import between, replace
+from godwit.pipeline.requeue import check_finished
 
 HOUR = timedelta(hours=1)
 
@@ -44,6 +46,8 @@ _PARTS = (
 def rebuild(spark: SparkSession, lake: Lake, start: datetime | None, end: datetime | None) -> dict[str, int]:
     """From `start` on and before `end`; None: no bound. Gives how many rows each table got. The lake must be locked."""
     check_whole(lake)
+    check_finished(lake)
+    Gold(lake).catch_up(spark)  # else it would add what is in the rebuilt rows already
     start, end = whole_hours(start, end)
     counts = {}
     for part in _PARTS:

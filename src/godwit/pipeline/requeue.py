@@ -7,11 +7,14 @@ quarantine, which no others are: so it is known which they are.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
+from godwit.pipeline.checkpoints import check_whole
 from godwit.pipeline.datasets import readings, windows
+from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.merging import merge
+from godwit.pipeline.problems import PipelineError
 from godwit.pipeline.replacing import remove
 
 QUERY = "requeue"
@@ -20,6 +23,8 @@ _KEYS = ["broker", "offset"]
 
 def requeue(spark: SparkSession, lake: Lake) -> tuple[int, int]:
     """Gives how many messages left quarantine, and how many stay. The lake must be locked."""
+    check_whole(lake)
+    Gold(lake).catch_up(spark)  # it must not meet messages that are still to come to it in another way
     quarantine, silver = lake.table(readings.QUARANTINE), lake.table(readings.SPEC)
     moved, round_ = 0, _next_round(lake)
     is_unfinished = True
@@ -28,18 +33,23 @@ def requeue(spark: SparkSession, lake: Lake) -> tuple[int, int]:
         waiting = quarantine.frame(spark)
         silver.append(readings.good(readings.read(waiting)), QUERY, round_)
         fresh = silver.frame(spark).join(waiting.select(*_KEYS), _KEYS, "left_semi").localCheckpoint()
-        merge(lake.table(windows.SPEC), windows.MERGING, fresh, QUERY, round_)
-        moved += _leave(lake, fresh, round_)
+        messages = fresh.select(*_KEYS).distinct().toArrow()
+        if messages.num_rows:
+            merge(lake.table(windows.SPEC), windows.MERGING, fresh, {QUERY: round_})
+            remove(quarantine, messages, QUERY, round_)  # the end of the round
+            moved += messages.num_rows
         round_ += 1
     return moved, quarantine.rows
 
 
-def _leave(lake: Lake, fresh: DataFrame, round_: int) -> int:
-    """Takes the messages of a round out of quarantine: the end of the round."""
-    messages = fresh.select(*_KEYS).distinct().toArrow()
-    if messages.num_rows:
-        remove(lake.table(readings.QUARANTINE), messages, QUERY, round_)
-    return int(messages.num_rows)
+def check_finished(lake: Lake) -> None:
+    """PipelineError if a round was ended in the middle: its messages are in silver, and not in windows yet."""
+    begun, ended = lake.table(readings.SPEC).mark(QUERY), lake.table(readings.QUARANTINE).mark(QUERY)
+    if begun is not None and (ended is None or ended < begun):
+        raise PipelineError(
+            f"quarantine of the lake {lake.address} was being read again, and that was ended in the middle: finish it "
+            "with godwit pipeline requeue, then try again"
+        )
 
 
 def _next_round(lake: Lake) -> int:

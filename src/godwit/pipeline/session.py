@@ -29,8 +29,9 @@ from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
 
 Session: TypeAlias = SparkSession
-SHUFFLE_PARTITIONS: Final = 4
-"""Frozen with the first batch of the stateful query. Each has a state store of its own, so that few are quick."""
+CLUSTER_PARTITIONS: Final = 8
+"""Of a shuffle on a cluster; on one machine there are as many as processors. The stateful query keeps those that it
+began with: each has a state store of its own, so that few are quick."""
 POLITE_S: Final = 4.0
 """So long queries and session may take to end by themselves."""
 LOGS: Final = "_logs"
@@ -72,7 +73,7 @@ def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = N
         raise PipelineError(
             f"cannot write Spark's log {log}: {error.strerror}; check the rights of the lake"
         ) from error
-    if master.startswith("local"):  # executors elsewhere have a Python of their own
+    if _is_local(master):  # executors elsewhere have a Python of their own
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     with (
@@ -100,13 +101,17 @@ def _conf(master: str, quiet: Path, folder: str, settings: Mapping[str, str]) ->
         # What Java leaves in its folder for temporary files goes with ours, however it ends.
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet.as_uri()} -Djava.io.tmpdir={folder}",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
+        "spark.sql.shuffle.partitions": str((os.cpu_count() or 1) if _is_local(master) else CLUSTER_PARTITIONS),
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.sql.streaming.stateStore.providerClass": _ROCKS,
         "spark.sql.streaming.numRecentProgressUpdates": "16",
         "spark.sql.streaming.stopTimeout": f"{POLITE_S / 2:g}s",
     }
     return SparkConf().setMaster(master).setAll(list((ours | dict(settings)).items()))
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
 
 
 def _started(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSession, Any]:

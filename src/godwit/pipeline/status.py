@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from godwit.pipeline.archives import Log, look
-from godwit.pipeline.checkpoints import QUERIES, Standing, standing
+from godwit.pipeline.checkpoints import GOLD, QUERIES, TABLES, standing
 from godwit.pipeline.datasets.catalog import ALL
+from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
+from godwit.spark.offsets import Offsets
 
 PATIENCE_S: Final = 3.0
 """A broker that is away is worth no longer a wait: the rest can be told without it."""
@@ -61,17 +63,20 @@ def status_of(lake: Lake, source: Mapping[str, str]) -> Status:
     except PipelineError as error:
         problem = str(error)
     standings = {query: found for query in QUERIES if (found := standing(lake, query)) is not None}
+    offsets = {query: found.offsets for query, found in standings.items()}
+    if TABLES in offsets:
+        offsets[GOLD] = Gold(lake).marks(offsets[TABLES])
     return Status(
-        logs=[one for query, found in standings.items() for one in _lags(query, found, logs)],
+        logs=[one for query, found in offsets.items() for one in _lags(query, found, logs)],
         queries=[QueryStatus(query, found.batch, found.done_us) for query, found in standings.items()],
         tables=[TableStatus(spec.name, spec.grain, lake.table(spec).rows) for spec in ALL],
         problem=problem,
     )
 
 
-def _lags(query: str, found: Standing, logs: list[Log]) -> list[LogStatus]:
+def _lags(query: str, found: Offsets, logs: list[Log]) -> list[LogStatus]:
     known = {log.id: log for log in logs}
-    at = dict.fromkeys(known, 0) | found.offsets
+    at = dict.fromkeys(known, 0) | found
     return [
         LogStatus(query, log, known[log].address, offset, max(known[log].next_offset - offset, 0))
         if log in known

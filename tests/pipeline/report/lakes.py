@@ -21,8 +21,11 @@ def put(lake: Lake, spec: TableSpec, rows: list[dict[str, Any]], batch: int = 0)
     """Rows with nulls for what they leave out."""
     columns = {one.name: pa.array([row.get(one.name) for row in rows], one.type) for one in spec.schema}
     table = lake.table(spec)
-    write = table.upsert if spec.name.startswith("gold/") else table.append_arrow
-    assert write(pa.table(columns, schema=spec.schema), "test", batch)
+    found = pa.table(columns, schema=spec.schema)
+    if spec.name.startswith("gold/"):
+        assert table.upsert(found, {"test": batch})
+    else:
+        assert table.append_arrow(found, "test", batch)
 
 
 def window(topic: str, start_s: float, window_s: int, number: float = 20.0, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Gold in a thread of its own while queries run: a step takes seconds, and nobody should wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import Event, Thread
+from typing import Final
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from godwit.pipeline.checkpoints import GOLD
+from godwit.pipeline.gold import Gold
+from godwit.pipeline.watching import Batch
+
+EVERY_S: Final = 10.0
+"""A step reads and writes the rows of the current windows anew, however few messages there are."""
+LOOK_S: Final = 0.2
+
+
+class Following:
+    """From its start until it is stopped, or until nothing more can come and all is taken in. See watching.Running."""
+
+    def __init__(self, spark: SparkSession, gold: Gold, is_fed: Callable[[], bool]) -> None:
+        self._spark = spark
+        self._gold = gold
+        self._is_fed = is_fed
+        """Whether bronze and silver have all that they will ever get."""
+        self._done: list[Batch] = []
+        self._told = 0
+        self._error: Exception | None = None
+        self._stop = Event()
+        self._thread: Thread = InheritableThread(target=self._follow, name="godwit-gold", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        return self._thread.is_alive()
+
+    def error(self) -> Exception | None:
+        """Why it ended, if not well."""
+        return self._error
+
+    def batches(self) -> list[Batch]:
+        """Those that are done and were not given before."""
+        found = self._done[self._told :]
+        self._told += len(found)
+        return found
+
+    def stop(self) -> None:
+        """It ends with the step that it is at."""
+        self._stop.set()
+
+    def _follow(self) -> None:
+        try:
+            while not self._stop.is_set():
+                is_last = self._is_fed()
+                began_at = time.monotonic()
+                step = self._gold.step(self._spark)
+                if step.messages:
+                    took_s = time.monotonic() - began_at
+                    self._done.append(Batch(GOLD, len(self._done), step.messages, took_s, step.behind))
+                elif is_last:
+                    return
+                if not step.behind:
+                    self._wait(began_at + EVERY_S)
+        except Exception as error:  # whatever Spark, py4j and Delta raise: whoever watches decides
+            self._error = error
+
+    def _wait(self, until: float) -> None:
+        while time.monotonic() < until and not self._is_fed() and not self._stop.wait(LOOK_S):
+            pass

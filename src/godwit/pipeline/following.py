@@ -15,7 +15,7 @@ from godwit.pipeline.gold import Gold
 from godwit.pipeline.watching import Batch
 
 EVERY_S: Final = 10.0
-"""A step reads and writes the rows of the current windows anew, however few messages there are."""
+"""From the end of a step to the next one. A step reads and writes the rows of the current windows anew, however few messages there are."""
 LOOK_S: Final = 0.2
 
 
@@ -64,10 +64,11 @@ class Following:
                 elif is_last:
                     return
                 if not step.behind:
-                    self._wait(began_at + EVERY_S)
+                    self._wait()
         except Exception as error:  # whatever Spark, py4j and Delta raise: whoever watches decides
             self._error = error
 
-    def _wait(self, until: float) -> None:
+    def _wait(self) -> None:
+        until = time.monotonic() + EVERY_S
         while time.monotonic() < until and not self._is_fed() and not self._stop.wait(LOOK_S):
             pass

@@ -15,7 +15,7 @@ from godwit.pipeline.gold import Gold
 from godwit.pipeline.watching import Batch
 
 EVERY_S: Final = 10.0
-"""From the end of a step to the next one. A step reads and writes the rows of the current windows anew, however few messages there are."""
+"""From one step's end to the next: each writes the rows of the current windows anew, however few messages there are."""
 LOOK_S: Final = 0.2
 
 

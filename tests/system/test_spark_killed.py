@@ -73,6 +73,8 @@ def test_each_message_and_each_alert_counts_once_whoever_is_killed(tmp_path: Pat
             counts = (await publisher.hear("confirmed"))["counts"]
             pipeline = await started(stage, archive, lake, "--once")
             assert await pipeline.ended(within_s=2 * START_S) == 0, pipeline.said()
+            check = await stage.godwit("pipeline", "check", "--lake", str(lake))
+            assert await check.ended(within_s=START_S) == 0, check.said()
             check_bronze(Lake(str(lake)), counts)
             await asyncio.to_thread(check_alerts, Lake(str(lake)), broker.archive, counts)
             await broker.stop()

@@ -27,6 +27,7 @@ import godwit.spark
 from godwit import pipeline
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.problems import PipelineError
+from godwit.pipeline.scratch import scratch_folder
 
 Session: TypeAlias = SparkSession
 CLUSTER_PARTITIONS: Final = 8
@@ -76,11 +77,8 @@ def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = N
     if _is_local(master):  # executors elsewhere have a Python of their own
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    with (
-        tempfile.TemporaryDirectory(prefix="godwit-spark-", ignore_cleanup_errors=True) as folder,
-        log.with_suffix(".out").open("wb") as output,
-    ):
-        quiet = Path(folder) / "log4j2.properties"
+    with scratch_folder() as folder, log.with_suffix(".out").open("wb") as output:
+        quiet = folder / "log4j2.properties"
         quiet.write_text(_LOG4J.format(path=log, size=LOG_BYTES), encoding="utf-8")
         with _python_log(log):
             session, process = _started(_conf(master, quiet, folder, settings or {}), output, log)
@@ -92,7 +90,7 @@ def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = N
                 _end(session, process)
 
 
-def _conf(master: str, quiet: Path, folder: str, settings: Mapping[str, str]) -> SparkConf:
+def _conf(master: str, quiet: Path, folder: Path, settings: Mapping[str, str]) -> SparkConf:
     ours = {
         "spark.app.name": "godwit pipeline",
         "spark.ui.enabled": "false",

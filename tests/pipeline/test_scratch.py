@@ -25,7 +25,8 @@ def test_what_a_killed_one_left_goes_with_the_next(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     others = tmp_path / f"{PREFIX}0"
     others.mkdir()
-    killed = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, env={"TMPDIR": str(tmp_path)})
+    command, place = [sys.executable, "-c", KILLED], {"TMPDIR": str(tmp_path)}
+    killed = subprocess.run(command, check=False, stdout=subprocess.PIPE, env=place)
     left = Path(killed.stdout.decode().strip())
     assert (left / "library.so").exists()
     with scratch_folder() as first, scratch_folder() as second:

@@ -22,10 +22,12 @@ _HELD: Final = "in-use"
 def scratch_folder() -> Iterator[Path]:
     """For the time of the block."""
     _sweep(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
-        with (Path(name) / _HELD).open("wb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            yield Path(name)
+    with (
+        tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name,
+        (Path(name) / _HELD).open("wb") as held,
+    ):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield Path(name)
 
 
 def _sweep(parent: Path) -> None:

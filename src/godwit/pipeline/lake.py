@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import reduce
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -26,6 +25,8 @@ from pyarrow import fs, parquet
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
+
+from godwit.pipeline.spans import Span, as_condition, as_filter, spans
 
 FILES: Final = "files"
 """Below a table's folder: where Spark's files are, a folder for each attempt at a batch. A name that began with _ would
@@ -117,7 +118,7 @@ class Table:
         rows = self._cast(rows)
         same = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
         if self.spec.time is not None:
-            same += [f'target."{self.spec.time}" {sign} {in_sql(at)}' for sign, at in self._range(rows).items()]
+            same.append(as_condition(f'target."{self.spec.time}"', self._spans(rows)))
         merge = delta.merge(
             rows,
             predicate=" AND ".join(same),
@@ -181,10 +182,7 @@ class Table:
         delta = self._found()
         if delta is None:
             return self.spec.schema.empty_table()
-        where = None
-        if self.spec.time is not None:
-            bounds = self._range(rows)
-            where = (pc.field(self.spec.time) >= bounds[">="]) & (pc.field(self.spec.time) <= bounds["<="])
+        where = None if self.spec.time is None else as_filter(self.spec.time, self._spans(rows))
         keys = list(self.spec.keys)
         found = self._cast(delta.to_pyarrow_dataset().to_table(filter=where))
         return found.join(self._cast(rows).select(keys).group_by(keys).aggregate([]), keys, join_type="left semi")
@@ -257,10 +255,9 @@ class Table:
             if one.is_file and one.extension == "parquet" and (facts := _facts(system, one.path))["numRecords"]
         ]
 
-    def _range(self, rows: pa.Table) -> dict[str, datetime]:
-        """Between which times they lie."""
-        found = pc.min_max(rows.column(self.spec.time)).as_py()
-        return {">=": found["min"], "<=": found["max"]}
+    def _spans(self, rows: pa.Table) -> list[Span]:
+        """In which times they lie."""
+        return spans(pc.unique(rows.column(self.spec.time)).to_pylist())
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)
@@ -269,11 +266,6 @@ class Table:
 def _marking(marks: Mapping[str, int]) -> CommitProperties:
     now_ms = int(time.time() * 1000)
     return CommitProperties(app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()])
-
-
-def in_sql(at: datetime) -> str:
-    """For conditions of Delta's, in the unit of the tables: others are not compared with it."""
-    return f"arrow_cast('{at.astimezone(UTC).isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"
 
 
 def file_system(address: str) -> tuple[fs.FileSystem, str]:

@@ -8,7 +8,8 @@ from datetime import datetime
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from godwit.pipeline.lake import Table, in_sql
+from godwit.pipeline.lake import Table
+from godwit.pipeline.spans import in_sql
 
 
 def replace(table: Table, rows: pa.Table, where: str | None) -> None:

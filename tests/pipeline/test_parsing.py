@@ -52,6 +52,13 @@ def test_a_quantity_is_there_once() -> None:
     assert found.readings == [Reading("temperature", 10.0, "\N{DEGREE SIGN}C")]
 
 
+def test_the_rest_is_json_whatever_it_holds() -> None:
+    found = parse(b'{"t": 1, "a": NaN, "b": [-Infinity, 1e999], "c": "\\ud83d\\ude00"}', "home")
+    assert isinstance(found, Parsed)
+    assert found.extra is not None
+    assert json.loads(found.extra) == {"a": "NaN", "b": ["-Infinity", "Infinity"], "c": "\N{GRINNING FACE}"}
+
+
 def test_several_numbers_a_time_a_device_and_the_rest() -> None:
     payload = {"temp": 20, "humidity": 41.5, "ts": NOON_US // 1000, "sensor": "b7", "firmware": {"major": 2}}
     found = parse(json.dumps(payload).encode(), TOPIC)
@@ -87,6 +94,8 @@ def test_times_in_all_their_forms(time: str | int) -> None:
         (b'{"t": 1' + b"0" * 10_000 + b"}", "not finite"),
         (b'{"t": 1e16}', "too large"),
         (b"900000000000000 kW", "too large"),
+        (b'{"t": 1, "device": "\\ud800"}', "not text"),
+        (b'{"t": 1, "\\udfff": 1}', "not text"),
         (b'{"t": {"c": 21}}', "type changed"),
         (b'{"t": [21]}', "type changed"),
         (b'{"t": true}', "type changed"),
@@ -113,8 +122,10 @@ def test_payloads_that_say_nothing(payload: bytes, reason: str) -> None:
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters(), max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 objects = st.dictionaries(st.sampled_from(["t", "time", "unit", "value", "device", "humidity", "foo"]), values)
@@ -131,5 +142,8 @@ def test_anything_gives_numbers_that_can_be_or_a_problem(payload: bytes, topic: 
         assert all(math.isfinite(one.value) and abs(one.value) <= 2 * GREATEST for one in found.readings)
         assert len({one.quantity for one in found.readings}) == len(found.readings)
         assert found.time_us is None or 0 < found.time_us < 2**63
+        texts = [found.device, found.extra, *[one.unit for one in found.readings]]
     else:
+        texts = [found.reason, found.detail]
         assert found.reason
+    assert all(text is None or text.encode() is not None for text in texts)

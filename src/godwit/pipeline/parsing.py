@@ -145,6 +145,10 @@ def _from_json(text: str) -> Parsed:
         raise _BadError("nested too deeply", f"more than {MAX_JSON_LEVELS} levels of JSON")
     try:
         value = json.loads(text, parse_int=_whole)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+    except UnicodeEncodeError:
+        raise _BadError("not text", "half a pair of surrogates in it") from None
     except (ValueError, RecursionError) as error:
         raise _BadError("bad JSON", str(error)[:200]) from None
     if not isinstance(value, dict):
@@ -169,7 +173,15 @@ def _from_json(text: str) -> Parsed:
             extra[name] = item
     if not readings:
         raise _BadError("no quantity", f"none of its fields is known: {', '.join(list(value)[:8])}"[:200])
-    return Parsed(list(readings.values()), time_us, device, json.dumps(extra) if extra else None)
+    return Parsed(list(readings.values()), time_us, device, _json(extra) if extra else None)
+
+
+def _json(extra: dict[str, Any]) -> str:
+    """What is not finite as text: JSON has no such numbers."""
+    try:
+        return json.dumps(extra, allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(extra), parse_constant=str))
 
 
 def _reading(quantity: str, item: Any, unit: Any, name: str) -> Reading:

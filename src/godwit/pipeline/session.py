@@ -17,9 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final, TypeAlias
 
-from pyspark import SparkConf, SparkContext, cloudpickle
+from pyspark import SparkConf, SparkContext, cloudpickle, java_gateway
 from pyspark.errors import PySparkException
-from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
@@ -115,27 +114,54 @@ def _is_local(master: str) -> bool:
 def _started(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSession, Any]:
     """The session, and the process of its JVM."""
     usual = signal.getsignal(signal.SIGINT)
-    gateway = None
-    try:
-        gateway = launch_gateway(conf, popen_kwargs={"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
-        context = SparkContext(conf=conf, gateway=gateway)
-    except Exception as error:  # whatever Java, py4j or Spark raise where they do not start
-        if gateway is not None:
-            gateway.proc.kill()
+    with _children() as children:
+        try:
+            launch: Any = java_gateway.launch_gateway
+            gateway = launch(conf, popen_kwargs={"stdout": output, "stderr": output})
+            context = SparkContext(conf=conf, gateway=gateway)
+        except BaseException as error:  # whatever Java, py4j or Spark raise where they do not start, and Ctrl-C
+            for child in children:
+                child.kill()
             SparkContext._gateway = SparkContext._jvm = None
-        raise PipelineError(_start_text(error, conf.get("spark.master"), log, Path(output.name))) from error
-    finally:
-        # PySpark's own would talk to the JVM in the middle of whatever the program tells it.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, usual)
+            if not isinstance(error, Exception):
+                raise
+            raise PipelineError(_start_text(error, conf.get("spark.master"), log, Path(output.name))) from error
+        finally:
+            # PySpark's own would talk to the JVM in the middle of whatever the program tells it.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, usual)
     # Else it prints a traceback when the JVM ends before it: it would be told of accumulators, which we have none of.
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     return SparkSession(context), gateway.proc
 
 
+@contextmanager
+def _children() -> Iterator[list[Any]]:
+    """The processes that PySpark starts in this block: it forgets one if it is interrupted while it waits for it."""
+    found: list[Any] = []
+    module: Any = java_gateway
+    popen = module.Popen
+
+    def started(*arguments: Any, **more: Any) -> Any:
+        found.append(popen(*arguments, **more))
+        return found[-1]
+
+    module.Popen = started
+    try:
+        yield found
+    finally:
+        module.Popen = popen
+
+
 def _start_text(error: Exception, master: str | None, log: Path, output: Path) -> str:
-    cause = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return f"Spark did not start with --master {master}: {cause.strip()}; what it said itself is in {log} and {output}"
+    """With what Java said last, if it did."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines() or str(error).splitlines()
+    told = [line.strip() for line in lines if line.strip()]
+    cause = next(
+        (line for line in reversed(told) if "Exception" in line or line.startswith("Error")), "".join(told[:1])
+    )
+    cause = cause.removeprefix('Exception in thread "main" ').rstrip(".") or type(error).__name__
+    return f"Spark did not start with --master {master}: {cause}; what it said itself is in {log} and {output}"
 
 
 def _end(session: SparkSession, process: Any) -> None:

@@ -165,7 +165,7 @@ def check(
 ) -> None:
     """Look whether the tables are right: nothing twice, nothing lost on the way, no value that cannot be.
 
-    It ends with 1 if something does not. While it looks no run may write.
+    It ends with 1 if they are not. While it looks no run may write.
     """
     from godwit.cli.pipeline_repair import run_check
     from godwit.cli.pipeline_spark import Spark

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 def run_pipeline(spark: Spark, lake_address: str, sources: Sources, *, is_once: bool, trigger_s: float) -> None:
     """Until all is read, or until Ctrl-C."""
     lake = open_lake(lake_address, must_exist=False)
-    from godwit.pipeline.archives import look
+    from godwit.pipeline.archives import checked, look
     from godwit.pipeline.runner import Order, run
     from godwit.pipeline.session import log_path
 
     options = sources.options()
-    with explained(), waiting("looking for the archive") as status:
+    spark.settings()  # what is wrong with them is told before anybody waits
+    with explained(), waiting(f"looking for the archive at {options['archive']}") as status:
+        checked(options)
+        if not sys.stderr.isatty():
+            tell(f"looking for the archive at {options['archive']}")
         logs = look(options)
         with session(spark, lake, status, purpose="godwit pipeline run") as found:
             where = ", ".join(log.address for log in logs)

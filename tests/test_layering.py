@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "net": (MACHINES, "apsw msgspec uvloop"),  # ... and net does not know that it can be simulated
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("spark", "deltalake pyarrow pyspark"),
+    "pipeline": ("spark", "deltalake py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "bench": (
         f"{MACHINES} net archive sim spark pipeline",

@@ -31,7 +31,7 @@ class Writer:
         self.looks += 1
         if self.looks % 2:
             number = self.looks // 2
-            self.table.append_arrow(batch(number, 100.0 if number < WARM_BATCHES else 5.0), "query", number)
+            self.table.append_arrow(batch(number, 100.0 if number < WARM_BATCHES else 5.0), {"query": number})
 
 
 def test_rows_are_timed_once_it_is_warm(tmp_path: Path) -> None:

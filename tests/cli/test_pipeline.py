@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from godwit.cli.main import build_app
 
-COMMANDS = ("run", "status", "query", "rebuild", "requeue", "report")
+COMMANDS = ("run", "status", "query", "check", "rebuild", "requeue", "report")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -34,7 +34,7 @@ def test_help_loads_no_spark() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("run", "--trigger", "0"), "--trigger 0 cannot be; give seconds, at most 3600"),
+        (("run", "--trigger", "0"), "--trigger 0 cannot be; give seconds, from 0.001 to 3600"),
         (("run", "--broker", "localhost:65535"), "cannot be guessed: give it with --archive"),
         (("run", "--archive", "one:x"), "archive is 'one:x'"),
         (("run", "--archive", "127.0.0.1:9", "--token-file", "none"), "tokenFile: cannot read"),

@@ -52,7 +52,7 @@ def lake(tmp_path: Path) -> Lake:
         {"broker": LOG, "offset": at, "topic": "a\x1b[31m", "received": NOON, "payload": str(at).encode()}
         for at in range(3)
     ]
-    found.table(bronze.SPEC).append_arrow(pa.Table.from_pylist(rows, bronze.SPEC.schema), "q", 0)
+    found.table(bronze.SPEC).append_arrow(pa.Table.from_pylist(rows, bronze.SPEC.schema), {"q": 0})
     return found
 
 

@@ -47,9 +47,9 @@ def test_an_alert_says_what_happened_where() -> None:
     ("topic", "alert"),
     [
         ("ä" * 508, "alerts/" + "ä" * 508),
-        ("ä" * 509, "alerts"),  # 1,025 bytes
+        ("ä" * 509, "alerts/other"),  # 1,025 bytes
         ("/".join("a" * 63), "alerts/" + "/".join("a" * 63)),
-        ("/".join("a" * 64), "alerts"),
+        ("/".join("a" * 64), "alerts/other"),
     ],
 )
 def test_a_topic_without_room_for_the_prefix_is_told_in_the_payload(topic: str, alert: str) -> None:

@@ -62,12 +62,12 @@ def test_a_lake_without_its_checkpoint_is_not_filled_twice(tmp_path: Path) -> No
     lake = Lake(str(tmp_path))
     check_checkpoints(lake)
     row = {"broker": ONE, "offset": 0, "received": datetime(2026, 11, 15, tzinfo=UTC)}
-    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([row], bronze.SPEC.schema), "q", 0)
+    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([row], bronze.SPEC.schema), {"q": 0})
     with pytest.raises(PipelineError, match="the checkpoint _checkpoints/tables is gone"):
         check_checkpoints(lake)
     write_checkpoint(lake, TABLES, [], done=0)
     check_checkpoints(lake)
     alarm = pa.Table.from_pylist([{"broker": ONE, "offset": 0, "quantity": "t"}], anomalies.SPEC.schema)
-    lake.table(anomalies.SPEC).append_arrow(alarm, "q", 0)
+    lake.table(anomalies.SPEC).append_arrow(alarm, {"q": 0})
     with pytest.raises(PipelineError, match="rows in gold/anomalies, but the checkpoint _checkpoints/anomalies is"):
         check_checkpoints(lake)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,10 +32,24 @@ class FakeGold:
         return step
 
 
+class FakeSession:
+    """Whose jobs can be interrupted."""
+
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+        self.sparkContext = SimpleNamespace(setLocalProperty=lambda name, value: None)
+
+    def addTag(self, tag: str) -> None:  # noqa: N802  # Spark's names
+        self.tags.append(tag)
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802
+        assert tag in self.tags
+
+
 def follow(gold: FakeGold, is_fed: Callable[[], bool]) -> Following:
-    nothing: Any = None
+    session: Any = FakeSession()
     made_up: Any = gold
-    return Following(nothing, made_up, is_fed)
+    return Following(session, made_up, is_fed)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -75,7 +90,7 @@ def test_it_is_stopped() -> None:
     found = follow(gold, lambda: False)
     until(lambda: gold.asked == 1)
     found.stop()
-    until(lambda: not found.is_active)
+    assert not found.is_active
     assert (gold.asked, found.error()) == (1, None)
 
 

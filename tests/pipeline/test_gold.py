@@ -16,38 +16,54 @@ from godwit.pipeline.checks import checked
 from godwit.pipeline.datasets import bronze, readings, traffic, windows
 from godwit.pipeline.gold import Gold, Step
 from godwit.pipeline.lake import Lake
+from godwit.pipeline.merging import merge
 
 
 def test_it_follows_step_by_step(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake, sent = Lake(str(tmp_path)), day()
+    lake, sent = Lake(str(tmp_path / "a lake, w\N{LATIN SMALL LETTER I WITH DIAERESIS}ld #1")), day()
     assert Gold(lake).step(spark) == Step(0, 0)
     ends = (300, 500, len(sent))
-    for batch, (begin, end) in enumerate(zip((0, *ends), ends, strict=False)):
-        frame = messages(spark, sent[begin:end])
-        both = readings.read(frame).localCheckpoint()
-        lake.table(bronze.SPEC).append(frame, "q", batch)
-        lake.table(readings.SPEC).append(readings.good(both), "q", batch)
-        lake.table(readings.QUARANTINE).append(readings.bad(both), "q", batch)
+    frames = [messages(spark, sent[begin:end]) for begin, end in zip((0, *ends), ends, strict=False)]
+    silver = [readings.good(readings.read(frame)).localCheckpoint() for frame in frames]
+    for end, frame, good in zip(ends, frames, silver, strict=True):
+        lake.table(bronze.SPEC).append(frame, {LOG: end})
+        if end < len(sent):  # the third batch is half done
+            lake.table(readings.SPEC).append(good, {LOG: end})
     planned = [f'{{"{LOG}": {end}}}' for end in ends]
-    write_checkpoint(lake, TABLES, planned, done=2)  # the third is not: silver may lack it
+    write_checkpoint(lake, TABLES, planned, done=2)
     monkeypatch.setattr(gold, "STEP_OFFSETS", 400)
     assert Gold(lake).step(spark) == Step(400, 100)
     assert sum(lake.table(traffic.SPEC).arrow()["messages"].to_pylist()) == 400
 
     # Ended after the first table of a step: that one is ahead, and takes nothing twice.
-    def once(self: Gold, *more: Any) -> None:
-        taking(self, *more)
+    def once(*arguments: Any) -> None:
+        merge(*arguments)
         raise KeyboardInterrupt
 
-    taking = Gold._take
     with monkeypatch.context() as patch:
-        patch.setattr(Gold, "_take", once)
+        patch.setattr(gold, "merge", once)
         with pytest.raises(KeyboardInterrupt):
             Gold(lake).step(spark)
-    assert Gold(lake).marks({LOG: 0}) == {LOG: 400}
+    assert Gold(lake).marks([LOG]) == {LOG: 400}
     counts = lake.table(windows.SPEC).arrow(["window_s", "count"]).to_pylist()
-    assert sum(row["count"] for row in counts if row["window_s"] == 60) == 500
+    assert {length: sum(row["count"] for row in counts if row["window_s"] == length) for length in (60, 3600)} == {
+        60: 500,
+        3600: 400,
+    }
+    lake.table(readings.SPEC).append(silver[-1], {LOG: ends[-1]})
     write_checkpoint(lake, TABLES, planned, done=3)
     Gold(lake).catch_up(spark)
     assert Gold(lake).step(spark) == Step(0, 0)
     assert not [one for one in checked(spark, lake) if one.wrong]
+
+
+def test_a_log_that_begins_late_is_no_detour(tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(str(tmp_path))
+    begin = 10**15
+    frame = messages(spark, [(begin + number, "home/one", "a", float(number), b"1") for number in range(3)])
+    other = "b" * 32  # of which no message was wanted
+    for spec, rows in ((bronze.SPEC, frame), (readings.SPEC, readings.good(readings.read(frame)))):
+        lake.table(spec).append(rows, {LOG: begin + 3, other: 10**12})
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {begin + 3}, "{other}": {10**12}}}'], done=1)
+    assert Gold(lake).step(spark).behind == 0
+    assert lake.table(traffic.SPEC).arrow(["messages"]).to_pylist() == [{"messages": 3}]

@@ -41,7 +41,7 @@ def ids(table: Table) -> list[int]:
 
 
 def test_a_table_that_nobody_has_written(spark: SparkSession, table: Table) -> None:
-    assert (table.rows, table.version, table.is_done("q", 0)) == (0, None, False)
+    assert (table.rows, table.version, table.is_done({"q": 0})) == (0, None, False)
     assert table.frame(spark).columns == SPEC.schema.names
     assert table.frame(spark).count() == 0
     assert table.arrow(["id"]).schema.names == ["id"]
@@ -50,26 +50,26 @@ def test_a_table_that_nobody_has_written(spark: SparkSession, table: Table) -> N
 
 
 def test_a_batch_is_there_once_whatever_is_tried_again(spark: SparkSession, table: Table) -> None:
-    assert table.append(numbers(spark, 0, 5), "q", 0)
-    assert not table.append(numbers(spark, 0, 5), "q", 0)
-    assert table.append(numbers(spark, 5, 8), "q", 3)  # numbers may leave some out
-    assert not table.append(numbers(spark, 8, 9), "q", 2)
-    assert table.append(numbers(spark, 8, 9), "another", 0)
+    assert table.append(numbers(spark, 0, 5), {"q": 0})
+    assert not table.append(numbers(spark, 0, 5), {"q": 0})
+    assert table.append(numbers(spark, 5, 8), {"q": 3})  # numbers may leave some out
+    assert not table.append(numbers(spark, 8, 9), {"q": 2})
+    assert table.append(numbers(spark, 8, 9), {"another": 0})
     assert ids(table) == list(range(9))
     assert [row.id for row in table.frame(spark).orderBy("id").collect()] == list(range(9))
     again = table.lake.table(SPEC)
-    assert again.is_done("q", 3)
-    assert not again.is_done("q", 4)
-    assert again.append_arrow(arrow([20], 1.0), "q", 4)
-    assert not again.append_arrow(arrow([20], 1.0), "q", 4)
+    assert again.is_done({"q": 3})
+    assert not again.is_done({"q": 4})
+    assert again.append_arrow(arrow([20], 1.0), {"q": 4})
+    assert not again.append_arrow(arrow([20], 1.0), {"q": 4})
     assert table.rows == 10
 
 
 def test_nothing_of_a_failed_batch_is_seen(spark: SparkSession, table: Table, tmp_path: Path) -> None:
-    table.append(numbers(spark, 0, 5), "q", 0)
+    table.append(numbers(spark, 0, 5), {"q": 0})
     broken = numbers(spark, 0, 5).selectExpr("id", "at", "if(id = 4, raise_error('on purpose'), value) value")
     with pytest.raises(PySparkException, match="on purpose"):
-        table.append(broken, "q", 1)
+        table.append(broken, {"q": 1})
     orphan = tmp_path / SPEC.name / FILES / "q-2-0" / "part-0.parquet"
     orphan.parent.mkdir(parents=True)
     orphan.write_bytes(b"of a driver that was killed before it could commit")
@@ -107,7 +107,7 @@ def test_rows_with_the_same_keys(tmp_path: Path) -> None:
 
 def test_few_files_in_the_place_of_many(spark: SparkSession, table: Table) -> None:
     for batch in range(4):
-        table.append_arrow(arrow([batch], 1.0), "q", batch)
+        table.append_arrow(arrow([batch], 1.0), {"q": batch})
     reader = table.frame(spark)
     table.compact()
     assert len(table.frame(spark).inputFiles()) == 1

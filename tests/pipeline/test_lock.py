@@ -43,7 +43,7 @@ def test_the_java_process_of_a_killed_run_keeps_it(tmp_path: Path) -> None:
     path = lock_path(lake)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"process": gone.pid, "jvm": 77}))
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD_AS_JAVA, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD_AS_JAVA, f"{path}.java"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as java:
         assert java.stdout is not None
         assert java.stdin is not None

@@ -23,7 +23,7 @@ def test_questions(tmp_path: Path, spark: SparkSession) -> None:
         | {"reason": "no number", "detail": "", "payload": b"warm", "schema_version": 1}
         for offset in range(2)
     ]
-    lake.table(readings.QUARANTINE).append_arrow(pa.Table.from_pylist(bad, readings.QUARANTINE.schema), "q", 0)
+    lake.table(readings.QUARANTINE).append_arrow(pa.Table.from_pylist(bad, readings.QUARANTINE.schema), {"q": 0})
     answer = ask(spark, lake, "SELECT reason, count(*) AS n FROM silver_quarantine GROUP BY reason")
     assert list(all_rows(answer)) == [{"reason": "no number", "n": 2}]
     assert list(all_rows(ask(spark, lake, "SELECT * FROM gold_anomalies"))) == []

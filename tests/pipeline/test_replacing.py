@@ -31,7 +31,7 @@ def content(table: Table) -> dict[int, int]:
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
     found = Lake(str(tmp_path)).table(SPEC)
-    found.append_arrow(rows(h1=1, h2=1, h3=1, h4=1), "q", 0)
+    found.append_arrow(rows(h1=1, h2=1, h3=1, h4=1), {"q": 0})
     return found
 
 
@@ -44,22 +44,22 @@ def test_a_range_is_replaced_also_what_is_no_more(table: Table) -> None:
     assert content(table) == {2: 5, 3: 9}
     replace(table, rows(h7=7), None)
     assert content(table) == {7: 7}
-    assert table.is_done("q", 0)  # what streams have done stays done
+    assert table.is_done({"q": 0})  # what streams have done stays done
 
 
 def test_rows_are_removed_once(table: Table) -> None:
-    assert remove(table, rows(h2=1, h3=8), "r", 0)  # all columns must be the same
+    assert remove(table, rows(h2=1, h3=8), {"r": 0})  # all columns must be the same
     assert content(table) == {1: 1, 3: 1, 4: 1}
-    assert not remove(table, rows(h1=1), "r", 0)
+    assert not remove(table, rows(h1=1), {"r": 0})
     assert content(table) == {1: 1, 3: 1, 4: 1}
-    assert remove(table, rows(h1=0, h4=0).select(["hour"]), "r", 1)
+    assert remove(table, rows(h1=0, h4=0).select(["hour"]), {"r": 1})
     assert content(table) == {3: 1}
 
 
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(SPEC)
     replace(table, rows(), None)
-    assert not remove(table, rows(h1=1), "r", 0)
+    assert not remove(table, rows(h1=1), {"r": 0})
     assert table.version is None
     replace(table, rows(h1=1), between("hour", at(0), None))
     assert content(table) == {1: 1}

@@ -29,7 +29,7 @@ def test_quarantine_is_read_again(tmp_path: Path, spark: SparkSession, monkeypat
 
     monkeypatch.setattr(readings, "read", read_more)
     # Ended in the middle: silver has it, windows and quarantine do not know yet.
-    silver.append(readings.good(read_more(quarantine.frame(spark))), QUERY, 0)
+    silver.append(readings.good(read_more(quarantine.frame(spark))), {QUERY: 0})
     assert (silver.rows, quarantine.rows, readings_by_hour(lake)[12]) == (MINUTES - 1, 2, 59)
     with pytest.raises(PipelineError, match="finish it with godwit pipeline requeue"):
         rebuild(spark, lake, None, None)

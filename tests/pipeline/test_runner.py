@@ -22,8 +22,7 @@ from godwit.pipeline.watching import Outcome
 def test_up_to_what_is_there_and_then_the_rest(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("batches.COMPACT_EVERY", "batches.VACUUM_EVERY", "gold.COMPACT_EVERY"):
-        monkeypatch.setattr(f"godwit.pipeline.{name}", 1)
+    monkeypatch.setattr("godwit.pipeline.lake.COMPACT_EVERY", 1)
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKS)
     lake, heard = Lake(str(tmp_path / "lake")), Heard()
     with running_broker(tmp_path / "data") as broker:

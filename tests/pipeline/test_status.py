@@ -19,7 +19,7 @@ OTHER = "e" * 32
 def test_lags_batches_and_rows(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     rows = pa.Table.from_pylist([{"broker": OTHER, "offset": at} for at in range(4)], bronze.SPEC.schema)
-    lake.table(bronze.SPEC).append_arrow(rows, "q", 0)
+    lake.table(bronze.SPEC).append_arrow(rows, {"q": 0})
     with served(tmp_path / "data") as place:
         place.add(10)
         write_checkpoint(lake, TABLES, [f'{{"{place.log}": 4, "{OTHER}": 7}}'], done=1)

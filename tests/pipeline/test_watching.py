@@ -66,6 +66,14 @@ def test_a_java_process_that_died_is_told() -> None:
         Watched("tables", refused, False, Heard(), Outcome()).look()
 
 
+def test_what_the_pipeline_itself_says_ends_the_run() -> None:
+    def refused() -> Fake:
+        raise PipelineError("begin a new lake")
+
+    with pytest.raises(PipelineError, match=r"^begin a new lake$"):
+        Watched("gold", refused, False, Heard(), Outcome()).look()
+
+
 def test_an_observer_may_end_the_run() -> None:
     class Enough(Heard):
         def on_batch(self, batch: Batch) -> None:

@@ -34,10 +34,10 @@ def three_hours(folder: Path, spark: SparkSession) -> Lake:
         }
         for minute in range(MINUTES)
     ]
-    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist(messages, bronze.SPEC.schema), "q", 0)
+    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist(messages, bronze.SPEC.schema), {LOG: MINUTES})
     both = readings.read(lake.table(bronze.SPEC).frame(spark)).localCheckpoint()
-    lake.table(readings.SPEC).append(readings.good(both), "q", 0)
-    lake.table(readings.QUARANTINE).append(readings.bad(both), "q", 0)
+    lake.table(readings.SPEC).append(readings.good(both), {LOG: MINUTES})
+    lake.table(readings.QUARANTINE).append(readings.bad(both), {LOG: MINUTES})
     write_checkpoint(lake, TABLES, [f'{{"{LOG}": {MINUTES}}}'], done=1)
     Gold(lake).catch_up(spark)
     return lake

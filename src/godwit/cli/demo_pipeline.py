@@ -54,7 +54,8 @@ async def run_pipeline(archive: str, lake: Path, report: Path) -> PipelineReport
                     return PipelineReport(False, f"the pipeline failed: {failure}")
     except TimeoutError:
         return PipelineReport(False, f"the pipeline was not done after {PATIENCE_S:g} s: try again with a lower --rate")
-    return PipelineReport(True, f"The report is {report}: open it in a browser.")
+    sentence = f"The report is {report}: open it in a browser. (The rooms' clocks run fast, from a week ago on.)"
+    return PipelineReport(True, sentence)
 
 
 async def _failure(command: list[str]) -> str | None:

@@ -103,8 +103,8 @@ def run(
     from godwit.cli.pipeline_run import run_pipeline
     from godwit.cli.pipeline_spark import Sources, Spark
 
-    if not 0 < trigger <= 3600:
-        raise UsageError(f"--trigger {trigger:g} cannot be; give seconds, at most 3600")
+    if not 0.001 <= trigger <= 3600:
+        raise UsageError(f"--trigger {trigger:g} cannot be; give seconds, from 0.001 to 3600")
     sources = Sources(archive or [], broker, topics or [], token_file, certificate_file, fail_on_data_loss)
     run_pipeline(Spark(master, conf or [], yes), lake, sources, is_once=once, trigger_s=trigger)
 

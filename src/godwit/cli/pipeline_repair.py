@@ -40,6 +40,8 @@ def run_check(spark: Spark, lake_address: str, *, as_json: bool) -> None:
             f"{count(len(broken), 'check')} of {len(results)} failed: look at the rows with godwit pipeline query; "
             "gold is made anew with godwit pipeline rebuild"
         )
+    if not as_json:
+        typer.echo(f"all {len(results)} hold")
 
 
 def run_rebuild(spark: Spark, lake_address: str, start: str | None, stop: str | None) -> None:

@@ -33,7 +33,10 @@ def run_pipeline(spark: Spark, lake_address: str, sources: Sources, *, is_once: 
         logs = look(options)
         with session(spark, lake, status, purpose="godwit pipeline run") as found:
             where = ", ".join(log.address for log in logs)
+            status.stop()  # else its line and this one are one
             say(f"reading {where} into {lake.address}; Spark's own messages are in {log_path(lake)}")
+            if sys.stderr.isatty():
+                status.start()
             outcome = run(found, Order(lake, options, is_once, trigger_s), _View(status, log_path(lake)))
     for query, batches in outcome.batches.items():
         say(f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}")

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PACKAGES: Final = ("pyspark", "deltalake", "pyarrow", "pandas")
 MAX_PORT: Final = 65535
+ODD: Final = "%\\[]{}*?"
+"""Spark takes most of them for patterns, and Delta some for the beginning of another letter."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def open_lake(address: str, *, must_exist: bool) -> Lake:
     if "://" in address:
         return Lake(address)
     path = Path(address).absolute()
+    if odd := sorted({letter for letter in str(path) if letter in ODD or not letter.isprintable()}):
+        raise UsageError(f"the path of a lake cannot have {' '.join(map(repr, odd))} in it: {address!r}; name another")
     if must_exist and not path.is_dir():
         raise GodwitError(f"there is no lake at {address}: godwit pipeline run makes it, or name another with --lake")
     return Lake(str(path))
@@ -156,6 +160,7 @@ def session(spark: Spark, lake: Lake, status: Status, *, purpose: str | None = N
 def explained() -> Iterator[None]:
     """The pipeline's own errors as the command line tells them; SIGTERM ends the block as Ctrl-C does."""
     require_packages()
+    from godwit.pipeline.lake import LAKE_ERRORS
     from godwit.pipeline.problems import PipelineError
 
     before = signal.signal(signal.SIGTERM, _terminated)
@@ -163,6 +168,9 @@ def explained() -> Iterator[None]:
         yield
     except PipelineError as error:
         raise GodwitError(str(error)) from error
+    except LAKE_ERRORS as error:
+        told = next(iter(str(error).splitlines()), "")
+        raise GodwitError(f"the lake cannot be read or written: {type(error).__name__}: {told}") from error
     finally:
         signal.signal(signal.SIGTERM, before)
 

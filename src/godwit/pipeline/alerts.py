@@ -35,7 +35,7 @@ def messages(alarms: list[dict[str, Any]]) -> pa.Table:
 def topic(of_reading: str) -> str:
     full = PREFIX + of_reading
     has_room = len(full.encode()) <= MAX_TOPIC_BYTES and full.count("/") < MAX_TOPIC_LEVELS
-    return full if has_room else PREFIX.rstrip("/")
+    return full if has_room else PREFIX + "other"
 
 
 def payload(alarm: Mapping[str, Any]) -> str:
@@ -44,7 +44,7 @@ def payload(alarm: Mapping[str, Any]) -> str:
         "topic": alarm["topic"],
         "quantity": alarm["quantity"],
         "value": alarm["value"],
-        "expected": alarm["expected"],
+        "expected": round(alarm["expected"], 6),
         "unit": alarm["unit"],
         "score": round(alarm["score"], 2),
         "time": alarm["event_time"].isoformat(),

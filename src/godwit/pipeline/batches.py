@@ -1,49 +1,54 @@
 """What the query `tables` does with a micro-batch: bronze, silver and quarantine.
 
-Each table takes a batch once, whatever happens in between: a batch that is done again goes on where it was.
+Each table knows up to which offset of each log it has everything, as marks of the same transaction. So a batch takes
+each message once, whatever happens in between: if it is done again, also with other bounds, it goes on from there.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Final
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
 
+from godwit.pipeline.checkpoints import TABLES, planned
 from godwit.pipeline.datasets import bronze, readings
-from godwit.pipeline.lake import COMPACT_EVERY, Lake
+from godwit.pipeline.lake import Lake, Marks, Table
 
-VACUUM_EVERY: Final = 1_000
 RETENTION_HOURS: Final = 24
 """So long a reader may stay with the files that it has begun to read."""
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
 
 class Tables:
     """All that one query writes."""
 
     def __init__(self, lake: Lake) -> None:
-        self._tables = {spec.name: lake.table(spec) for spec in (bronze.SPEC, readings.SPEC, readings.QUARANTINE)}
+        self._lake = lake
+        self._messages, self._readings, self._quarantine = [
+            lake.table(spec) for spec in (bronze.SPEC, readings.SPEC, readings.QUARANTINE)
+        ]
 
     def write(self, messages: DataFrame, batch: int) -> None:
         """For foreachBatch."""
-        query = messages.sparkSession.sparkContext.getLocalProperty(_QUERY_PROPERTY)
-        assert query is not None, "micro-batches are those of a streaming query"
+        ends = planned(self._lake, TABLES, batch)
         messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
         both = readings.read(messages).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self._tables[bronze.SPEC.name].append(messages, query, batch)
-            self._tables[readings.SPEC.name].append(readings.good(both), query, batch)
-            self._tables[readings.QUARANTINE.name].append(readings.bad(both), query, batch)
+            _append(self._messages, messages, ends)
+            _append(self._readings, readings.good(both), ends)
+            _append(self._quarantine, readings.bad(both), ends)
         finally:
             both.unpersist()
             messages.unpersist()
-        self._tidy(batch)
 
-    def _tidy(self, batch: int) -> None:
-        if batch % COMPACT_EVERY == COMPACT_EVERY - 1:
-            for table in self._tables.values():
-                table.compact()
-        if batch % VACUUM_EVERY == VACUUM_EVERY - 1:
-            for table in self._tables.values():
-                table.vacuum(RETENTION_HOURS)
+
+def _append(table: Table, frame: DataFrame, ends: Marks) -> None:
+    """What the table does not have yet."""
+    known = {log: table.mark(log) or 0 for log in ends}
+    news = {log: end for log, end in ends.items() if end > known[log]}
+    if news:
+        is_new = [(sf.col("broker") == log) & (sf.col("offset") >= known[log]) for log in news]
+        table.append(frame.where(reduce(Column.__or__, is_new)), news)
+        table.tidy(None, RETENTION_HOURS)

@@ -52,6 +52,12 @@ def standing(lake: Lake, query: str) -> Standing | None:
     return Standing(batch, done[batch], _offsets(system, f"{path}/offsets/{batch}"), begun > batch)
 
 
+def planned(lake: Lake, query: str, batch: int) -> Offsets:
+    """Up to which offset of each log a batch goes that is being worked on."""
+    system, path = file_system(checkpoint_address(lake, query))
+    return _offsets(system, f"{path}/offsets/{batch}")
+
+
 def check_checkpoints(lake: Lake) -> None:
     """PipelineError if a checkpoint is gone of a query that has written: it would read and write everything again."""
     for query, spec in ((TABLES, bronze.SPEC), (ANOMALIES, anomalies.SPEC)):
@@ -84,6 +90,12 @@ def _numbers(system: fs.FileSystem, folder: str) -> dict[int, int]:
 
 def _offsets(system: fs.FileSystem, path: str) -> Offsets:
     """Of the file's last line; the first ones are Spark's version and settings."""
-    with system.open_input_file(path) as file:
-        lines = file.read().decode().splitlines()
-    return Position.from_dict(json.loads(lines[-1])).offsets
+    try:
+        with system.open_input_file(path) as file:
+            lines = file.read().decode().splitlines()
+        return Position.from_dict(json.loads(lines[-1])).offsets
+    except (OSError, ValueError, LookupError) as error:
+        raise PipelineError(
+            f"the checkpoint is damaged: {path} ({type(error).__name__}). Remove this file, so that Spark plans its "
+            "batch anew; each message is taken once all the same"
+        ) from None

@@ -15,10 +15,27 @@ from pyspark.sql import functions as sf
 
 from godwit.pipeline.checkpoints import check_whole
 from godwit.pipeline.datasets.catalog import ALL, view_name
+from godwit.pipeline.datasets.job_statistics import TOPICS
 from godwit.pipeline.datasets.readings import NOT_READINGS
+from godwit.pipeline.datasets.windows import LENGTHS_S
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.query import add_views
+
+
+def _difference(counted: str, wanted: str) -> str:
+    """How far two countings are apart, group by group; `n` is the count in both."""
+    return (
+        f"WITH counted AS ({counted}), wanted AS ({wanted}) "
+        "SELECT coalesce(sum(abs(coalesce(counted.n, 0) - coalesce(wanted.n, 0))), 0) "
+        f"FROM counted FULL OUTER JOIN wanted USING ({', '.join(_columns(counted))})"
+    )
+
+
+def _columns(counted: str) -> list[str]:
+    """By which it is grouped: all but the count, which is the last."""
+    return [name.strip() for name in counted.removeprefix("SELECT ").split(", ")[:-1]]
+
 
 _IS_READ: Final = " AND ".join(f"NOT startswith(topic, '{prefix}')" for prefix in NOT_READINGS)
 BETWEEN: Final = {
@@ -31,14 +48,26 @@ BETWEEN: Final = {
         SELECT count(*) FROM silver_readings LEFT ANTI JOIN bronze_messages USING (broker, offset)""",
     ("silver/quarantine", "no message in it is in silver, too"): """
         SELECT count(*) FROM silver_quarantine LEFT SEMI JOIN silver_readings USING (broker, offset)""",
-    ("gold/windows", "windows of a length count every reading once"): """
-        SELECT coalesce(sum(abs(n - (SELECT count(*) FROM silver_readings))), (SELECT count(*) FROM silver_readings))
-        FROM (SELECT sum(count) AS n FROM gold_windows GROUP BY window_s)""",
-    ("gold/devices", "devices count every message once, but the broker's own"): """
-        SELECT abs((SELECT coalesce(sum(messages), 0) FROM gold_devices)
-        - (SELECT count(*) FROM bronze_messages WHERE NOT startswith(topic, '$')))""",
-    ("gold/traffic", "publishers count every message once"): """
-        SELECT abs((SELECT coalesce(sum(messages), 0) FROM gold_traffic) - (SELECT count(*) FROM bronze_messages))""",
+    ("gold/windows", "windows of each length count every reading once"): _difference(
+        "SELECT broker, topic, quantity, window_s, sum(count) AS n FROM gold_windows GROUP BY ALL",
+        "SELECT broker, topic, quantity, window_s, count(*) AS n FROM silver_readings "
+        f"CROSS JOIN (SELECT explode(array{LENGTHS_S}) AS window_s) GROUP BY ALL",
+    ),
+    ("gold/devices", "devices count every message once, but the broker's own"): _difference(
+        "SELECT broker, topic, sum(messages) AS n FROM gold_devices GROUP BY ALL",
+        "SELECT broker, topic, count(*) AS n FROM bronze_messages WHERE NOT startswith(topic, '$') GROUP BY ALL",
+    ),
+    ("gold/traffic", "publishers count every message once, in its hour"): _difference(
+        "SELECT broker, publisher, hour, sum(messages) AS n FROM gold_traffic GROUP BY ALL",
+        "SELECT broker, publisher, date_trunc('hour', received) AS hour, count(*) AS n FROM bronze_messages "
+        "GROUP BY ALL",
+    ),
+    ("gold/job_statistics", "every job submitted is counted once"): _difference(
+        "SELECT broker, kind, sum(jobs_submitted) AS n FROM gold_job_statistics GROUP BY ALL",
+        f"SELECT broker, substring(topic, {len(TOPICS) + 1}) AS kind, "
+        "count_if(get_json_object(cast(payload AS string), '$.event') = 'submitted') AS n "
+        f"FROM bronze_messages WHERE startswith(topic, '{TOPICS}') GROUP BY ALL",
+    ),
 }
 
 

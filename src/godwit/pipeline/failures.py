@@ -12,8 +12,8 @@ from typing import Final
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 MAX_SENTENCE: Final = 600
-_OURS: Final = re.compile(r"^(?:\S+: )?godwit\.[\w.]+\.(\w+Error): (.+)$", re.MULTILINE)
-_PYTHON: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
+_OURS: Final = re.compile(r"^(?:Caused by: |\S+: )?godwit\.[\w.]+\.(\w+Error): (.+)$", re.MULTILINE)
+_PYTHON: Final = re.compile(r"^(?:Caused by: )?(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 FINAL: Final = frozenset(("OptionError", "DataLossError", "RefusedError"))
 """They say the same however often they are asked."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Event, Thread
 from typing import Final
 
@@ -17,6 +18,8 @@ from godwit.pipeline.watching import Batch
 EVERY_S: Final = 10.0
 """From one step's end to the next: each writes the rows of the current windows anew, however few messages there are."""
 LOOK_S: Final = 0.2
+PATIENCE_S: Final = 4.0
+_TAG: Final = "godwit-gold"
 
 
 class Following:
@@ -28,10 +31,11 @@ class Following:
         self._is_fed = is_fed
         """Whether bronze and silver have all that they will ever get."""
         self._done: list[Batch] = []
-        self._told = 0
+        self._steps = 0
         self._error: Exception | None = None
         self._stop = Event()
-        self._thread: Thread = InheritableThread(target=self._follow, name="godwit-gold", daemon=True)
+        # Not a daemon: Python must not end while a table is being written.
+        self._thread: Thread = InheritableThread(target=self._follow, name="godwit-gold", daemon=False)
         self._thread.start()
 
     @property
@@ -44,23 +48,30 @@ class Following:
 
     def batches(self) -> list[Batch]:
         """Those that are done and were not given before."""
-        found = self._done[self._told :]
-        self._told += len(found)
+        found, self._done = self._done, []
         return found
 
     def stop(self) -> None:
-        """It ends with the step that it is at."""
+        """It ends at once, or when the table that it writes is written."""
         self._stop.set()
+        ends_at = time.monotonic() + PATIENCE_S
+        while self._thread.is_alive() and time.monotonic() < ends_at:
+            with suppress(Exception):  # the JVM may be gone, which ends it too
+                self._spark.interruptTag(_TAG)
+            self._thread.join(LOOK_S)
 
     def _follow(self) -> None:
         try:
+            self._spark.addTag(_TAG)
+            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _TAG)
             while not self._stop.is_set():
                 is_last = self._is_fed()
                 began_at = time.monotonic()
                 step = self._gold.step(self._spark)
                 if step.messages:
                     took_s = time.monotonic() - began_at
-                    self._done.append(Batch(GOLD, len(self._done), step.messages, took_s, step.behind))
+                    self._done.append(Batch(GOLD, self._steps, step.messages, took_s, step.behind))
+                    self._steps += 1
                 elif is_last:
                     return
                 if not step.behind:

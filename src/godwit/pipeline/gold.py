@@ -7,21 +7,22 @@ transaction: a step that is done again begins there.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
 from godwit.pipeline.checkpoints import TABLES, standing
 from godwit.pipeline.datasets import bronze, readings
 from godwit.pipeline.datasets.catalog import OF_MESSAGES, OF_READINGS
-from godwit.pipeline.lake import COMPACT_EVERY, Lake, Ranges, Table
+from godwit.pipeline.lake import Lake, Ranges, Table
 from godwit.pipeline.merging import Merging, merge
-from godwit.spark.offsets import Offsets
 
-STEP_OFFSETS: Final = 500_000
+STEP_OFFSETS: Final = 200_000
 """Of each log, at once: what such a step makes passes through the driver."""
-FILE_BYTES: Final = 32 * 1024 * 1024
+FILE_BYTES: Final = 8 * 1024 * 1024
 """A row that changes makes its whole file be written anew, so that files are small."""
 RETENTION_HOURS: Final = 1
 """So long a reader may stay with the files that it has begun to read: with each step there are new ones."""
@@ -47,60 +48,75 @@ class Gold:
             (lake.table(source), [(lake.table(merging.spec), merging) for merging in mergings])
             for source, mergings in _SOURCES
         ]
-        self._steps = 0
 
     def step(self, spark: SparkSession) -> Step:
         """Takes in what bronze and silver have, up to a bound."""
-        found = standing(self._lake, TABLES)
-        if found is None:
-            return Step(0, 0)
-        before = self.marks(found.offsets)
+        logs = self._logs()
+        before = self.marks(logs)
         for source, targets in self._sources:
-            for table, merging in targets:
-                self._take(spark, source, table, merging, found.offsets)
-        after = self.marks(found.offsets)
-        step = Step(
-            messages=sum(after[log] - before[log] for log in after),
-            behind=sum(end - after[log] for log, end in found.offsets.items()),
+            self._take_all(spark, source, targets, {log: _bounds(source, log) for log in logs})
+        after, ends = self.marks(logs), self._ends(logs)
+        return Step(
+            messages=sum(after[log] - before[log] for log in logs), behind=sum(ends[log] - after[log] for log in logs)
         )
-        if step.messages:
-            self._tidy()
-        return step
 
     def catch_up(self, spark: SparkSession) -> None:
         """Until it has all that bronze and silver have."""
-        while self.step(spark).messages:
+        while self.step(spark).behind:
             pass
 
-    def marks(self, ends: Offsets) -> dict[str, int]:
+    def marks(self, logs: Iterable[str]) -> dict[str, int]:
         """How far all tables are, in these logs."""
-        tables = [table for _, targets in self._sources for table, _ in targets]
-        return {log: min(_mark(table, log) for table in tables) for log in ends}
+        targets = [target for _, targets in self._sources for target in targets]
+        return {log: min(_mark(table, merging, log) for table, merging in targets) for log in logs}
 
-    def _take(self, spark: SparkSession, source: Table, table: Table, merging: Merging, ends: Offsets) -> None:
-        ranges: Ranges = {
-            log: (begin, min(end, begin + STEP_OFFSETS))
-            for log, end in ends.items()
-            if (begin := _mark(table, log)) < end
-        }
-        if ranges:
-            marks = {_name(log): end for log, (_, end) in ranges.items()}
-            merge(table, merging, source.frame(spark, ranges), marks)
+    def _logs(self) -> list[str]:
+        found = standing(self._lake, TABLES)
+        return [] if found is None else list(found.offsets)
 
-    def _tidy(self) -> None:
-        self._steps += 1
-        if self._steps % COMPACT_EVERY == 0:
-            for _, targets in self._sources:
-                for table, _ in targets:
-                    table.compact(FILE_BYTES)
-                    table.vacuum(RETENTION_HOURS)
+    def _ends(self, logs: Iterable[str]) -> dict[str, int]:
+        """How far all sources are."""
+        return {log: min(source.mark(log) or 0 for source, _ in self._sources) for log in logs}
+
+    def _take_all(
+        self, spark: SparkSession, source: Table, targets: Sequence[tuple[Table, Merging]], bounds: Ranges
+    ) -> None:
+        """Those that are equally far, and most of the time all are, take their rows from one reading of them."""
+        groups: dict[tuple[tuple[str, tuple[int, int]], ...], list[tuple[Table, Merging]]] = {}
+        for table, merging in targets:
+            ranges = tuple(_next(bounds, {log: _mark(table, merging, log) for log in bounds}).items())
+            if ranges:
+                groups.setdefault(ranges, []).append((table, merging))
+        for ranges, equals in groups.items():
+            rows = source.frame(spark, dict(ranges)).persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                for table, merging in equals:
+                    merge(table, merging, rows, {_name(merging, log): end for log, (_, end) in ranges})
+                    table.tidy(FILE_BYTES, RETENTION_HOURS)
+            finally:
+                rows.unpersist()
 
 
-def _mark(table: Table, log: str) -> int:
-    mark = table.mark(_name(log))
-    return 0 if mark is None else mark
+def _bounds(source: Table, log: str) -> tuple[int, int]:
+    """From where to where it has something of a log."""
+    end, first = source.mark(log) or 0, source.first_offset(log)
+    return (end if first is None else first, end)
 
 
-def _name(log: str) -> str:
-    """Of a log's mark."""
-    return f"gold {log}"
+def _next(bounds: Ranges, marks: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """What comes next, of each log."""
+    found = {}
+    for log, (first, end) in bounds.items():
+        begin = max(first, marks[log])
+        if marks[log] < end:
+            found[log] = (begin, min(end, begin + STEP_OFFSETS))
+    return found
+
+
+def _mark(table: Table, merging: Merging, log: str) -> int:
+    return table.mark(_name(merging, log)) or 0
+
+
+def _name(merging: Merging, log: str) -> str:
+    """Of a mark."""
+    return f"{merging.name}: {log}"

@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -19,23 +20,30 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs, parquet
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from godwit.pipeline.problems import PipelineError
 from godwit.pipeline.spans import Span, as_condition, as_filter, spans
 
 FILES: Final = "files"
 """Below a table's folder: where Spark's files are, a folder for each attempt at a batch. A name that began with _ would
 hide orphans from vacuum."""
+LAKE_ERRORS: Final = (DeltaError, pa.ArrowException)
+"""What the libraries raise where files of a table are damaged, gone, or not to be reached."""
 COMPACT_EVERY: Final = 100
 """Transactions. Each adds a file or more to a table, and readers open all of them."""
 _CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
 """A table may have a transaction a second, and each is a file."""
+_BROKER: Final = "broker"
 _OFFSET: Final = "offset"
+_BEYOND: Final = 2**63 - 1
+Marks: TypeAlias = Mapping[str, int]
+"""Numbers that grow, by name, which are set in one transaction with rows: an offset, or the batch of a query."""
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
 """By log: from this offset on, and before that one."""
 
@@ -83,37 +91,33 @@ class Table:
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, frame: DataFrame, query: str, batch: int) -> bool:
-        """Adds the rows of a micro-batch, once. False: that had been done before."""
+    def append(self, frame: DataFrame, marks: Marks) -> bool:
+        """Adds rows and sets the marks, in one transaction. False: they had been set before."""
         delta = self._made()
-        if self.is_done(query, batch):
+        if self.is_done(marks):
             return False
-        folder = f"{FILES}/{query}-{batch}-{uuid.uuid4().hex}"
+        folder = f"{FILES}/{uuid.uuid4().hex}"
         names = self.spec.schema.names
         frame.select(*names).write.parquet(f"{self.address}/{folder}")
         actions = self._actions(folder)
-        if actions:
-            done = _marking({query: batch})
-            delta.create_write_transaction(actions, "append", self.spec.schema, commit_properties=done)
+        delta.create_write_transaction(actions, "append", self.spec.schema, commit_properties=marking(marks))
         return True
 
-    def append_arrow(self, rows: pa.Table, query: str, batch: int) -> bool:
+    def append_arrow(self, rows: pa.Table, marks: Marks) -> bool:
         """The same for rows that are on the driver."""
         delta = self._made()
-        if self.is_done(query, batch):
+        if self.is_done(marks):
             return False
-        if rows.num_rows:
-            write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_marking({query: batch}))
+        write_deltalake(delta, self._cast(rows), mode="append", commit_properties=marking(marks))
         return True
 
-    def upsert(self, rows: pa.Table, marks: Mapping[str, int]) -> bool:
+    def upsert(self, rows: pa.Table, marks: Marks) -> bool:
         """Puts rows in the place of those with the same keys, and sets the marks. False: they had been set before."""
         delta = self._made()
-        if all(self.is_done(name, mark) for name, mark in marks.items()):
+        if self.is_done(marks):
             return False
-        done = _marking(marks)
         if not rows.num_rows:
-            delta.create_write_transaction([], "append", self.spec.schema, commit_properties=done)
+            delta.create_write_transaction([], "append", self.spec.schema, commit_properties=marking(marks))
             return True
         rows = self._cast(rows)
         same = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
@@ -124,20 +128,32 @@ class Table:
             predicate=" AND ".join(same),
             source_alias="source",
             target_alias="target",
-            commit_properties=done,
+            commit_properties=marking(marks),
         )
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
 
-    def is_done(self, query: str, batch: int) -> bool:
-        """Whether the table has what this micro-batch brought."""
-        mark = self.mark(query)
-        return mark is not None and mark >= batch
+    def is_done(self, marks: Marks) -> bool:
+        """Whether it has all of them, or later ones."""
+        return all((known := self.mark(name)) is not None and known >= mark for name, mark in marks.items())
 
     def mark(self, name: str) -> int | None:
-        """A number that was written in one transaction with rows: the last micro-batch of a query, or an offset."""
+        """As it was set last."""
         delta = self._found()
         return None if delta is None else delta.transaction_version(name)
+
+    def first_offset(self, log: str) -> int | None:
+        """The least that it has of a log, or less, by what the Delta log knows; None: it has nothing of it."""
+        delta = self._found()
+        files = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_have(file, log, 0, _BEYOND)]
+        return min(known, default=None)
+
+    def tidy(self, file_bytes: int | None, retention_hours: int) -> None:
+        """Compacts and vacuums if it is time: once in a hundred transactions."""
+        if (self.version or 0) % COMPACT_EVERY == 0:
+            self.compact(file_bytes)
+            self.vacuum(retention_hours)
 
     def compact(self, file_bytes: int | None = None) -> None:
         """Few large files in the place of many small ones; readers see the same rows."""
@@ -146,11 +162,14 @@ class Table:
             delta.optimize.compact(target_size=file_bytes)
 
     def vacuum(self, retention_hours: int) -> int:
-        """Removes files that no version of so many hours needs, orphans of failed batches among them."""
+        """Removes files that no version of so many hours needs, orphans of failed batches among them. Not during an
+        append."""
         delta = self._found()
         if delta is None:
             return 0
         removed = delta.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
+        if "://" not in self.address:
+            _remove_empty_folders(Path(self.address) / FILES)
         return len(removed)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -159,14 +178,14 @@ class Table:
         """The rows of one moment, all or those of some offsets; without any if nothing was written yet."""
         schema = from_arrow_schema(self.spec.schema)
         delta = self._found()
-        files = [] if delta is None else delta.file_uris() if ranges is None else self._files(delta, ranges)
+        files = [] if delta is None else self._files(delta, ranges)
         if not files:
             return spark.createDataFrame([], schema)
         frame = spark.read.schema(schema).parquet(*files)
         if ranges is None:
             return frame
         at = sf.col(_OFFSET)
-        within = [(sf.col("broker") == log) & (at >= begin) & (at < end) for log, (begin, end) in ranges.items()]
+        within = [(sf.col(_BROKER) == log) & (at >= begin) & (at < end) for log, (begin, end) in ranges.items()]
         return frame.where(reduce(Column.__or__, within))
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -184,8 +203,13 @@ class Table:
             return self.spec.schema.empty_table()
         where = None if self.spec.time is None else as_filter(self.spec.time, self._spans(rows))
         keys = list(self.spec.keys)
-        found = self._cast(delta.to_pyarrow_dataset().to_table(filter=where))
-        return found.join(self._cast(rows).select(keys).group_by(keys).aggregate([]), keys, join_type="left semi")
+        wanted = self._cast(rows).select(keys).group_by(keys).aggregate([])
+        # Piece by piece: of other keys there may be very many rows in the same files.
+        pieces = [
+            self._cast(pa.Table.from_batches([piece])).join(wanted, keys, join_type="left semi")
+            for piece in delta.to_pyarrow_dataset().scanner(filter=where).to_batches()
+        ]
+        return pa.concat_tables([self.spec.schema.empty_table(), *pieces])
 
     def scan(self, columns: Sequence[str], where: pc.Expression | None = None) -> Iterator[pa.Table]:
         """The same piece by piece, for tables of any size."""
@@ -212,12 +236,23 @@ class Table:
         """As it stands now, if it is there."""
         if self._delta is None:
             try:
-                self._delta = DeltaTable(self.address, storage_options=self.lake.storage_options)
+                delta = DeltaTable(self.address, storage_options=self.lake.storage_options)
             except TableNotFoundError:
                 return None
+            self._check_columns([one.name for one in delta.schema().fields])
+            self._delta = delta
         else:
             self._delta.update_incremental()
         return self._delta
+
+    def _check_columns(self, names: list[str]) -> None:
+        """PipelineError if another version of Godwit made the table."""
+        if names != self.spec.schema.names:
+            other = sorted(set(names) ^ set(self.spec.schema.names))
+            raise PipelineError(
+                f"the table {self.address} was made by another version of Godwit (it differs in {', '.join(other)}): "
+                "begin a new lake with --lake, or use that version"
+            )
 
     def _made(self) -> DeltaTable:
         found = self._found()
@@ -235,14 +270,14 @@ class Table:
             assert found is not None
         return found
 
-    def _files(self, delta: DeltaTable, ranges: Ranges) -> list[str]:
-        """Those that may have rows of these offsets."""
-        added = pa.table(delta.get_add_actions(flatten=True))
-        first = min(begin for begin, _ in ranges.values())
-        if "max.offset" in added.column_names:
-            newest = added.column("max.offset")
-            added = added.filter(pc.or_kleene(pc.is_null(newest), pc.greater_equal(newest, first)))
-        return [f"{self.address}/{path}" for path in added.column("path").to_pylist()]
+    def _files(self, delta: DeltaTable, ranges: Ranges | None) -> list[str]:
+        """All, or those that may have rows of these offsets."""
+        added = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        return [
+            f"{self.address}/{file['path']}"
+            for file in added
+            if ranges is None or any(_may_have(file, log, begin, end) for log, (begin, end) in ranges.items())
+        ]
 
     def _actions(self, folder: str) -> list[AddAction | RemoveAction]:
         """Of the files that Spark has written."""
@@ -263,25 +298,47 @@ class Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)
 
 
-def _marking(marks: Mapping[str, int]) -> CommitProperties:
+def marking(marks: Marks) -> CommitProperties:
+    """For a transaction that sets them."""
     now_ms = int(time.time() * 1000)
     return CommitProperties(app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()])
 
 
+def _remove_empty_folders(parent: Path) -> None:
+    """There was one for each attempt at a batch."""
+    for folder in parent.glob("*"):
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
 def file_system(address: str) -> tuple[fs.FileSystem, str]:
     """Of a lake or something in it, and what it is called there."""
-    return (fs.LocalFileSystem(), address) if "://" not in address else fs.FileSystem.from_uri(address)
+    if "://" not in address:
+        return fs.LocalFileSystem(), address
+    try:
+        return fs.FileSystem.from_uri(address)  # type: ignore[no-any-return]
+    except pa.ArrowException as error:
+        raise PipelineError(f"{address} is no place for a lake: {error}") from None
 
 
 def _facts(system: fs.FileSystem, path: str) -> dict[str, Any]:
-    """What the Delta log should know of a file: how many rows it has, and between which offsets they lie."""
+    """What the Delta log should know of a file: how many rows it has, of which logs, and between which offsets."""
     with system.open_input_file(path) as file:
         found = parquet.ParquetFile(file).metadata
-    facts: dict[str, Any] = {"numRecords": found.num_rows}
-    column = found.schema.names.index(_OFFSET) if _OFFSET in found.schema.names else None
-    if column is not None and found.num_rows:
-        known = [found.row_group(group).column(column).statistics for group in range(found.num_row_groups)]
-        if all(one is not None and one.has_min_max for one in known):
-            facts["minValues"] = {_OFFSET: min(one.min for one in known)}
-            facts["maxValues"] = {_OFFSET: max(one.max for one in known)}
+    facts: dict[str, Any] = {"numRecords": found.num_rows, "minValues": {}, "maxValues": {}}
+    for column, name in enumerate(found.schema.names):
+        if name in (_BROKER, _OFFSET):
+            known = [found.row_group(group).column(column).statistics for group in range(found.num_row_groups)]
+            if known and all(one is not None and one.has_min_max for one in known):
+                facts["minValues"][name] = min(one.min for one in known)
+                facts["maxValues"][name] = max(one.max for one in known)
     return facts
+
+
+def _may_have(file: Mapping[str, Any], log: str, begin: int, end: int) -> bool:
+    """Whether some of these offsets may be in a file, by what the Delta log knows of it."""
+    names = (f"min.{_OFFSET}", f"max.{_OFFSET}", f"min.{_BROKER}", f"max.{_BROKER}")
+    first, last, least, greatest = [file.get(name) for name in names]
+    if first is not None and last is not None and (last < begin or first >= end):
+        return False
+    return least is None or greatest is None or least <= log <= greatest

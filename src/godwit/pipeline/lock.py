@@ -1,8 +1,9 @@
 """One run at a time on a lake, also while the JVM of a killed one still lives.
 
-A driver that is killed leaves its JVM behind for some seconds, and that may still write. So the lock has two halves on
-one file: flock, which Python holds, and a POSIX lock, which is the kind that Java's FileChannel takes, held by the JVM.
-The two kinds do not see each other; whoever wants the lake needs both. The file also tells who holds it.
+A driver that is killed leaves its JVM behind for some seconds, and that may still write. So the lock has two halves:
+flock, which Python holds, and a POSIX lock, which is the kind that Java's FileChannel takes, held by the JVM. Whoever
+wants the lake needs both. They are on two files, as on some network file systems the two kinds are one. The first file
+also tells who holds it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ class LakeLock:
         self._lake = lake
         self._purpose = purpose
         self._path = lock_path(lake)
+        self._java_path = self._path.with_name(f"{self._path.name}.java")
         self._file: IO[bytes] | None = None
 
     def __enter__(self) -> Self:
         self._file = _opened(self._path)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # is the JVM's half free?
-            fcntl.lockf(self._file, fcntl.LOCK_UN)  # it is for our JVM to take
+            with _opened(self._java_path) as java:
+                fcntl.lockf(java, fcntl.LOCK_EX | fcntl.LOCK_NB)  # is it free? It is for our JVM to take
         except OSError:
             holder = _told(self._file)
             self._file.close()
@@ -59,7 +61,7 @@ class LakeLock:
     def share(self, spark: SparkSession) -> None:
         """The JVM takes its half, until it ends."""
         jvm: Any = spark.sparkContext._jvm
-        channel = jvm.java.io.RandomAccessFile(str(self._path), "rw").getChannel()
+        channel = jvm.java.io.RandomAccessFile(str(self._java_path), "rw").getChannel()
         held = channel.tryLock()
         if held is None:
             raise PipelineError(

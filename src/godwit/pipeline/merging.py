@@ -7,13 +7,13 @@ device that was offline for a week is as welcome as a live one, and nothing is e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from godwit.pipeline.lake import Table, TableSpec
+from godwit.pipeline.lake import Marks, Table, TableSpec
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,15 @@ class Merging:
     """A gold dataset."""
 
     spec: TableSpec
+    name: str
+    """Of its marks in the table."""
     partials: Callable[[DataFrame], DataFrame]
     merged: Callable[[DataFrame], DataFrame]
 
 
-def merge(table: Table, merging: Merging, rows: DataFrame, marks: Mapping[str, int]) -> bool:
+def merge(table: Table, merging: Merging, rows: DataFrame, marks: Marks) -> bool:
     """Adds what these rows bring, and sets the marks, once. False: that had been done before."""
-    if all(table.is_done(name, mark) for name, mark in marks.items()):
+    if table.is_done(marks):
         return False
     names, schema = merging.spec.schema.names, merging.spec.schema
     # There are few groups, and they pass through the driver anyway, to be written.

@@ -24,10 +24,24 @@ def add_views(spark: SparkSession, lake: Lake) -> None:
 
 
 def ask(spark: SparkSession, lake: Lake, sql: str) -> DataFrame:
-    """The answer. PipelineError with Spark's first words if the question is wrong."""
+    """The answer. PipelineError with Spark's first words if the question is wrong, or if it is an order."""
+    with _explained():
+        _check_question(spark, sql)
     add_views(spark, lake)
     with _explained():
         return spark.sql(sql)
+
+
+def _check_question(spark: SparkSession, sql: str) -> None:
+    """The views are files, and INSERT OVERWRITE would replace them."""
+    first = next(iter(sql.split()), "").lower()
+    parser: Any = spark._jsparkSession.sessionState().sqlParser()
+    parser.parsePlan(sql)  # what is wrong with its syntax is told in Spark's words
+    if first not in ("show", "describe", "desc", "explain"):
+        try:
+            parser.parseQuery(sql)
+        except Exception:
+            raise PipelineError(f"a query asks the lake, and changes nothing: {first.upper()} is no question") from None
 
 
 def all_rows(answer: DataFrame) -> Iterator[dict[str, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from datetime import datetime
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
-from godwit.pipeline.lake import Table
+from godwit.pipeline.lake import Marks, Table, marking
 from godwit.pipeline.spans import in_sql
 
 
@@ -26,14 +25,15 @@ def replace(table: Table, rows: pa.Table, where: str | None) -> None:
     )
 
 
-def remove(table: Table, rows: pa.Table, query: str, batch: int) -> bool:
-    """Takes out the rows that have the same values in all columns of `rows`, once."""
-    if table.version is None or table.is_done(query, batch):
+def remove(table: Table, rows: pa.Table, marks: Marks) -> bool:
+    """Takes out the rows that have the same values in all columns of `rows`, and sets the marks, once."""
+    if table.version is None or table.is_done(marks):
         return False
     delta = DeltaTable(table.address, storage_options=table.lake.storage_options)
     same = " AND ".join(f'target."{name}" = source."{name}"' for name in rows.column_names)
-    done = CommitProperties(app_transactions=[Transaction(query, batch, int(time.time() * 1000))])
-    merge = delta.merge(rows, predicate=same, source_alias="source", target_alias="target", commit_properties=done)
+    merge = delta.merge(
+        rows, predicate=same, source_alias="source", target_alias="target", commit_properties=marking(marks)
+    )
     merge.when_matched_delete().execute()
     return True
 

@@ -26,18 +26,22 @@ def requeue(spark: SparkSession, lake: Lake) -> tuple[int, int]:
     check_whole(lake)
     Gold(lake).catch_up(spark)  # it must not meet messages that are still to come to it in another way
     quarantine, silver = lake.table(readings.QUARANTINE), lake.table(readings.SPEC)
-    moved, round_ = 0, _next_round(lake)
+    ended = quarantine.mark(QUERY)
+    moved, round_ = 0, 0 if ended is None else ended + 1
     is_unfinished = True
     while is_unfinished:
-        is_unfinished = silver.is_done(QUERY, round_)
+        is_unfinished = silver.is_done({QUERY: round_})
         waiting = quarantine.frame(spark)
-        silver.append(readings.good(readings.read(waiting)), QUERY, round_)
+        if not is_unfinished:
+            found = readings.good(readings.read(waiting)).localCheckpoint()
+            if found.isEmpty():
+                break
+            silver.append(found, {QUERY: round_})
         fresh = silver.frame(spark).join(waiting.select(*_KEYS), _KEYS, "left_semi").localCheckpoint()
         messages = fresh.select(*_KEYS).distinct().toArrow()
-        if messages.num_rows:
-            merge(lake.table(windows.SPEC), windows.MERGING, fresh, {QUERY: round_})
-            remove(quarantine, messages, QUERY, round_)  # the end of the round
-            moved += messages.num_rows
+        merge(lake.table(windows.SPEC), windows.MERGING, fresh, {QUERY: round_})
+        remove(quarantine, messages, {QUERY: round_})  # the end of the round
+        moved += messages.num_rows
         round_ += 1
     return moved, quarantine.rows
 
@@ -50,11 +54,3 @@ def check_finished(lake: Lake) -> None:
             f"quarantine of the lake {lake.address} was being read again, and that was ended in the middle: finish it "
             "with godwit pipeline requeue, then try again"
         )
-
-
-def _next_round(lake: Lake) -> int:
-    """The first that quarantine has not seen the end of."""
-    table, round_ = lake.table(readings.QUARANTINE), 0
-    while table.is_done(QUERY, round_):
-        round_ += 1
-    return round_

@@ -27,6 +27,9 @@ MAX_ROWS: Final = 200_000
 MAX_BYTES: Final = 256 * 1024 * 1024
 """Of one micro-batch: what a driver with little memory can handle."""
 
+ARCHIVE_TIMEOUT_S: Final = 15.0
+"""After that somebody is told that a broker is away, and the query is tried again."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -41,11 +44,14 @@ class Order:
 
     @property
     def limited_source(self) -> dict[str, str]:
-        return {"maxRowsPerTrigger": str(MAX_ROWS), "maxBytesPerTrigger": str(MAX_BYTES)} | dict(self.source)
+        limits = {"maxRowsPerTrigger": str(MAX_ROWS), "maxBytesPerTrigger": str(MAX_BYTES)}
+        return limits | {"archiveTimeout": f"{ARCHIVE_TIMEOUT_S:g}"} | dict(self.source)
 
     @property
     def trigger(self) -> dict[str, Any]:
-        return {"availableNow": True} if self.is_once else {"processingTime": f"{self.trigger_s:g} seconds"}
+        return (
+            {"availableNow": True} if self.is_once else {"processingTime": f"{self.trigger_s * 1000:.0f} milliseconds"}
+        )
 
 
 def run(spark: SparkSession, order: Order, observer: Observer) -> Outcome:

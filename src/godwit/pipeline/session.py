@@ -6,6 +6,7 @@ is doing: politely if it can, else its JVM is killed, which every table stands.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -60,14 +61,16 @@ def log_path(lake: Lake) -> Path:
     """Where Spark's warnings and errors go."""
     if "://" not in lake.address:
         return Path(lake.address) / LOGS / "spark.log"
-    return Path(tempfile.gettempdir()) / f"godwit-spark-{os.getuid()}" / "spark.log"
+    return Path(tempfile.gettempdir()) / f"godwit-{os.getuid()}" / "spark.log"
 
 
 @contextmanager
 def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
     """A session for the time of the block. `settings`: Spark's own, in place of ours."""
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if log.parent.lstat().st_uid != os.getuid():  # in a folder of everybody's, a stranger may have been first
+            raise PermissionError(errno.EPERM, "its folder belongs to somebody else")
         log.with_suffix(".out").touch()
     except OSError as error:
         raise PipelineError(
@@ -102,6 +105,7 @@ def _conf(master: str, quiet: Path, folder: Path, settings: Mapping[str, str]) -
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.sql.streaming.stateStore.providerClass": _ROCKS,
         "spark.sql.streaming.numRecentProgressUpdates": "16",
+        "spark.scheduler.mode": "FAIR",  # between pools: gold must not stand before micro-batches
         "spark.sql.streaming.stopTimeout": f"{POLITE_S / 2:g}s",
     }
     return SparkConf().setMaster(master).setAll(list((ours | dict(settings)).items()))
@@ -114,6 +118,7 @@ def _is_local(master: str) -> bool:
 def _started(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSession, Any]:
     """The session, and the process of its JVM."""
     usual = signal.getsignal(signal.SIGINT)
+    gateway = None
     with _children() as children:
         try:
             launch: Any = java_gateway.launch_gateway
@@ -122,7 +127,9 @@ def _started(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSessio
         except BaseException as error:  # whatever Java, py4j or Spark raise where they do not start, and Ctrl-C
             for child in children:
                 child.kill()
-            SparkContext._gateway = SparkContext._jvm = None
+                child.wait()
+            if gateway is not None:
+                SparkContext._gateway = SparkContext._jvm = None
             if not isinstance(error, Exception):
                 raise
             raise PipelineError(_start_text(error, conf.get("spark.master"), log, Path(output.name))) from error
@@ -192,7 +199,8 @@ def _end(session: SparkSession, process: Any) -> None:
 def _python_log(log: Path) -> Iterator[None]:
     """What PySpark and py4j log in this process goes there too, not between the lines of the command."""
     handler = logging.FileHandler(log, delay=True)
-    loggers = [logging.getLogger("py4j"), logging.getLogger("pyspark"), PySparkLogger.getLogger(_ERRORS_LOGGER)]
+    # The root too: py4j tells it of a JVM that ended in the middle of a call.
+    loggers = [logging.getLogger(name) for name in ("", "py4j", "pyspark")] + [PySparkLogger.getLogger(_ERRORS_LOGGER)]
     before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
     for logger in loggers:
         logger.handlers[:] = [handler]

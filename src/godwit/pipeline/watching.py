@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.sql.streaming.query import StreamingQuery
 
 from godwit.pipeline.failures import Pauses, explained
@@ -136,7 +137,9 @@ class Watched:
 
     def _failed(self, error: Exception) -> None:
         self._running = None
-        if isinstance(error, ConnectionError) or type(error).__module__.startswith("py4j."):
+        if isinstance(error, PipelineError):
+            raise error
+        if isinstance(error, ConnectionError | Py4JNetworkError):
             raise PipelineError("Spark's Java process has ended by itself: see its log, then start again") from error
         failure = explained(str(error))
         pause_s = self._pauses.next_s()

@@ -27,6 +27,8 @@ _PASSING: Final = (
     flight.FlightCancelledError,
     flight.FlightInternalError,
 )
+_KEEPALIVE: Final = [("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 20_000)]
+"""A read has no time limit, so that somebody must notice when the archive has stopped in the middle of one."""
 T = TypeVar("T")
 
 
@@ -168,7 +170,7 @@ class Archive:
         if self._client is None:
             certificate = self._place.certificate
             more = {} if certificate is None else {"tls_root_certs": certificate}
-            self._client = flight.connect(self.address, **more)
+            self._client = flight.connect(self.address, generic_options=_KEEPALIVE, **more)
         return self._client
 
     def _drop(self) -> None:

@@ -125,7 +125,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
         assert context is not None, "rows are staged in tasks of Spark's"
-        query = self._options.query or context.getLocalProperty(_QUERY_PROPERTY)
+        query = context.getLocalProperty(_QUERY_PROPERTY)
         batch = context.getLocalProperty(_BATCH_PROPERTY)
         if not query or batch is None:
             raise ArchiveError(

@@ -45,4 +45,7 @@ class GodwitSource(DataSource):
         return BatchWriter(write_options(dict(self.options)), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        return StreamWriter(write_options(dict(self.options)), schema)
+        options = write_options(dict(self.options))
+        if options.query is not None:  # with a new checkpoint batches count from 0 again, and would be taken for done
+            raise OptionError("a stream is known by its own id: leave the option query to batches")
+        return StreamWriter(options, schema)

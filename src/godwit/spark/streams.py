@@ -77,18 +77,17 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return infos
 
     def _joined(self, position: Position, infos: dict[str, dict[str, Any]]) -> Position:
-        """With logs that are new; without those that are gone, which is a loss."""
+        """With logs that are new. Those that are gone, which is a loss, keep their place: they may come back."""
         offsets, gaps, begins = dict(position.offsets), dict(position.gaps), {}
         if not self._missed_since:  # else it may be the log of an archive that is away
             for log in [log for log in offsets if log not in infos]:
-                self._log_is_gone(log, offsets.pop(log), infos)
+                self._log_is_gone(log, offsets[log], infos)
         for log, info in infos.items():
             if log not in offsets:  # of a broker that was added, or its new one: all of it is news
                 offsets[log] = begins[log] = int(info["first_offset"])
                 gaps[log] = known_gaps(info)
-            elif offsets[log] > int(info["next_offset"]):
-                self._end_is_before(log, offsets[log], int(info["next_offset"]))
-                offsets[log] = int(info["next_offset"])
+            else:
+                self._check_end(log, offsets[log], int(info["next_offset"]))
         return Position(offsets, {log: at for log, at in gaps.items() if at and log in offsets}, begins)
 
     def _log_is_gone(self, log: str, at: int, infos: dict[str, dict[str, Any]]) -> None:
@@ -99,11 +98,12 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "without it set failOnDataLoss to false"
             )
 
-    def _end_is_before(self, log: str, at: int, end: int) -> None:
-        if self._options.fails_on_data_loss:
+    def _check_end(self, log: str, at: int, end: int) -> None:
+        """Whatever failOnDataLoss says: other messages would come with offsets that stand for messages already."""
+        if end < at:
             raise DataLossError(
-                f"the query has read log {log} up to offset {at}, and it ends at {end} now: an older copy is there. "
-                "To go on from its end set failOnDataLoss to false"
+                f"the query has read log {log} up to offset {at}, and it ends at {end} now: an older copy was put "
+                "back, and its new messages have offsets that others had. Begin with a new checkpoint and new tables"
             )
 
     def _end_for(self, log: str, infos: dict[str, dict[str, Any]]) -> int:
@@ -133,17 +133,23 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begins, ends = Position.from_dict(start), Position.from_dict(end)
-        if any(log not in self._places for log in ends.offsets):
-            _, self._places = self._look()  # after a restart Spark asks for the last batch first
         ranges = []
         for log, stop in ends.offsets.items():
             begin = begins.offsets.get(log, ends.begins.get(log, stop))
             if begin < stop:
                 ranges.append(Range(log, begin, stop))
+        self._find([one.log for one in ranges])
         lost = [one.log for one in ranges if one.log not in self._places]
         if lost and self._options.fails_on_data_loss:
             raise DataLossError(f"the batch is of log {lost[0]}, which none of the archives has now")
         return self._pieces([one for one in ranges if one.log in self._places], self._places, ends.gaps)
+
+    def _find(self, logs: Sequence[str]) -> None:
+        """After a restart Spark asks for the last batch first. An archive that it does not need is not waited for."""
+        if not self._places.keys() >= set(logs):
+            self._look_briefly()
+        if not self._places.keys() >= set(logs):
+            _, self._places = self._look()
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is to be told: the position is in Spark's checkpoint."""

@@ -25,7 +25,7 @@ def put(lake: Lake, spec: TableSpec, rows: list[dict[str, Any]], batch: int = 0)
     if spec.name.startswith("gold/"):
         assert table.upsert(found, {"test": batch})
     else:
-        assert table.append_arrow(found, "test", batch)
+        assert table.append_arrow(found, {"test": batch})
 
 
 def window(topic: str, start_s: float, window_s: int, number: float = 20.0, **more: Any) -> dict[str, Any]:

@@ -28,6 +28,8 @@ _FOUND: Final = (
     "expected double, score double, reason string"
 )
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
+RETENTION_HOURS: Final = 24
+"""So long a reader may stay with the files that it has begun to read."""
 
 SPEC: Final = TableSpec(
     "gold/anomalies",
@@ -109,7 +111,8 @@ def _writing(lake: Lake, alerts: Alerts) -> Callable[[DataFrame, int], None]:
         # One look and no more, as each would run the detectors again. Alarms are few: the driver has room for them.
         rows = found.toArrow().sort_by([(name, "ascending") for name in ("event_time", "broker", "offset", "quantity")])
         if rows.num_rows:
-            table.append_arrow(rows, query, batch)
+            table.append_arrow(rows, {query: batch})
+            table.tidy(None, RETENTION_HOURS)
             alerts.write(spark, rows.to_pylist(), query, batch)
 
     return write

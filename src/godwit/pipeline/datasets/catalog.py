@@ -10,14 +10,15 @@ from godwit.pipeline.merging import Merging
 
 OF_MESSAGES: Final[tuple[Merging, ...]] = (devices.MERGING, traffic.MERGING, job_statistics.MERGING)
 """Gold that is made of bronze."""
-OF_READINGS: Final[tuple[Merging, ...]] = (windows.MERGING,)
+OF_READINGS: Final[tuple[Merging, ...]] = windows.BY_LENGTH
 """Gold that is made of silver."""
 
 ALL: Final[tuple[TableSpec, ...]] = (
     bronze.SPEC,
     readings.SPEC,
     readings.QUARANTINE,
-    *[merging.spec for merging in (*OF_READINGS, *OF_MESSAGES)],
+    windows.SPEC,
+    *[merging.spec for merging in OF_MESSAGES],
     anomalies.SPEC,
 )
 

@@ -97,4 +97,4 @@ def merged(rows: DataFrame) -> DataFrame:
     )
 
 
-MERGING: Final = Merging(SPEC, partials, merged)
+MERGING: Final = Merging(SPEC, "devices", partials, merged)

@@ -113,4 +113,4 @@ def _finished(rows: DataFrame) -> DataFrame:
     return rows
 
 
-MERGING: Final = Merging(SPEC, partials, merged)
+MERGING: Final = Merging(SPEC, "job_statistics", partials, merged)

@@ -118,7 +118,8 @@ def _rows(
     }
     found = parsing.parse(payload, topic)
     if isinstance(found, parsing.Parsed):
-        time_us = found.time_us or published_us or received_us
+        published_us = published_us if published_us >= parsing.EARLIEST_US else received_us
+        time_us = found.time_us or published_us
         if time_us <= received_us + MAX_AHEAD_US:
             return [
                 common

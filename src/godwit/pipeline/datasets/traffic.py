@@ -72,4 +72,4 @@ def _finished(rows: DataFrame) -> DataFrame:
     return rows.withColumn("topics", sf.hll_sketch_estimate("topics_sketch"))
 
 
-MERGING: Final = Merging(SPEC, partials, merged)
+MERGING: Final = Merging(SPEC, "traffic", partials, merged)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import partial, reduce
 from typing import Final
 
 import pyarrow as pa
@@ -59,6 +59,10 @@ def partials(readings: DataFrame) -> DataFrame:
     return _finished(reduce(DataFrame.unionByName, parts))
 
 
+def _finished_of(length_s: int, readings: DataFrame) -> DataFrame:
+    return _finished(_partials(readings, length_s))
+
+
 def _partials(readings: DataFrame, length_s: int) -> DataFrame:
     start = sf.timestamp_seconds(sf.floor(sf.unix_seconds("event_time") / length_s) * length_s)
     rows = readings.select("broker", "topic", "quantity", "unit", "value", start.alias("window_start"))
@@ -104,4 +108,6 @@ def _finished(rows: DataFrame) -> DataFrame:
     return found.withColumn("window_s", sf.col("window_s").cast("int"))
 
 
-MERGING: Final = Merging(SPEC, partials, merged)
+MERGING: Final = Merging(SPEC, "windows", partials, merged)
+BY_LENGTH: Final = tuple(Merging(SPEC, f"windows of {one} s", partial(_finished_of, one), merged) for one in LENGTHS_S)
+"""Each by itself, so that an hour, which changes all the time, is not in one file with its minutes, which do not."""

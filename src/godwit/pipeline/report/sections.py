@@ -20,6 +20,7 @@ from godwit.pipeline.report.series import Measured, Series
 from godwit.pipeline.report.svg import activity_plot, presence_strip, series_plot
 from godwit.pipeline.report.text import (
     NONE,
+    breakable,
     duration,
     moment,
     safe,
@@ -81,7 +82,7 @@ def _plot(series: Series, measured: Measured, has_many_brokers: bool) -> str:
     if series.alarms:
         facts += f', <span class="bell">{several(len(series.alarms), "alarm")}</span>'
     return (
-        f'<figure class="plot"><figcaption><b>{safe(series.topic)}</b><span>{safe(unit, 40)}</span></figcaption>'
+        f'<figure class="plot"><figcaption><b>{breakable(series.topic)}</b><span>{safe(unit, 40)}</span></figcaption>'
         f"{series_plot(series, measured)}<small>{facts}</small></figure>"
     )
 
@@ -94,7 +95,8 @@ def alarms_section(alarms: Alarms) -> str:
     if alarms.count > ALARMS_LISTED:
         lead += f" The newest {ALARMS_LISTED}:"
     rows = [
-        f"<tr><td>{moment(one.at_us / 1e6)}</td><td>{safe(one.topic)}</td><td>{safe(one.quantity, 40)}</td>"
+        f'<tr><td class="time">{moment(one.at_us / 1e6)}</td><td>{breakable(one.topic)}</td>'
+        f'<td class="wide">{safe(one.quantity, 40)}</td>'
         f'<td class="number">{value(one.value)}</td><td class="number">{value(one.expected)}</td>'
         f"<td>{safe(one.reason, 120)}</td></tr>"
         for one in alarms.newest[:ALARMS_LISTED]
@@ -102,7 +104,7 @@ def alarms_section(alarms: Alarms) -> str:
     heads = (
         ("time (UTC)", ""),
         ("topic", ""),
-        ("quantity", ""),
+        ("quantity", "wide"),
         ("value", "number"),
         ("expected", "number"),
         ("why", ""),
@@ -116,7 +118,8 @@ def devices_section(devices: Devices, span: Span | None, *, is_drawn: bool) -> s
         return title + nothing("No device has been heard yet.")
     lead = (
         f"{several(devices.count, 'topic')}: {whole(devices.silent)} silent at the end, {whole(devices.with_gaps)} "
-        "with gaps, which are pauses of more than five times the usual one. By the time received."
+        "with gaps, which are pauses of more than a second and of more than five times the usual one. "
+        "By the time received."
     )
     if devices.count > len(devices.shown):
         lead += f" Shown are {len(devices.shown)}: the silent ones first, then those with gaps."
@@ -203,7 +206,7 @@ def jobs_section(kinds: Sequence[Kind]) -> str:
         ("kind", ""), ("jobs", "number"), ("ended", ""), ("tasks finished", "number"), ("attempts", ""),
         ("waited", "number"), ("ran", "number"),
     )  # fmt: skip
-    lead = "Times are: mean, 95 % of a (the worst) hour within, longest."
+    lead = "Times are: the mean, what 95 % of the tasks of the slowest hour stayed within, and the longest."
     return f'{title}<p class="soft">{lead}</p>{_table(heads, rows)}'
 
 

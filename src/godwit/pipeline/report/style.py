@@ -31,8 +31,8 @@ nav a { color: var(--blue); text-decoration: none; } nav a:hover { text-decorati
 .plots { display: grid; gap: 12px; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); }
 .plot { margin: 0; padding: 12px 12px 6px; min-width: 0; }
 .plot figcaption { display: flex; justify-content: space-between; gap: 8px; font-size: .88rem; margin-bottom: 4px; }
-.plot figcaption b { overflow-wrap: anywhere; font-weight: 600; } .plot figcaption span { color: var(--soft);
-  white-space: nowrap; } .plot small { color: var(--soft); font-size: .78rem; }
+.plot figcaption b { overflow-wrap: break-word; min-width: 0; font-weight: 600; }
+.plot figcaption span { color: var(--soft); white-space: nowrap; } .plot small { color: var(--soft); font-size: .78rem; }
 .plot .bell { color: var(--red); font-weight: 600; }
 svg { display: block; width: 100%; height: auto; } svg text { font: 10px system-ui, sans-serif; fill: var(--soft); }
 .band { fill: var(--band); } .median, .mean { fill: none; stroke-linejoin: round; }
@@ -59,7 +59,8 @@ svg { display: block; width: 100%; height: auto; } svg text { font: 10px system-
 table { border-collapse: collapse; width: 100%; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th { text-align: left; color: var(--soft); font-weight: 500; } th, td { padding: 7px 12px 7px 0;
   border-bottom: 1px solid var(--rule); vertical-align: top; } tr:last-child td { border: 0; }
-.number { text-align: right; white-space: nowrap; } code { font: .85em/1.4 ui-monospace, "DejaVu Sans Mono", monospace;
+.number { text-align: right; white-space: nowrap; } .time { white-space: nowrap; }
+code { font: .85em/1.4 ui-monospace, "DejaVu Sans Mono", monospace;
   overflow-wrap: anywhere; } td code { display: inline-block; max-width: 44ch; }
 details { border-bottom: 1px solid var(--rule); padding: 8px 0; } details:last-child { border: 0; }
 summary { cursor: pointer; } summary .bar { display: inline-flex; width: min(30vw, 260px); vertical-align: middle;
@@ -70,7 +71,8 @@ summary { cursor: pointer; } summary .bar { display: inline-flex; width: min(30v
   border-top: 2px dashed var(--mean); } .key .k-alarm { border: 0; width: 9px; height: 9px; border-radius: 50%;
   background: var(--red); }
 footer { margin-top: 56px; color: var(--soft); font-size: .82rem; overflow-wrap: anywhere; }
-@media (max-width: 640px) { .row { grid-template-columns: minmax(0, 1fr) auto; } .row > :nth-child(2) { grid-column:
+@media (max-width: 640px) { .wide { display: none; }
+  .row { grid-template-columns: minmax(0, 1fr) auto; } .row > :nth-child(2) { grid-column:
   1 / -1;
   grid-row: 2; } header { padding-top: 24px; } h2 { margin-top: 36px; } .hero svg { height: 80px; } }
 @media print { body { background: none; } .plot, .panel { break-inside: avoid; } }

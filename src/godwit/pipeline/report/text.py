@@ -29,6 +29,11 @@ def safe(text: object, longest: int = LONGEST) -> str:
     return html.escape(shown + ("…" if len(whole) > longest else ""), quote=True)
 
 
+def breakable(topic: str) -> str:
+    """Safe, and where there is no room for it a line ends between levels."""
+    return safe(topic).replace("/", "/<wbr>")
+
+
 def safe_payload(payload: bytes, longest: int = LONGEST) -> str:
     """As text if it is some, else its first bytes in hexadecimal."""
     head = payload[: longest * 4]  # a character has at most so many bytes

@@ -32,8 +32,8 @@ nav a { color: var(--blue); text-decoration: none; } nav a:hover { text-decorati
 .plot { margin: 0; padding: 12px 12px 6px; min-width: 0; }
 .plot figcaption { display: flex; justify-content: space-between; gap: 8px; font-size: .88rem; margin-bottom: 4px; }
 .plot figcaption b { overflow-wrap: break-word; min-width: 0; font-weight: 600; }
-.plot figcaption span { color: var(--soft); white-space: nowrap; } .plot small { color: var(--soft); font-size: .78rem; }
-.plot .bell { color: var(--red); font-weight: 600; }
+.plot figcaption span { color: var(--soft); white-space: nowrap; }
+.plot small { color: var(--soft); font-size: .78rem; } .plot .bell { color: var(--red); font-weight: 600; }
 svg { display: block; width: 100%; height: auto; } svg text { font: 10px system-ui, sans-serif; fill: var(--soft); }
 .band { fill: var(--band); } .median, .mean { fill: none; stroke-linejoin: round; }
 .median { stroke: var(--blue); stroke-width: 1.6; } .mean { stroke: var(--mean); stroke-width: 1.1;

@@ -107,7 +107,6 @@ WITHOUT_OWN_TEST: dict[str, str] = {  # "transport/thing.py": "why, and where it
     "transport/events.py": "plain structs; what raises them tests them",
     "spark/reading.py": "what batches and streams share: tests/spark/test_batches.py and test_streams.py",
     "pipeline/problems.py": "an error without a line of code",
-    "pipeline/batches.py": "needs a streaming query: tests/pipeline/test_runner.py",
     "pipeline/datasets/bronze.py": "a schema without code: tests/pipeline/test_runner.py",
     "pipeline/datasets/catalog.py": "lists: tests/spark/test_docs.py",
     "pipeline/report/sections.py": "what is on the page: tests/pipeline/report/test_page.py",

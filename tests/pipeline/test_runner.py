@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.spark.session import running_broker
 from godwit.pipeline.checks import checked
 from godwit.pipeline.datasets import anomalies, bronze, devices, readings, windows
 from godwit.pipeline.lake import Lake
+from godwit.pipeline.report.page import write_report
 from godwit.pipeline.runner import Order, run
 from godwit.pipeline.session import _ROCKS
 from godwit.pipeline.status import status_of
@@ -32,7 +34,8 @@ def test_up_to_what_is_there_and_then_the_rest(
             assert godwit("pub", "--broker", broker.address, "home/t", "--lines", "-q", input=text).returncode == 0
 
         order = Order(lake, {"archive": broker.archive}, is_once=True)
-        publish(*[str(20 + number % 5) for number in range(100)], "warm")
+        began_s = int(time.time()) - 600  # ten minutes of readings
+        publish(*[f'{{"t": {20 + number % 5}, "time": {began_s + 6 * number}}}' for number in range(100)], "warm")
         outcome = run(spark, order, heard)
         assert outcome == Outcome(
             {"tables": 1, "anomalies": 1, "gold": 1}, dict.fromkeys(("tables", "anomalies", "gold"), 101)
@@ -50,4 +53,9 @@ def test_up_to_what_is_there_and_then_the_rest(
     assert sum(row["count"] for row in counts if row["window_s"] == 60) == 102
     assert [row["messages"] for row in lake.table(devices.SPEC).arrow().to_pylist()] == [103]
     assert lake.table(anomalies.SPEC).rows == 0
+    assert len(counts) >= 10
     assert heard.failures == []
+    write_report(lake, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "103 messages in " in page
+    assert page.count('class="median"') >= 1  # a line through ten minutes

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from tests.pipeline.heard import Heard
 
@@ -64,6 +65,24 @@ def test_a_java_process_that_died_is_told() -> None:
 
     with pytest.raises(PipelineError, match="Java process has ended by itself"):
         Watched("tables", refused, False, Heard(), Outcome()).look()
+
+
+def test_a_job_that_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, errors = Heard(), [Py4JError("An error occurred\nCaused by: java.io.IOException: a damaged file"), None]
+
+    def start() -> Fake:
+        if error := errors.pop(0):
+            raise error
+        return Fake(None)
+
+    now = [0.0]
+    monkeypatch.setattr("godwit.pipeline.watching.time.monotonic", lambda: now[0])
+    watched = Watched("gold", start, False, heard, Outcome())
+    watched.look()
+    now[0] += 1.0
+    watched.look()
+    assert watched.is_done
+    assert heard.failures == [("gold", "IOException: a damaged file", 1.0)]
 
 
 def test_what_the_pipeline_itself_says_ends_the_run() -> None:

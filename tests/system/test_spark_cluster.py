@@ -75,6 +75,7 @@ def test_the_pipeline_gives_the_same_tables_as_here(standalone: Cluster, tmp_pat
     assert len(lakes["here"]["bronze/messages"]) == SENSORS * READINGS + len(POISON)
     assert len(lakes["here"]["silver/readings"]) == SENSORS * READINGS
     assert len(lakes["here"]["silver/quarantine"]) == len(POISON)
+    assert all(lakes["here"][table] for table in ("gold/windows", "gold/devices", "gold/traffic"))
 
 
 def test_the_sink_writes_once_whatever_its_tasks_do(standalone: Cluster, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.net.running import both_loops, run
 from godwit.broker.effects import Import, Imported, Notice
 from godwit.errors import DecodeError, StorageError
 from godwit.net import archive_process
-from godwit.net.archive_process import NICENESS, ArchiveProcess, archive_command, read_stages
+from godwit.net.archive_process import NICENESS, UNINTERRUPTED, ArchiveProcess, archive_command, read_stages
 from godwit.server.archive_pipe import join_blocks
 from godwit.server.log_sections import ArchiveSection
 from godwit.store.block import DamagedBlockError, encode_blocks
@@ -372,7 +372,7 @@ def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, mon
 
 def test_the_command_line() -> None:
     log, stages = Path("d/log.sqlite"), Path("d/stages")
-    usual = [sys.executable, "-m", "godwit.archive", "--log", "d/log.sqlite", "--stages", "d/stages"]
+    usual = [*UNINTERRUPTED, sys.executable, "-m", "godwit.archive", "--log", "d/log.sqlite", "--stages", "d/stages"]
     assert archive_command(log, stages, "[::1]:7", ArchiveSection()) == [*usual, "--listen", "[::1]:7"]
     section = ArchiveSection(token_file=Path("t"), certificate=Path("c"), key=Path("k"))
     more = ["--token-file", "t", "--certificate", "c", "--key", "k"]

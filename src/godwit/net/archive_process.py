@@ -36,6 +36,8 @@ from godwit.wire.entry import Entry
 
 NICENESS: Final = 19
 """Two busy processes beside a broker cost it half its rate on two processors, and next to nothing at this."""
+UNINTERRUPTED: Final = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+"""Ctrl-C in a terminal is for the broker, also while Python starts in this process and could not ignore it yet."""
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
@@ -48,7 +50,7 @@ _READ_BYTES: Final = 64 * KIB
 
 def archive_command(log_path: Path, stages_path: Path, listen: str, section: ArchiveSection) -> list[str]:
     """What is started."""
-    command = [sys.executable, "-m", "godwit.archive"]
+    command = [*UNINTERRUPTED, sys.executable, "-m", "godwit.archive"]
     command += ["--log", str(log_path), "--stages", str(stages_path), "--listen", listen]
     for option, path in (
         ("--token-file", section.token_file),

@@ -50,7 +50,12 @@ demo: $(STAMP) ## Watch messages and work survive a bad network, and become a re
 PROTOCOL_TESTS := tests/wire tests/transport
 test: $(STAMP) ## Run the tests, with the coverage gate on wire and transport (95 %)
 	@mkdir -p build
-	$(BIN)/coverage run -m pytest $(PROTOCOL_TESTS)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run --parallel-mode -m pytest tests/wire > build/tests-wire.txt 2>&1 & wire=$$!
+	$(BIN)/coverage run --parallel-mode -m pytest tests/transport
+	wait $$wire || { cat build/tests-wire.txt; exit 1; }
+	tail -n 1 build/tests-wire.txt
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='src/godwit/wire/*,src/godwit/transport/*' --fail-under=95
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(PROTOCOL_TESTS))
 

@@ -36,7 +36,7 @@ class Step:
     messages: int
     """Offsets that it went on, in all logs; 0: there was nothing to do."""
     behind: int
-    """Offsets that are left."""
+    """Offsets that are left of those that were there when it began."""
 
 
 class Gold:
@@ -52,12 +52,13 @@ class Gold:
     def step(self, spark: SparkSession) -> Step:
         """Takes in what bronze and silver have, up to a bound."""
         logs = self._logs()
-        before = self.marks(logs)
+        before, ends = self.marks(logs), self._ends(logs)
         for source, targets in self._sources:
             self._take_all(spark, source, targets, {log: _bounds(source, log) for log in logs})
-        after, ends = self.marks(logs), self._ends(logs)
+        after = self.marks(logs)
         return Step(
-            messages=sum(after[log] - before[log] for log in logs), behind=sum(ends[log] - after[log] for log in logs)
+            messages=sum(after[log] - before[log] for log in logs),
+            behind=sum(max(ends[log] - after[log], 0) for log in logs),
         )
 
     def catch_up(self, spark: SparkSession) -> None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.real import error_of, eventually, godwit, needs_posix, running
+from tests.cli.real import eventually, godwit, needs_posix, running
 from tests.spark.session import running_broker
 
 START_S = 240.0
@@ -42,7 +42,9 @@ def test_it_fills_the_lake_keeps_others_off_and_ends_at_once(tmp_path: Path) -> 
             eventually(lambda: rows() == 1, START_S)
             holder = json.loads((lake / "_lock").read_bytes())
             assert holder["process"] == command.process.pid
-            assert f"process {command.process.pid} on" in error_of("pipeline", "run", "--once", *arguments)
+            refused = godwit("pipeline", "run", "--once", *arguments)
+            assert refused.returncode == 1
+            assert f"process {command.process.pid} on" in lines(refused.stderr)[-1]
             began = time.monotonic()
             assert command.interrupt() == 130
             assert time.monotonic() - began < END_S

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.real import eventually, godwit, needs_posix, running
+from tests.cli.real import eventually, godwit, lines, needs_posix, running
 from tests.spark.session import running_broker
 
 START_S = 240.0

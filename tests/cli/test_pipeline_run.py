@@ -49,6 +49,6 @@ def test_it_fills_the_lake_keeps_others_off_and_ends_at_once(tmp_path: Path) -> 
             assert command.interrupt() == 130
             assert time.monotonic() - began < END_S
             assert not is_alive(holder["jvm"])
-            assert command.err.rest() == []
+            assert command.err.rest() == [f"godwit: looking for the archive at {archive}"]
             assert "reading" in command.out.line()
     assert (lake / "_logs" / "spark.log").exists()

@@ -83,3 +83,10 @@ def test_errors_of_the_pipeline_and_sigterm() -> None:
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a[1]", "a*", "a\\b", "a\nb"])
+def test_paths_that_spark_or_delta_would_take_for_others(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="the path of a lake cannot have"):
+        open_lake(str(tmp_path / name), must_exist=False)
+    assert open_lake(str(tmp_path / "a lake #1"), must_exist=False).address == str(tmp_path / "a lake #1")

@@ -31,5 +31,9 @@ def test_questions(tmp_path: Path, spark: SparkSession) -> None:
         ask(spark, lake, "SELECT * FROM nothing")
     with pytest.raises(PipelineError, match="Syntax error at or near 'selekt'"):
         ask(spark, lake, "selekt")
+    for order in ("INSERT OVERWRITE silver_quarantine SELECT * FROM silver_quarantine", "drop VIEW silver_quarantine"):
+        with pytest.raises(PipelineError, match=r"changes nothing: (INSERT|DROP) is no question"):
+            ask(spark, lake, order)
+    assert "silver_quarantine" in {row["tableName"] for row in all_rows(ask(spark, lake, "SHOW TABLES"))}
     with pytest.raises(PipelineError, match="DIVIDE_BY_ZERO"):
         list(all_rows(ask(spark, lake, "SELECT 1 / (offset - offset) FROM silver_quarantine")))

@@ -72,7 +72,7 @@ def test_it_ends_when_nothing_more_can_come() -> None:
     assert [(batch.query, batch.number, batch.rows, batch.lag) for batch in found.batches()] == [
         ("gold", 0, 10, 5), ("gold", 1, 5, 0),
     ]  # fmt: skip
-    assert (found.batches(), found.error(), gold.asked) == ([], None, 3)
+    assert (found.batches(), found.error(), gold.asked) == ([], None, 2)
 
 
 def test_what_comes_while_it_waits_is_taken_at_the_end() -> None:

@@ -65,5 +65,5 @@ def test_a_log_that_begins_late_is_no_detour(tmp_path: Path, spark: SparkSession
     for spec, rows in ((bronze.SPEC, frame), (readings.SPEC, readings.good(readings.read(frame)))):
         lake.table(spec).append(rows, {LOG: begin + 3, other: 10**12})
     write_checkpoint(lake, TABLES, [f'{{"{LOG}": {begin + 3}, "{other}": {10**12}}}'], done=1)
-    assert Gold(lake).step(spark).behind == 0
+    assert Gold(lake).step(spark) == Step(3, 0)
     assert lake.table(traffic.SPEC).arrow(["messages"]).to_pylist() == [{"messages": 3}]

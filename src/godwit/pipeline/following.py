@@ -72,10 +72,11 @@ class Following:
                     took_s = time.monotonic() - began_at
                     self._done.append(Batch(GOLD, self._steps, step.messages, took_s, step.behind))
                     self._steps += 1
-                elif is_last:
+                if step.behind:
+                    continue
+                if is_last:
                     return
-                if not step.behind:
-                    self._wait()
+                self._wait()
         except Exception as error:  # whatever Spark, py4j and Delta raise: whoever watches decides
             self._error = error
 

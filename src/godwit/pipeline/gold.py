@@ -34,7 +34,7 @@ class Step:
     """What one has brought."""
 
     messages: int
-    """Offsets that it went on, in all logs; 0: there was nothing to do."""
+    """Offsets that it went on, in all logs, from the first that bronze has; 0: there was nothing to do."""
     behind: int
     """Offsets that are left of those that were there when it began."""
 
@@ -53,11 +53,14 @@ class Gold:
         """Takes in what bronze and silver have, up to a bound."""
         logs = self._logs()
         before, ends = self.marks(logs), self._ends(logs)
+        begins = dict.fromkeys(logs, 0)
         for source, targets in self._sources:
-            self._take_all(spark, source, targets, {log: _bounds(source, log) for log in logs})
+            bounds = {log: _bounds(source, log) for log in logs}
+            begins = {log: begin for log, (begin, _) in bounds.items()}
+            self._take_all(spark, source, targets, bounds)
         after = self.marks(logs)
         return Step(
-            messages=sum(after[log] - before[log] for log in logs),
+            messages=sum(max(after[log] - max(before[log], begins[log]), 0) for log in logs),
             behind=sum(max(ends[log] - after[log], 0) for log in logs),
         )
 

@@ -66,11 +66,10 @@ class TableSpec:
 
 
 class Lake:
-    """All tables below one address: a folder, or `s3://bucket/path` with what the store wants to know."""
+    """All tables below one address: a folder, or `s3://bucket/path`, whose keys are in the environment."""
 
-    def __init__(self, address: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address.rstrip("/") if "://" in address else str(Path(address).absolute())
-        self.storage_options = dict(storage_options or {})
 
     def table(self, spec: TableSpec) -> Table:
         """It is made when something is first written to it."""
@@ -236,7 +235,7 @@ class Table:
         """As it stands now, if it is there."""
         if self._delta is None:
             try:
-                delta = DeltaTable(self.address, storage_options=self.lake.storage_options)
+                delta = DeltaTable(self.address)
             except TableNotFoundError:
                 return None
             self._check_columns([one.name for one in delta.schema().fields])
@@ -264,7 +263,6 @@ class Table:
                 name=self.spec.name,
                 description=self.spec.grain,
                 configuration=_CONFIGURATION,
-                storage_options=self.lake.storage_options,
             )
             found = self._found()
             assert found is not None

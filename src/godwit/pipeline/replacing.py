@@ -21,7 +21,6 @@ def replace(table: Table, rows: pa.Table, where: str | None) -> None:
         rows.select(schema.names).cast(schema),
         mode="overwrite",
         predicate=where,
-        storage_options=table.lake.storage_options,
     )
 
 
@@ -29,7 +28,7 @@ def remove(table: Table, rows: pa.Table, marks: Marks) -> bool:
     """Takes out the rows that have the same values in all columns of `rows`, and sets the marks, once."""
     if table.version is None or table.is_done(marks):
         return False
-    delta = DeltaTable(table.address, storage_options=table.lake.storage_options)
+    delta = DeltaTable(table.address)
     same = " AND ".join(f'target."{name}" = source."{name}"' for name in rows.column_names)
     merge = delta.merge(
         rows, predicate=same, source_alias="source", target_alias="target", commit_properties=marking(marks)

@@ -106,10 +106,25 @@ def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
 
 
 def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = Verdict(LOG_ID, 0, 1, 1, 1, 1, [], [], [f"problem {number}" for number in range(5)])
+    verdict = Verdict(
+        log_id=LOG_ID,
+        first_offset=0,
+        next_offset=1,
+        blocks=1,
+        messages=1,
+        size_bytes=1,
+        damaged=[],
+        given_up=[],
+        missing=(1, 3),
+        lacks_changes=True,
+        problems=[f"problem {number}" for number in range(5)],
+    )
     monkeypatch.setattr(log_upkeep, "verify", lambda path, progress: verdict)
     (text,) = lines(godwit("log", "verify", "--data", str(data)).stderr)
-    assert "log.sqlite: problem 0; problem 1; problem 2; and 2 problems more. Stop the broker" in text
+    assert (
+        "log.sqlite: offsets 1 to 2 were confirmed and are missing; the write-ahead log is shorter than it was: its "
+        "last commits are missing; problem 0; problem 1; problem 2; and 2 problems more. Stop the broker" in text
+    )
 
 
 def test_verify_what_is_no_log_any_more(data: Path) -> None:
@@ -170,6 +185,7 @@ def test_recover_tells_what_else_is_lost(data: Path) -> None:
         store.append([], [TopicKept("home/a", 1)])
     change(data, "UPDATE topics SET messages = 2")
     change(data, "UPDATE meta SET value = zeroblob(16) WHERE key = 'log_id'")
+    (data / "log.sqlite-witness").unlink()
     rows = lines(godwit("log", "recover", "--data", str(data)).stdout)
     assert rows[1:4] == [
         "missing: offsets 8 to 11",
@@ -202,6 +218,7 @@ def test_recover_keeps_every_damaged_file(data: Path) -> None:
         assert found["messages"] == 26 - 4 * number
     assert sorted(path.name for path in data.iterdir() if path.name.startswith("log")) == [
         "log.sqlite",
+        "log.sqlite-witness",
         "log.sqlite.damaged",
         "log.sqlite.damaged-2",
         "log.sqlite.damaged-3",
@@ -235,14 +252,29 @@ def test_recover_leaves_a_sound_log_alone(data: Path) -> None:
     found = json.loads(godwit("log", "recover", "--json", "--data", str(data)).stdout)
     assert (found["is_sound"], found["kept"]) == (True, None)
     assert (data / "log.sqlite").stat().st_ino == before.st_ino
-    assert own_names(data) == ["lock", "log.sqlite"]
+    assert own_names(data) == ["lock", "log.sqlite", "log.sqlite-witness"]
 
 
-def test_recover_names_a_wal_that_is_alone(data: Path) -> None:
+def test_verify_names_a_wal_that_is_alone(data: Path) -> None:
     (data / "log.sqlite").rename(data / "log.sqlite-wal")
-    assert "has log.sqlite-wal, with messages in it, but no log.sqlite" in error_of(
-        "log", "recover", "--data", str(data)
-    )
+    text = error_of("log", "verify", "--data", str(data))
+    assert "log.sqlite is missing or empty, and log.sqlite-wal beside it has messages" in text
+
+
+def test_recover_of_a_log_that_is_gone(data: Path) -> None:
+    """Nothing can be saved of it. But its witness knows which offsets must not be used again."""
+    (data / "log.sqlite").unlink()
+    for command in ("verify", "info", "compact"):
+        text = error_of("log", command, "--data", str(data))
+        assert "log.sqlite is missing or empty, and messages up to offset 29 were confirmed in it" in text
+    result = godwit("log", "recover", "--data", str(data))
+    assert lines(result.stdout)[:2] == [
+        f"{data}/log.sqlite: saved 0 blocks with 0 messages",
+        "missing: offsets 0 to 29",
+    ]
+    with opened(data) as store:
+        assert (store.log_id, store.findings) == (LOG_ID, [])
+        assert store.append([entry("home/a", "new")]) == 30
 
 
 @pytest.mark.parametrize("command", ["verify", "backup"])
@@ -347,7 +379,7 @@ def test_backup_beside_a_broker_is_a_log_to_start_with(data: Path, tmp_path: Pat
         result = godwit("log", "backup", "--output", str(out), "--data", str(data))
     assert result.returncode == 0, result.stderr
     assert lines(result.stdout)[0].startswith(f"{out}/log.sqlite: 9 blocks, ")
-    assert [path.name for path in out.iterdir()] == ["log.sqlite"]
+    assert sorted(path.name for path in out.iterdir()) == ["log.sqlite", "log.sqlite-witness"]
     assert payloads(out) == [*(payload for _, payload in ROWS), "new"]
     assert out.stat().st_mode & 0o777 == 0o700
     with opened(out) as store:

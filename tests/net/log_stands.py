@@ -71,6 +71,7 @@ class DiskStore(MemoryStore):
         self.checkpoint_error: Exception | None = None
         self.blocked_wal_bytes = 0
         """What cannot be cut off, because of a reader."""
+        self.witness_syncs = 0
         self.close_error: Exception | None = None
         self.is_closed = False
         self.threads: set[str] = set()
@@ -105,6 +106,10 @@ class DiskStore(MemoryStore):
             raise self.checkpoint_error
         if truncate:
             self._wal_bytes = min(self._wal_bytes, self.blocked_wal_bytes)
+
+    def sync_witness(self) -> None:
+        self._note_thread()
+        self.witness_syncs += 1
 
     def close(self) -> None:
         self._note_thread()

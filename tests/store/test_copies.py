@@ -190,7 +190,7 @@ def test_compact_gives_space_back(tmp_path: Path) -> None:
     done = compact(log.path, quiet)
     assert done.before_bytes == before_bytes
     assert done.after_bytes == log.path.stat().st_size < before_bytes
-    assert [path.name for path in tmp_path.iterdir()] == ["log.sqlite"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.sqlite", "log.sqlite-witness"]
     store = SqliteStore.open(log.path, new_log_id=b"unused", now_us=2)
     assert dict(store.read(0, EVERYTHING).entries) == log.entries
     assert store.state() == log.state
@@ -242,6 +242,7 @@ def test_a_log_that_somebody_writes_is_left_alone(store: SqliteStore) -> None:
         "log.sqlite",
         "log.sqlite-shm",
         "log.sqlite-wal",
+        "log.sqlite-witness",
     ]
 
 

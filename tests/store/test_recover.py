@@ -20,6 +20,7 @@ from godwit.store.pages import PAGE_BYTES
 from godwit.store.recover import LOST_END, LOST_JOBS, Recovered, recover
 from godwit.store.sqlite import SqliteStore
 from godwit.store.verify import verify
+from godwit.store.witness import SUFFIX
 from godwit.wire.changes import FeedKept, State
 from godwit.wire.marks import BROKER_WIDE
 
@@ -46,6 +47,10 @@ def run(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> R
 
 def opened(path: Path) -> SqliteStore:
     return SqliteStore.open(path.with_name("saved.sqlite"), new_log_id=b"unused", now_us=10)
+
+
+def witness_of(path: Path) -> Path:
+    return Path(f"{path}{SUFFIX}")
 
 
 def wipe(path: Path, page: int, begin: int = 0, end: int = PAGE_BYTES) -> None:
@@ -154,6 +159,7 @@ def test_without_its_first_page(original: Original) -> None:
 
 def test_without_its_id_a_log_gets_the_new_one(original: Original) -> None:
     wipe(original.path, roots(original.path)["meta"])
+    witness_of(original.path).unlink()
     saved = run(original.path)
     assert not saved.has_old_id
     assert saved.log_id == NEW_ID
@@ -161,6 +167,12 @@ def test_without_its_id_a_log_gets_the_new_one(original: Original) -> None:
     assert store.log_id == NEW_ID
     assert dict(store.read(0, EVERYTHING).entries) == original.entries
     store.close()
+
+
+def test_the_witness_knows_the_id_of_a_log_that_has_lost_it(original: Original) -> None:
+    wipe(original.path, roots(original.path)["meta"])
+    saved = run(original.path)
+    assert (saved.has_old_id, saved.log_id) == (True, LOG_ID)
 
 
 def test_two_tables_at_one_place_are_not_believed(original: Original) -> None:
@@ -256,8 +268,9 @@ def test_a_log_of_0_3_0_has_lost_no_jobs(tmp_path: Path) -> None:
     store.close()
 
 
-def test_offsets_are_not_given_out_twice(tmp_path: Path) -> None:
-    """The last blocks are lost with the page that said where they end."""
+@pytest.mark.parametrize("has_witness", [True, False])
+def test_offsets_are_not_given_out_twice(tmp_path: Path, has_witness: bool) -> None:
+    """The last blocks are lost with the page that said where they end. The witness knows, and nothing else does."""
     path = tmp_path / "log.sqlite"
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
     for _ in range(30):
@@ -269,9 +282,11 @@ def test_offsets_are_not_given_out_twice(tmp_path: Path) -> None:
     lost = data.count(b"GWB1", begin, begin + PAGE_BYTES)
     data[begin : begin + PAGE_BYTES] = bytes(PAGE_BYTES)
     path.write_bytes(data)
+    if not has_witness:
+        witness_of(path).unlink()
     saved = run(path)
-    assert saved.missing == [(30 - lost, 30 - lost + LOST_END)]
-    assert saved.next_offset == 30 - lost + LOST_END
+    end = 30 if has_witness else 30 - lost + LOST_END
+    assert (saved.missing, saved.next_offset) == ([(30 - lost, end)], end)
     found = opened(path)
     assert found.append([make_entry(received_us=10**9)]) == saved.next_offset
     found.close()
@@ -357,6 +372,7 @@ def test_blocks_that_somebody_published_are_not_believed(tmp_path: Path) -> None
     store.append([make_entry((b"".join(hidden) + bytes(64)) * 100)], [FeedKept("me", ("#",), None, 1)])
     store.close()
     wipe(path, roots(path)["blocks"])
+    witness_of(path).unlink()
     saved = run(path)
     assert (saved.blocks, saved.messages) == (0, 0)
     assert saved.missing == [(0, 1 + LOST_END)]

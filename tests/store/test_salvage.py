@@ -28,7 +28,7 @@ STAMP = bytes(range(200, 208))
 @pytest.fixture(autouse=True)
 def stamp(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all logs that are made here."""
-    monkeypatch.setattr("godwit.store.sqlite.new_stamp", lambda connection: STAMP)
+    monkeypatch.setattr("godwit.store.opening.new_stamp", lambda connection: STAMP)
 
 
 def make_log(path: Path, sizes: list[int], topic: str = "a/b", *, max_bytes: int | None = None) -> None:

@@ -145,8 +145,11 @@ def test_a_wal_without_its_file_is_not_written_over(path: Path, is_empty: bool) 
     if is_empty:
         path.touch()
     for open_it in (LogReader.open, lambda path: SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)):
-        with pytest.raises(LogDamagedError, match=r"has log.sqlite-wal, with messages in it, but no log.sqlite"):
+        with pytest.raises(LogDamagedError, match=r"is missing or empty, and log.sqlite-wal beside it has messages"):
             open_it(path)
     assert wal.read_bytes() == content
     wal.unlink()
+    with pytest.raises(LogDamagedError, match=r"is missing or empty, and messages up to offset 1 were confirmed"):
+        SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    Path(f"{path}-witness").unlink()
     SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()

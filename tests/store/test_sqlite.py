@@ -74,7 +74,7 @@ def test_everything_is_there_after_a_restart(path: Path) -> None:
     store.append([make_entry(b"4", received_us=9)])
     before, state = store.read(0, 10**6), store.state()
     store.close()
-    assert [file.name for file in path.parent.iterdir()] == ["log.sqlite"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["log.sqlite", "log.sqlite-witness"]
     again = SqliteStore.open(path, new_log_id=b"other", now_us=99)
     assert (again.log_id, again.created_us, again.last_received_us) == (LOG_ID, 77, 9)
     assert (again.first_offset, again.next_offset) == (0, 4)
@@ -497,7 +497,7 @@ def test_every_page_that_is_overwritten_is_noticed(
 ) -> None:
     """Noise instead of a page: the start is refused, or in a file too long to look through the loss is told of."""
     if is_long:
-        monkeypatch.setattr("godwit.store.sqlite.QUICK_CHECK_BYTES", 0)
+        monkeypatch.setattr("godwit.store.opening.QUICK_CHECK_BYTES", 0)
     content = closed.read_bytes()
     told_of = 0
     for page in range(len(content) // PAGE_BYTES):
@@ -541,7 +541,7 @@ def test_changed_state_is_refused(closed: Path) -> None:
 
 
 def test_blocks_out_of_order_are_refused_in_a_long_file_too(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.store.sqlite.QUICK_CHECK_BYTES", 0)
+    monkeypatch.setattr("godwit.store.opening.QUICK_CHECK_BYTES", 0)
     store = open_log(closed)
     store.close()
     content = closed.read_bytes()
@@ -554,8 +554,8 @@ def test_blocks_out_of_order_are_refused_in_a_long_file_too(closed: Path, monkey
 
 def test_only_the_newest_blocks_of_a_long_file_are_looked_at(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start takes no longer for a longer log."""
-    monkeypatch.setattr("godwit.store.sqlite.QUICK_CHECK_BYTES", 0)
-    monkeypatch.setattr("godwit.store.sqlite.CHECKED_BLOCKS", 10)
+    monkeypatch.setattr("godwit.store.opening.QUICK_CHECK_BYTES", 0)
+    monkeypatch.setattr("godwit.store.opening.CHECKED_BLOCKS", 10)
     store = open_log(closed)
     store.close()
     content = closed.read_bytes()
@@ -573,5 +573,6 @@ def test_a_new_file_is_for_its_owner_alone(public_folder: Path) -> None:
         "log.sqlite": 0o600,
         "log.sqlite-wal": 0o600,
         "log.sqlite-shm": 0o600,
+        "log.sqlite-witness": 0o600,
     }
     store.close()

@@ -27,6 +27,7 @@ from godwit.store.folder import DataFolder, is_in_use
 from godwit.store.recover import LOST_END, Recovered, recover
 from godwit.store.schema import refuse_orphan
 from godwit.store.verify import Verdict, verify
+from godwit.store.witness import read_witness, write_witness
 
 MAX_KEPT: Final = 1000
 """Damaged files that are kept in one folder."""
@@ -52,8 +53,12 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
         if not as_json:
             typer.echo("everything is intact" + _given_up(verdict))
         return
-    if verdict.problems:
-        found = [f"offsets {ranges(verdict.damaged)} are damaged"] if verdict.damaged else []
+    if verdict.missing or verdict.lacks_changes or verdict.problems:
+        found = [f"offsets {ranges([verdict.missing])} were confirmed and are missing"] if verdict.missing else []
+        if verdict.lacks_changes:
+            found.append("the write-ahead log is shorter than it was: its last commits are missing")
+        if verdict.damaged:
+            found.append(f"offsets {ranges(verdict.damaged)} are damaged")
         found += verdict.problems[:MAX_PROBLEMS]
         if (more := len(verdict.problems) - MAX_PROBLEMS) > 0:
             found.append(f"and {count(more, 'problem')} more")
@@ -80,7 +85,7 @@ def _verified(path: Path) -> Verdict:
 
 def run_recover(folder: Path, *, as_json: bool) -> None:
     """Put a new log with everything that is intact in the place of the damaged one, which is kept."""
-    with _alone(folder, "recover") as held:
+    with _alone(folder, "recover", may_be_missing=True) as held:
         path = held.log_path
         if _is_sound(path):
             if as_json:
@@ -99,7 +104,7 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
                     now_us=time.time_ns() // 1000,
                     progress=progress.show,
                 )
-            if not saved.blocks and not saved.kept_rows:
+            if not saved.blocks and not saved.kept_rows and read_witness(path) is None:
                 raise LogDamagedError(
                     f"nothing in {safe(str(path))} can be saved; it is left as it is. Restore a backup, or move it "
                     "away and begin with a new log"
@@ -152,6 +157,7 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
             result = backup(path, part, _giving_way(path, progress.show))
             for end in BESIDE:  # a WAL of the log that is replaced would be taken for one of the copy
                 _beside(copy, end).unlink(missing_ok=True)
+    write_witness(copy, result.log_id, result.next_offset, result.until_us)
     if as_json:
         show_objects([{"path": str(copy), **_fields(result)}])
         return
@@ -203,11 +209,18 @@ def _fields(result: msgspec.Struct) -> dict[str, object]:
 
 
 @contextmanager
-def _alone(folder: Path, work: str) -> Iterator[DataFolder]:
-    """A folder with a log, and with no broker at it for the time of the block."""
-    refuse_orphan(DataFolder(folder).log_path)
-    log_path(folder)  # says it if there is none
+def _alone(folder: Path, work: str, *, may_be_missing: bool = False) -> Iterator[DataFolder]:
+    """Hold a folder with a log, in which no broker runs, for the time of the block.
+
+    With `may_be_missing`, a folder that had a log will do, as its other files show; an empty file stands for it then.
+    """
     held = DataFolder(folder)
+    path = held.log_path
+    if may_be_missing and (read_witness(path) is not None or _size(_beside(path, "-wal"))):
+        path.touch(mode=0o600)
+    else:
+        refuse_orphan(path)
+        log_path(folder)  # says it if there is none
     try:
         held.lock()
     except LogInUseError:

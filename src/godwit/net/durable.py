@@ -54,6 +54,8 @@ class DurableLog:
         except BaseException:
             self.folder.close()
             raise
+        self.findings = self._store.findings
+        """What was wrong with the log at the start, in sentences; empty if nothing was."""
         self.last_received_us = self._store.last_received_us
         """When its newest message came, in the time of the log: that never goes backwards."""
         self._clock = _LogClock(self._store)

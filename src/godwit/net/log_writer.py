@@ -45,6 +45,8 @@ CHORES_S: Final = 1.0
 """How often retention has a look, and what failed is tried again."""
 RETAIN_S: Final = 0.1
 """So soon retention has a look after a commit: it must keep up with a broker that is busy."""
+WITNESS_S: Final = 1.0
+"""How often the witness is synced while there are commits. When there are none, a checkpoint follows, which does it."""
 WELL_S: Final = 1.0
 """So long nothing must have failed before the trouble counts as over."""
 RETRY_S: Final = 0.05
@@ -57,6 +59,7 @@ class WritableStore(Store, Protocol):
     @property
     def wal_bytes(self) -> int: ...
     def checkpoint(self, *, truncate: bool) -> None: ...
+    def sync_witness(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -105,6 +108,8 @@ class LogWriter:
         """When there will have been no append for long."""
         self._checkpoint_at = 0.0
         """Not before: the last one failed."""
+        self._witness_at = 0.0
+        """When the witness is synced next."""
         self._wal_bytes = 0
         """How long the write-ahead log was when it was last looked at."""
         self.lets_read = threading.Event()
@@ -260,6 +265,9 @@ class LogWriter:
             self._answer([Notice("log", "the log can be written again: messages are taken as before")])
         if self._retain is not None and now >= self._retain_at:
             self._step(self._retain, now)
+        if now >= self._witness_at:
+            self._witness_at = now + WITNESS_S
+            self._store.sync_witness()
         if now < self._checkpoint_at:
             return
         is_idle = now >= self._idle_at

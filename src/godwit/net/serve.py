@@ -237,6 +237,8 @@ class Service:
                 write("warning", open_to_all(url), {"url": url})
         if self._durable is not None:
             write("log", str(self._durable), {"data": str(self._durable.folder.path)})
+            for finding in self._durable.findings:
+                write("warning", finding, {"data": str(self._durable.folder.path)})
         for address, url in zip(self.addresses, self.urls, strict=True):
             write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
 

@@ -24,10 +24,12 @@ from godwit.limits import MIB
 from godwit.store import sql
 from godwit.store.connection import connect, heed_signals, naming_full, telling, transaction
 from godwit.store.draft import BESIDE, Progress, drafting, put
+from godwit.store.meta import load_meta
 from godwit.store.pages import PAGE_BYTES
 from godwit.store.reader import LogReader
 from godwit.store.scan import Scanner
 from godwit.store.schema import APPLICATION_ID, BLOCKS, check_schema, tables
+from godwit.store.witness import read_witness, write_witness
 
 PIECE_BYTES: Final = 16 * MIB
 """What is copied with one statement."""
@@ -41,9 +43,12 @@ _PIECE_BLOCKS: Final = 4096
 class Copied(msgspec.Struct, frozen=True):
     """What a backup holds."""
 
+    log_id: bytes
     blocks: int
     next_offset: int
     """Up to where it goes."""
+    until_us: int
+    """When its newest message was received."""
     size_bytes: int
 
 
@@ -65,9 +70,19 @@ def compact(path: Path, progress: Progress) -> Compacted:
 
     Raises LogDamagedError rather than leave out what `recover` could save.
     """
-    LogReader.open(path).close()
+    record = read_witness(path)
+    reader = LogReader.open(path)
+    missing = None if record is None else record.missing_after(reader.log_id, reader.next_offset())
+    reader.close()
+    if missing is not None:
+        raise LogDamagedError(
+            f"the log {path} cannot be compacted: offsets {missing[0]:,} to {missing[1] - 1:,} were confirmed and are "
+            "missing. Save what is intact with `godwit log recover`, or start the broker, which does it too"
+        )
     wal = Path(f"{path}-wal")
     with telling(path, "compacted"):
+        if record is not None:
+            write_witness(path, record.log_id, record.confirmed, record.received_us)
         _check_alone(path)
         before_bytes = path.stat().st_size
         draft = path.with_name(f"{path.name}.compact")
@@ -120,8 +135,13 @@ class _Copy:
                 if not self._copy_round():
                     break
             self._finish()
-            blocks = int(self._connection.execute(_SQL["count_blocks"]).get)
-            return Copied(blocks, self._next_offset, self._connection.pragma("page_count") * PAGE_BYTES)
+            return Copied(
+                log_id=load_meta(self._connection).log_id,
+                blocks=int(self._connection.execute(_SQL["count_blocks"]).get),
+                next_offset=self._next_offset,
+                until_us=Scanner(self._connection).ends().until_us,
+                size_bytes=self._connection.pragma("page_count") * PAGE_BYTES,
+            )
         finally:
             self._connection.close()
 

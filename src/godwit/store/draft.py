@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from godwit.errors import DiskError, StorageError
+from godwit.store.witness import SUFFIX
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Bytes done, and bytes to do. It may raise, to end what it is told of."""
@@ -65,5 +66,5 @@ def sync(path: Path) -> None:
 
 
 def _remove(draft: Path) -> None:
-    for ending in ("", *BESIDE):
+    for ending in ("", *BESIDE, SUFFIX):
         draft.with_name(draft.name + ending).unlink(missing_ok=True)

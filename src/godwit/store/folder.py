@@ -1,7 +1,8 @@
 """The folder of a broker: its log, what is staged for it, the key of its resets, and a lock, so that it has one broker.
 
 log.sqlite (-wal, -shm)   the log
-log.sqlite.next           a log that is about to take its place: there only if somebody was killed who put it there
+log.sqlite-witness        how far the log was confirmed (godwit.store.witness)
+log.sqlite.next           a log that is about to take its place: left by a command that was killed
 stages/                   messages that a query has staged and not yet committed
 reset-key                 proves to clients of the last run that this broker was restarted
 lock                      locked while a broker works here; its content means nothing
@@ -15,6 +16,7 @@ from typing import Final
 
 from godwit.errors import DiskError, LogInUseError
 from godwit.store.draft import BESIDE, put, sync
+from godwit.store.witness import read_witness, write_witness
 
 LOCK_NAME: Final = "lock"
 
@@ -78,6 +80,8 @@ class DataFolder:
 
     def _finish_replacing(self) -> None:
         if self._next_log_path.exists():
+            if (record := read_witness(self.log_path)) is not None:  # it attests for a WAL that is about to go
+                write_witness(self.log_path, record.log_id, record.confirmed, record.received_us)
             for ending in BESIDE:
                 Path(f"{self.log_path}{ending}").unlink(missing_ok=True)
             sync(self.path)

@@ -29,6 +29,8 @@ _FREELIST: Final = struct.Struct(">II")  # the first trunk page, how many free p
 _FREELIST_AT: Final = 32
 _WAL_HEAD: Final = struct.Struct(">8I")
 _FRAME_HEAD: Final = struct.Struct(">6I")
+WAL_HEAD_BYTES: Final = _WAL_HEAD.size
+FRAME_BYTES: Final = _FRAME_HEAD.size + PAGE_BYTES
 _WAL_MAGIC: Final = 0x377F0682
 """Its last bit says in which order the checksum takes the bytes of a word."""
 _POINTER: Final = struct.Struct(">I")
@@ -94,6 +96,11 @@ class PageFile:
         """Whether the two, of the same file, take pages from elsewhere."""
         return self._frames != other._frames
 
+    @property
+    def wal_pages(self) -> list[int]:
+        """The pages whose newest image is in the write-ahead log."""
+        return list(self._frames)
+
     def free_pages(self) -> set[int]:
         """The pages that hold nothing any more, if the list of them is whole; else none, as nothing is sure then."""
         first = self.page(1)
@@ -125,37 +132,65 @@ class PageFile:
 
 
 def _every_frame(wal: int) -> Iterator[tuple[int, bool, int]]:
-    """Page, whether it ends a commit, and where the image stands: all that carry the salts of the first frame."""
-    at = _WAL_HEAD.size
-    salts: tuple[int, int] | None = None
+    """Yield page, whether it ends a commit, and the position of the image: of all frames with the current salts.
+
+    These are in the header, and if that is damaged, in the first frame.
+    """
+    at = WAL_HEAD_BYTES
+    salts = _header_salts(os.pread(wal, WAL_HEAD_BYTES, 0))
     while len(head := os.pread(wal, _FRAME_HEAD.size, at)) == _FRAME_HEAD.size:
         number, size_pages, salt_1, salt_2, _, _ = _FRAME_HEAD.unpack(head)
         salts = salts or (salt_1, salt_2)
         if salts == (salt_1, salt_2):
             yield number, size_pages != 0, at + _FRAME_HEAD.size
-        at += _FRAME_HEAD.size + PAGE_BYTES
+        at += FRAME_BYTES
 
 
 def _sound_frames(wal: int) -> Iterator[tuple[int, bool, int]]:
     """The same, as long as checksums hold."""
-    head = os.pread(wal, _WAL_HEAD.size, 0)
-    if len(head) < _WAL_HEAD.size:
+    head = os.pread(wal, WAL_HEAD_BYTES, 0)
+    salts = _header_salts(head)
+    if salts is None:
         return
-    magic, _, size_bytes, _, salt_1, salt_2, *said = _WAL_HEAD.unpack(head)
-    order = ">" if magic & 1 else "<"
-    check = _checksum(order, head[:24], (0, 0))
-    if magic & ~1 != _WAL_MAGIC or size_bytes != PAGE_BYTES or check != tuple(said):
-        return
-    at = _WAL_HEAD.size
-    frame_bytes = _FRAME_HEAD.size + PAGE_BYTES
-    while len(frame := os.pread(wal, frame_bytes, at)) == frame_bytes:
-        number, size_pages, frame_salt_1, frame_salt_2, *said = _FRAME_HEAD.unpack_from(frame)
+    order, check = _header_check(head)
+    at = WAL_HEAD_BYTES
+    while len(frame := os.pread(wal, FRAME_BYTES, at)) == FRAME_BYTES:
+        number, size_pages, salt_1, salt_2, *said = _FRAME_HEAD.unpack_from(frame)
         check = _checksum(order, frame[:8], check)
         check = _checksum(order, frame[_FRAME_HEAD.size :], check)
-        if (frame_salt_1, frame_salt_2) != (salt_1, salt_2) or check != tuple(said):
+        if (salt_1, salt_2) != salts or check != tuple(said):
             return
         yield number, size_pages != 0, at + _FRAME_HEAD.size
-        at += frame_bytes
+        at += FRAME_BYTES
+
+
+def count_frames(path: Path) -> int:
+    """Return how many frames of the write-ahead log beside a file SQLite would accept, up to the last commit."""
+    try:
+        wal = os.open(f"{path}-wal", os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        counted = [number for number, (_, is_commit, _) in enumerate(_sound_frames(wal), start=1) if is_commit]
+    finally:
+        os.close(wal)
+    return counted[-1] if counted else 0
+
+
+def _header_salts(head: bytes) -> tuple[int, int] | None:
+    """Return the salts in the header of a write-ahead log, or None if it is not one of ours, or damaged."""
+    if len(head) < WAL_HEAD_BYTES:
+        return None
+    magic, _, size_bytes, _, salt_1, salt_2, *said = _WAL_HEAD.unpack(head)
+    if magic & ~1 != _WAL_MAGIC or size_bytes != PAGE_BYTES or _header_check(head)[1] != tuple(said):
+        return None
+    return salt_1, salt_2
+
+
+def _header_check(head: bytes) -> tuple[str, tuple[int, int]]:
+    """Return the byte order of the checksums, and the checksum of the header, with which that of the frames begins."""
+    order = ">" if head[3] & 1 else "<"
+    return order, _checksum(order, head[:24], (0, 0))
 
 
 def _checksum(order: str, data: bytes, start: tuple[int, int]) -> tuple[int, int]:

@@ -4,8 +4,9 @@ It reads the file without SQLite (godwit.store.pages, btree, salvage), so it wor
 of the log whose checksum holds is saved, and every row beside it whose seal holds. What is lost is told, and stays
 told: each lost range becomes a block without a body, which readers report as damaged when they come to it.
 
-Offsets are not given out twice. If nobody can tell where the log ended, because the last of it is lost, the new one
-goes on behind a range that is wider than what can have been there. It is the same with the numbers of jobs.
+Offsets are not given out twice. Where the log ended, its witness knows (godwit.store.witness). If there is none, and
+the end is lost, the new log continues after a range that is wider than what can have been there. It is the same with
+the numbers of jobs.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from godwit.store.connection import connect, naming_full, telling, transaction
 from godwit.store.draft import Progress, drafting
 from godwit.store.kept import apply, is_sealed, marks_of
 from godwit.store.meta import Meta, load_meta, set_meta
+from godwit.store.opening import LOST_JOBS
 from godwit.store.pages import PageFile
 from godwit.store.ranges import Ranges
 from godwit.store.salvage import MAX_NUMBER, Salvage, find_stamp
 from godwit.store.schema import BLOCKS, META, state_tables, tables
 from godwit.store.sql import MIGRATIONS, QUERIES, parse_queries
 from godwit.store.sqlite import SqliteStore
+from godwit.store.witness import SUFFIX, WitnessRecord, read_witness
 from godwit.wire.changes import NextJob
 from godwit.wire.marks import BROKER_WIDE
 
 LOST_END: Final = 2**24
 """So many offsets are left out where the end of a log is not known: a leaf of the tree holds blocks of fewer."""
-LOST_JOBS: Final = 2**32
-"""So many numbers of jobs are left out where the next one is not known."""
 
 _SQL: Final = parse_queries(Path(__file__).with_name("recover.sql").read_text(encoding="utf-8"))
 _PIECE_BYTES: Final = 16 * MIB
@@ -49,7 +50,8 @@ class Recovered(msgspec.Struct, frozen=True):
 
     log_id: bytes
     has_old_id: bool
-    """Whether the log's own id was readable. If not, it has the new one: offsets of the old log mean nothing in it."""
+    """Whether the log's own id is known, by itself or by its witness. If not, it has the new one, and offsets of the
+    old log mean nothing in it."""
     next_offset: int
     blocks: int
     messages: int
@@ -68,13 +70,14 @@ def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: 
     """
     with telling(path, "recovered"), PageFile(path) as file, drafting(out, like=path) as draft, naming_full(out.parent):
         SqliteStore.open(draft, new_log_id=new_log_id, now_us=now_us).close()
+        Path(f"{draft}{SUFFIX}").unlink()
         connection = connect(draft, apsw.SQLITE_OPEN_READWRITE, None)
         try:
             # Nothing is lost if this is cut short: the file gets its name only when it is on the disk.
             connection.pragma("journal_mode", "OFF")
             connection.pragma("synchronous", "OFF")
             with PageFile(path, is_doubting=True) as doubted:
-                return _Recovery(file, doubted, connection).run(new_log_id, now_us, progress)
+                return _Recovery(file, doubted, connection, read_witness(path)).run(new_log_id, now_us, progress)
         finally:
             connection.close()
 
@@ -82,10 +85,13 @@ def recover(path: Path, out: Path, *, new_log_id: bytes, now_us: int, progress: 
 class _Recovery:
     """From the pages of a log into an empty one."""
 
-    def __init__(self, file: PageFile, doubted: PageFile, connection: apsw.Connection) -> None:
+    def __init__(
+        self, file: PageFile, doubted: PageFile, connection: apsw.Connection, witness: WitnessRecord | None
+    ) -> None:
         self._file = file
         self._doubted = doubted
         self._connection = connection
+        self._witness = witness
         fresh: list[tuple[Any, ...]] = connection.execute(_SQL["select_roots"]).fetchall()
         found = self._read_roots()
         self._roots: dict[str, int] = {**dict(fresh), **found}
@@ -100,6 +106,9 @@ class _Recovery:
         marks = marks_of(self._connection)
         root = self._roots[BLOCKS]
         meta = self._read_meta()
+        witness = self._witness
+        if witness is not None and not witness.is_of(meta.setdefault("log_id", witness.log_id)):
+            self._witness = None  # it is that of another log
         stamp = meta.get("stamp") or find_stamp(self._file, root) or find_stamp(self._doubted, root)
         stamp = stamp or load_meta(self._connection).stamp  # then nothing is found, but for what is kept beside the log
         salvage = Salvage(self._file, root, stamp, marks, self._taken)
@@ -211,9 +220,13 @@ class _Recovery:
 
     def _missing(self, salvage: Salvage, begin: int, end: int) -> list[tuple[int, int]]:
         """Ranges that were in the log and are lost. Where that is not sure, they count as lost."""
+        witnessed = 0 if self._witness is None else self._witness.reserved
         if salvage.is_all_known:
-            return [(first, stop) for first, stop in sorted(salvage.damaged) if self._taken.add(first, stop)]
-        return self._taken.gaps(begin, end if salvage.is_end_known else end + LOST_END)
+            missing = [(first, stop) for first, stop in sorted(salvage.damaged) if self._taken.add(first, stop)]
+            return [*missing, (end, witnessed)] if end < witnessed else missing
+        is_end_known = salvage.is_end_known or (self._witness is not None and self._witness.is_exact)
+        end = max(end, witnessed)
+        return self._taken.gaps(begin, end if is_end_known else end + LOST_END)
 
 
 def _expected(found: dict[str, int]) -> list[str]:

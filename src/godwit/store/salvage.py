@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from godwit.store.block import (
@@ -92,11 +93,16 @@ class Salvage:
             if (row := self._reached(cell)) is not None and self._taken.add(row.first_offset, row.end_offset):
                 yield row
             progress((len(self._tree.pages) + len(self._overflow)) * PAGE_BYTES, total_bytes)
-        for row in self._lost(self._unclaimed()):
-            if (kept := self._not_deleted(row)) is not None and self._taken.add(kept.first_offset, kept.end_offset):
-                yield kept
+        for row in self.rows_in(self._unclaimed()):
+            yield row
             progress((len(self._tree.pages) + len(self._overflow)) * PAGE_BYTES, total_bytes)
         progress(total_bytes, total_bytes)
+
+    def rows_in(self, pages: Iterable[int]) -> Iterator[Row]:
+        """Yield the same, but only blocks that begin in one of these pages, wherever the tree leads."""
+        for row in self._lost(sorted(pages, key=self._is_no_leaf)):
+            if (kept := self._not_deleted(row)) is not None and self._taken.add(kept.first_offset, kept.end_offset):
+                yield kept
 
     # -- what the tree leads to ---------------------------------------------------------------------------------------
 
@@ -121,7 +127,10 @@ class Salvage:
         """Pages that may begin a block nobody knows of. Leaves first: then the pages of their chains are known."""
         others = self._file.free_pages() | self._overflow | self._tree.interior
         pages = [number for number in range(1, self._file.page_count + 1) if number not in others]
-        return sorted(pages, key=lambda number: (self._file.page(number) or b"\0")[0] != LEAF)
+        return sorted(pages, key=self._is_no_leaf)
+
+    def _is_no_leaf(self, number: int) -> bool:
+        return (self._file.page(number) or b"\0")[0] != LEAF
 
     def _lost(self, pages: Iterable[int]) -> Iterator[Row]:
         for number in pages:
@@ -185,6 +194,15 @@ class Salvage:
             return row if len(kept) == len(entries) else encode_block(kept, stamp_of(row.body)) if kept else None
         except DamagedBlockError:
             return None
+
+
+def rows_of_wal(path: Path, stamp: bytes, marks: Mapping[str, int], begin: int, end: int) -> list[Row]:
+    """Return the intact blocks between two offsets that the write-ahead log holds, behind a damage or before it."""
+    taken = Ranges()
+    taken.add(0, begin)
+    with PageFile(path, is_doubting=True) as file:
+        found = Salvage(file, 1, stamp, marks, taken).rows_in(file.wal_pages)
+        return [row for row in found if row.end_offset <= end]
 
 
 def find_stamp(file: PageFile, root: int) -> bytes | None:

@@ -48,8 +48,8 @@ def refuse_orphan(path: Path) -> None:
     wal = Path(f"{path}-wal")
     if not _size(path) and _size(wal):
         raise LogDamagedError(
-            f"{path.parent} has {wal.name}, with messages in it, but no {path.name} that it belongs to: put that back, "
-            f"or move {wal.name} away to begin a new log"
+            f"{path} is missing or empty, and {wal.name} beside it has messages: put {path.name} back, save what the "
+            f"other has with `godwit log recover`, or move {wal.name} away to begin a new log"
         )
 
 

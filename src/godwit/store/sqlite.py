@@ -1,7 +1,8 @@
 """The log in a file of SQLite's: blocks of batches, and beside them what a broker must know after a restart.
 
-    log.sqlite        the tables of schema_*.sql; pages of 16 KiB, so that a block of 1 MiB is written in few pieces
-    log.sqlite-wal    what was committed since the last checkpoint
+    log.sqlite          the tables of schema_*.sql; pages of 16 KiB, so that a block of 1 MiB is written in few pieces
+    log.sqlite-wal      what was committed since the last checkpoint
+    log.sqlite-witness  how far the log was confirmed (godwit.store.witness): what is missing at a start is noticed
 
 An append is one transaction: its batches as one block or a few, with the changes that belong to them. With
 synchronous=FULL it has reached the disk when it returns. Exactly one connection writes, and it alone checkpoints: never
@@ -17,34 +18,27 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
 
 import apsw
 import msgspec
 
-from godwit.errors import DiskError, LogDamagedError
-from godwit.limits import MIB
-from godwit.store import sql
+from godwit.errors import DiskError
 from godwit.store.block import encode_blocks
-from godwit.store.connection import BUSY_TIMEOUT_MS, connect, telling, transaction
+from godwit.store.connection import BUSY_TIMEOUT_MS, telling, transaction
 from godwit.store.kept import apply, load_state
-from godwit.store.meta import Meta, load_meta, new_stamp, set_meta
-from godwit.store.pages import PAGE_BYTES
+from godwit.store.meta import load_meta
+from godwit.store.opening import Opening, refuse_missing, secure
 from godwit.store.port import Change, Entry, Slice, State
 from godwit.store.scan import Scanner
-from godwit.store.schema import APPLICATION_ID, BLOCKS, check_schema, refuse_other, tables, version_of
+from godwit.store.schema import refuse_other
 from godwit.store.sql import QUERIES
-
-QUICK_CHECK_BYTES: Final = 256 * MIB
-"""A longer file is not read whole at its start ..."""
-CHECKED_BLOCKS: Final = 10_000
-"""... but only seen to have its newest blocks in order."""
+from godwit.store.witness import Witness
 
 
 class SqliteStore:
     """See godwit.store.port. To be used by one thread at a time."""
 
-    def __init__(self, path: Path, connection: apsw.Connection, files: Sequence[Path]) -> None:
+    def __init__(self, path: Path, connection: apsw.Connection, witness: Witness, files: Sequence[Path]) -> None:
         """Use `open`."""
         self.path = path
         self.connection = connection
@@ -59,6 +53,15 @@ class SqliteStore:
         self._next_offset = ends.next_offset
         self.last_received_us = ends.until_us
         """No entry may be older: times of the log never go backwards, whatever the system's clock did."""
+        self.findings: list[str] = []
+        """What was wrong when it was opened, in sentences for the operator; empty if nothing was."""
+        self._witness = witness
+        self._frames: int | None = None
+        """Length of the write-ahead log after a commit that the witness has not recorded yet."""
+        self._is_secured = False
+        """Whether what was found at the start is on the disk (see godwit.store.opening.secure)."""
+        self._is_closed = False
+        connection.set_wal_hook(self._on_commit)
 
     @classmethod
     def open(cls, path: str | Path, *, new_log_id: bytes, now_us: int, vfs: str | None = None) -> SqliteStore:
@@ -66,22 +69,29 @@ class SqliteStore:
         path = Path(path)
         if vfs is None:
             refuse_other(path)
+            refuse_missing(path)
             _create(path)
         with telling(path, "opened"):
-            flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-            connection = connect(path, flags, vfs)
+            opening = Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs)
             try:
-                _prepare(connection, path, new_log_id, now_us)
-                load_state(connection)  # only to see that it can be believed: whoever needs it asks for it
-                store = cls(path, connection, () if vfs else (path, Path(f"{path}-wal")))
-                _secure(connection)
+                opening.run()
+                store = cls(path, opening.connection, opening.witness, () if vfs else (path, Path(f"{path}-wal")))
+                store._begin(opening.findings)
             except BaseException:
-                with suppress(apsw.Error):  # the first error says more
-                    connection.close()
+                opening.close()
                 raise
             # Only now, so that a file that was refused stays as it is.
-            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+            opening.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         return store
+
+    def _begin(self, findings: list[str]) -> None:
+        self.findings += findings
+        try:
+            self._secure()
+        except apsw.FullError:
+            self.findings.append(
+                f"the disk of the log {self.path} is full: messages are refused until there is room. Free some space"
+            )
 
     @property
     def first_offset(self) -> int:
@@ -97,25 +107,57 @@ class SqliteStore:
         if not entries and not changes:
             return first_offset
         rows = encode_blocks(entries, first_offset, self.stamp)
-        with self.transaction() as connection:
+        with self._changing() as connection:
+            if rows:
+                self._witness.reserve(rows[-1].end_offset)
             connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
             apply(connection, changes)
         if rows:
             self._next_offset = rows[-1].end_offset
             self.last_received_us = rows[-1].until_us
+        self._attest()
         return first_offset
 
     @contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
         """All or nothing, on disk when it is left. StorageError when that cannot be, and nothing has changed."""
+        with self._changing() as connection:
+            yield connection
+        self._attest()
+
+    @contextmanager
+    def _changing(self) -> Iterator[apsw.Connection]:
         if _identities(self._files) != self._identities:
             # The system lets us write on to files that have lost their names: all of it would be gone with the process.
             raise DiskError(
                 f"the log {self.path} cannot be written: it was moved or deleted while it was in use. "
                 "Stop the broker, put the file and its -wal back, and start again"
             )
-        with telling(self.path, "written"), transaction(self.connection):
-            yield self.connection
+        with telling(self.path, "written"):
+            if not self._is_secured:
+                self._secure()
+            with transaction(self.connection):
+                yield self.connection
+
+    def _on_commit(self, connection: apsw.Connection, name: str, frames: int) -> int:
+        self._frames = frames
+        return apsw.SQLITE_OK
+
+    def _attest(self) -> None:
+        """Have the witness record the commit that was just made."""
+        frames, self._frames = self._frames, None
+        if frames is None:
+            return  # it changed nothing
+        # The commit counts whatever happens here. A witness that cannot be written fails the next one.
+        with suppress(apsw.Error):
+            self._witness.confirm(self._next_offset, self.last_received_us, frames)
+
+    def _secure(self) -> None:
+        self._witness.begin(self.log_id)
+        secure(self.connection)
+        self._attest()
+        self._witness.sync()
+        self._is_secured = True
 
     def state(self) -> State:
         with telling(self.path, "read"):
@@ -138,9 +180,16 @@ class SqliteStore:
         self.connection.set_busy_timeout(0)
         try:
             with telling(self.path, "written"), suppress(apsw.BusyError):
-                self.connection.wal_checkpoint(mode=mode)
+                if truncate:
+                    self._witness.backfilled(0, 0)  # from now on the WAL may be gone, also if this is cut short
+                self._witness.backfilled(*self.connection.wal_checkpoint(mode=mode))
         finally:
             self.connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+
+    def sync_witness(self) -> None:
+        """Bring the record of the last commit to the disk: at least once a second while there are any."""
+        with telling(self.path, "written"):
+            self._witness.sync()
 
     @property
     def wal_bytes(self) -> int:
@@ -157,9 +206,19 @@ class SqliteStore:
             return int(self.connection.pragma("page_count")) * int(self.connection.pragma("page_size"))
 
     def close(self) -> None:
-        """The WAL goes into the file, if that can be."""
+        """The WAL goes into the file, if that can be. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with telling(self.path, "closed"):
-            self.connection.close()
+            try:
+                if self._is_secured:
+                    self._witness.backfilled(0, 0)
+                self.connection.close()
+            except BaseException:
+                self._witness.close(is_final=False)
+                raise
+            self._witness.close(is_final=self._is_secured)
 
 
 def _create(path: Path) -> None:
@@ -174,59 +233,3 @@ def _identities(files: Sequence[Path]) -> list[tuple[int, int]]:
         return [(found.st_dev, found.st_ino) for found in map(Path.stat, files)]
     except OSError:
         return []
-
-
-def _prepare(connection: apsw.Connection, path: Path, new_log_id: bytes, now_us: int) -> None:
-    """Make of the file, which may be empty, a log of the current version, or refuse it untouched."""
-    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    version = version_of(connection, path)
-    if version == 0:
-        connection.pragma("page_size", PAGE_BYTES)
-    else:
-        check_schema(connection, path, version)
-        _check(connection, path)
-    mode = connection.pragma("journal_mode", "wal")
-    if mode != "wal":
-        raise DiskError(f"the log {path} cannot be opened: its disk does not allow a write-ahead log ({mode})")
-    connection.pragma("synchronous", "FULL")
-    connection.pragma("secure_delete", 0)
-    connection.wal_autocheckpoint(0)
-    if version < len(sql.MIGRATIONS):
-        with transaction(connection):
-            for script in sql.MIGRATIONS[version:]:
-                connection.execute(script)
-            if version == 0:
-                set_meta(connection, Meta(new_log_id, now_us, new_stamp(connection)))
-            connection.pragma("application_id", APPLICATION_ID)
-            connection.pragma("user_version", len(sql.MIGRATIONS))
-
-
-def _secure(connection: apsw.Connection) -> None:
-    """What a killed process wrote and did not sync can be read by now, and a power cut would still take it.
-
-    So before anybody relies on what was found, all of it goes into the file, which syncs both, and a commit begins the
-    WAL anew: none stands behind something there that an earlier sync has failed to save. Where somebody reads and the
-    WAL cannot be emptied, the sync of the commit has to do.
-    """
-    with suppress(apsw.BusyError):
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    with transaction(connection):
-        connection.pragma("user_version", len(sql.MIGRATIONS))
-
-
-def _check(connection: apsw.Connection, path: Path) -> None:
-    """That SQLite finds its way. Whether a block holds what was written is seen when it is read."""
-    checked: list[str] = ["1"]  # all of them, up to the first fault
-    disorder = None
-    if connection.pragma("page_count") * connection.pragma("page_size") >= QUICK_CHECK_BYTES:
-        checked = [f'"{name}"' for name in tables() if name != BLOCKS]
-        disorder = connection.execute(QUERIES["select_disorder"], (CHECKED_BLOCKS,)).get
-    checks = (connection.execute(f"PRAGMA quick_check({what})").fetchone() for what in checked)
-    faults = [str(found) for check in checks for found in check or () if found != "ok"]
-    if disorder is not None:
-        faults.append(f"the block {disorder} stands in the wrong place")
-    if faults:
-        raise LogDamagedError(
-            f"the log {path} cannot be opened: it is damaged ({faults[0]}). "
-            "Save what is intact with `godwit log recover`, or restore a backup"
-        )

@@ -19,10 +19,12 @@ from godwit.store.connection import telling
 from godwit.store.draft import Progress
 from godwit.store.folder import is_in_use
 from godwit.store.kept import DamagedRowError, load_state
+from godwit.store.pages import count_frames
 from godwit.store.ranges import joined
 from godwit.store.reader import LogReader
 from godwit.store.schema import BLOCKS, tables
 from godwit.store.sql import QUERIES
+from godwit.store.witness import SUFFIX, read_witness
 
 MAX_PROBLEMS: Final = 100
 """More are not listed."""
@@ -31,7 +33,7 @@ _PIECE_BYTES: Final = 8 * MIB
 _PIECE_BLOCKS: Final = 128
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What was found."""
 
     log_id: bytes
@@ -46,16 +48,24 @@ class Verdict(msgspec.Struct, frozen=True):
     """Ranges of offsets that cannot be read, begin and end."""
     given_up: list[tuple[int, int]]
     """Ranges that were lost before: `recover` has put into the log that they are. Nothing can be done about them."""
+    missing: tuple[int, int] | None
+    """The range of offsets that were confirmed and that the log does not have any more, by its witness."""
+    lacks_changes: bool
+    """Whether commits are missing from the write-ahead log, by the witness."""
     problems: list[str]
     """What else is wrong: with it a broker does not start."""
 
     @property
     def is_sound(self) -> bool:
-        return not self.damaged and not self.problems
+        return not (self.damaged or self.problems or self.missing or self.lacks_changes)
 
 
 def verify(path: Path, progress: Progress) -> Verdict:
     """Raises LogDamagedError and others if the file cannot even be opened."""
+    # In this order: a broker may be writing both.
+    record = read_witness(path)
+    is_alone = not is_in_use(path.parent)
+    frames = count_frames(path) if is_alone and record is not None and record.frames > record.backfilled else None
     reader = LogReader.open(path)
     try:
         first_offset, next_offset = reader.first_offset(), reader.next_offset()
@@ -78,12 +88,27 @@ def verify(path: Path, progress: Progress) -> Verdict:
             offset = piece.next_offset
             progress(min(read_bytes, size_bytes), size_bytes)
         with telling(path, "checked"):
-            problems = _problems(reader.connection, is_alone=not is_in_use(path.parent))
+            problems = _problems(reader.connection, is_alone=is_alone)
+        missing = None if record is None else record.missing_after(reader.log_id, next_offset)
+        lacks_changes = record is not None and frames is not None and record.lacks_frames(frames)
+        if record is not None and not record.is_of(reader.log_id):
+            problems.append(f"{path.name}{SUFFIX} belongs to another log, with the id {record.log_id.hex()}")
     finally:
         reader.close()
     progress(size_bytes, size_bytes)
-    ranges = (joined(damaged), joined(given_up))
-    return Verdict(reader.log_id, first_offset, next_offset, blocks, messages, size_bytes, *ranges, problems)
+    return Verdict(
+        log_id=reader.log_id,
+        first_offset=first_offset,
+        next_offset=next_offset,
+        blocks=blocks,
+        messages=messages,
+        size_bytes=size_bytes,
+        damaged=joined(damaged),
+        given_up=joined(given_up),
+        missing=missing,
+        lacks_changes=lacks_changes,
+        problems=problems,
+    )
 
 
 def _is_given_up(connection: apsw.Connection, lost: tuple[int, int]) -> bool:

@@ -243,7 +243,7 @@ def test_recover_takes_the_wal_into_account_and_away(data: Path, tmp_path: Path)
 
 
 def test_recover_leaves_a_sound_log_alone(data: Path) -> None:
-    for name in ("lock", "stages"):
+    for name in ("lock", "stages", "reserve"):
         (data / name).rename(data.parent / name)
     before = (data / "log.sqlite").stat()
     result = godwit("log", "recover", "--data", str(data))

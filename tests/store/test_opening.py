@@ -25,7 +25,7 @@ from godwit.store.pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.verify import verify
 from godwit.store.witness import SLOT_BYTES
-from godwit.wire.changes import FeedKept, JobPayload, NextJob
+from godwit.wire.changes import Change, FeedKept, JobPayload, NextJob
 from godwit.wire.entry import Entry
 
 EVERYTHING = 2**40
@@ -61,7 +61,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     def publish(number: int) -> None:
         size_bytes = rng.choice([20, 300, 5_000, 40_000])
         entry = make_entry(*(rng.randbytes(size_bytes) for _ in range(rng.randrange(1, 4))), received_us=number)
-        changes = [FeedKept("me", ("#",), None, number), make_job(number), JobPayload(number, b""), NextJob(number + 1)]
+        changes: list[Change] = [
+            FeedKept("me", ("#",), None, number),
+            make_job(number),
+            JobPayload(number, b""),
+            NextJob(number + 1),
+        ]
         entries[store.append([entry], changes)] = entry
 
     for number in range(1, 31):
@@ -191,6 +196,16 @@ def both(*damages: Callable[[Killed], None]) -> Callable[[Killed], None]:
     return damage
 
 
+def fill(ending: str, content: Callable[[int], bytes]) -> Callable[[Killed], None]:
+    """Write other bytes of the same number."""
+
+    def damage(killed: Killed) -> None:
+        file = killed.file(ending)
+        file.write_bytes(content(file.stat().st_size))
+
+    return damage
+
+
 def spoil_message(killed: Killed) -> None:
     """Flip a bit of a message that is in the log's own file alone."""
     needle = next(entry.rest for entry in killed.entries.values() if len(entry.rest) > 4_000)[-100:]
@@ -224,8 +239,8 @@ DAMAGES: dict[str, tuple[str, Callable[[Killed], None]]] = {
     "wal cut between two frames": ("reported", cut(WAL, FRAME_10)),
     "wal cut by a half": ("reported", cut(WAL, 0.5)),
     "wal without its last byte": ("reported", lambda killed: cut(WAL, killed.file(WAL).stat().st_size - 1)(killed)),
-    "wal of zeros": ("reported", lambda killed: killed.file(WAL).write_bytes(bytes(killed.file(WAL).stat().st_size))),
-    "wal of noise": ("reported", lambda killed: killed.file(WAL).write_bytes(noise(killed.file(WAL).stat().st_size))),
+    "wal of zeros": ("reported", fill(WAL, bytes)),
+    "wal of noise": ("reported", fill(WAL, noise)),
     "a bit of the wal's magic": ("reported", flip(WAL, 0)),
     "a bit of the wal's page size": ("reported", flip(WAL, 9)),
     "a bit of the wal's salt": ("reported", flip(WAL, 17)),

@@ -16,8 +16,9 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.errors import DiskError, LogDamagedError, StorageError
 from godwit.store.block import encode_blocks
 from godwit.store.kept import sealed, set_mark
+from godwit.store.opening import LOST_JOBS
 from godwit.store.pages import PAGE_BYTES
-from godwit.store.recover import LOST_END, LOST_JOBS, Recovered, recover
+from godwit.store.recover import LOST_END, Recovered, recover
 from godwit.store.sqlite import SqliteStore
 from godwit.store.verify import verify
 from godwit.store.witness import SUFFIX

@@ -61,22 +61,65 @@ def test_a_log_that_was_closed_in_order(path: Path) -> None:
     witness.confirm(9, 90, 4)
     witness.close(is_final=True)
     found = read(path)
-    assert (found.confirmed, found.frames, found.is_final, found.is_exact) == (9, 0, True, True)
+    assert (found.confirmed, found.is_final, found.is_exact) == (9, True, True)
 
 
-def test_frames_that_are_needed(path: Path) -> None:
+def begin_wal(path: Path, salts: bytes) -> None:
+    Path(f"{path}-wal").write_bytes(bytes(16) + salts + bytes(8))
+
+
+def test_frames_and_salts_follow_the_write_ahead_log(path: Path) -> None:
+    begin_wal(path, b"salts #1")
     witness = opened(path)
+
+    def recorded() -> tuple[int, int, bytes]:
+        return read(path).frames, read(path).backfilled, read(path).salts
+
     witness.confirm(9, 90, 4)
-    assert read(path).lacks_frames(3)
-    assert not read(path).lacks_frames(4)
-    witness.backfilled(4, 4)
-    assert not read(path).lacks_frames(0), "all of it is in the file"
-    witness.confirm(10, 90, 6)  # SQLite has not begun it anew: a reader was in the way
-    assert read(path).lacks_frames(5)
-    witness.backfilled(6, 6)
-    witness.confirm(11, 90, 1)  # now it has
-    assert read(path).lacks_frames(0)
+    assert recorded() == (4, 0, b"salts #1")
+    witness.begin_checkpoint()
+    assert read(path).is_checkpointing
+    witness.end_checkpoint(4, 3)  # a reader was in the way
+    assert not read(path).is_checkpointing
+    witness.confirm(10, 90, 6)
+    assert recorded() == (6, 3, b"salts #1")
+    witness.begin_checkpoint()
+    witness.end_checkpoint(6, 6)
+    begin_wal(path, b"salts #2")  # SQLite begins it anew, with more frames than it had
+    witness.confirm(11, 90, 8)
+    assert recorded() == (8, 0, b"salts #2")
     witness.close(is_final=False)
+
+
+NEEDED = WitnessRecord(log_id=LOG_ID, frames=9, backfilled=4, salts=b"salts #1")
+COPIED = WitnessRecord(log_id=LOG_ID, frames=9, backfilled=9, salts=b"salts #1")
+COPYING = WitnessRecord(log_id=LOG_ID, frames=9, backfilled=4, salts=b"salts #1", is_checkpointing=True)
+EMPTY = WitnessRecord(log_id=LOG_ID, frames=0, backfilled=0, salts=b"salts #1")
+
+
+@pytest.mark.parametrize(
+    ("record", "salts", "frames", "condition"),
+    [
+        (NEEDED, b"salts #1", 9, "complete"),
+        (NEEDED, b"salts #1", 10, "complete"),  # killed before the last commit was recorded
+        (NEEDED, b"salts #1", 8, "short"),
+        (NEEDED, b"salts #1", 4, "short"),
+        (NEEDED, b"salts #1", 3, "torn"),  # the file has newer pages than what is left
+        (NEEDED, bytes(8), 0, "short"),  # deleted: the file is what it was after the checkpoint
+        (NEEDED, b"salts #2", 3, "short"),
+        (COPIED, b"salts #1", 9, "complete"),
+        (COPIED, b"salts #1", 3, "needless"),
+        (COPIED, b"salts #2", 3, "complete"),  # begun anew
+        (COPIED, bytes(8), 0, "complete"),
+        (COPYING, b"salts #1", 9, "complete"),
+        (COPYING, b"salts #1", 8, "torn"),
+        (COPYING, bytes(8), 0, "torn"),
+        (EMPTY, b"salts #2", 0, "complete"),
+        (EMPTY, b"salts #2", 3, "complete"),
+    ],
+)
+def test_conditions(record: WitnessRecord, salts: bytes, frames: int, condition: str) -> None:
+    assert record.judge(salts, frames) == condition
 
 
 def test_a_record_of_another_log_or_boot(path: Path) -> None:

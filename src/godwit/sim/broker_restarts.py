@@ -137,6 +137,8 @@ class RestartChecker:
     _log_id: bytes | None = None
     _entries: list[tuple[int, Entry]] = field(default_factory=list)
     _rows: Rows = field(default_factory=dict)
+    _history: list[tuple[int, Rows]] = field(default_factory=lambda: [(0, {})])
+    """The end of the log and the rows after each commit."""
     _attempts: list[_Attempt] = field(default_factory=list)
     _commits: dict[FeedKey, int] = field(default_factory=dict)
     _floor: int = 0
@@ -194,6 +196,7 @@ class RestartChecker:
             self._entries.append((first_offset, entry))
             first_offset += entry.count
         self._rows = apply(self._rows, attempt.changes)
+        self._history.append((first_offset, self._rows))
 
     def rotted(self, offset: int) -> None:
         """The disk has spoiled this message."""
@@ -224,6 +227,40 @@ class RestartChecker:
         self._check_cursors()
         self._bury()
         return [entry for _, entry in more]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the end of every transaction is known."""
+        return not self._attempts and not self._trims
+
+    def check_damaged(self, found: Found, findings: Sequence[str]) -> int:
+        """Check a log whose write-ahead log was damaged behind its back; return how many messages it lost.
+
+        It must be what it was after some commit. All that came later must be a lost range, and be reported.
+        """
+        ends = [
+            begin
+            for begin, end in found.damaged
+            if end == found.next_offset and self._rotten.isdisjoint(range(begin, end))
+        ]
+        end = ends[0] if ends else found.next_offset
+        if found.next_offset < self.log.next_offset:
+            raise self._violation(f"offset {found.next_offset} would be used again after damage")
+        expected = [one for one in self._entries if one[0] < end]
+        there = [one for one in found.entries if one[0] >= self._floor]
+        if there != expected:
+            raise self._violation(f"after damage there are {len(there)} batches before {end}, expected {len(expected)}")
+        if end < self.log.next_offset and (end, self.log.next_offset) not in found.damaged:
+            raise self._violation(f"offsets from {end} on are gone after damage, and no reader gets to know")
+        rows = {key: row for key, row in rows_of(found.state).items() if key != ("next job",)}
+        older = [
+            {key: row for key, row in known.items() if key != ("next job",)} for at, known in self._history if at == end
+        ]
+        if rows not in older:
+            raise self._violation(f"after damage there is {_difference(rows, older[-1] if older else {})}")
+        if (rows != older[-1] or end < self.log.next_offset) and not findings:
+            raise self._violation("commits are gone after damage, and the operator gets no report")
+        return self.log.next_offset - end
 
     def _check_floor(self, first_offset: int) -> None:
         if self._trims and first_offset > self._floor:

@@ -24,6 +24,10 @@ import apsw
 Trouble: TypeAlias = Literal["full", "write", "sync"]
 """No file can grow; no write works; no sync does."""
 
+Damage: TypeAlias = Literal["delete", "truncate", "flip", "zeros", "garbage"]
+"""What happens to a file behind everybody's back: it goes, is cut, or has a bit, its end or a sector changed."""
+DAMAGES: Final[tuple[Damage, ...]] = ("delete", "truncate", "flip", "zeros", "garbage")
+
 SECTOR_BYTES: Final = 512
 KEPT: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 """A power cut spares one of these shares of what was not synced."""
@@ -113,7 +117,7 @@ def _sectors(offset: int, size_bytes: int) -> list[tuple[int, int]]:
 class Disk(apsw.VFS):
     """All files of one machine. `vfs_name` is what a connection to one of them names.
 
-    Feed: die_in, die, kill, cut_power, trouble, rot. Look: is_dead, writes, syncs, sizes.
+    Feed: die_in, die, kill, cut_power, trouble, rot, damage. Look: is_dead, writes, syncs, sizes, copy.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -183,6 +187,32 @@ class Disk(apsw.VFS):
             while (at := content.find(needle)) >= 0:
                 content[at + byte] ^= 1 << bit
         return True
+
+    def copy(self, rng: Random) -> Disk:
+        """Return a disk that has safely what processes see on this one."""
+        other = Disk(rng)
+        for name, file in self._seen.items():
+            other._seen[name] = copied = _File()
+            copied.write(bytes(file.seen), 0)
+            copied.sync()
+        other.sync_folder()
+        return other
+
+    def damage(self, path: str, damage: Damage) -> None:
+        """Spoil a file that is not empty."""
+        content = self._seen[path].seen
+        place = self._rng.randrange(len(content))
+        match damage:
+            case "delete":
+                del self._seen[path]
+            case "truncate":
+                del content[place:]
+            case "flip":
+                content[place] ^= 1 << self._rng.randrange(8)
+            case "zeros":
+                content[place:] = bytes(len(content) - place)
+            case "garbage":
+                content[place : place + SECTOR_BYTES] = self._rng.randbytes(len(content[place : place + SECTOR_BYTES]))
 
     def change(self, kind: Literal["write", "sync"]) -> float | None:
         """Somebody is about to change something. Gives how much of that happens; then `may_die`.

@@ -5,20 +5,25 @@ log.sqlite-witness        how far the log was confirmed (godwit.store.witness)
 log.sqlite.next           a log that is about to take its place: left by a command that was killed
 stages/                   messages that a query has staged and not yet committed
 reset-key                 proves to clients of the last run that this broker was restarted
+reserve                   room on the disk that is given back at a start for which there would be none
 lock                      locked while a broker works here; its content means nothing
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Final
 
 from godwit.errors import DiskError, LogInUseError
+from godwit.limits import MIB
 from godwit.store.draft import BESIDE, put, sync
 from godwit.store.witness import read_witness, write_witness
 
 LOCK_NAME: Final = "lock"
+RESERVE_BYTES: Final = 1 * MIB
+"""What SQLite needs to open a log, even if nothing is written to it, and a little more."""
 
 
 class DataFolder:
@@ -44,9 +49,28 @@ class DataFolder:
         self.lock()
         try:
             self.stages_path.mkdir(mode=0o700, exist_ok=True)
+            self._manage_reserve()
         except OSError as error:
             self.close()
             raise self._unusable(error) from error
+
+    def _manage_reserve(self) -> None:
+        """Give the reserve back if the disk is full, so that the log can be opened; else see that there is one.
+
+        A broker whose disk is full must start: it serves what it has, and accepts messages once there is room.
+        """
+        reserve = self.path / "reserve"
+        free_bytes = shutil.disk_usage(self.path).free
+        if free_bytes < RESERVE_BYTES:
+            reserve.unlink(missing_ok=True)
+        elif free_bytes > 4 * RESERVE_BYTES and not reserve.exists():
+            file = os.open(reserve, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                os.posix_fallocate(file, 0, RESERVE_BYTES)
+            except OSError:  # the disk cannot set room aside
+                reserve.unlink()
+            finally:
+                os.close(file)
 
     def lock(self) -> None:
         """Of a folder that is there, and in which a broker worked before: as `open`, but nothing else is made in it."""

@@ -30,7 +30,7 @@ from godwit.store.salvage import rows_of_wal
 from godwit.store.scan import Ends, Scanner
 from godwit.store.schema import APPLICATION_ID, BLOCKS, check_schema, tables, version_of
 from godwit.store.sql import QUERIES
-from godwit.store.witness import SUFFIX, Witness, WitnessRecord, read_witness
+from godwit.store.witness import SUFFIX, WalCondition, Witness, WitnessRecord, read_salts, read_witness
 from godwit.wire.changes import NextJob
 
 QUICK_CHECK_BYTES: Final = 256 * MIB
@@ -60,12 +60,18 @@ class Opening:
         self._vfs = vfs
         self._version = 0
         """Of the schema that was found; 0 if the file was empty."""
+        self._condition: WalCondition = "complete"
+        self._frames = 0
+        """Of the write-ahead log, that SQLite accepted."""
 
     def run(self) -> None:
         """Raise LogDamagedError, LogVersionError or an error of SQLite's if the log cannot be used."""
         self._connect()
+        record = read_witness(self._path, self._vfs)
+        if record is not None:
+            self._condition = self._judge(record)
+        self._prepare()
         self.witness = Witness(self._path, self._vfs)
-        record = self.witness.found
         log_id = load_meta(self.connection).log_id
         if record is None:
             if self._version >= WITNESSED_VERSION:
@@ -88,13 +94,11 @@ class Opening:
     def _connect(self) -> None:
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         self.connection = connect(self._path, flags, self._vfs)
-        self._prepare()
-        load_state(self.connection)  # only to see that it can be believed: the broker asks for it later
+        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
 
     def _prepare(self) -> None:
         """Make of the file, which may be empty, a log of the current version, or refuse it untouched."""
         connection, path = self.connection, self._path
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self._version = version = version_of(connection, path)
         if version == 0:
             connection.pragma("page_size", PAGE_BYTES)
@@ -115,6 +119,7 @@ class Opening:
                     set_meta(connection, Meta(self._new_log_id, self._now_us, new_stamp(connection)))
                 connection.pragma("application_id", APPLICATION_ID)
                 connection.pragma("user_version", len(sql.MIGRATIONS))
+        load_state(connection)  # only to see that it can be believed: the broker asks for it later
 
     # -- the comparison with the witness ------------------------------------------------------------------------------
 
@@ -125,13 +130,37 @@ class Opening:
             "checked this time. A new one is begun"
         )
 
+    def _judge(self, record: WitnessRecord) -> WalCondition:
+        """See what became of the write-ahead log, before anything of it is believed or copied into the file."""
+        self._frames = self._count_frames()
+        condition = record.judge(read_salts(f"{self._path}-wal", self._vfs), self._frames)
+        if condition == "torn":
+            raise LogDamagedError(
+                f"the log {self._path} cannot be opened: {self._path.name}-wal is damaged, and what is left of it does "
+                "not fit to the file. Save what is intact with `godwit log recover`, or restore a backup"
+            )
+        if condition == "needless":
+            self.connection.close()
+            kept = self._keep_wal()
+            _empty(f"{self._path}-wal", self._vfs)
+            self._connect()
+            self._frames = 0
+            self.findings.append(
+                f"{self._path}-wal was damaged and is empty now. Nothing is lost: {self._path.name} has all of it{kept}"
+            )
+        return condition
+
+    def _count_frames(self) -> int:
+        """Return how many frames of the write-ahead log SQLite accepts."""
+        version_of(self.connection, self._path)  # has SQLite look at the file
+        return max(self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
+
     def _compare(self, record: WitnessRecord) -> None:
         ends = Scanner(self.connection).ends()
-        frames = self._count_frames()
         missing = record.missing_after(record.log_id, ends.next_offset)
         if missing is not None:
-            self._repair(*missing, ends, frames)
-        elif frames is not None and record.lacks_frames(frames):
+            self._repair(*missing, ends)
+        elif self._condition == "short":
             self._leave_out_jobs()
             self.findings.append(
                 f"{self._path}-wal is shorter than it was: no message is missing, but sessions, cursors, retained "
@@ -139,15 +168,8 @@ class Opening:
                 f"into {self._path.name}"
             )
 
-    def _count_frames(self) -> int | None:
-        """Return how many frames of the write-ahead log SQLite accepts; None if the disk is full."""
-        try:
-            return self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)[0]
-        except apsw.FullError:
-            return None
-
-    def _repair(self, begin: int, end: int, ends: Ends, frames: int | None) -> None:
-        rows, kept = self._save_blocks(begin, end, frames or 0)
+    def _repair(self, begin: int, end: int, ends: Ends) -> None:
+        rows, kept = self._save_blocks(begin, end)
         taken = Ranges()
         saved = [row for row in rows if taken.add(row.first_offset, row.end_offset)]
         lost = taken.gaps(begin, end)
@@ -165,17 +187,33 @@ class Opening:
             f"messages and jobs may be older than what was last confirmed{kept}"
         )
 
-    def _save_blocks(self, begin: int, end: int, frames: int) -> tuple[list[Row], str]:
+    def _save_blocks(self, begin: int, end: int) -> tuple[list[Row], str]:
         """Return the blocks of a range that are still intact in the write-ahead log, and what became of that file."""
         wal = Path(f"{self._path}-wal")
-        if self._vfs is not None or not wal.exists() or wal.stat().st_size <= WAL_HEAD_BYTES + frames * FRAME_BYTES:
+        used_bytes = WAL_HEAD_BYTES + self._frames * FRAME_BYTES
+        if self._vfs is not None or not wal.exists() or wal.stat().st_size <= used_bytes:
             return [], ""
         stamp, marks = load_meta(self.connection).stamp, marks_of(self.connection)
         self.connection.close()  # no other descriptor of the file may be closed while SQLite has it open
         rows = rows_of_wal(self._path, stamp, marks, begin, end)
-        kept = _keep(wal)
+        kept = self._keep_wal()
         self._connect()
-        return rows, f". The damaged write-ahead log is kept as {kept.name}" if kept else ""
+        self._prepare()
+        return rows, kept
+
+    def _keep_wal(self) -> str:
+        """Copy a damaged write-ahead log, whose file SQLite will use again; return a sentence that says where."""
+        wal = Path(f"{self._path}-wal")
+        names = [f"{wal.name}.damaged{f'-{number}' if number > 1 else ''}" for number in range(1, MAX_KEPT + 1)]
+        kept = next((place for name in names if not os.path.lexists(place := wal.with_name(name))), None)
+        if self._vfs is not None or kept is None:
+            return ""
+        try:
+            shutil.copy2(wal, kept)
+        except OSError:  # there is no room, and what is intact in it was saved
+            kept.unlink(missing_ok=True)
+            return ""
+        return f". The damaged file is kept as {kept.name}"
 
     def _leave_out_jobs(self) -> None:
         """Skip job numbers that may have been given out by lost commits."""
@@ -197,19 +235,6 @@ def refuse_missing(path: Path) -> None:
             "Put it back, or restore a backup. To continue without these messages, run `godwit log recover`; to begin "
             f"a new log, move {path.name}{SUFFIX} away"
         )
-
-
-def secure(connection: apsw.Connection) -> None:
-    """Bring what a killed process wrote and did not sync to the disk: a power cut would still take it.
-
-    Before anything relies on it, all of it goes into the file, which syncs both, and a commit begins the WAL anew: none
-    follows something there that an earlier sync has failed to save. Where another process reads and the WAL cannot be
-    emptied, the sync of the commit has to do.
-    """
-    with suppress(apsw.BusyError):
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-    with transaction(connection):
-        connection.pragma("user_version", len(sql.MIGRATIONS))
 
 
 def _check(connection: apsw.Connection, path: Path) -> None:
@@ -247,15 +272,12 @@ def _saved_text(saved: list[Row], lost: list[tuple[int, int]]) -> str:
     return f"The others were found intact in the write-ahead log and put back. {text}" if saved else text
 
 
-def _keep(wal: Path) -> Path | None:
-    """Copy a damaged write-ahead log, of which SQLite will use the file again; None if that cannot be."""
-    for number in range(1, MAX_KEPT + 1):
-        kept = wal.with_name(f"{wal.name}.damaged" if number == 1 else f"{wal.name}.damaged-{number}")
-        if not os.path.lexists(kept):
-            try:
-                shutil.copy2(wal, kept)
-            except OSError:
-                kept.unlink(missing_ok=True)
-                return None
-            return kept
-    return None
+def _empty(wal_path: str, vfs: str | None) -> None:
+    """Cut a write-ahead log that is not needed, and that no connection has open, to nothing."""
+    flags = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE
+    file = apsw.VFSFile(vfs or "", wal_path, [flags, 0])
+    try:
+        file.xTruncate(0)
+        file.xSync(apsw.SQLITE_SYNC_NORMAL)
+    finally:
+        file.xClose()

@@ -164,19 +164,6 @@ def _sound_frames(wal: int) -> Iterator[tuple[int, bool, int]]:
         at += FRAME_BYTES
 
 
-def count_frames(path: Path) -> int:
-    """Return how many frames of the write-ahead log beside a file SQLite would accept, up to the last commit."""
-    try:
-        wal = os.open(f"{path}-wal", os.O_RDONLY)
-    except OSError:
-        return 0
-    try:
-        counted = [number for number, (_, is_commit, _) in enumerate(_sound_frames(wal), start=1) if is_commit]
-    finally:
-        os.close(wal)
-    return counted[-1] if counted else 0
-
-
 def _header_salts(head: bytes) -> tuple[int, int] | None:
     """Return the salts in the header of a write-ahead log, or None if it is not one of ours, or damaged."""
     if len(head) < WAL_HEAD_BYTES:

@@ -23,11 +23,12 @@ import apsw
 import msgspec
 
 from godwit.errors import DiskError
+from godwit.store import sql
 from godwit.store.block import encode_blocks
 from godwit.store.connection import BUSY_TIMEOUT_MS, telling, transaction
 from godwit.store.kept import apply, load_state
 from godwit.store.meta import load_meta
-from godwit.store.opening import Opening, refuse_missing, secure
+from godwit.store.opening import Opening, refuse_missing
 from godwit.store.port import Change, Entry, Slice, State
 from godwit.store.scan import Scanner
 from godwit.store.schema import refuse_other
@@ -59,7 +60,7 @@ class SqliteStore:
         self._frames: int | None = None
         """Length of the write-ahead log after a commit that the witness has not recorded yet."""
         self._is_secured = False
-        """Whether what was found at the start is on the disk (see godwit.store.opening.secure)."""
+        """Whether what was found at the start is on the disk."""
         self._is_closed = False
         connection.set_wal_hook(self._on_commit)
 
@@ -107,9 +108,7 @@ class SqliteStore:
         if not entries and not changes:
             return first_offset
         rows = encode_blocks(entries, first_offset, self.stamp)
-        with self._changing() as connection:
-            if rows:
-                self._witness.reserve(rows[-1].end_offset)
+        with self._changing(rows[-1].end_offset if rows else first_offset) as connection:
             connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
             apply(connection, changes)
         if rows:
@@ -121,12 +120,13 @@ class SqliteStore:
     @contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
         """All or nothing, on disk when it is left. StorageError when that cannot be, and nothing has changed."""
-        with self._changing() as connection:
+        with self._changing(self._next_offset) as connection:
             yield connection
         self._attest()
 
     @contextmanager
-    def _changing(self) -> Iterator[apsw.Connection]:
+    def _changing(self, end_offset: int) -> Iterator[apsw.Connection]:
+        """Make a transaction after which the log ends at this offset."""
         if _identities(self._files) != self._identities:
             # The system lets us write on to files that have lost their names: all of it would be gone with the process.
             raise DiskError(
@@ -136,6 +136,7 @@ class SqliteStore:
         with telling(self.path, "written"):
             if not self._is_secured:
                 self._secure()
+            self._witness.reserve(end_offset)
             with transaction(self.connection):
                 yield self.connection
 
@@ -153,8 +154,16 @@ class SqliteStore:
             self._witness.confirm(self._next_offset, self.last_received_us, frames)
 
     def _secure(self) -> None:
+        """Bring what a killed process wrote and did not sync to the disk: a power cut would still take it.
+
+        Before anything relies on it, all of it goes into the file, which syncs both, and a commit begins the WAL anew:
+        none follows something there that an earlier sync has failed to save. Where another process reads and the WAL
+        cannot be emptied, the sync of the commit has to do.
+        """
         self._witness.begin(self.log_id)
-        secure(self.connection)
+        self._checkpoint(truncate=True)
+        with transaction(self.connection):
+            self.connection.pragma("user_version", len(sql.MIGRATIONS))
         self._attest()
         self._witness.sync()
         self._is_secured = True
@@ -176,15 +185,21 @@ class SqliteStore:
 
         It waits for nobody: what a reader holds up is done by a later one.
         """
-        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
-        self.connection.set_busy_timeout(0)
+        with telling(self.path, "written"):
+            self._checkpoint(truncate=truncate)
+
+    def _checkpoint(self, *, truncate: bool) -> None:
+        witness, connection = self._witness, self.connection
+        connection.set_busy_timeout(0)
         try:
-            with telling(self.path, "written"), suppress(apsw.BusyError):
-                if truncate:
-                    self._witness.backfilled(0, 0)  # from now on the WAL may be gone, also if this is cut short
-                self._witness.backfilled(*self.connection.wal_checkpoint(mode=mode))
+            witness.begin_checkpoint()
+            frames, backfilled = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            witness.end_checkpoint(frames, backfilled)
+            if truncate and frames == backfilled:
+                with suppress(apsw.BusyError):
+                    witness.end_checkpoint(*connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE))
         finally:
-            self.connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+            connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     def sync_witness(self) -> None:
         """Bring the record of the last commit to the disk: at least once a second while there are any."""
@@ -213,7 +228,8 @@ class SqliteStore:
         with telling(self.path, "closed"):
             try:
                 if self._is_secured:
-                    self._witness.backfilled(0, 0)
+                    with suppress(apsw.Error):  # then the WAL stays, with all that is in it
+                        self._checkpoint(truncate=True)
                 self.connection.close()
             except BaseException:
                 self._witness.close(is_final=False)

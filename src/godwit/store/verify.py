@@ -19,12 +19,11 @@ from godwit.store.connection import telling
 from godwit.store.draft import Progress
 from godwit.store.folder import is_in_use
 from godwit.store.kept import DamagedRowError, load_state
-from godwit.store.pages import count_frames
 from godwit.store.ranges import joined
 from godwit.store.reader import LogReader
 from godwit.store.schema import BLOCKS, tables
 from godwit.store.sql import QUERIES
-from godwit.store.witness import SUFFIX, read_witness
+from godwit.store.witness import SUFFIX, WalCondition, WitnessRecord, read_salts, read_witness
 
 MAX_PROBLEMS: Final = 100
 """More are not listed."""
@@ -65,9 +64,9 @@ def verify(path: Path, progress: Progress) -> Verdict:
     # In this order: a broker may be writing both.
     record = read_witness(path)
     is_alone = not is_in_use(path.parent)
-    frames = count_frames(path) if is_alone and record is not None and record.frames > record.backfilled else None
     reader = LogReader.open(path)
     try:
+        lacks_changes = is_alone and record is not None and _condition(reader, record) != "complete"
         first_offset, next_offset = reader.first_offset(), reader.next_offset()
         size_bytes = path.stat().st_size
         blocks = messages = read_bytes = 0
@@ -90,7 +89,6 @@ def verify(path: Path, progress: Progress) -> Verdict:
         with telling(path, "checked"):
             problems = _problems(reader.connection, is_alone=is_alone)
         missing = None if record is None else record.missing_after(reader.log_id, next_offset)
-        lacks_changes = record is not None and frames is not None and record.lacks_frames(frames)
         if record is not None and not record.is_of(reader.log_id):
             problems.append(f"{path.name}{SUFFIX} belongs to another log, with the id {record.log_id.hex()}")
     finally:
@@ -109,6 +107,11 @@ def verify(path: Path, progress: Progress) -> Verdict:
         lacks_changes=lacks_changes,
         problems=problems,
     )
+
+
+def _condition(reader: LogReader, record: WitnessRecord) -> WalCondition:
+    frames = max(reader.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
+    return record.judge(read_salts(f"{reader.path}-wal", None), frames)
 
 
 def _is_given_up(connection: apsw.Connection, lost: tuple[int, int]) -> bool:

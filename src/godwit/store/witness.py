@@ -8,7 +8,7 @@ messages. At every start the log is therefore compared with the witness, and the
 
      0  4s   magic "GWWT"
      4  u8   format version, 1
-     5  u8   1: the log was closed in order, and no commit followed
+     5  u8   flags. 1: the log was closed in order, and no commit followed. 2: a checkpoint is under way
      6  16s  log id
     22  16s  boot id of the machine (zeros where the system has none)
     38  u64  number of the record; of the valid ones the highest counts
@@ -17,7 +17,8 @@ messages. At every start the log is therefore compared with the witness, and the
     62  u64  received_us: receive time of the newest message
     70  u32  frames: length of the write-ahead log after the last commit
     74  u32  backfilled: frames of it that are in log.sqlite as well
-    78  u32  CRC-32C of the bytes before
+    78  8s   salts of the write-ahead log that these are frames of
+    86  u32  CRC-32C of the bytes before
 
 Slots 0 and 1 take a record before and after every commit, in turn, without a sync. They survive the end of the process,
 and all but the last second or so of them a power failure. Slots 2 and 3 take records that are synced one at a time, so
@@ -29,7 +30,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import apsw
 import msgspec
@@ -39,16 +40,29 @@ SUFFIX: Final = "-witness"
 SLOT_BYTES: Final = 512
 LOG_ID_BYTES: Final = 16
 
-_RECORD: Final = struct.Struct("<4sBB16s16sQQQQII")
+_RECORD: Final = struct.Struct("<4sBB16s16sQQQQII8s")
 _CRC: Final = struct.Struct("<I")
 _MAGIC: Final = b"GWWT"
 _VERSION: Final = 1
 _SLOTS: Final = 4
+_FINAL: Final = 1
+_CHECKPOINTING: Final = 2
+_SALTS_AT: Final = 16
+_SALTS_BYTES: Final = 8
 _SYNCED: Final = 2
 """The first of the slots that are synced."""
 _SYNC_FLAGS: Final = apsw.SQLITE_SYNC_NORMAL | apsw.SQLITE_SYNC_DATAONLY
 _BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
 _NO_BOOT: Final = bytes(16)
+
+
+WalCondition: TypeAlias = Literal["complete", "needless", "short", "torn"]
+"""Of a write-ahead log at a start.
+
+needless: it is damaged, and all that was in it is in the log's file.
+short: the last commits are missing from it; what is left is what the log was after an earlier commit.
+torn: it is damaged, and what is left does not fit to the log's file.
+"""
 
 
 class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +76,9 @@ class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
     received_us: int = 0
     frames: int = 0
     backfilled: int = 0
+    salts: bytes = bytes(_SALTS_BYTES)
     is_final: bool = False
+    is_checkpointing: bool = False
 
     def is_of(self, log_id: bytes) -> bool:
         """Return whether it attests for the log with this id."""
@@ -82,9 +98,20 @@ class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return next_offset, self.reserved
 
-    def lacks_frames(self, found: int) -> bool:
-        """Return whether commits are missing from a write-ahead log in which this number of frames was found."""
-        return self.frames > self.backfilled and found < self.frames
+    def judge(self, salts: bytes, frames: int) -> WalCondition:
+        """Judge a write-ahead log with these salts, of which SQLite accepts this number of frames.
+
+        A damaged one is a shorter one to SQLite. What it lacks may be in the log's file already: then the older images
+        of pages in it must not hide the newer ones there.
+        """
+        is_same = salts == self.salts
+        if not self.frames or (is_same and frames >= self.frames):
+            return "complete"
+        if self.frames == self.backfilled and not self.is_checkpointing:
+            return "needless" if is_same else "complete"
+        if self.is_checkpointing or (is_same and frames < self.backfilled):
+            return "torn"
+        return "short"
 
 
 class Witness:
@@ -105,51 +132,77 @@ class Witness:
         """What the last run left; None if there is nothing that can be believed."""
         self.is_damaged = self.found is None and any(data)
         self._boot_id = _NO_BOOT if vfs else current_boot_id()
+        self._has_begun = False
         self._log_id = bytes(LOG_ID_BYTES)
         self._number = 0 if self.found is None else self.found.number
-        self._confirmed = 0 if self.found is None else self.found.confirmed
-        self._received_us = 0 if self.found is None else self.found.received_us
+        self._confirmed = 0
+        self._received_us = 0
         # The older one of each pair of slots is written next, so that a torn write spares the newer one.
         self._slot = _older(data, 0)
         self._synced_slot = _older(data, _SYNCED)
         self._frames = 0
         self._backfilled = 0
+        self._salts = bytes(_SALTS_BYTES)
+        self._wal_path = f"{log_path}-wal"
+        self._vfs = vfs
+        self._is_checkpointing = False
         self._is_unsynced = False
 
     def begin(self, log_id: bytes) -> None:
-        """Start to attest for this log, from now on whatever is in its write-ahead log.
+        """Start to attest for this log. A second call does nothing.
 
-        What was found is not confirmed by that: some of it may not have reached the disk yet.
+        What was found in it is not confirmed by that: some of it may not have reached the disk yet.
         """
-        if self.found is not None and not self.found.is_of(log_id):
-            self._confirmed = self._received_us = 0
+        if self._has_begun:
+            return
+        found = self.found
+        if found is None or not found.is_of(log_id):
+            found = WitnessRecord(log_id=log_id)
         self._log_id = log_id
-        self._frames = self._backfilled = 0
+        self._confirmed, self._received_us = found.confirmed, found.received_us
+        self._frames, self._backfilled, self._salts = found.frames, found.backfilled, found.salts
         if self._file.xFileSize() < _SLOTS * SLOT_BYTES:
             self._file.xWrite(bytes(_SLOTS * SLOT_BYTES), 0)  # so that no later write has to make the file longer
-        self._is_unsynced = True
-        self.sync()
+            self._file.xSync(apsw.SQLITE_SYNC_NORMAL)
+        self._has_begun = True
 
     def reserve(self, end: int) -> None:
-        """Record that the commit which begins now ends before this offset."""
+        """Record that the commit which begins now ends before this offset.
+
+        Before every commit, whatever it changes: with it SQLite may begin the write-ahead log anew, and the record must
+        not say then that the old one is needed.
+        """
         self._write_next(end)
 
     def confirm(self, end: int, received_us: int, frames: int) -> None:
         """Record that a commit is finished: the log's next offset, and the frames of the write-ahead log."""
-        if frames <= self._frames:  # the write-ahead log was begun anew, which SQLite does once all of it is backfilled
-            self._backfilled = 0
+        if self._backfilled == self._frames:  # SQLite may have begun the write-ahead log anew
+            self._look_at_salts()
         self._confirmed = end
         self._received_us = received_us
         self._frames = frames
         self._is_unsynced = True
         self._write_next(end)
 
-    def backfilled(self, frames: int, backfilled: int) -> None:
-        """Record the result of a checkpoint."""
+    def begin_checkpoint(self) -> None:
+        """Record that SQLite is about to copy frames into the log's file."""
+        self._is_checkpointing = True
+        self._write_next(self._confirmed)
+
+    def end_checkpoint(self, frames: int, backfilled: int) -> None:
+        """Record the result of a checkpoint that came to its end."""
+        self._is_checkpointing = False
+        self._look_at_salts()
         self._frames = frames
         self._backfilled = backfilled
         self._is_unsynced = True
         self.sync()
+
+    def _look_at_salts(self) -> None:
+        salts = read_salts(self._wal_path, self._vfs)
+        if salts != self._salts:
+            self._salts = salts
+            self._backfilled = 0
 
     def sync(self) -> None:
         """Bring the newest record to the disk, if it is not there yet."""
@@ -161,7 +214,6 @@ class Witness:
         """Close the file. `is_final`: record before that the log was closed in order."""
         try:
             if is_final:
-                self._frames = self._backfilled = 0
                 self._write_synced(is_final=True)
         finally:
             self._file.xClose()
@@ -177,9 +229,10 @@ class Witness:
 
     def _write(self, slot: int, reserved: int, *, is_final: bool = False) -> None:
         self._number += 1
+        flags = _FINAL * is_final | _CHECKPOINTING * self._is_checkpointing
         record = _RECORD.pack(
-            _MAGIC, _VERSION, is_final, self._log_id, self._boot_id, self._number, self._confirmed, reserved,
-            self._received_us, self._frames, self._backfilled,
+            _MAGIC, _VERSION, flags, self._log_id, self._boot_id, self._number, self._confirmed, reserved,
+            self._received_us, self._frames, self._backfilled, self._salts,
         )  # fmt: skip
         self._file.xWrite(record + _CRC.pack(crc32c(record)), slot * SLOT_BYTES)
 
@@ -200,23 +253,47 @@ def decode(slot: bytes) -> WitnessRecord | None:
     """Return the record in a slot, or None if it is not what was written."""
     if len(slot) < _RECORD.size + _CRC.size:
         return None
-    magic, version, is_final, *values = _RECORD.unpack_from(slot)
+    magic, version, flags, *values = _RECORD.unpack_from(slot)
     (crc,) = _CRC.unpack_from(slot, _RECORD.size)
     if magic != _MAGIC or version != _VERSION or crc != crc32c(slot[: _RECORD.size]):
         return None
-    log_id, boot_id, number, confirmed, reserved, received_us, frames, backfilled = values
+    log_id, boot_id, number, confirmed, reserved, received_us, frames, backfilled, salts = values
     return WitnessRecord(
         log_id=log_id, boot_id=boot_id, number=number, confirmed=confirmed, reserved=reserved,
-        received_us=received_us, frames=frames, backfilled=backfilled, is_final=bool(is_final),
+        received_us=received_us, frames=frames, backfilled=backfilled, salts=salts,
+        is_final=bool(flags & _FINAL), is_checkpointing=bool(flags & _CHECKPOINTING),
     )  # fmt: skip
 
 
-def read_witness(log_path: Path) -> WitnessRecord | None:
+def read_witness(log_path: Path, vfs: str | None = None) -> WitnessRecord | None:
     """Return the newest record of the witness of a log, or None if there is none that can be believed."""
+    return newest(_read(f"{log_path}{SUFFIX}", vfs, _SLOTS * SLOT_BYTES, 0))
+
+
+def read_salts(wal_path: str, vfs: str | None) -> bytes:
+    """Return the salts in the header of a write-ahead log; zeros if there is none."""
+    return _read(wal_path, vfs, _SALTS_BYTES, _SALTS_AT).ljust(_SALTS_BYTES, b"\0")
+
+
+def _read(path: str, vfs: str | None, size_bytes: int, at: int) -> bytes:
+    """Return a piece of a file, or less if there is less."""
+    if vfs is None:  # SQLite would refuse it if the log's own file is missing
+        try:
+            with Path(path).open("rb") as plain:
+                plain.seek(at)
+                return plain.read(size_bytes)
+        except OSError:
+            return b""
     try:
-        return newest(Path(f"{log_path}{SUFFIX}").read_bytes()[: _SLOTS * SLOT_BYTES])
-    except OSError:
-        return None
+        file = apsw.VFSFile(vfs, path, [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READONLY, 0])
+    except apsw.Error:
+        return b""
+    try:
+        return file.xRead(size_bytes, at)
+    except apsw.Error:
+        return b""
+    finally:
+        file.xClose()
 
 
 def write_witness(log_path: Path, log_id: bytes, confirmed: int, received_us: int) -> None:

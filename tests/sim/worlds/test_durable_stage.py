@@ -17,8 +17,6 @@ from godwit.sim.checkers import ViolationError
 from godwit.sim.disk import DiedError, Trouble
 from godwit.sim.worlds.durable_plan import draw_durable_plan
 from godwit.sim.worlds.durable_stage import DIED, PATH, MortalShell, Opener, TrimmedLog
-from godwit.store import sqlite
-from godwit.store.opening import Opening
 from godwit.store.sqlite import SqliteStore
 
 PLAN = replace(draw_durable_plan(0), checkpoints=0.2, max_age_s=None)
@@ -91,9 +89,7 @@ def test_half_of_a_transaction_is_caught_without_a_power_cut() -> None:
 
 def test_what_a_killed_process_left_is_secured_before_anybody_relies_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that, what the next process finds is gone after a power cut, with all that it writes behind it."""
-    monkeypatch.setattr(sqlite, "secure", lambda connection: None)
-    # The comparison with the witness makes a checkpoint too.
-    monkeypatch.setattr(Opening, "_count_frames", lambda opening: None)
+    monkeypatch.setattr(SqliteStore, "_secure", lambda store: store._witness.begin(store.log_id))
     # One seed in twenty notices: the kill must come between a sync that failed and the next commit.
     assert caught(opener_of(SqliteStore), kills=0.5, troubles=(None, None, "sync"), seeds=range(110, 121))
 

@@ -11,14 +11,23 @@ from __future__ import annotations
 from random import Random
 
 from godwit.broker.admission import RESTART_GRACE_US
-from godwit.errors import DiskError
+from godwit.errors import DiskError, LogDamagedError
 from godwit.server.server import Server
-from godwit.sim.disk import DiedError, Disk
+from godwit.sim.disk import DAMAGES, DiedError, Disk
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.broker import BrokerWorld, observe
 from godwit.sim.worlds.broker_books import HEAD_BYTES
 from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, draw_durable_plan
-from godwit.sim.worlds.durable_stage import DIED, PATH, MortalShell, Opener, TrimmedLog, WatchedDurableStore, open_store
+from godwit.sim.worlds.durable_stage import (
+    DIED,
+    PATH,
+    MortalShell,
+    Opener,
+    TrimmedLog,
+    WatchedDurableStore,
+    open_store,
+    read_whole,
+)
 
 NEEDLE_BYTES = HEAD_BYTES + 8
 """So much of a message is found nowhere else, not even by chance."""
@@ -35,6 +44,10 @@ class DurableWorld(BrokerWorld):
         self.durable = plan
         self.disk = Disk(Random(f"{plan.broker.seed} disk"))
         self.deaths = 0
+        self.damages = 0
+        """Copies of the log that were opened after damage, and ..."""
+        self.lost_by_damage = 0
+        """... how many messages these had lost."""
         self._rng = Random(f"{plan.broker.seed} rot")
         self._opener = opener
         self._openings = 0
@@ -66,7 +79,8 @@ class DurableWorld(BrokerWorld):
         restarts = self.books.restarts
         return (
             f"{super().summary()}, {self.deaths} deaths, {restarts.reopenings} openings, "
-            f"{restarts.surfaced} appends found, {self.disk.writes} writes, {self.disk.syncs} syncs"
+            f"{restarts.surfaced} appends found, {self.disk.writes} writes, {self.disk.syncs} syncs, "
+            f"{self.damages} damaged copies with {self.lost_by_damage} messages lost"
         )
 
     # -- lives of the server ------------------------------------------------------------------------------------------
@@ -146,8 +160,34 @@ class DurableWorld(BrokerWorld):
             self.disk.cut_power()
         else:
             self.disk.kill()
+            if watched is not None:
+                self._try_damage()
         if self._rng.random() < self.durable.rots:
             self._spoil_message()
+
+    def _try_damage(self) -> None:
+        """Open a copy of the log whose write-ahead log was damaged, and see that nothing of it is lost in silence.
+
+        Only after the death of a process that had the log open: a power cut may take the witness's newest records.
+        """
+        restarts = self.books.restarts
+        if not self.disk.sizes.get(f"{PATH}-wal") or not restarts.is_certain or self.disk.has_forgotten:
+            return
+        rng = Random(f"{self.plan.seed} damage {self.deaths}")
+        copy = self.disk.copy(rng)
+        damage = rng.choice(DAMAGES)
+        copy.damage(f"{PATH}-wal", damage)
+        self.damages += 1
+        try:
+            store = self._opener(copy, rng.randbytes(16), self.books.now_us)
+        except LogDamagedError as error:  # a checkpoint was under way: the file and what is left do not fit together
+            self.books.note(f"damage: {damage} of the write-ahead log of a copy: {error}")
+            return
+        try:
+            self.lost_by_damage += restarts.check_damaged(read_whole(store), store.findings)
+        finally:
+            store.close()
+        self.books.note(f"damage: {damage} of the write-ahead log of a copy: {store.findings}")
 
     def _spoil_message(self) -> None:
         """One that is in the log and nowhere else: what topics retain has no other copy that could be told as lost."""

@@ -29,6 +29,8 @@ DIED: Final = "died"
 class DurableStore(Store, Protocol):
     """What the world needs of a store beside the port."""
 
+    findings: list[str]
+
     def checkpoint(self, *, truncate: bool) -> None: ...
     def close(self) -> None: ...
 
@@ -116,17 +118,10 @@ class WatchedDurableStore:
     def learn_found(self) -> None:
         """What the file has is compared with what it was given; the checkers learn what nobody had heard of."""
         books = self._books
-        found = Found(self.log_id, self.first_offset, self.next_offset, [], self._store.state())
-        offset = 0
-        while offset < found.next_offset:
-            piece = self._store.read(offset, READ_BYTES)
-            found.entries += piece.entries
-            found.damaged += piece.damaged
-            offset = piece.next_offset
-        more = books.restarts.reopened(found)
+        more = books.restarts.reopened(read_whole(self._store))
         books.log.gone_below = self.first_offset
         self._learn(self.next_offset - sum(entry.count for entry in more), more)
-        books.restarts.check_retained(found.state, books.retained.current())
+        books.restarts.check_retained(self._store.state(), books.retained.current())
 
     def _learn(self, first_offset: int, entries: Sequence[Entry]) -> None:
         books = self._books
@@ -142,6 +137,18 @@ class WatchedDurableStore:
         """Lets go of it. If its machine is gone, nothing of this reaches the disk."""
         with suppress(StorageError, DiedError):
             self._store.close()
+
+
+def read_whole(store: DurableStore) -> Found:
+    """Return everything that a store has."""
+    found = Found(store.log_id, store.first_offset, store.next_offset, [], store.state())
+    offset = 0
+    while offset < found.next_offset:
+        piece = store.read(offset, READ_BYTES)
+        found.entries += piece.entries
+        found.damaged += piece.damaged
+        offset = piece.next_offset
+    return found
 
 
 class TrimmedLog(DirectLog):

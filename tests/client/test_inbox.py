@@ -51,6 +51,19 @@ def test_a_question_that_was_not_answered_is_asked_again_as_it_was() -> None:
     assert (ask.since_us, ask.start) == (None, 500)
 
 
+@pytest.mark.parametrize(("start", "is_owed"), [(None, True), ("latest", True), ("earliest", False), (7, False)])
+def test_a_repeated_request_asks_for_the_retained_messages(start: Start, is_owed: bool) -> None:
+    """The broker may have stored the subscription and crashed before its reply: it then resumes it as a known one."""
+    desk = attached()
+    subscribe(desk, "a", start=start)
+    (first,) = desk.asked()
+    desk.detach()
+    desk.attach()
+    (again,) = desk.asked()
+    assert (first.start, again.start) == (start, start)
+    assert (first.retained, again.retained) == (False, is_owed)
+
+
 def test_the_same_filters_are_the_same_subscription() -> None:
     desk = attached()
     one = subscribe(desk, "a", "b")

@@ -9,6 +9,7 @@ from tests.client.test_with_server import Place, RealBroker, bodies
 from godwit.client.config import ClientConfig
 from godwit.client.events import Missed, Offline, Online, Refused
 from godwit.client.message import Message
+from godwit.client.subscription import Start
 from godwit.server.direct_log import DirectLog
 from godwit.wire.control import Code, Done
 
@@ -75,6 +76,26 @@ def test_a_killed_broker_is_noticed_at_once_and_knows_cursors_and_retained_messa
     again = place.user(ClientConfig(name="r"))
     subscription = place.subscribe(again, "t", cursor="mine")
     assert bodies(place.taken(again, subscription)) == [b"%d" % number for number in range(4, 10)]
+
+
+@pytest.mark.parametrize("start", [None, "latest"])
+def test_retained_messages_come_although_the_broker_was_killed_before_its_reply(start: Start) -> None:
+    """The subscription is stored and the client does not know it: the repeated request resumes it."""
+    place = Place(kind=DurableBroker)
+    sender, user = place.user(), place.user(ClientConfig(name="r"))
+    place.publish(sender, "state", b"on", retain=True)
+    user.until("online")
+    broker = place.broker
+    assert isinstance(broker, DurableBroker)
+    place.network.lost = lambda source, target: target == user.address
+    subscription = user.client.subscribe(["state"], start=start)
+    place.network.run_until(lambda: bool(broker.keeping.of("feed")))
+    broker.stop()
+    place.network.lost = lambda source, target: False
+    assert subscription.state == "asking"
+    broker.start()
+    assert bodies(place.taken(user, subscription, 20)) == [b"on"]
+    assert user.all(Online)[-1].resumed
 
 
 def test_a_full_disk_is_told_to_publishers_and_what_they_send_later_arrives() -> None:

@@ -108,6 +108,9 @@ class Inbox:
     def _ask(self, subscription: Subscription, start: Start, *, tracked: bool = True) -> None:
         request = self._requests.number()
         is_first = not subscription.has_position
+        # The broker may have stored an earlier request and crashed before it sent its reply and the retained messages.
+        # It then resumes the subscription as a known one, and sends retained messages only if asked to.
+        retained = subscription.wants_retained and subscription.was_asked
         if tracked:
             self._asked[request] = subscription, start
             subscription.on_asked()
@@ -119,7 +122,7 @@ class Inbox:
                 cursor=subscription.cursor,
                 start=start,
                 since_us=subscription.since_us if is_first else None,
-                retained=subscription.wants_retained and not is_first,
+                retained=retained,
             )
         )
 

@@ -75,6 +75,8 @@ class Subscription:
         """Whether the broker has ever said where it begins."""
         self.is_answered = False
         """Whether it has on the present connection: before that, nobody knows what its offsets are worth."""
+        self.was_asked = False
+        """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
         self.wants_retained = since_us is None and start in (None, "latest")
         """No message of the log has come yet, so retained ones may still be on their way."""
         self._inbox = inbox
@@ -252,6 +254,7 @@ class Subscription:
 
     def on_asked(self) -> None:
         """The broker is asked for everything from done_below on."""
+        self.was_asked = True
         self._overlap = self._in_hand
 
     def on_started(self, next_offset: int, *, anew: bool) -> None:

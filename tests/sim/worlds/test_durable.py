@@ -108,6 +108,19 @@ def test_storms() -> None:
     assert surfaced > 0, "now and then the broker dies behind a commit that nobody has heard of"
 
 
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_a_broker_that_dies_over_a_subscribe_still_owes_the_retained_messages(loses_power: bool) -> None:
+    """The subscription may be stored, and is then resumed, although its client never got the reply."""
+    surfaced = 0
+    for in_calls in range(8):
+        # All messages are published by then: the next writes are those of the reader's second subscription.
+        world = run(replace(QUIET, deaths=(Death(1.499, loses_power, in_calls, 0.02),)))
+        (stream,) = [one for one in world.books.streams if one.filters == ("+/c", "home/b")]
+        assert [one.place for one in stream.retained.values()] == [19]
+        surfaced += world.books.restarts.surfaced
+    assert surfaced > 0, "at least one death left the subscription on disk without a reply"
+
+
 def test_a_disk_that_fails_is_told_to_publishers_and_later_all_is_well() -> None:
     for trouble in ("full", "write", "sync"):
         lines: list[str] = []

@@ -22,6 +22,7 @@ from godwit.broker.journal import Journal
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
 from godwit.broker.session import ANONYMOUS, Link, Session, check_chosen, check_name, made_name
+from godwit.broker.sessions import Sessions
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
@@ -58,7 +59,7 @@ class Admission:
         office: Office,
         effects: list[Effect],
         *,
-        sessions: dict[str, Session],
+        sessions: Sessions,
         entropy: Callable[[int], bytes],
         log_id: bytes,
     ) -> None:

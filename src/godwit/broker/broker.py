@@ -44,7 +44,8 @@ from godwit.broker.publishing import Publishing
 from godwit.broker.requests import Requests
 from godwit.broker.restoring import restore
 from godwit.broker.rules import apply_rules, close
-from godwit.broker.session import Link, Session
+from godwit.broker.session import Link
+from godwit.broker.sessions import Sessions
 from godwit.broker.settings import Settings
 from godwit.broker.subscribing import Subscribing
 from godwit.errors import DecodeError
@@ -85,7 +86,7 @@ class Broker:
         self._expire_at_us: int | None = None
         self._save_at_us: int | None = None
         names = Names()
-        sessions: dict[str, Session] = {}
+        sessions = Sessions()
         self._journal = journal = Journal(sessions, keeps=keeps_state)
         self._pace = pace = Pace(self._effects)
         identities = Identities(journal)
@@ -199,6 +200,7 @@ class Broker:
             self._save_at_us,
             self._commits.due_us,
             self._office.due_us,
+            self._desk.lists.due_us,
         )
         timers += [at for at in others if at is not None]
         return min(timers)
@@ -358,6 +360,7 @@ class Broker:
         if self._expire_at_us is not None and self._expire_at_us <= now_us:
             self._expire_at_us = self._admission.expire(now_us)
         self._office.on_tick(now_us)
+        self._desk.lists.serve(now_us)
         if self._save_at_us is not None and self._save_at_us <= now_us:
             self._save_at_us = None
             self._journal.save_some()

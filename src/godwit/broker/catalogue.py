@@ -207,16 +207,22 @@ class Catalogue:
     def retained(self) -> int:
         return len(self._kept)
 
-    def with_retained(self, pattern: str, after: str) -> Iterator[Topic]:
+    def with_retained(self, pattern: str, after: str) -> Iterator[tuple[str, Topic | None]]:
         """Topics that a filter matches and that have a retained message, behind `after` in the order of their names.
 
-        Not to be held while another topic is kept or cleared.
+        Each step of the search is yielded with the place that it looked at; the topic is None if it found none there.
+        A caller that stops continues later with that place as `after`. Do not hold the iterator while another topic is
+        kept or cleared.
         """
-        return (self._topics[name] for name in self._kept.walk(pattern, after))
+        return self._found(self._kept, pattern, after)
 
-    def after(self, pattern: str | None, after: str | None) -> Iterator[Topic]:
-        """Topics behind `after` in the order of their names, those that a filter matches or all."""
-        return (self._topics[name] for name in self._tree.walk(pattern, after))
+    def after(self, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
+        """Topics behind `after` in the order of their names, those that a filter matches or all; else as above."""
+        return self._found(self._tree, pattern, after)
+
+    def _found(self, tree: TopicTree, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
+        topics = self._topics
+        return ((place, topics[place] if is_match else None) for place, is_match in tree.visit(pattern, after))
 
     @property
     def _is_full(self) -> bool:

@@ -49,7 +49,7 @@ from godwit.broker.sessions import Sessions
 from godwit.broker.settings import Settings
 from godwit.broker.subscribing import Subscribing
 from godwit.errors import DecodeError
-from godwit.limits import LOGIN_TIMEOUT_S
+from godwit.limits import LOGIN_TIMEOUT_S, MAX_FIRST_ITEMS, MAX_OPEN_RECORD_BYTES
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
 from godwit.wire import control
@@ -293,7 +293,7 @@ class Broker:
         if event.last:
             return
         try:
-            request = decode_control(event.body)
+            request = decode_control(event.body, max_bytes=MAX_OPEN_RECORD_BYTES, max_items=MAX_FIRST_ITEMS)
         except MalformedError as error:
             self._send(link, control.Refused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
             self._publishing.ignore(link, session, event.channel)

@@ -15,11 +15,20 @@ from godwit.broker.rate import Bucket
 from godwit.broker.requests import Requests
 from godwit.broker.session import Link, Session
 from godwit.broker.subscribing import Subscribing
-from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
+from godwit.limits import (
+    MAX_CHANNELS,
+    MAX_CONTROL_ITEMS,
+    MAX_CONTROL_RECORD_BYTES,
+    MAX_FIRST_ITEMS,
+    MAX_LOGIN_BYTES,
+    REQUESTS_PER_S,
+)
 from godwit.wire import control, jobs
 from godwit.wire.control import Code, ControlMessage, MalformedError, UnknownKind, decode_control, encode_control
 
 REQUEST_BURST_S: Final = 4
+BYTES_A_REQUEST: Final = 256
+"""So many bytes of a long control message cost as much as a request."""
 WATCHES_A_REQUEST: Final = 64
 """So many jobs that a client begins to watch cost as much as a request."""
 MAX_AWAITED: Final = 4 * REQUESTS_PER_S
@@ -76,10 +85,16 @@ class Desk:
         """A record of channel 0. DecodeError if it is no message, FloodError if it is one too many."""
         request: int | None = None
         is_cancel = False
+        # Before it is decoded: what cannot be understood costs time, too.
+        _require_rate(link, 1 + len(body) // BYTES_A_REQUEST, now_us)
+        is_known = link.session is not None
+        max_bytes = MAX_CONTROL_RECORD_BYTES if is_known else MAX_LOGIN_BYTES
         try:
-            message = decode_control(body)
+            message = decode_control(
+                body, max_bytes=max_bytes, max_items=MAX_CONTROL_ITEMS if is_known else MAX_FIRST_ITEMS
+            )
             is_cancel = isinstance(message, jobs.Cancel)
-            _require_rate(link, message, now_us)
+            _require_rate(link, _extra_cost(message), now_us)
             request = getattr(message, "request", None)
             reply = self._answer(link, message, now_us)
         except MalformedError as error:
@@ -147,17 +162,21 @@ def require_open_rate(link: Link, now_us: int) -> None:
         raise FloodError(f"more than {REQUESTS_PER_S} channels opened a second")
 
 
-def _require_rate(link: Link, message: ControlMessage | UnknownKind, now_us: int) -> None:
+def _require_rate(link: Link, cost: int, now_us: int) -> None:
     if link.requests is None:
         link.requests = Bucket(REQUESTS_PER_S, REQUESTS_PER_S * REQUEST_BURST_S, now_us)
-    cost = 1
-    if isinstance(message, control.Subscribe):
-        cost = len(message.filters)
-    elif isinstance(message, jobs.Volunteer):
-        cost += len(message.kinds) // 8 + len(message.holding) // 64
-    elif isinstance(message, jobs.Watch):
-        cost = 1 + len(message.jobs) // WATCHES_A_REQUEST
     if not link.requests.take(cost, now_us):
-        raise FloodError(f"more than {REQUESTS_PER_S} requests a second")
+        raise FloodError(f"more than {REQUESTS_PER_S} requests a second, {BYTES_A_REQUEST} bytes counted as one")
     if link.awaited > MAX_AWAITED:
         raise FloodError(f"more than {MAX_AWAITED} requests wait for the broker's disk")
+
+
+def _extra_cost(message: ControlMessage | UnknownKind) -> int:
+    """Return how many requests beyond one a message counts for."""
+    if isinstance(message, control.Subscribe):
+        return len(message.filters) - 1
+    if isinstance(message, jobs.Volunteer):
+        return len(message.kinds) // 8 + len(message.holding) // 64
+    if isinstance(message, jobs.Watch):
+        return len(message.jobs) // WATCHES_A_REQUEST
+    return 0

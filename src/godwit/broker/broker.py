@@ -213,6 +213,7 @@ class Broker:
         """Publishers no longer wait for these, until they have caught up once."""
         for feed in feeds:
             feed.is_abandoned = True
+            feed.lane.is_steady = False
             text = f"{feed.session.name} is too slow for {', '.join(feed.filters)}: it will miss messages"
             self._effects.append(Notice("slow", text, {"client": feed.session.name, "filters": list(feed.filters)}))
 

@@ -186,7 +186,7 @@ class Admission:
             if session.link is None and not session.is_proved:
                 self.forget(session)
                 text = f"the session of {session.name} made room for a client that proved its name"
-                self._effects.append(Notice("session_expired", text, {"client": session.name}))
+                self._effects.append(Notice("session_expired", text, session.fields()))
                 return True
         return False
 
@@ -198,6 +198,7 @@ class Admission:
         session.link = link
         session.instance = login.instance
         session.is_proved = is_proved
+        session.host = "" if is_proved else link.host
         session.expiry_s = min(login.session_expiry_s, settings.max_session_expiry_s) if session.is_remembered else 0
         session.ends_at_us = None
         session.is_awaited = False
@@ -224,12 +225,12 @@ class Admission:
             self._effects.append(Send(link.connection, 0, encode_control(welcome)))
         verb = "came back" if resumed else "connected"
         text = f"{session.name} {verb} from {link.address}"
-        self._effects.append(Notice("connected", text, {"client": session.name, "address": link.address}))
+        self._effects.append(Notice("connected", text, session.fields(address=link.address)))
 
     def turn_away(self, link: Link, failure: RequestFailure) -> None:
         """Before it is in. The connection's Closed will come and clean up."""
         self._effects.append(Close(link.connection, failure.code, failure.text))
-        fields = {"address": link.address, "code": int(failure.code)}
+        fields = {"address": link.address, "host": link.host, "code": int(failure.code)}
         self._effects.append(Notice("refused", f"refused {link.address}: {failure.text}", fields))
 
     def on_pong(self, link: Link) -> None:
@@ -260,7 +261,7 @@ class Admission:
         if will is not None and not was_expected:
             self._publish_will(session, will, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
-        self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": was_expected}))
+        self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
         next_one = self._waiting.pop(session.name, None)
         if next_one is not None and next_one.link.is_open:
@@ -315,7 +316,7 @@ class Admission:
         if will is not None:
             self._publish_will(session, will, now_us)
         text = f"{session.name} did not come back after the broker's restart"
-        self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": False}))
+        self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
 
     def restore(self, kept: SessionKept, now_us: int) -> Session:
@@ -374,7 +375,7 @@ class Admission:
             else:
                 self.forget(session)
                 self._effects.append(
-                    Notice("session_expired", f"the session of {session.name} expired", {"client": session.name})
+                    Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
         next_us = [endings[0][0]] if endings else []
         for name, waiting in list(self._waiting.items()):

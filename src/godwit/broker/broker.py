@@ -215,7 +215,7 @@ class Broker:
             feed.is_abandoned = True
             feed.lane.is_steady = False
             text = f"{feed.session.name} is too slow for {', '.join(feed.filters)}: it will miss messages"
-            self._effects.append(Notice("slow", text, {"client": feed.session.name, "filters": list(feed.filters)}))
+            self._effects.append(Notice("slow", text, feed.session.fields(filters=list(feed.filters))))
 
     def needs_below(self, floor: int) -> bool:
         """Whether any subscription, also an absent one, will miss something when the log begins at this offset."""

@@ -89,11 +89,8 @@ class Publishing:
                 if not access.may(session.name, session.is_proved, "publish", name):
                     return Code.NOT_ALLOWED, f"{session.name} may not publish to {name!r}"
                 topic = self._catalogue.create(name)
-                self._effects.append(
-                    Notice(
-                        "topic_created", f"{session.name} created topic {name}", {"client": session.name, "topic": name}
-                    )
-                )
+                text = f"{session.name} created topic {name}"
+                self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
         except BadTopicError as error:
             return Code.BAD_TOPIC, str(error)
         except TooManyTopicsError as error:
@@ -262,7 +259,7 @@ class Publishing:
         commits = self._commits
         if will.qos and commits.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:
             text = f"the last will of {session.name} on {will.topic} is lost: too many wait for the log to be written"
-            self._effects.append(Notice("warning", text, {"client": session.name, "topic": will.topic}))
+            self._effects.append(Notice("warning", text, session.fields(topic=will.topic)))
             return
         topic.messages += 1
         topic.payload_bytes += len(will.payload)

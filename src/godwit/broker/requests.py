@@ -82,8 +82,8 @@ class Requests:
             raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
         except TooManyTopicsError as error:
             raise RequestFailure(Code.TOO_MANY, str(error)) from None
-        fields = {"client": session.name, "topic": name}
-        self._effects.append(Notice("topic_created", f"{session.name} created topic {name}", fields))
+        text = f"{session.name} created topic {name}"
+        self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
 
     def topics(self, session: Session, request: Topics) -> tuple[ControlMessage, int]:
         """Return a page of the topics that the client may subscribe or publish to, and the steps that it cost."""
@@ -153,7 +153,7 @@ class Requests:
         if target is None:
             raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {request.client!r}")
         why = f": {request.reason}" if request.reason else ""
-        fields = {"client": target.name, "by": session.name, "reason": request.reason}
+        fields = session.fields(client=target.name, by=session.name, reason=request.reason)
         if request.filters is not None:
             self._kick_subscription(session, target, request)
             text = f"{session.name} removed {target.name} from {', '.join(request.filters)}{why}"

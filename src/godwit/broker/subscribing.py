@@ -68,9 +68,7 @@ class Subscribing:
             self._journal.session(session)
             must_wait = self._journal.feed(feed)
             text = f"{session.name} subscribed to {', '.join(filters)}"
-            self._effects.append(
-                Notice("subscribed", text, {"client": session.name, "filters": list(filters), "offset": start})
-            )
+            self._effects.append(Notice("subscribed", text, session.fields(filters=list(filters), offset=start)))
         self._delivery.attach(
             feed,
             link,
@@ -124,7 +122,7 @@ class Subscribing:
             return
         self.end(session, feed)
         text = f"{session.name} unsubscribed from {', '.join(feed.filters)}"
-        self._effects.append(Notice("unsubscribed", text, {"client": session.name, "filters": list(feed.filters)}))
+        self._effects.append(Notice("unsubscribed", text, session.fields(filters=list(feed.filters))))
 
     def end(self, session: Session, feed: Feed) -> None:
         if session.feeds.pop((feed.filters, feed.cursor), None) is not None:

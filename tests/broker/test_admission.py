@@ -175,19 +175,49 @@ def test_a_name_in_use_is_kept_by_whoever_answers() -> None:
     assert len(holder.all(c.Ping)) == 1
 
 
-def test_a_holder_that_does_not_answer_loses_its_name() -> None:
+def test_a_holder_that_does_not_answer_loses_its_name_to_the_first_that_asked() -> None:
     world = World()
     holder = world.client("alice", session_expiry_s=100)
     holder.answers_pings = False
     second, third = world.peer(), world.peer()
     second.try_login("alice")
+    world.pass_s(NAME_PING_S / 2)
     third.try_login("alice")
-    assert refused(second) is Code.NAME_IN_USE  # one at a time may wait: the last who came
-    assert third.closed is None
-    assert not third.all(c.Welcome)
-    world.pass_s(NAME_PING_S + 0.1)
+    assert refused(third) is Code.NAME_IN_USE, "one at a time may wait"
+    assert second.closed is None
+    assert not second.all(c.Welcome)
+    world.pass_s(NAME_PING_S / 2 + 0.1)
     assert refused(holder) is Code.TIMEOUT
-    assert third.last(c.Welcome).name == "alice"
+    assert second.last(c.Welcome).name == "alice"
+    assert len(holder.all(c.Ping)) == 1
+
+
+def test_the_same_run_of_a_client_keeps_its_place_on_another_connection() -> None:
+    world = World()
+    holder = world.client("alice")
+    holder.answers_pings = False
+    second, again = world.peer(), world.peer()
+    second.try_login("alice", instance=b"s" * 16)
+    world.pass_s(NAME_PING_S / 2)
+    again.try_login("alice", instance=b"s" * 16)
+    assert refused(second) is Code.TAKEN_OVER
+    world.pass_s(NAME_PING_S / 2 + 0.1)
+    assert again.last(c.Welcome).name == "alice"
+
+
+def test_many_that_wait_for_names_do_not_make_every_login_slow() -> None:
+    world = World()
+    for number in range(50):
+        world.client(f"holder {number}").answers_pings = False
+        world.peer().try_login(f"holder {number}", instance=b"w" * 16)
+    admission = world.server.broker._admission
+    assert len(admission._waiting) == len(admission._waiting_links) == 50
+    world.peers[1].die()
+    assert len(admission._waiting) == len(admission._waiting_links) == 49
+    world.pass_s(NAME_PING_S + 0.1)
+    assert not admission._waiting
+    assert not admission._waiting_links
+    assert len([peer for peer in world.peers if peer.all(c.Welcome) and peer.closed is None]) == 50
 
 
 def test_a_holder_that_leaves_meanwhile_makes_room() -> None:

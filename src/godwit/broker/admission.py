@@ -1,7 +1,7 @@
 """Who may come in, under which name, and what becomes of a session when its client is gone.
 
-A name belongs to whoever proves it, or to the run of the client (its instance) that has it. Somebody else who asks for
-it waits while the present holder is asked for a sign of life.
+A name belongs to the client that proves it, or to the run of the client (its instance) that has it. Another client that
+asks for it waits while the present holder is pinged; one at a time, and the first keeps its place.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
+from godwit.broker.login_check import LoginCheck, LoginRefusal
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
-from godwit.broker.session import ANONYMOUS, Link, Session, check_chosen, check_name, made_name
+from godwit.broker.session import ANONYMOUS, Link, Session, made_name
 from godwit.broker.sessions import Sessions
-from godwit.broker.topics import RESERVED, check_topic
-from godwit.errors import BadTopicError, UsageError
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionKept
 from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.proof import make_proof
 
 NAME_PING: Final = 0xFFFFFFFF
 """The number of the broker's own ping."""
@@ -73,8 +72,11 @@ class Admission:
         self._effects = effects
         self._entropy = entropy
         self._log_id = log_id
+        self._check = LoginCheck(catalogue, entropy)
         self.sessions = sessions
         self._waiting: dict[str, _Waiting] = {}
+        """By name, at most one each. The one that has waited for longest comes first."""
+        self._waiting_links: dict[Link, str] = {}
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of when absent sessions end. One that came back is passed over."""
         self._serial = 0
@@ -85,7 +87,7 @@ class Admission:
         """The first message of a connection. Who may not come in is told why and closed."""
         link.login_by_us = None
         try:
-            is_proved = self._check(link, login)
+            is_proved = self._check.is_proved(link, login)
         except RequestFailure as failure:
             self.turn_away(link, failure)
             return
@@ -102,55 +104,24 @@ class Admission:
             self._wait(link, login, session.link, now_us)
 
     def _wait(self, link: Link, login: Login, holder: Link, now_us: int) -> None:
-        """For a sign of life of the one who has the name. Who comes later takes the place of who waited before."""
+        """Ping the holder of the name and wait for its answer. A later claimant does not replace the one that waits."""
         name = login.name or ""
         until_us = now_us + int(NAME_PING_S * 1e6)
         former = self._waiting.get(name)
-        if former is not None:
-            until_us = former.until_us
-            if former.link.is_open:
-                self.turn_away(former.link, RequestFailure(Code.NAME_IN_USE, f"another client asks for {name!r}, too"))
-        else:
+        if former is None:
             self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
-        self._waiting[name] = _Waiting(link, login, until_us)
-
-    def _check(self, link: Link, login: Login) -> bool:
-        """Whether it has proved its name."""
-        access = self._catalogue.settings.access
-        if login.will is not None:
-            self._check_will(login.will)
-        is_proved = False
-        if login.name is not None:
-            try:
-                check_name(login.name)
-                check_chosen(login.name)
-            except UsageError as error:
-                raise RequestFailure(Code.BAD_NAME, str(error)) from None
-            secret = access.secret_of(login.name)
-            if secret is not None:
-                is_proved = is_proof(login.proof, secret, "client", link.connection.binding, login.name)
-                if not is_proved:
-                    raise RequestFailure(
-                        Code.NOT_ALLOWED, f"the proof of the name {login.name!r} is missing or wrong: check its secret"
-                    )
-        if not is_proved and not access.allows_anonymous:
-            raise RequestFailure(
-                Code.NOT_ALLOWED, "this broker takes only clients that prove a name: connect with a name and its secret"
+        elif former.login.instance == login.instance:  # the same run of the client, on a new connection
+            until_us = former.until_us
+            self.turn_away(former.link, RequestFailure(Code.TAKEN_OVER, f"{name} asks again, from {link.address}"))
+            del self._waiting_links[former.link]
+        else:
+            text = (
+                f"the name {name!r} is in use, and another client waits for it: choose another name, or prove this one"
             )
-        will = login.will
-        if will is not None and not access.may(login.name or "", is_proved, "publish", will.topic):
-            raise RequestFailure(Code.NOT_ALLOWED, f"a last will on {will.topic!r} is not allowed for this client")
-        return is_proved
-
-    def _check_will(self, will: Will) -> None:
-        try:
-            check_topic(will.topic)
-        except BadTopicError as error:
-            raise RequestFailure(Code.BAD_TOPIC, f"the last will: {error}") from None
-        if will.topic.startswith(RESERVED):
-            raise RequestFailure(Code.NOT_ALLOWED, f"the last will: topic {will.topic!r} is the broker's own")
-        if self._catalogue.get(will.topic) is None and self._catalogue.settings.policy_of(will.topic) == "explicit":
-            raise RequestFailure(Code.NO_SUCH_TOPIC, f"the last will: topic {will.topic!r} does not exist")
+            self.turn_away(link, RequestFailure(Code.NAME_IN_USE, text))
+            return
+        self._waiting[name] = _Waiting(link, login, until_us)
+        self._waiting_links[link] = name
 
     def _enter(self, link: Link, login: Login, is_proved: bool, now_us: int) -> None:
         """Under a name: with the session that there is, or a new one. The former connection is told."""
@@ -231,7 +202,8 @@ class Admission:
         """Before it is in. The connection's Closed will come and clean up."""
         self._effects.append(Close(link.connection, failure.code, failure.text))
         fields = {"address": link.address, "host": link.host, "code": int(failure.code)}
-        self._effects.append(Notice("refused", f"refused {link.address}: {failure.text}", fields))
+        why = failure.detail if isinstance(failure, LoginRefusal) else failure.text
+        self._effects.append(Notice("refused", f"refused {link.address}: {why}", fields))
 
     def on_pong(self, link: Link) -> None:
         """The holder of a name lives: who asked for it must choose another."""
@@ -239,8 +211,8 @@ class Admission:
             self._refuse_waiting(link.session.name)
 
     def _refuse_waiting(self, name: str) -> None:
-        waiting = self._waiting.pop(name, None)
-        if waiting is not None and waiting.link.is_open:
+        waiting = self._stop_waiting(name)
+        if waiting is not None:
             self.turn_away(waiting.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
 
     # -- going --------------------------------------------------------------------------------------------------------
@@ -250,9 +222,7 @@ class Admission:
         if not link.is_open:
             return
         link.is_open = False
-        for name, waiting in list(self._waiting.items()):
-            if waiting.link is link:
-                del self._waiting[name]
+        self._stop_waiting(self._waiting_links.get(link, ""))
         session = link.session
         if session is None:
             return
@@ -263,14 +233,27 @@ class Admission:
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
-        next_one = self._waiting.pop(session.name, None)
-        if next_one is not None and next_one.link.is_open:
-            try:
-                is_proved = self._check(next_one.link, next_one.login)  # the rules may have changed meanwhile
-            except RequestFailure as failure:
-                self.turn_away(next_one.link, failure)
-            else:
-                self._enter(next_one.link, next_one.login, is_proved, now_us)
+        claimant = self._stop_waiting(session.name)
+        if claimant is not None:
+            self._let_in(claimant, now_us)
+
+    def _stop_waiting(self, name: str) -> _Waiting | None:
+        """Return the client that waits for a name, if there is one. It waits no more."""
+        waiting = self._waiting.pop(name, None)
+        if waiting is not None:
+            del self._waiting_links[waiting.link]
+        return waiting
+
+    def _let_in(self, claimant: _Waiting, now_us: int) -> None:
+        """The name that it has waited for is free."""
+        if not claimant.link.is_open:
+            return
+        try:
+            is_proved = self._check.is_proved(claimant.link, claimant.login)  # the rules may have changed meanwhile
+        except RequestFailure as failure:
+            self.turn_away(claimant.link, failure)
+        else:
+            self._enter(claimant.link, claimant.login, is_proved, now_us)
 
     def on_stopped(self, link: Link, now_us: int) -> None:
         """The broker itself is being stopped. It waits for the client when it is there again, as after a crash."""
@@ -378,17 +361,18 @@ class Admission:
                     Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
         next_us = [endings[0][0]] if endings else []
-        for name, waiting in list(self._waiting.items()):
+        while self._waiting:
+            name, waiting = next(iter(self._waiting.items()))
             if waiting.until_us > now_us:
                 next_us.append(waiting.until_us)
-                continue
+                break
+            self._stop_waiting(name)
             holder = self.sessions[name].link if name in self.sessions else None
             if holder is not None:
-                # on_gone lets the one who waits in.
-                self._effects.append(
-                    Close(holder.connection, Code.TIMEOUT, "no answer while another asked for the name")
-                )
-                self.on_gone(holder, now_us, was_expected=False, reason="no answer while another asked for the name")
+                reason = "no answer while another asked for the name"
+                self._effects.append(Close(holder.connection, Code.TIMEOUT, reason))
+                self.on_gone(holder, now_us, was_expected=False, reason=reason)
+            self._let_in(waiting, now_us)
         return min(next_us, default=None)
 
 

@@ -134,6 +134,11 @@ MAX_FILTER_NODES: Final = 1_000_000
 MAX_TOPIC_NODES: Final = 1_000_000
 """Of all topics, what their names have in common counted once; each costs about 330 bytes."""
 MAX_RETAINED_BYTES: Final = 64 * MIB
+MAX_CLIENT_RETAINED_BYTES: Final = MAX_RETAINED_BYTES // 2
+MAX_TOPICS_PER_CLIENT: Final = MAX_TOPICS // 2
+"""That one client has created and that still exist."""
+MAX_SESSIONS_PER_HOST: Final = MAX_SESSIONS // 2
+"""Of clients with a name that they have not proved, connected and remembered together."""
 SESSION_EXPIRY_S: Final = 3600
 """What a client of ours asks for."""
 MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600

@@ -146,6 +146,14 @@ class Admission:
         if session is None and is_full and not (is_proved and self._give_way()):
             self.turn_away(link, RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here"))
             return
+        limit = self._catalogue.settings.max_sessions_per_host
+        if session is None and not is_proved and self.sessions.of_host(link.host) >= limit:
+            text = (
+                f"{link.host} may have at most {limit:,} sessions under names that were not proved: prove the name, "
+                "connect without one, or have the broker's operator raise limits.sessions_per_host"
+            )
+            self.turn_away(link, RequestFailure(Code.TOO_MANY, text))
+            return
         resumed = session is not None
         if session is None:
             session = Session(name, self._names.number(name), is_remembered=True)
@@ -169,7 +177,7 @@ class Admission:
         session.link = link
         session.instance = login.instance
         session.is_proved = is_proved
-        session.host = "" if is_proved else link.host
+        self.sessions.move(session, "" if is_proved else link.host)
         session.expiry_s = min(login.session_expiry_s, settings.max_session_expiry_s) if session.is_remembered else 0
         session.ends_at_us = None
         session.is_awaited = False
@@ -332,7 +340,7 @@ class Admission:
             if self._catalogue.settings.policy_of(will.topic) == "explicit":
                 return
             try:
-                self._catalogue.create(will.topic)
+                self._catalogue.create(will.topic, creator=session.name)
             except TooManyTopicsError:
                 return
         self._publishing.publish_own(session, will, now_us)

@@ -77,7 +77,7 @@ class Requests:
             if topic is not None:
                 self._catalogue.stay(topic)
             else:
-                self._catalogue.create(name, is_created=True)
+                self._catalogue.create(name, creator=session.name, is_created=True)
         except BadTopicError as error:
             raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
         except TooManyTopicsError as error:

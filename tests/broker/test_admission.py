@@ -8,6 +8,7 @@ import pytest
 from tests.broker.world import LOG_ID, Peer, World
 
 from godwit.broker.access import Access, Rule
+from godwit.broker.name_queues import MAX_CLAIMANTS
 from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
@@ -183,13 +184,42 @@ def test_a_holder_that_does_not_answer_loses_its_name_to_the_first_that_asked() 
     second.try_login("alice")
     world.pass_s(NAME_PING_S / 2)
     third.try_login("alice")
-    assert refused(third) is Code.NAME_IN_USE, "one at a time may wait"
-    assert second.closed is None
+    assert second.closed is third.closed is None
     assert not second.all(c.Welcome)
     world.pass_s(NAME_PING_S / 2 + 0.1)
     assert refused(holder) is Code.TIMEOUT
     assert second.last(c.Welcome).name == "alice"
+    assert refused(third) is Code.NAME_IN_USE, "the new holder answers"
     assert len(holder.all(c.Ping)) == 1
+
+
+def test_claimants_that_do_not_answer_either_are_passed_over_one_by_one() -> None:
+    """A program that was restarted several times in a row, without a goodbye."""
+    world = World()
+    runs = [world.client("alice")]
+    for _ in range(3):
+        runs[-1].answers_pings = False
+        runs.append(world.peer())
+        runs[-1].try_login("alice")
+    world.pass_s(3 * NAME_PING_S + 0.1)
+    assert [run.end for run in runs] == [Code.TIMEOUT] * 3 + [None]
+    assert runs[-1].last(c.Welcome).name == "alice"
+    assert len(world.server.broker._admission._queues) == 0
+
+
+def test_only_so_many_wait_for_a_name() -> None:
+    world = World()
+    world.client("alice").answers_pings = False
+    claimants = [world.peer() for _ in range(MAX_CLAIMANTS + 1)]
+    for claimant in claimants:
+        claimant.try_login("alice")
+    assert refused(claimants[-1]) is Code.NAME_IN_USE
+    assert all(claimant.closed is None for claimant in claimants[:-1])
+    for claimant in claimants[1:-1]:
+        claimant.die()
+    world.pass_s(NAME_PING_S + 0.1)
+    assert claimants[0].last(c.Welcome).name == "alice"
+    assert len(world.server.broker._admission._queues) == 0
 
 
 def test_the_same_run_of_a_client_keeps_its_place_on_another_connection() -> None:
@@ -211,12 +241,11 @@ def test_many_that_wait_for_names_do_not_make_every_login_slow() -> None:
         world.client(f"holder {number}").answers_pings = False
         world.peer().try_login(f"holder {number}", instance=b"w" * 16)
     admission = world.server.broker._admission
-    assert len(admission._waiting) == len(admission._waiting_links) == 50
+    assert len(admission._queues) == 50
     world.peers[1].die()
-    assert len(admission._waiting) == len(admission._waiting_links) == 49
+    assert len(admission._queues) == 49
     world.pass_s(NAME_PING_S + 0.1)
-    assert not admission._waiting
-    assert not admission._waiting_links
+    assert len(admission._queues) == 0
     assert len([peer for peer in world.peers if peer.all(c.Welcome) and peer.closed is None]) == 50
 
 

@@ -1,7 +1,7 @@
 """Who may come in, under which name, and what becomes of a session when its client is gone.
 
 A name belongs to the client that proves it, or to the run of the client (its instance) that has it. Another client that
-asks for it waits while the present holder is pinged; one at a time, and the first keeps its place.
+asks for it waits while the present holder is pinged. Several wait in the order in which they came.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final
-
-import msgspec
 
 from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
 from godwit.broker.commits import Commits
@@ -20,6 +18,7 @@ from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
 from godwit.broker.login_check import LoginCheck, LoginRefusal
+from godwit.broker.name_queues import Claimant, NameQueues
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
 from godwit.broker.session import ANONYMOUS, Link, Session, made_name
@@ -34,14 +33,6 @@ NAME_PING: Final = 0xFFFFFFFF
 RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
 """So long a restarted broker waits for those who were connected: they may notice only by their idle time-out."""
 assert IDLE_TIMEOUT_S * 1.5e6 < RESTART_GRACE_US
-
-
-class _Waiting(msgspec.Struct):
-    """Somebody who asks for a name that is in use."""
-
-    link: Link
-    login: Login
-    until_us: int
 
 
 class Admission:
@@ -74,9 +65,7 @@ class Admission:
         self._log_id = log_id
         self._check = LoginCheck(catalogue, entropy)
         self.sessions = sessions
-        self._waiting: dict[str, _Waiting] = {}
-        """By name, at most one each. The one that has waited for longest comes first."""
-        self._waiting_links: dict[Link, str] = {}
+        self._queues = NameQueues()
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of when absent sessions end. One that came back is passed over."""
         self._serial = 0
@@ -104,24 +93,21 @@ class Admission:
             self._wait(link, login, session.link, now_us)
 
     def _wait(self, link: Link, login: Login, holder: Link, now_us: int) -> None:
-        """Ping the holder of the name and wait for its answer. A later claimant does not replace the one that waits."""
+        """Ping the holder of the name and wait for its answer, behind those that wait for the name already."""
         name = login.name or ""
-        until_us = now_us + int(NAME_PING_S * 1e6)
-        former = self._waiting.get(name)
-        if former is None:
-            self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
-        elif former.login.instance == login.instance:  # the same run of the client, on a new connection
-            until_us = former.until_us
-            self.turn_away(former.link, RequestFailure(Code.TAKEN_OVER, f"{name} asks again, from {link.address}"))
-            del self._waiting_links[former.link]
-        else:
-            text = (
-                f"the name {name!r} is in use, and another client waits for it: choose another name, or prove this one"
-            )
-            self.turn_away(link, RequestFailure(Code.NAME_IN_USE, text))
+        if name not in self._queues:
+            self._ping(name, holder, [], now_us)
+        try:
+            former = self._queues.join(name, Claimant(link, login))
+        except RequestFailure as failure:
+            self.turn_away(link, failure)
             return
-        self._waiting[name] = _Waiting(link, login, until_us)
-        self._waiting_links[link] = name
+        if former is not None:
+            self.turn_away(former, RequestFailure(Code.TAKEN_OVER, f"{name} asks again, from {link.address}"))
+
+    def _ping(self, name: str, holder: Link, claimants: list[Claimant], now_us: int) -> None:
+        self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
+        self._queues.begin(name, claimants, now_us + int(NAME_PING_S * 1e6))
 
     def _enter(self, link: Link, login: Login, is_proved: bool, now_us: int) -> None:
         """Under a name: with the session that there is, or a new one. The former connection is told."""
@@ -219,9 +205,29 @@ class Admission:
             self._refuse_waiting(link.session.name)
 
     def _refuse_waiting(self, name: str) -> None:
-        waiting = self._stop_waiting(name)
-        if waiting is not None:
-            self.turn_away(waiting.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
+        for claimant in self._queues.take(name):
+            self.turn_away(claimant.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
+
+    def _admit_next(self, name: str, now_us: int) -> None:
+        """The name is free: the first that waits for it gets it, and the others wait whether that one answers."""
+        claimants = self._queues.take(name)
+        while claimants:
+            claimant = claimants.pop(0)
+            if self._let_in(claimant, name, now_us):
+                if claimants:
+                    self._ping(name, claimant.link, claimants, now_us)
+                return
+
+    def _let_in(self, claimant: Claimant, name: str, now_us: int) -> bool:
+        """Return whether it has the name now."""
+        try:
+            is_proved = self._check.is_proved(claimant.link, claimant.login)  # the rules may have changed meanwhile
+        except RequestFailure as failure:
+            self.turn_away(claimant.link, failure)
+            return False
+        self._enter(claimant.link, claimant.login, is_proved, now_us)
+        session = self.sessions.get(name)
+        return session is not None and session.link is claimant.link
 
     # -- going --------------------------------------------------------------------------------------------------------
 
@@ -230,7 +236,7 @@ class Admission:
         if not link.is_open:
             return
         link.is_open = False
-        self._stop_waiting(self._waiting_links.get(link, ""))
+        self._queues.leave(link)
         session = link.session
         if session is None:
             return
@@ -241,30 +247,11 @@ class Admission:
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
-        claimant = self._stop_waiting(session.name)
-        if claimant is not None:
-            self._let_in(claimant, now_us)
-
-    def _stop_waiting(self, name: str) -> _Waiting | None:
-        """Return the client that waits for a name, if there is one. It waits no more."""
-        waiting = self._waiting.pop(name, None)
-        if waiting is not None:
-            del self._waiting_links[waiting.link]
-        return waiting
-
-    def _let_in(self, claimant: _Waiting, now_us: int) -> None:
-        """The name that it has waited for is free."""
-        if not claimant.link.is_open:
-            return
-        try:
-            is_proved = self._check.is_proved(claimant.link, claimant.login)  # the rules may have changed meanwhile
-        except RequestFailure as failure:
-            self.turn_away(claimant.link, failure)
-        else:
-            self._enter(claimant.link, claimant.login, is_proved, now_us)
+        self._admit_next(session.name, now_us)
 
     def on_stopped(self, link: Link, now_us: int) -> None:
         """The broker itself is being stopped. It waits for the client when it is there again, as after a crash."""
+        self._queues.leave(link)
         session = link.session
         is_open, link.is_open = link.is_open, False
         if not is_open or session is None:
@@ -369,18 +356,18 @@ class Admission:
                     Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
         next_us = [endings[0][0]] if endings else []
-        while self._waiting:
-            name, waiting = next(iter(self._waiting.items()))
-            if waiting.until_us > now_us:
-                next_us.append(waiting.until_us)
+        while (due := self._queues.first_due()) is not None:
+            name, until_us = due
+            if until_us > now_us:
+                next_us.append(until_us)
                 break
-            self._stop_waiting(name)
             holder = self.sessions[name].link if name in self.sessions else None
-            if holder is not None:
-                reason = "no answer while another asked for the name"
-                self._effects.append(Close(holder.connection, Code.TIMEOUT, reason))
-                self.on_gone(holder, now_us, was_expected=False, reason=reason)
-            self._let_in(waiting, now_us)
+            if holder is None:
+                self._admit_next(name, now_us)
+                continue
+            reason = "no answer while another asked for the name"
+            self._effects.append(Close(holder.connection, Code.TIMEOUT, reason))
+            self.on_gone(holder, now_us, was_expected=False, reason=reason)  # lets the next one in
         return min(next_us, default=None)
 
 

@@ -97,6 +97,12 @@ MAX_RECORD_BATCHES: Final = 1024
 """*protocol*: of a publisher in one record."""
 MAX_CONTROL_DEPTH: Final = 8
 """*protocol*: nesting of a control message."""
+MAX_CONTROL_ITEMS: Final = 20_000
+"""*protocol*: values in a control message of a client, with keys and containers counted."""
+MAX_FIRST_ITEMS: Final = 256
+"""*protocol*: the same before the login, and in record 0 of a channel."""
+MAX_OPEN_RECORD_BYTES: Final = 8 * KIB
+"""*protocol*: record 0 of a channel that a client opens."""
 
 # -- topics, clients, sessions ----------------------------------------------------------------------------------------
 MAX_TOPIC_BYTES: Final = 1024
@@ -111,6 +117,8 @@ MAX_FILTERS: Final = 64
 """*protocol*: in one subscription."""
 MAX_WILL_BYTES: Final = 64 * KIB
 """*protocol*: of a last will's payload."""
+MAX_LOGIN_BYTES: Final = MAX_WILL_BYTES + 8 * KIB
+"""*protocol*: of a control message before the login."""
 MAX_SECRET_BYTES: Final = 1024
 MAX_TOPICS: Final = 200_000
 MAX_SESSIONS: Final = 50_000
@@ -126,6 +134,11 @@ MAX_FILTER_NODES: Final = 1_000_000
 MAX_TOPIC_NODES: Final = 1_000_000
 """Of all topics, what their names have in common counted once; each costs about 330 bytes."""
 MAX_RETAINED_BYTES: Final = 64 * MIB
+MAX_CLIENT_RETAINED_BYTES: Final = MAX_RETAINED_BYTES // 2
+MAX_TOPICS_PER_CLIENT: Final = MAX_TOPICS // 2
+"""That one client has created and that still exist."""
+MAX_SESSIONS_PER_HOST: Final = MAX_SESSIONS // 2
+"""Of clients with a name that they have not proved, connected and remembered together."""
 SESSION_EXPIRY_S: Final = 3600
 """What a client of ours asks for."""
 MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600
@@ -161,6 +174,8 @@ MAX_GROUP: Final = 1024
 """*protocol*: submissions, outcomes and so on in one record."""
 MAX_WORK_HEAD_BYTES: Final = MAX_CONTROL_RECORD_BYTES
 """*protocol*: of a group's head."""
+MAX_WORK_ITEMS: Final = 28 * MAX_GROUP
+"""*protocol*: values in the head of a client's group, with keys and containers counted."""
 MAX_WORK_RECORD_BYTES: Final = 4 + MAX_WORK_HEAD_BYTES + MAX_JOB_PAYLOAD_BYTES
 """*protocol*: of a group; the payloads in it have at most MAX_JOB_PAYLOAD_BYTES together."""
 WORK_WINDOW_BYTES: Final = 1 * MIB
@@ -229,5 +244,8 @@ assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_CONTROL_RECORD_BYTES
 assert MAX_WORK_RECORD_BYTES <= MAX_RECORD_BYTES
 assert MAX_KIND_BYTES + len("$jobs/") <= MAX_TOPIC_BYTES
 assert MAX_CAPACITY * 24 + MAX_KINDS * (MAX_KIND_BYTES + 4) < MAX_CONTROL_RECORD_BYTES
+assert MAX_CAPACITY * 4 + MAX_KINDS + MAX_FIRST_ITEMS < MAX_CONTROL_ITEMS, "all leases of a worker"
+assert MAX_WATCHED_AT_ONCE + MAX_FILTERS + MAX_FIRST_ITEMS < MAX_CONTROL_ITEMS
+assert MAX_LOGIN_BYTES < MAX_CONTROL_RECORD_BYTES
 assert MAX_WATCHED_AT_ONCE * 9 < MAX_CONTROL_RECORD_BYTES
 assert LEASE_S >= IDLE_TIMEOUT_S, "a worker whose connection is being missed still has its tasks"

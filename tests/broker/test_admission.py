@@ -8,6 +8,7 @@ import pytest
 from tests.broker.world import LOG_ID, Peer, World
 
 from godwit.broker.access import Access, Rule
+from godwit.broker.name_queues import MAX_CLAIMANTS
 from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
@@ -175,19 +176,77 @@ def test_a_name_in_use_is_kept_by_whoever_answers() -> None:
     assert len(holder.all(c.Ping)) == 1
 
 
-def test_a_holder_that_does_not_answer_loses_its_name() -> None:
+def test_a_holder_that_does_not_answer_loses_its_name_to_the_first_that_asked() -> None:
     world = World()
     holder = world.client("alice", session_expiry_s=100)
     holder.answers_pings = False
     second, third = world.peer(), world.peer()
     second.try_login("alice")
+    world.pass_s(NAME_PING_S / 2)
     third.try_login("alice")
-    assert refused(second) is Code.NAME_IN_USE  # one at a time may wait: the last who came
-    assert third.closed is None
-    assert not third.all(c.Welcome)
-    world.pass_s(NAME_PING_S + 0.1)
+    assert second.closed is third.closed is None
+    assert not second.all(c.Welcome)
+    world.pass_s(NAME_PING_S / 2 + 0.1)
     assert refused(holder) is Code.TIMEOUT
-    assert third.last(c.Welcome).name == "alice"
+    assert second.last(c.Welcome).name == "alice"
+    assert refused(third) is Code.NAME_IN_USE, "the new holder answers"
+    assert len(holder.all(c.Ping)) == 1
+
+
+def test_claimants_that_do_not_answer_either_are_passed_over_one_by_one() -> None:
+    """A program that was restarted several times in a row, without a goodbye."""
+    world = World()
+    runs = [world.client("alice")]
+    for _ in range(3):
+        runs[-1].answers_pings = False
+        runs.append(world.peer())
+        runs[-1].try_login("alice")
+    world.pass_s(3 * NAME_PING_S + 0.1)
+    assert [run.end for run in runs] == [Code.TIMEOUT] * 3 + [None]
+    assert runs[-1].last(c.Welcome).name == "alice"
+    assert len(world.server.broker._admission._queues) == 0
+
+
+def test_only_so_many_wait_for_a_name() -> None:
+    world = World()
+    world.client("alice").answers_pings = False
+    claimants = [world.peer() for _ in range(MAX_CLAIMANTS + 1)]
+    for claimant in claimants:
+        claimant.try_login("alice")
+    assert refused(claimants[-1]) is Code.NAME_IN_USE
+    assert all(claimant.closed is None for claimant in claimants[:-1])
+    for claimant in claimants[1:-1]:
+        claimant.die()
+    world.pass_s(NAME_PING_S + 0.1)
+    assert claimants[0].last(c.Welcome).name == "alice"
+    assert len(world.server.broker._admission._queues) == 0
+
+
+def test_the_same_run_of_a_client_keeps_its_place_on_another_connection() -> None:
+    world = World()
+    holder = world.client("alice")
+    holder.answers_pings = False
+    second, again = world.peer(), world.peer()
+    second.try_login("alice", instance=b"s" * 16)
+    world.pass_s(NAME_PING_S / 2)
+    again.try_login("alice", instance=b"s" * 16)
+    assert refused(second) is Code.TAKEN_OVER
+    world.pass_s(NAME_PING_S / 2 + 0.1)
+    assert again.last(c.Welcome).name == "alice"
+
+
+def test_many_that_wait_for_names_do_not_make_every_login_slow() -> None:
+    world = World()
+    for number in range(50):
+        world.client(f"holder {number}").answers_pings = False
+        world.peer().try_login(f"holder {number}", instance=b"w" * 16)
+    admission = world.server.broker._admission
+    assert len(admission._queues) == 50
+    world.peers[1].die()
+    assert len(admission._queues) == 49
+    world.pass_s(NAME_PING_S + 0.1)
+    assert len(admission._queues) == 0
+    assert len([peer for peer in world.peers if peer.all(c.Welcome) and peer.closed is None]) == 50
 
 
 def test_a_holder_that_leaves_meanwhile_makes_room() -> None:

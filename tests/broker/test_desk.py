@@ -7,9 +7,23 @@ import pytest
 from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
-from godwit.broker.desk import REQUEST_BURST_S
-from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
+from godwit.broker.desk import BYTES_A_REQUEST, REQUEST_BURST_S
+from godwit.limits import (
+    MAX_CAPACITY,
+    MAX_CHANNELS,
+    MAX_CLIENT_NAME_BYTES,
+    MAX_CONTROL_ITEMS,
+    MAX_FIRST_ITEMS,
+    MAX_KIND_BYTES,
+    MAX_KINDS,
+    MAX_LOGIN_BYTES,
+    MAX_OPEN_RECORD_BYTES,
+    MAX_TOPIC_BYTES,
+    MAX_WILL_BYTES,
+    REQUESTS_PER_S,
+)
 from godwit.wire import control as c
+from godwit.wire import jobs as j
 from godwit.wire.control import Code, encode_control
 
 
@@ -158,3 +172,64 @@ def test_a_flood_of_channels_ends_the_connection() -> None:
         mallory.record(channel, encode_control(c.Open(topic="t", qos=2, publisher=str(channel))))
     world.run()
     assert mallory.end == Code.LIMIT
+
+
+# -- costly records ---------------------------------------------------------------------------------------------------
+
+
+def many_values(count: int) -> bytes:
+    return cbor2.dumps({"kind": "ping", "request": 1, "junk": [[]] * count})
+
+
+def test_a_login_is_small() -> None:
+    world = World()
+    for body in (
+        many_values(MAX_FIRST_ITEMS),
+        cbor2.dumps({"kind": "ping", "request": 1, "junk": bytes(MAX_LOGIN_BYTES)}),
+    ):
+        peer = world.peer()
+        peer.receive(0, 0, body)
+        world.run()
+        assert peer.end == Code.PROTOCOL
+    will = c.Will(topic="t" * MAX_TOPIC_BYTES, payload=bytes(MAX_WILL_BYTES))
+    assert world.client("n" * MAX_CLIENT_NAME_BYTES, will=will).closed is None
+
+
+def test_a_record_of_very_many_values_ends_the_connection() -> None:
+    world = World()
+    alice = world.client("alice")
+    alice.receive(0, 1, many_values(MAX_CONTROL_ITEMS // 2))
+    world.run()
+    assert alice.closed is None
+    alice.receive(0, 2, many_values(MAX_CONTROL_ITEMS))
+    world.run()
+    assert alice.end == Code.PROTOCOL
+
+
+def test_a_worker_with_all_leases_that_it_may_have_is_understood() -> None:
+    leases = [(2**40 + number, 2**20, 2**20) for number in range(MAX_CAPACITY)]
+    kinds = [f"{number}".zfill(MAX_KIND_BYTES) for number in range(MAX_KINDS)]
+    alice = World().client("alice")
+    request = j.Volunteer(request=50, kinds=kinds, capacity=MAX_CAPACITY, holding=leases)
+    alice.expect(request, j.Volunteered)
+
+
+@pytest.mark.parametrize("body", [many_values(9000), cbor2.dumps({"kind": "commit", "junk": bytes(10_000)})])
+def test_long_records_count_as_many_requests_even_if_they_are_malformed(body: bytes) -> None:
+    world = World()
+    alice = world.client("alice")
+    allowed = REQUESTS_PER_S * REQUEST_BURST_S * BYTES_A_REQUEST // len(body)
+    for number in range(allowed + 10):
+        alice.receive(0, number, body)
+    world.run()
+    assert alice.end == Code.LIMIT
+    assert len(alice.said) <= allowed + 2
+
+
+@pytest.mark.parametrize("junk", [bytes(MAX_OPEN_RECORD_BYTES), [[]] * MAX_FIRST_ITEMS], ids=["long", "of many values"])
+def test_the_record_that_opens_a_channel_is_small(junk: object) -> None:
+    world = World()
+    alice = world.client("alice")
+    alice.record(1, cbor2.dumps({"kind": "open", "topic": "t", "junk": junk}))
+    world.run()
+    assert alice.end == Code.PROTOCOL

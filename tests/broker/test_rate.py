@@ -37,3 +37,12 @@ def test_never_more_than_rate_and_burst(steps: list[tuple[int, int]]) -> None:
         if bucket.take(count, now_us):
             taken += count
     assert taken <= 7 + 3 * now_us / 1e6 + 1e-6
+
+
+def test_what_is_there_can_be_looked_at_without_taking_it() -> None:
+    bucket = Bucket(1, 2, 0)
+    assert bucket.has(2, 0)
+    assert not bucket.has(3, 0)
+    assert bucket.take(2, 0)
+    assert not bucket.has(1, 999_999)
+    assert bucket.has(1, 1_000_000)

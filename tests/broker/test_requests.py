@@ -5,10 +5,11 @@ from __future__ import annotations
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.requests import TOPICS_A_PAGE
+from godwit.broker.requests import STEPS_A_PAGE
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_CONTROL_RECORD_BYTES
 from godwit.wire import control as c
+from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import Code, encode_control
 
 
@@ -60,8 +61,8 @@ def all_topics(peer: Peer, pattern: str | None = None) -> list[c.TopicInfo]:
         found += page.topics
         if not page.more:
             return found
-        assert page.topics
-        after = page.topics[-1].name
+        assert page.after > (after or "")
+        after = page.after
 
 
 def test_a_topic_is_described() -> None:
@@ -230,10 +231,42 @@ def test_who_kicks_himself_is_gone() -> None:
 
 def test_topics_that_a_client_may_not_see_are_passed_over_in_bounded_steps() -> None:
     seen = Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), topics=("z/#",))
-    names = tuple(f"hidden/{number}" for number in range(TOPICS_A_PAGE + 5))
+    names = tuple(f"hidden/{number}" for number in range(STEPS_A_PAGE + 5))
     world = World(Settings(topics=(*names, "z/1"), access=Access(rules=(seen,))))
     alice = world.client("alice")
     first = alice.expect(c.Topics(request=50), c.TopicList)
     assert (first.topics, first.more) == ([], True)
-    second = alice.expect(c.Topics(request=51, after=first.after), c.TopicList)
-    assert ([info.name for info in second.topics], second.more) == (["z/1"], False)
+    assert [info.name for info in all_topics(alice)] == ["z/1"]
+
+
+def test_a_filter_that_matches_little_is_answered_in_short_pages_with_a_place_to_continue() -> None:
+    names = tuple(f"room{number}/temperature" for number in range(2 * STEPS_A_PAGE))
+    world = World(Settings(topics=(*names, "room17/", "room17/zzz", "zzz")))
+    alice = world.client("alice")
+    after, pages, found = "", 0, []
+    while True:
+        page = alice.expect(c.Topics(request=alice.number(), filter="*/zzz", after=after), c.TopicList)
+        pages += 1
+        found += page.topics
+        if not page.more:
+            break
+        assert page.after > after, "a client of any version continues here"
+        after = page.after
+        world.pass_s(0.1)
+    assert [info.name for info in found] == ["room17/zzz"]
+    assert pages >= 4
+    assert [info.name for info in all_topics(alice, "room17/+")] == ["room17/", "room17/temperature", "room17/zzz"]
+
+
+def test_retained_messages_are_found_by_a_filter_that_matches_few() -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    for number in range(3000):
+        channel = alice.open(f"room{number}/temperature", 0)
+        alice.record(channel, encode_batch(Batch([b"x"], world.now_us, qos=0, retain=True)), last=True)
+        if number % 500 == 0:
+            world.pass_s(1)
+    channel = alice.open("room7/zzz")
+    alice.publish(channel, b"the only one", retain=True)
+    bob.subscribe("*/zzz")
+    assert bob.payloads == [b"the only one"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.broker.world import World
 
-from godwit.broker.session import Link, check_name
+from godwit.broker.access import Access
+from godwit.broker.session import Link, check_name, network_of
+from godwit.broker.settings import Settings
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
 
@@ -26,3 +28,32 @@ def test_a_link_gives_out_channels_one_by_one_and_in_pairs() -> None:
     assert link.take_channels() == (1, 2)
     assert link.take_channel() == 3
     assert link.take_channels() == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("host", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::1", "::/64"),
+    ],
+)
+def test_a_client_is_told_by_its_network(host: str, network: str) -> None:
+    assert network_of(host) == network
+
+
+def test_event_lines_of_clients_that_proved_nothing_name_their_network() -> None:
+    secret = b"a long secret"
+    world = World(Settings(access=Access(secrets={"alice": secret}, rules=(), allows_anonymous=True)))
+    world.client("alice", secret=secret).leave()
+    world.client("bob").leave()
+    hosts = {(notice.kind, notice.fields["client"]): notice.fields.get("host") for notice in world.notices}
+    assert hosts == {
+        ("connected", "alice"): None,
+        ("disconnected", "alice"): None,
+        ("connected", "bob"): "192.0.2.1",
+        ("disconnected", "bob"): "192.0.2.1",
+    }

@@ -188,6 +188,50 @@ def test_a_tree_finds_what_matches_in_order(names: list[str], sure: tuple[str, s
     assert list(tree.walk(filter, after)) == [name for name in behind if matches(filter, name)]
 
 
+@given(st.lists(topics), filters_with_topics(), st.integers(70, 90))
+def test_a_search_that_stops_at_any_place_continues_there(names: list[str], sure: tuple[str, str], steps: int) -> None:
+    tree = TopicTree()
+    for name in {*names, sure[1], f"{sure[1]}/", "a/", "a//", "a"}:
+        tree.add(name)
+    found: list[str] = []
+    after = ""
+    for _ in range(100):
+        stopped = False
+        for count, (place, is_match) in enumerate(tree.visit(sure[0], after)):
+            if count == steps:
+                stopped = True
+                break
+            found += [place] if is_match else []
+            last = place
+        if not stopped:
+            break
+        assert last > after
+        after = last
+    assert found == [name for name in tree if matches(sure[0], name)]
+
+
+def test_a_search_looks_at_each_place_once() -> None:
+    tree = TopicTree()
+    for number in range(1000):
+        tree.add(f"room{number}/temperature")
+    assert len(list(tree.visit("*/zzz"))) == 2000
+    assert len(list(tree.visit("room7/zzz"))) == 2
+
+
+def test_the_order_of_many_topics_is_not_sorted_again_for_each_new_one() -> None:
+    tree = TopicTree()
+    for number in range(1000):
+        tree.add(f"room{number}")
+    assert next(iter(tree)) == "room0"
+    order = tree._root.order
+    tree.add("room5/temperature")
+    tree.add("attic")
+    tree.discard("room0")
+    assert tree._root.order is order
+    assert list(tree) == sorted(tree)
+    assert next(iter(tree)) == "attic"
+
+
 class TreeMachine(RuleBasedStateMachine):
     """Adding and discarding, against a set; asking in between, so that the order kept is tested too."""
 

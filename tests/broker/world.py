@@ -6,11 +6,12 @@ A peer stands in the place of a connection: what the server sends on it, it take
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
 from godwit.broker.effects import BrokerEvent, Notice
+from godwit.broker.list_queue import ListRequest
 from godwit.broker.settings import Settings
 from godwit.errors import ConnectionClosedError
 from godwit.limits import RING_BYTES
@@ -195,7 +196,11 @@ class Peer:
         self.say(message)
         self.world.run()
         number = getattr(message, "request", None)
-        (reply,) = [one for one in self.said[before:] if getattr(one, "request", None) == number]
+        replies = [one for one in self.said[before:] if getattr(one, "request", None) == number]
+        if not replies and isinstance(message, get_args(ListRequest)):
+            self.world.pass_s(0.1)  # lists wait for their budget of work
+            replies = [one for one in self.said[before:] if getattr(one, "request", None) == number]
+        (reply,) = replies
         return reply
 
     def expect(self, message: ControlMessage, kind: type[M]) -> M:

@@ -10,7 +10,15 @@ import threading
 import pytest
 
 from godwit.net import notices
-from godwit.net.notices import MAX_LINE_CHARACTERS, NoticeWriter, json_line, printable, text_line
+from godwit.net.notice_limit import CLIENT_LINES
+from godwit.net.notices import (
+    MAX_FIELD_CHARACTERS,
+    MAX_LINE_CHARACTERS,
+    NoticeWriter,
+    json_line,
+    printable,
+    text_line,
+)
 
 NOON = 1_700_000_000.25
 
@@ -136,3 +144,44 @@ def test_a_reader_that_left_does_not_stop_the_broker() -> None:
         with pytest.raises(BrokenPipeError):
             stream.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # so that closing it does not complain
+
+
+def test_a_flood_of_one_client_is_cut_and_reported_at_the_end() -> None:
+    stream = io.StringIO()
+    writer = NoticeWriter(stream, clock=lambda: NOON)
+    for number in range(1000):
+        writer.write("subscribed", f"eve subscribed to {number}", {"client": "eve", "host": "192.0.2.1"})
+    writer.write("subscribed", "bob subscribed to news", {"client": "bob", "host": "192.0.2.1"})
+    writer.close()
+    *lines, bob, summary = stream.getvalue().splitlines()
+    assert len(lines) == CLIENT_LINES[1]
+    assert bob.endswith("bob subscribed to news")
+    assert summary.endswith("950 lines 'subscribed' of eve were left out")
+
+
+def test_lines_that_were_left_out_are_reported_while_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "LOOK_S", 0.01)
+    now = NOON
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as lines, os.fdopen(writing, "w") as stream:
+        writer = NoticeWriter(stream, "json", clock=lambda: now)
+        for number in range(60):
+            writer.write("subscribed", f"eve subscribed to {number}", {"client": "eve"})
+        for _ in range(50):
+            assert json.loads(lines.readline())["kind"] == "subscribed"
+        now += 11
+        summary = json.loads(lines.readline())
+        assert (summary["kind"], summary["left_out"], summary["source"]) == ("left_out", 10, "eve")
+        writer.write("subscribed", "eve subscribed again", {"client": "eve"})
+        assert json.loads(lines.readline())["text"] == "eve subscribed again"
+        writer.close()
+
+
+def test_texts_from_outside_are_cut() -> None:
+    fields = {"client": "c" * 5000, "filters": ["f" * 5000] * 64, "n": 7}
+    line = json_line("kicked", "t" * 100_000, fields, NOON)
+    assert len(line) < 8000
+    found = json.loads(line)
+    assert found["client"] == "c" * MAX_FIELD_CHARACTERS + "..."
+    assert found["filters"][-1] == "and 48 more"
+    assert (len(found["filters"]), found["n"]) == (17, 7)

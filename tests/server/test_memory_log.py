@@ -119,23 +119,80 @@ def test_publishers_that_come_and_go_fill_no_memory(monkeypatch: pytest.MonkeyPa
     assert world.now < 1010
 
 
-def test_one_that_only_pretends_holds_the_others_up_for_a_small_part_of_the_time() -> None:
-    world, alice, channel, bob = held()
-    began_us = world.now_us
+def held_by_pretenders(seconds: float, *, leaves_early: bool) -> float:
+    """How long a publisher is held back while one subscriber after another confirms nothing, each under a new name."""
+    world, alice, channel, pretender = held()
     held_s = 0.0
-    while world.now_us - began_us < 200_000_000:
+    end = world.now + seconds
+    while world.now < end:
+        record = alice.publish(channel, bytes(4 * KIB))
+        began = world.now
+        while alice.confirmed[channel][0] < record:
+            world.pass_s(min(world.server.next_timer() - world.now, 2))
+            if leaves_early and world.now - began >= 2:
+                pretender.die()
+        held_s += world.now - began
+        if pretender.closed is not None or world.told("slow"):
+            pretender.die()
+            world.notices.clear()
+            pretender = world.client(f"pretender at {world.now}")
+            pretender.confirms_itself = False
+            pretender.subscribe("news", start="earliest")
+        world.pass_s(0.5)
+    return held_s
+
+
+@pytest.mark.parametrize("leaves_early", [False, True])
+def test_pretenders_one_after_another_hold_publishers_back_for_20_s_in_10_minutes(leaves_early: bool) -> None:
+    assert 10 <= held_by_pretenders(600, leaves_early=leaves_early) <= 20.5
+
+
+def test_a_steady_subscriber_is_waited_for_even_if_a_pretender_used_up_the_reserve() -> None:
+    world, alice, channel, pretender = held()
+    bob = world.client("steady")
+    bob.confirms_itself = False
+    bob.subscribe("news", start="earliest")
+    for _ in range(6):  # it becomes steady
+        alice.publish(channel, bytes(4 * KIB))
+        world.pass_s(0.2)
+        pretender.confirm_all()
+        bob.confirm_all()
+        world.run()
+    for _ in range(400):
+        record = alice.publish(channel, bytes(4 * KIB))
+        waited_s = 0.0
+        while alice.confirmed[channel][0] < record:
+            world.pass_s(0.5)
+            bob.confirm_all()
+            world.run()
+            waited_s += 0.5
+            assert waited_s < 20
+    assert [text for text in world.told("slow") if text.startswith("steady")] == []
+    bob.confirms_itself = True
+    world.run()
+    assert bob.gaps == []
+    assert [got.offset for got in bob.got] == list(range(alice.confirmed[channel][0]))
+
+
+def test_a_steady_subscriber_that_stops_is_given_up_after_one_step() -> None:
+    world, alice, channel, bob = held()
+    for _ in range(40):
         record = alice.publish(channel, bytes(4 * KIB))
         while alice.confirmed[channel][0] < record:
-            world.pass_s(0.01)
-            held_s += 0.01
-        if world.told("slow") and bob.closed is None:
-            bob.die()  # and comes again, and takes nothing again
-            bob = world.client("bob", session_expiry_s=100)
-            bob.confirms_itself = False
-            bob.subscribe("news", start="earliest")
-            world.notices.clear()
-        world.pass_s(0.1)
-    assert held_s < 200 / 4
+            world.pass_s(0.9)
+            bob.confirm_all()
+            world.run()
+    while alice.publish(channel, bytes(4 * KIB)) == alice.confirmed[channel][0]:
+        assert alice.confirmed[channel][0] < 300
+    world.pass_s(11)  # it confirms nothing more, and the reserve is used up
+    assert len(world.told("slow")) == 1
+    bob.confirm_all()
+    world.run()
+    for _ in range(100):
+        record = alice.publish(channel, bytes(4 * KIB))
+        if alice.confirmed[channel][0] < record:
+            world.pass_s(1)
+        assert alice.confirmed[channel][0] == record, "not for another 10 s"
 
 
 def test_one_that_takes_steadily_is_waited_for_as_long_as_need_be() -> None:

@@ -16,7 +16,7 @@ from tests.wire.strategies import damaged, value_or_refusal
 
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_DEPTH
-from godwit.wire.cbor import decode, encode
+from godwit.wire.cbor import decode, encode, load
 
 
 class Thing(msgspec.Struct):
@@ -230,3 +230,58 @@ def test_what_is_quoted_from_outside_is_short() -> None:
         decode(b"\xa2" + long_key + long_key, Thing)
     assert "Duplicate" in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+# -- the number of values ---------------------------------------------------------------------------------------------
+
+
+def count(value: object) -> int:
+    """Values in plain data, with keys and containers counted."""
+    match value:
+        case list():
+            return 1 + sum(map(count, value))
+        case dict():
+            return 1 + sum(1 + count(one) for one in value.values())
+    return 1
+
+
+@given(plain, st.integers(0, 3))
+def test_values_are_counted_before_they_are_decoded(value: object, fewer: int) -> None:
+    encoded = cbor2.dumps({"anything": value, "padding": bytes(300)})
+    items = count(value) + 4
+    if depth(value) >= MAX_CONTROL_DEPTH:
+        return
+    if fewer:
+        with pytest.raises(DecodeError, match=f"more than {items - fewer} values"):
+            load(encoded, max_items=items - fewer)
+    else:
+        assert load(encoded, max_items=items) == {"anything": value, "padding": bytes(300)}
+
+
+@given(damaged(things), st.integers(1, 20))
+def test_counting_never_refuses_what_has_few_values(data: bytes, max_items: int) -> None:
+    found = value_or_refusal(load, data)
+    bounded = value_or_refusal(lambda data: load(data, max_items=max_items), data)
+    if found is not None and count(found) <= max_items:
+        assert repr(bounded) == repr(found)
+    elif found is not None:
+        assert bounded is None or len(data) <= max_items
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"\x81" * 100_000,
+        b"\x9a\x00\x01\x00\x00" + b"\x81\x81\x81\x81\x80" * 20_000,
+        b"\x9b" + b"\xff" * 8 + bytes(1000),
+        b"\xbb" + b"\xff" * 8 + bytes(1000),
+        b"\x9a\x00\x01\x00\x00" + b"\x60" * 65_536,
+        b"\xba\x00\x01\x00\x00" + b"\x5b" + bytes(8) + b"\x01" * 100_000,
+    ],
+)
+def test_records_of_very_many_values_are_refused_without_decoding_them(
+    encoded: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("godwit.wire.cbor.cbor2", None)
+    with pytest.raises(DecodeError, match="more than 1000 values"):
+        load(with_value(encoded), max_items=1000)

@@ -293,3 +293,19 @@ def test_messages_do_not_change() -> None:
 
 def test_the_codes_are_those_of_the_module_of_codes() -> None:
     assert Code is codes.Code
+
+
+def test_a_message_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def counting(*args: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        return load(*args, **named)  # type: ignore[arg-type]
+
+    load = cbor2.load
+    monkeypatch.setattr("godwit.wire.cbor.cbor2.load", counting)
+    assert decode_control(encode_control(Done(request=1))) == Done(request=1)
+    with pytest.raises(MalformedError):
+        decode_control(cbor2.dumps({"kind": "done"}))
+    assert calls == 2

@@ -23,6 +23,7 @@ from godwit.limits import (
     MAX_RETRIES,
     MAX_TASKS_OF_JOB,
     MAX_WORK_HEAD_BYTES,
+    MAX_WORK_ITEMS,
     MAX_WORK_RECORD_BYTES,
 )
 from godwit.wire import work as w
@@ -249,6 +250,24 @@ def test_every_refusal_of_a_clients_group(why: str, head: object) -> None:
     with pytest.raises(DecodeError) as caught:
         decode_from_client(record_of(head))
     assert why in str(caught.value)
+
+
+def test_a_head_of_very_many_values_is_refused_and_the_largest_group_is_not() -> None:
+    with pytest.raises(DecodeError, match=f"more than {MAX_WORK_ITEMS} values"):
+        decode_from_client(record_of({"kind": "report", "junk": [[]] * MAX_WORK_ITEMS}))
+    refs = [(2**32 + number, number, 3) for number in range(MAX_GROUP)]
+    report = w.Report(
+        outcomes=[w.Outcome(task=ref, error="e", is_final=True) for ref in refs],
+        steps=[w.Step(task=ref, progress=0.5, note="n") for ref in refs],
+        returned=refs,
+    )
+    assert decode_from_client(encode_group(report, []))[0] == report
+    submission = {"size": 0, "workers": 2, "priority": 1, "delay_ms": 1, "deadline_ms": 9, "retries": 1}
+    more = {"retry_delay_ms": 5, "time_limit_ms": 5, "of_kind": "k"}
+    jobs = [{"key": str(number), **submission, **more} for number in range(MAX_GROUP)]
+    head, _ = decode_from_client(record_of({"kind": "submit", "jobs": jobs}))
+    assert isinstance(head, w.Submit)
+    assert len(head.jobs) == MAX_GROUP
 
 
 # -- hostile input ----------------------------------------------------------------------------------------------------

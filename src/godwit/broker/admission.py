@@ -1,7 +1,7 @@
 """Who may come in, under which name, and what becomes of a session when its client is gone.
 
-A name belongs to whoever proves it, or to the run of the client (its instance) that has it. Somebody else who asks for
-it waits while the present holder is asked for a sign of life.
+A name belongs to the client that proves it, or to the run of the client (its instance) that has it. Another client that
+asks for it waits while the present holder is pinged. Several wait in the order in which they came.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-import msgspec
-
 from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
 from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
@@ -19,29 +17,22 @@ from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
+from godwit.broker.login_check import LoginCheck, LoginRefusal
+from godwit.broker.name_queues import Claimant, NameQueues
 from godwit.broker.publishing import Publishing
 from godwit.broker.rate import Bucket
-from godwit.broker.session import ANONYMOUS, Link, Session, check_chosen, check_name, made_name
-from godwit.broker.topics import RESERVED, check_topic
-from godwit.errors import BadTopicError, UsageError
+from godwit.broker.session import ANONYMOUS, Link, Session, made_name
+from godwit.broker.sessions import Sessions
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionKept
 from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.proof import make_proof
 
 NAME_PING: Final = 0xFFFFFFFF
 """The number of the broker's own ping."""
 RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
 """So long a restarted broker waits for those who were connected: they may notice only by their idle time-out."""
 assert IDLE_TIMEOUT_S * 1.5e6 < RESTART_GRACE_US
-
-
-class _Waiting(msgspec.Struct):
-    """Somebody who asks for a name that is in use."""
-
-    link: Link
-    login: Login
-    until_us: int
 
 
 class Admission:
@@ -58,7 +49,7 @@ class Admission:
         office: Office,
         effects: list[Effect],
         *,
-        sessions: dict[str, Session],
+        sessions: Sessions,
         entropy: Callable[[int], bytes],
         log_id: bytes,
     ) -> None:
@@ -72,8 +63,9 @@ class Admission:
         self._effects = effects
         self._entropy = entropy
         self._log_id = log_id
+        self._check = LoginCheck(catalogue, entropy)
         self.sessions = sessions
-        self._waiting: dict[str, _Waiting] = {}
+        self._queues = NameQueues()
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of when absent sessions end. One that came back is passed over."""
         self._serial = 0
@@ -84,7 +76,7 @@ class Admission:
         """The first message of a connection. Who may not come in is told why and closed."""
         link.login_by_us = None
         try:
-            is_proved = self._check(link, login)
+            is_proved = self._check.is_proved(link, login)
         except RequestFailure as failure:
             self.turn_away(link, failure)
             return
@@ -101,55 +93,21 @@ class Admission:
             self._wait(link, login, session.link, now_us)
 
     def _wait(self, link: Link, login: Login, holder: Link, now_us: int) -> None:
-        """For a sign of life of the one who has the name. Who comes later takes the place of who waited before."""
+        """Ping the holder of the name and wait for its answer, behind those that wait for the name already."""
         name = login.name or ""
-        until_us = now_us + int(NAME_PING_S * 1e6)
-        former = self._waiting.get(name)
-        if former is not None:
-            until_us = former.until_us
-            if former.link.is_open:
-                self.turn_away(former.link, RequestFailure(Code.NAME_IN_USE, f"another client asks for {name!r}, too"))
-        else:
-            self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
-        self._waiting[name] = _Waiting(link, login, until_us)
-
-    def _check(self, link: Link, login: Login) -> bool:
-        """Whether it has proved its name."""
-        access = self._catalogue.settings.access
-        if login.will is not None:
-            self._check_will(login.will)
-        is_proved = False
-        if login.name is not None:
-            try:
-                check_name(login.name)
-                check_chosen(login.name)
-            except UsageError as error:
-                raise RequestFailure(Code.BAD_NAME, str(error)) from None
-            secret = access.secret_of(login.name)
-            if secret is not None:
-                is_proved = is_proof(login.proof, secret, "client", link.connection.binding, login.name)
-                if not is_proved:
-                    raise RequestFailure(
-                        Code.NOT_ALLOWED, f"the proof of the name {login.name!r} is missing or wrong: check its secret"
-                    )
-        if not is_proved and not access.allows_anonymous:
-            raise RequestFailure(
-                Code.NOT_ALLOWED, "this broker takes only clients that prove a name: connect with a name and its secret"
-            )
-        will = login.will
-        if will is not None and not access.may(login.name or "", is_proved, "publish", will.topic):
-            raise RequestFailure(Code.NOT_ALLOWED, f"a last will on {will.topic!r} is not allowed for this client")
-        return is_proved
-
-    def _check_will(self, will: Will) -> None:
+        if name not in self._queues:
+            self._ping(name, holder, [], now_us)
         try:
-            check_topic(will.topic)
-        except BadTopicError as error:
-            raise RequestFailure(Code.BAD_TOPIC, f"the last will: {error}") from None
-        if will.topic.startswith(RESERVED):
-            raise RequestFailure(Code.NOT_ALLOWED, f"the last will: topic {will.topic!r} is the broker's own")
-        if self._catalogue.get(will.topic) is None and self._catalogue.settings.policy_of(will.topic) == "explicit":
-            raise RequestFailure(Code.NO_SUCH_TOPIC, f"the last will: topic {will.topic!r} does not exist")
+            former = self._queues.join(name, Claimant(link, login))
+        except RequestFailure as failure:
+            self.turn_away(link, failure)
+            return
+        if former is not None:
+            self.turn_away(former, RequestFailure(Code.TAKEN_OVER, f"{name} asks again, from {link.address}"))
+
+    def _ping(self, name: str, holder: Link, claimants: list[Claimant], now_us: int) -> None:
+        self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
+        self._queues.begin(name, claimants, now_us + int(NAME_PING_S * 1e6))
 
     def _enter(self, link: Link, login: Login, is_proved: bool, now_us: int) -> None:
         """Under a name: with the session that there is, or a new one. The former connection is told."""
@@ -174,6 +132,14 @@ class Admission:
         if session is None and is_full and not (is_proved and self._give_way()):
             self.turn_away(link, RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here"))
             return
+        limit = self._catalogue.settings.max_sessions_per_host
+        if session is None and not is_proved and self.sessions.of_host(link.host) >= limit:
+            text = (
+                f"{link.host} may have at most {limit:,} sessions under names that were not proved: prove the name, "
+                "connect without one, or have the broker's operator raise limits.sessions_per_host"
+            )
+            self.turn_away(link, RequestFailure(Code.TOO_MANY, text))
+            return
         resumed = session is not None
         if session is None:
             session = Session(name, self._names.number(name), is_remembered=True)
@@ -185,7 +151,7 @@ class Admission:
             if session.link is None and not session.is_proved:
                 self.forget(session)
                 text = f"the session of {session.name} made room for a client that proved its name"
-                self._effects.append(Notice("session_expired", text, {"client": session.name}))
+                self._effects.append(Notice("session_expired", text, session.fields()))
                 return True
         return False
 
@@ -197,6 +163,7 @@ class Admission:
         session.link = link
         session.instance = login.instance
         session.is_proved = is_proved
+        self.sessions.move(session, "" if is_proved else link.host)
         session.expiry_s = min(login.session_expiry_s, settings.max_session_expiry_s) if session.is_remembered else 0
         session.ends_at_us = None
         session.is_awaited = False
@@ -223,13 +190,14 @@ class Admission:
             self._effects.append(Send(link.connection, 0, encode_control(welcome)))
         verb = "came back" if resumed else "connected"
         text = f"{session.name} {verb} from {link.address}"
-        self._effects.append(Notice("connected", text, {"client": session.name, "address": link.address}))
+        self._effects.append(Notice("connected", text, session.fields(address=link.address)))
 
     def turn_away(self, link: Link, failure: RequestFailure) -> None:
         """Before it is in. The connection's Closed will come and clean up."""
         self._effects.append(Close(link.connection, failure.code, failure.text))
-        fields = {"address": link.address, "code": int(failure.code)}
-        self._effects.append(Notice("refused", f"refused {link.address}: {failure.text}", fields))
+        fields = {"address": link.address, "host": link.host, "code": int(failure.code)}
+        why = failure.detail if isinstance(failure, LoginRefusal) else failure.text
+        self._effects.append(Notice("refused", f"refused {link.address}: {why}", fields))
 
     def on_pong(self, link: Link) -> None:
         """The holder of a name lives: who asked for it must choose another."""
@@ -237,9 +205,29 @@ class Admission:
             self._refuse_waiting(link.session.name)
 
     def _refuse_waiting(self, name: str) -> None:
-        waiting = self._waiting.pop(name, None)
-        if waiting is not None and waiting.link.is_open:
-            self.turn_away(waiting.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
+        for claimant in self._queues.take(name):
+            self.turn_away(claimant.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
+
+    def _admit_next(self, name: str, now_us: int) -> None:
+        """The name is free: the first that waits for it gets it, and the others wait whether that one answers."""
+        claimants = self._queues.take(name)
+        while claimants:
+            claimant = claimants.pop(0)
+            if self._let_in(claimant, name, now_us):
+                if claimants:
+                    self._ping(name, claimant.link, claimants, now_us)
+                return
+
+    def _let_in(self, claimant: Claimant, name: str, now_us: int) -> bool:
+        """Return whether it has the name now."""
+        try:
+            is_proved = self._check.is_proved(claimant.link, claimant.login)  # the rules may have changed meanwhile
+        except RequestFailure as failure:
+            self.turn_away(claimant.link, failure)
+            return False
+        self._enter(claimant.link, claimant.login, is_proved, now_us)
+        session = self.sessions.get(name)
+        return session is not None and session.link is claimant.link
 
     # -- going --------------------------------------------------------------------------------------------------------
 
@@ -248,9 +236,7 @@ class Admission:
         if not link.is_open:
             return
         link.is_open = False
-        for name, waiting in list(self._waiting.items()):
-            if waiting.link is link:
-                del self._waiting[name]
+        self._queues.leave(link)
         session = link.session
         if session is None:
             return
@@ -259,19 +245,13 @@ class Admission:
         if will is not None and not was_expected:
             self._publish_will(session, will, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
-        self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": was_expected}))
+        self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
-        next_one = self._waiting.pop(session.name, None)
-        if next_one is not None and next_one.link.is_open:
-            try:
-                is_proved = self._check(next_one.link, next_one.login)  # the rules may have changed meanwhile
-            except RequestFailure as failure:
-                self.turn_away(next_one.link, failure)
-            else:
-                self._enter(next_one.link, next_one.login, is_proved, now_us)
+        self._admit_next(session.name, now_us)
 
     def on_stopped(self, link: Link, now_us: int) -> None:
         """The broker itself is being stopped. It waits for the client when it is there again, as after a crash."""
+        self._queues.leave(link)
         session = link.session
         is_open, link.is_open = link.is_open, False
         if not is_open or session is None:
@@ -314,7 +294,7 @@ class Admission:
         if will is not None:
             self._publish_will(session, will, now_us)
         text = f"{session.name} did not come back after the broker's restart"
-        self._effects.append(Notice("disconnected", text, {"client": session.name, "expected": False}))
+        self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
 
     def restore(self, kept: SessionKept, now_us: int) -> Session:
@@ -347,7 +327,7 @@ class Admission:
             if self._catalogue.settings.policy_of(will.topic) == "explicit":
                 return
             try:
-                self._catalogue.create(will.topic)
+                self._catalogue.create(will.topic, creator=session.name)
             except TooManyTopicsError:
                 return
         self._publishing.publish_own(session, will, now_us)
@@ -373,20 +353,21 @@ class Admission:
             else:
                 self.forget(session)
                 self._effects.append(
-                    Notice("session_expired", f"the session of {session.name} expired", {"client": session.name})
+                    Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
         next_us = [endings[0][0]] if endings else []
-        for name, waiting in list(self._waiting.items()):
-            if waiting.until_us > now_us:
-                next_us.append(waiting.until_us)
-                continue
+        while (due := self._queues.first_due()) is not None:
+            name, until_us = due
+            if until_us > now_us:
+                next_us.append(until_us)
+                break
             holder = self.sessions[name].link if name in self.sessions else None
-            if holder is not None:
-                # on_gone lets the one who waits in.
-                self._effects.append(
-                    Close(holder.connection, Code.TIMEOUT, "no answer while another asked for the name")
-                )
-                self.on_gone(holder, now_us, was_expected=False, reason="no answer while another asked for the name")
+            if holder is None:
+                self._admit_next(name, now_us)
+                continue
+            reason = "no answer while another asked for the name"
+            self._effects.append(Close(holder.connection, Code.TIMEOUT, reason))
+            self.on_gone(holder, now_us, was_expected=False, reason=reason)  # lets the next one in
         return min(next_us, default=None)
 
 

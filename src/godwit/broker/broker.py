@@ -44,11 +44,12 @@ from godwit.broker.publishing import Publishing
 from godwit.broker.requests import Requests
 from godwit.broker.restoring import restore
 from godwit.broker.rules import apply_rules, close
-from godwit.broker.session import Link, Session
+from godwit.broker.session import Link
+from godwit.broker.sessions import Sessions
 from godwit.broker.settings import Settings
 from godwit.broker.subscribing import Subscribing
 from godwit.errors import DecodeError
-from godwit.limits import LOGIN_TIMEOUT_S
+from godwit.limits import LOGIN_TIMEOUT_S, MAX_FIRST_ITEMS, MAX_OPEN_RECORD_BYTES
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
 from godwit.wire import control
@@ -85,7 +86,7 @@ class Broker:
         self._expire_at_us: int | None = None
         self._save_at_us: int | None = None
         names = Names()
-        sessions: dict[str, Session] = {}
+        sessions = Sessions()
         self._journal = journal = Journal(sessions, keeps=keeps_state)
         self._pace = pace = Pace(self._effects)
         identities = Identities(journal)
@@ -199,6 +200,7 @@ class Broker:
             self._save_at_us,
             self._commits.due_us,
             self._office.due_us,
+            self._desk.lists.due_us,
         )
         timers += [at for at in others if at is not None]
         return min(timers)
@@ -211,8 +213,9 @@ class Broker:
         """Publishers no longer wait for these, until they have caught up once."""
         for feed in feeds:
             feed.is_abandoned = True
+            feed.lane.is_steady = False
             text = f"{feed.session.name} is too slow for {', '.join(feed.filters)}: it will miss messages"
-            self._effects.append(Notice("slow", text, {"client": feed.session.name, "filters": list(feed.filters)}))
+            self._effects.append(Notice("slow", text, feed.session.fields(filters=list(feed.filters))))
 
     def needs_below(self, floor: int) -> bool:
         """Whether any subscription, also an absent one, will miss something when the log begins at this offset."""
@@ -291,7 +294,7 @@ class Broker:
         if event.last:
             return
         try:
-            request = decode_control(event.body)
+            request = decode_control(event.body, max_bytes=MAX_OPEN_RECORD_BYTES, max_items=MAX_FIRST_ITEMS)
         except MalformedError as error:
             self._send(link, control.Refused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
             self._publishing.ignore(link, session, event.channel)
@@ -358,6 +361,7 @@ class Broker:
         if self._expire_at_us is not None and self._expire_at_us <= now_us:
             self._expire_at_us = self._admission.expire(now_us)
         self._office.on_tick(now_us)
+        self._desk.lists.serve(now_us)
         if self._save_at_us is not None and self._save_at_us <= now_us:
             self._save_at_us = None
             self._journal.save_some()

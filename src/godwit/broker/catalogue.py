@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from godwit.broker.journal import Journal
+from godwit.broker.quotas import Usage, over_quota, owner_of
 from godwit.broker.settings import Policy, Settings
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.broker.trie import TopicTree
@@ -25,6 +26,8 @@ KEPT_COST_BYTES: Final = 256
 """What Python needs for a retained message beside its payload."""
 MAX_NAMES: Final = 262_144
 """Publishers' names that have a number; beyond it the longest unused one is forgotten, and gets a new number later."""
+NEAR_QUOTA: Final = 8
+"""A client's unused topics are looked for when less than this part of its quota is left."""
 LOOKS_FOR_ROOM: Final = 64
 """Topics that are looked at, when there are too many, for one that can be forgotten."""
 
@@ -33,8 +36,8 @@ class Topic:
     """One topic. Unless it was created it can be forgotten, and made anew later: then it has another number."""
 
     __slots__ = (
-        "generation", "is_created", "is_gone", "is_logged", "is_stored", "keeps", "kept", "last_us", "messages",
-        "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "routes",
+        "creator", "generation", "is_created", "is_gone", "is_logged", "is_stored", "keeps", "kept", "last_us",
+        "messages", "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "routes",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, settings: Settings) -> None:
@@ -49,6 +52,8 @@ class Topic:
         self.is_stored = False
         """Whether it is written down, and outlives a restart."""
         self.is_gone = False
+        self.creator: str | None = None
+        """The client that it counts for; None: nobody, as far as is known."""
         self.publishers = 0
         self.messages = 0
         self.messages_seen = -1
@@ -89,6 +94,8 @@ class Catalogue:
         self._next_number = 1
         self._own = 0
         self._retained_bytes = 0
+        self._retained_of = Usage()
+        self._topics_of = Usage()
         self.keeps = 0
         """How often a retained message was set or cleared."""
         for name in settings.topics:
@@ -101,17 +108,43 @@ class Catalogue:
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
-    def create(self, name: str, *, is_created: bool = False) -> Topic:
-        """A topic that is not there yet. BadTopicError, TooManyTopicsError. `is_created`: it is to stay."""
+    def create(self, name: str, *, creator: str | None = None, is_created: bool = False) -> Topic:
+        """Create a topic that is not there yet, on behalf of a client. `is_created`: it is to stay.
+
+        BadTopicError, TooManyTopicsError.
+        """
         check_topic(name)
+        if creator is not None:
+            self._require_quota(creator)
         if self._is_full:
             self._make_room()
         if self._is_full:
             raise TooManyTopicsError(f"there are {len(self)} topics, and no room for more here: use one that is there")
         topic = self._add(name)
+        if creator is not None:
+            self.attribute(topic, creator)
         if is_created:
             self.stay(topic)
         return topic
+
+    def attribute(self, topic: Topic, creator: str) -> None:
+        """Count a topic that counts for nobody for this client."""
+        if topic.creator is None:
+            topic.creator = creator
+            self._topics_of.add(owner_of(creator, self.settings.access), 1)
+
+    def _require_quota(self, creator: str) -> None:
+        """Raise TooManyTopicsError if this client has as many topics as it may, and none of them can be forgotten."""
+        owner = owner_of(creator, self.settings.access)
+        limit = self.settings.max_topics_per_client
+        # Early, because a topic is forgotten only if it had no message between two looks; and two for each new one,
+        # because now and then there are only looks.
+        for _ in range(2):
+            if self._topics_of.of(owner) >= limit - limit // NEAR_QUOTA:
+                self._make_room(owner)
+        if self._topics_of.of(owner) >= limit:
+            advice = "use those that exist"
+            raise TooManyTopicsError(over_quota(owner, "topics that it created", limit, "topics_per_client", advice))
 
     def stay(self, topic: Topic) -> None:
         """It is not forgotten any more."""
@@ -138,8 +171,11 @@ class Catalogue:
         is_own = topic.name.startswith(RESERVED) and not topic.name.startswith(JOBS)
         return not is_held and not is_own
 
-    def _make_room(self) -> None:
-        """For one more, if it can be done without a long search. Who subscribes to what goes loses nothing."""
+    def _make_room(self, owner: str | None = None) -> None:
+        """For one more, if it can be done without a long search. Who subscribes to what goes loses nothing.
+
+        `owner`: only a topic that counts for this one is forgotten.
+        """
         for _ in range(min(LOOKS_FOR_ROOM, len(self._topics))):
             topic = next(iter(self._topics.values()))
             self._topics.move_to_end(topic.name)
@@ -147,12 +183,19 @@ class Catalogue:
             # With another policy not everybody could bring it back.
             comes_back = topic.policy == "open" or topic.name.startswith(JOBS)
             is_idle = not topic.messages or (topic.messages == was_seen and comes_back)
+            if owner is not None and self._owner_of(topic) != owner:
+                continue
             if is_idle and self._is_unused(topic):
                 self._forget(topic)
                 return
 
+    def _owner_of(self, topic: Topic) -> str | None:
+        return None if topic.creator is None else owner_of(topic.creator, self.settings.access)
+
     def _forget(self, topic: Topic) -> None:
         topic.is_gone = True
+        if topic.creator is not None:
+            self._topics_of.add(owner_of(topic.creator, self.settings.access), -1)
         del self._topics[topic.name]
         self._tree.discard(topic.name)
         self._journal.topic_gone(topic)
@@ -190,33 +233,53 @@ class Catalogue:
         topic.keeps += 1
         if not topic.name.startswith(RESERVED):
             self._retained_bytes += _cost_bytes(kept) - _cost_bytes(topic.kept)
+            for one, sign in ((topic.kept, -1), (kept, 1)):
+                if one is not None:
+                    self._retained_of.add(owner_of(one.publisher, self.settings.access), sign * _cost_bytes(one))
         topic.kept = kept
         if kept is None:
             self._kept.discard(topic.name)
         else:
             self._kept.add(topic.name)
 
-    def may_keep(self, topic: Topic, payload_bytes: int) -> bool:
-        """Whether there is room for a retained message of this length."""
+    def keep_problem(self, topic: Topic, publisher: str, payload_bytes: int) -> str | None:
+        """Return why there is no room for a retained message of this client and length, or None if there is."""
         if topic.name.startswith(RESERVED):
-            return True  # the broker's own figures are few
-        kept_bytes = self._retained_bytes - _cost_bytes(topic.kept)
-        return kept_bytes + payload_bytes + KEPT_COST_BYTES <= self.settings.max_retained_bytes
+            return None  # the broker's own figures are few
+        settings = self.settings
+        freed_bytes = _cost_bytes(topic.kept)
+        more_bytes = payload_bytes + KEPT_COST_BYTES
+        if self._retained_bytes - freed_bytes + more_bytes > settings.max_retained_bytes:
+            return f"the retained messages here take all of their {settings.max_retained_bytes} bytes: clear some first"
+        owner = owner_of(publisher, settings.access)
+        is_own = topic.kept is not None and owner_of(topic.kept.publisher, settings.access) == owner
+        used_bytes = self._retained_of.of(owner) - (freed_bytes if is_own else 0)
+        limit = settings.max_client_retained_bytes
+        if used_bytes + more_bytes > limit:
+            advice = "clear some with empty retained messages"
+            return over_quota(owner, "bytes of retained messages", limit, "client_retained_bytes", advice)
+        return None
 
     @property
     def retained(self) -> int:
         return len(self._kept)
 
-    def with_retained(self, pattern: str, after: str) -> Iterator[Topic]:
+    def with_retained(self, pattern: str, after: str) -> Iterator[tuple[str, Topic | None]]:
         """Topics that a filter matches and that have a retained message, behind `after` in the order of their names.
 
-        Not to be held while another topic is kept or cleared.
+        Each step of the search is yielded with the place that it looked at; the topic is None if it found none there.
+        A caller that stops continues later with that place as `after`. Do not hold the iterator while another topic is
+        kept or cleared.
         """
-        return (self._topics[name] for name in self._kept.walk(pattern, after))
+        return self._found(self._kept, pattern, after)
 
-    def after(self, pattern: str | None, after: str | None) -> Iterator[Topic]:
-        """Topics behind `after` in the order of their names, those that a filter matches or all."""
-        return (self._topics[name] for name in self._tree.walk(pattern, after))
+    def after(self, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
+        """Topics behind `after` in the order of their names, those that a filter matches or all; else as above."""
+        return self._found(self._tree, pattern, after)
+
+    def _found(self, tree: TopicTree, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
+        topics = self._topics
+        return ((place, topics[place] if is_match else None) for place, is_match in tree.visit(pattern, after))
 
     @property
     def _is_full(self) -> bool:
@@ -225,9 +288,16 @@ class Catalogue:
     def on_settings(self, settings: Settings) -> None:
         """New rules hold for the topics that are there, too."""
         self.settings = settings
+        self._topics_of.clear()
+        self._retained_of.clear()
         for topic in self._topics.values():
             topic.policy = settings.policy_of(topic.name)
             topic.is_logged = settings.is_logged(topic.name)
+            # Other names may be listed, and so count for themselves.
+            if topic.creator is not None:
+                self._topics_of.add(owner_of(topic.creator, settings.access), 1)
+            if topic.kept is not None and not topic.name.startswith(RESERVED):
+                self._retained_of.add(owner_of(topic.kept.publisher, settings.access), _cost_bytes(topic.kept))
         for name in settings.topics:
             if name in self._topics:
                 self.stay(self._topics[name])

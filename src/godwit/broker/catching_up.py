@@ -100,12 +100,15 @@ class CatchingUp:
         looks = LOOKS_A_TURN
         while waiting:
             place, after = waiting.pop()
-            for topic in self._catalogue.with_retained(feed.filters[place], after):
+            for next_place, topic in self._catalogue.with_retained(feed.filters[place], after):
                 if not feed.may_hold(link, 1) or left == 0 or looks <= 0:
                     waiting.append((place, after))
                     return
-                after = topic.name
-                looks -= 1 + place
+                after = next_place
+                looks -= 1
+                if topic is None:
+                    continue
+                looks -= place
                 kept = topic.kept
                 if kept is None or any(matches(pattern, after) for pattern in feed.filters[:place]):
                     continue  # one of the filters before it sends it

@@ -51,7 +51,7 @@ class Lane:
 
     __slots__ = (
         "_count", "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_topics", "channel",
-        "connection", "held_bytes", "next_record", "pieces", "pieces_bytes", "start", "unconfirmed",
+        "connection", "held_bytes", "is_steady", "next_record", "pieces", "pieces_bytes", "start", "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, channel: int, effects: list[Effect]) -> None:
@@ -64,6 +64,8 @@ class Lane:
         """Of what is unconfirmed or waits to be joined."""
         self.unconfirmed: list[tuple[int, int, int, int]] = []
         """Record, the offset before which everything is done when it is the oldest, bytes, messages."""
+        self.is_steady = False
+        """Publishers waited for this subscriber, and it moved on: see godwit.server.memory_log."""
         self._effects = effects
         self.start = 0
         """The offset before which everything is done when the pieces are the oldest that there is."""

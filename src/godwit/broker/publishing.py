@@ -88,12 +88,9 @@ class Publishing:
             if topic is None and self._catalogue.settings.policy_of(name) != "explicit":
                 if not access.may(session.name, session.is_proved, "publish", name):
                     return Code.NOT_ALLOWED, f"{session.name} may not publish to {name!r}"
-                topic = self._catalogue.create(name)
-                self._effects.append(
-                    Notice(
-                        "topic_created", f"{session.name} created topic {name}", {"client": session.name, "topic": name}
-                    )
-                )
+                topic = self._catalogue.create(name, creator=session.name)
+                text = f"{session.name} created topic {name}"
+                self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
         except BadTopicError as error:
             return Code.BAD_TOPIC, str(error)
         except TooManyTopicsError as error:
@@ -103,6 +100,7 @@ class Publishing:
         if not access.may(session.name, session.is_proved, "publish", name):
             return Code.NOT_ALLOWED, f"{session.name} may not publish to {name!r}"
         inlet.topic = topic
+        self._catalogue.attribute(topic, session.name)
         if request.qos == 2:
             # Without an identity of its own each run of a client is one: it begins to count anew.
             owner = session.name if session.is_remembered else ""
@@ -215,11 +213,10 @@ class Publishing:
             return True
         self._commits.is_retaining = True
         payload, _ = last_message(entry)
-        if not payload or self._catalogue.may_keep(inlet.topic, len(payload)):
+        problem = self._catalogue.keep_problem(inlet.topic, entry.publisher, len(payload)) if payload else None
+        if problem is None:
             return True
-        most = self._catalogue.settings.max_retained_bytes
-        text = f"the retained messages here take all of their {most} bytes: clear some first"
-        inlet.refuse(Code.TOO_MANY, text, self._effects)
+        inlet.refuse(Code.TOO_MANY, problem, self._effects)
         return False
 
     def _without_known(self, inlet: Inlet, key: Key, entry: Entry, now_us: int) -> list[Entry] | None:
@@ -262,7 +259,7 @@ class Publishing:
         commits = self._commits
         if will.qos and commits.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:
             text = f"the last will of {session.name} on {will.topic} is lost: too many wait for the log to be written"
-            self._effects.append(Notice("warning", text, {"client": session.name, "topic": will.topic}))
+            self._effects.append(Notice("warning", text, session.fields(topic=will.topic)))
             return
         topic.messages += 1
         topic.payload_bytes += len(will.payload)

@@ -21,6 +21,11 @@ class Bucket:
         self._tokens = min(self._burst, self._tokens + elapsed_s * self._per_s) - count
         return self._tokens >= 0
 
+    def has(self, count: int, now_us: int) -> bool:
+        """Return whether there are at least this many, without taking them."""
+        self.take(0, now_us)
+        return self._tokens >= count
+
     @property
     def due_us(self) -> int:
         """When it is no longer overdrawn."""

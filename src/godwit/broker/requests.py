@@ -32,8 +32,12 @@ from godwit.wire.control import (
 
 PAGE_BYTES = 64 * 1024
 """What a page of a list is filled up to: half of what a control message may have."""
-TOPICS_A_PAGE = 1000
-"""So many are looked at, also if the client may see none of them."""
+STEPS_A_PAGE = 1000
+"""The search for one page takes at most this many steps, whether it finds anything or not."""
+RULE_STEPS = 1
+"""A check of the access rules costs as much as this many steps of the search."""
+ENTRY_STEPS = 4
+"""And so does an entry of the page."""
 ENTRY_BYTES = 200
 """Of one entry of a list, besides the texts that are counted one by one."""
 
@@ -73,16 +77,16 @@ class Requests:
             if topic is not None:
                 self._catalogue.stay(topic)
             else:
-                self._catalogue.create(name, is_created=True)
+                self._catalogue.create(name, creator=session.name, is_created=True)
         except BadTopicError as error:
             raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
         except TooManyTopicsError as error:
             raise RequestFailure(Code.TOO_MANY, str(error)) from None
-        fields = {"client": session.name, "topic": name}
-        self._effects.append(Notice("topic_created", f"{session.name} created topic {name}", fields))
+        text = f"{session.name} created topic {name}"
+        self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
 
-    def topics(self, session: Session, request: Topics) -> ControlMessage:
-        """A page of them: those that the client may subscribe or publish to."""
+    def topics(self, session: Session, request: Topics) -> tuple[ControlMessage, int]:
+        """Return a page of the topics that the client may subscribe or publish to, and the steps that it cost."""
         try:
             if request.filter is not None:
                 check_filter(request.filter)
@@ -90,18 +94,24 @@ class Requests:
             raise RequestFailure(Code.BAD_FILTER, str(error)) from None
         found: list[TopicInfo] = []
         room = PAGE_BYTES
+        steps = 0
         after = request.after or ""
         # Without a filter as with "#": the broker's own topics are shown to those who ask for them.
-        for looked_at, topic in enumerate(self._catalogue.after(request.filter or "#", request.after)):
-            room -= 4 * len(topic.name) + ENTRY_BYTES
-            if room < 0 or looked_at == TOPICS_A_PAGE:
-                return TopicList(request=request.request, topics=found, more=True, after=after)
-            after = topic.name
-            if self._may_see(session, topic.name):
-                found.append(self._topic_info(topic))
-            else:
-                room += 4 * len(topic.name) + ENTRY_BYTES
-        return TopicList(request=request.request, topics=found)
+        for place, topic in self._catalogue.after(request.filter or "#", request.after):
+            if steps >= STEPS_A_PAGE:
+                return TopicList(request=request.request, topics=found, more=True, after=after), steps
+            steps += 1
+            if topic is not None:
+                steps += RULE_STEPS
+                if self._may_see(session, topic.name):
+                    room -= 4 * len(topic.name) + ENTRY_BYTES
+                    if room < 0:
+                        return TopicList(request=request.request, topics=found, more=True, after=after), steps
+                    info = self._topic_info(topic)
+                    steps += ENTRY_STEPS + info.subscribers
+                    found.append(info)
+            after = place
+        return TopicList(request=request.request, topics=found), steps
 
     def _may_see(self, session: Session, topic: str) -> bool:
         access = self._catalogue.settings.access
@@ -119,23 +129,21 @@ class Requests:
             last_us=topic.last_us,
         )
 
-    def clients(self, session: Session, request: Clients) -> ControlMessage:
-        """A page of them, for those who may kick."""
+    def clients(self, session: Session, request: Clients) -> tuple[ControlMessage, int]:
+        """Return a page of the clients, for those who may kick, and the steps that it cost."""
         if not self._catalogue.settings.access.may(session.name, session.is_proved, "kick", ""):
             raise RequestFailure(
                 Code.NOT_ALLOWED, f"{session.name} may not see who is there: this needs the right to kick"
             )
-        sessions = self._admission.sessions
-        names = sorted(name for name in sessions if request.after is None or name > request.after)
         found: list[ClientInfo] = []
         room = PAGE_BYTES
-        for name in names:
-            info, cost_bytes = _client_info(sessions[name])
+        for known in self._admission.sessions.after(request.after):
+            info, cost_bytes = _client_info(known)
             room -= cost_bytes
             if room < 0 and found:
-                return ClientList(request=request.request, clients=found, more=True)
+                return ClientList(request=request.request, clients=found, more=True), ENTRY_STEPS * len(found)
             found.append(info)
-        return ClientList(request=request.request, clients=found)
+        return ClientList(request=request.request, clients=found), ENTRY_STEPS * len(found)
 
     def kick(self, session: Session, request: Kick, now_us: int) -> None:
         access = self._catalogue.settings.access
@@ -145,7 +153,7 @@ class Requests:
         if target is None:
             raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {request.client!r}")
         why = f": {request.reason}" if request.reason else ""
-        fields = {"client": target.name, "by": session.name, "reason": request.reason}
+        fields = session.fields(client=target.name, by=session.name, reason=request.reason)
         if request.filters is not None:
             self._kick_subscription(session, target, request)
             text = f"{session.name} removed {target.name} from {', '.join(request.filters)}{why}"

@@ -63,7 +63,7 @@ def keep(entry: Entry, offset: int, serial: int) -> Kept | None:
 def retain(catalogue: Catalogue, topic: Topic, entry: Entry, offset: int) -> bool:
     """The topic keeps what `keep` says. False: there is no room, because others were faster, or it is a will."""
     kept = keep(entry, offset, catalogue.keeps + 1)
-    if kept is not None and not catalogue.may_keep(topic, len(kept.payload)):
+    if kept is not None and catalogue.keep_problem(topic, kept.publisher, len(kept.payload)):
         return False
     catalogue.keep(topic, kept)
     return True

@@ -14,8 +14,10 @@ from godwit.wire.control import Code, Kicked, encode_control
 def close(link: Link, code: Code, reason: str, effects: list[Effect]) -> None:
     """The connection's Closed comes back as an event, and cleans up."""
     effects.append(Close(link.connection, code, reason))
-    name = link.session.name if link.session is not None else link.address
-    effects.append(Notice("closed", f"closed {name}: {reason}", {"client": name, "code": int(code)}))
+    session = link.session
+    name = session.name if session is not None else link.address
+    fields = session.fields() if session is not None else {"client": name, "host": link.host}
+    effects.append(Notice("closed", f"closed {name}: {reason}", {**fields, "code": int(code)}))
 
 
 def apply_rules(

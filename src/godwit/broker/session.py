@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from ipaddress import IPv6Address, IPv6Network
+from typing import TYPE_CHECKING, Any, Final
 
 from godwit.broker.rate import Bucket
 from godwit.errors import UsageError
@@ -42,6 +43,14 @@ def made_name(instance: bytes) -> str:
     return ANONYMOUS + sha256(b"godwit nameless" + instance).hexdigest()[:16]
 
 
+def network_of(host: str) -> str:
+    """Return what one client can be told by: an IPv4 address, or the 64-bit network of an IPv6 address."""
+    if ":" not in host:
+        return host
+    address = IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or IPv6Network((int(address) >> 64 << 64, 64)))
+
+
 def check_chosen(name: str) -> None:
     """UsageError if a client cannot choose this name for itself: the broker makes such ones."""
     if name.startswith(ANONYMOUS):
@@ -52,8 +61,8 @@ class Session:
     """A client's name and what belongs to it."""
 
     __slots__ = (
-        "ends_at_us", "expiry_s", "feeds", "filter_levels", "instance", "is_awaited", "is_proved", "is_remembered",
-        "is_stored", "link", "messages_in", "name", "publisher_number", "will",
+        "ends_at_us", "expiry_s", "feeds", "filter_levels", "host", "instance", "is_awaited", "is_proved",
+        "is_remembered", "is_stored", "link", "messages_in", "name", "publisher_number", "will",
     )  # fmt: skip
 
     def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
@@ -62,6 +71,8 @@ class Session:
         self.is_remembered = is_remembered
         """Nameless clients are not."""
         self.is_proved = False
+        self.host = ""
+        """The network of a client that has not proved its name, as far as this run of the broker has seen it."""
         self.instance = b""
         self.expiry_s = 0
         self.ends_at_us: int | None = None
@@ -77,6 +88,11 @@ class Session:
         self.filter_levels = 0
         """Of all its subscriptions."""
         self.messages_in = 0
+
+    def fields(self, **more: Any) -> dict[str, Any]:
+        """Return the fields of an event line about this client. With a host, its lines are bounded for that host, too:
+        a name that is not proved can be another one each time."""
+        return {"client": self.name, **({"host": self.host} if self.host else {}), **more}
 
     @property
     def outlives_restart(self) -> bool:
@@ -133,6 +149,11 @@ class Link:
         self.party: Party | None = None
         """Its part in work, if it takes one."""
         self._next_channel = 1
+
+    @property
+    def host(self) -> str:
+        """The network that it comes from."""
+        return network_of(self.connection.peer_address[0])
 
     def take_channel(self) -> int:
         """The number of the next channel that is opened towards it."""

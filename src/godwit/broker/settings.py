@@ -23,11 +23,14 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "messages_per_s": (0.001, 2**32),
     "ring_bytes": (64 * limits.KIB, 2**44),
     "max_retained_bytes": (0, 2**44),
+    "max_client_retained_bytes": (0, 2**44),
     "hold_back_s": (0, 24 * 3600),
     "sys_interval_s": (0.1, 24 * 3600),
     "max_topics": (1, 2**24),
+    "max_topics_per_client": (1, 2**24),
     "max_subscriptions": (1, 2**16),
     "max_sessions": (1, 2**24),
+    "max_sessions_per_host": (1, 2**24),
     "max_session_expiry_s": (0, 2**32 - 1),
     "lease_s": (0.1, 24 * 3600),
     "job_keep_s": (0, 366 * 24 * 3600),
@@ -62,12 +65,18 @@ class Settings:
     ring_bytes: int = limits.RING_BYTES
     max_retained_bytes: int = limits.MAX_RETAINED_BYTES
     """Of all retained messages together."""
+    max_client_retained_bytes: int = limits.MAX_CLIENT_RETAINED_BYTES
+    """See godwit.broker.quotas for what counts as one client."""
     hold_back_s: float = limits.HOLD_BACK_S
     sys_interval_s: float = limits.SYS_INTERVAL_S
     max_topics: int = limits.MAX_TOPICS
+    max_topics_per_client: int = limits.MAX_TOPICS_PER_CLIENT
+    """That it has created and that still exist."""
     max_subscriptions: int = limits.MAX_SUBSCRIPTIONS
     """Of one client."""
     max_sessions: int = limits.MAX_SESSIONS
+    max_sessions_per_host: int = limits.MAX_SESSIONS_PER_HOST
+    """Under names that were not proved, from one IPv4 address or one 64-bit network of IPv6."""
     max_session_expiry_s: int = limits.MAX_SESSION_EXPIRY_S
     lease_s: float = limits.LEASE_S
     """A worker that reports nothing for so long loses its tasks."""

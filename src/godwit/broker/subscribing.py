@@ -57,7 +57,7 @@ class Subscribing:
             self._look_up(link)
             return
         start = self._start(request, feed, offset)
-        self._create_topics(filters)
+        self._create_topics(session, filters)
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
         resumes = feed is not None and request.start is None and offset is None
@@ -68,9 +68,7 @@ class Subscribing:
             self._journal.session(session)
             must_wait = self._journal.feed(feed)
             text = f"{session.name} subscribed to {', '.join(filters)}"
-            self._effects.append(
-                Notice("subscribed", text, {"client": session.name, "filters": list(filters), "offset": start})
-            )
+            self._effects.append(Notice("subscribed", text, session.fields(filters=list(filters), offset=start)))
         self._delivery.attach(
             feed,
             link,
@@ -124,7 +122,7 @@ class Subscribing:
             return
         self.end(session, feed)
         text = f"{session.name} unsubscribed from {', '.join(feed.filters)}"
-        self._effects.append(Notice("unsubscribed", text, {"client": session.name, "filters": list(feed.filters)}))
+        self._effects.append(Notice("unsubscribed", text, session.fields(filters=list(feed.filters))))
 
     def end(self, session: Session, feed: Feed) -> None:
         if session.feeds.pop((feed.filters, feed.cursor), None) is not None:
@@ -177,7 +175,7 @@ class Subscribing:
             text = "the subscriptions of all clients take all of their room: try again later"
             raise RequestFailure(Code.TOO_MANY, text)
 
-    def _create_topics(self, filters: tuple[str, ...]) -> None:
+    def _create_topics(self, session: Session, filters: tuple[str, ...]) -> None:
         """A filter without wildcards is the name of a topic, which must be there or come into being."""
         missing = [name for name in filters if not is_pattern(name) and self._catalogue.get(name) is None]
         for name in missing:
@@ -187,7 +185,7 @@ class Subscribing:
                 raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist")
         try:
             for name in missing:
-                self._catalogue.create(name)
+                self._catalogue.create(name, creator=session.name)
         except TooManyTopicsError as error:
             raise RequestFailure(Code.TOO_MANY, str(error)) from None
 

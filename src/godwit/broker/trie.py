@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
@@ -147,6 +147,16 @@ class _TopicNode:
             self.order = order
         return order
 
+    def reorder(self, step: str, is_there: bool) -> None:
+        """Add a step to the sorted list of steps, or remove it: sorting them all again costs much more."""
+        order = self.order
+        if order is None:
+            return
+        if is_there:
+            insort(order, step)
+        else:
+            del order[bisect_left(order, step)]
+
 
 class _Pattern:
     """A filter as bits: bit i of a state says that the filter's first i levels can stand for the topic's so far."""
@@ -213,16 +223,24 @@ class TopicTree:
         return self.walk()
 
     def add(self, topic: str) -> None:
+        *parents, last = split(topic)
         node = self._root
-        for level in split(topic):
-            node.order = None
-            found = node.below.get(level)
-            if found is None:
-                found = node.below[level] = _TopicNode()
+        for level in parents:
+            child = node.below.get(level)
+            if child is None:
+                child = node.below[level] = _TopicNode()
                 self.nodes += 1
-            node = found
-        self._size += not node.is_topic
-        node.is_topic = True
+            if not child.below:  # it is about to get its first one
+                node.reorder(f"{level}/", is_there=True)
+            node = child
+        child = node.below.get(last)
+        if child is None:
+            child = node.below[last] = _TopicNode()
+            self.nodes += 1
+        if not child.is_topic:
+            child.is_topic = True
+            self._size += 1
+            node.reorder(last, is_there=True)
 
     def discard(self, topic: str) -> None:
         if topic not in self:
@@ -231,16 +249,21 @@ class TopicTree:
         way: list[tuple[_TopicNode, str]] = []
         for level in split(topic):
             way.append((node, level))
-            node.order = None
             node = node.below[level]
         node.is_topic = False
         self._size -= 1
-        for parent, level in reversed(way):
+        parent, level = way[-1]
+        parent.reorder(level, is_there=False)
+        while way:
+            parent, level = way.pop()
             child = parent.below[level]
             if child.below or child.is_topic:
                 break
             del parent.below[level]
             self.nodes -= 1
+            if way and not parent.below:
+                grandparent, above = way[-1]
+                grandparent.reorder(f"{above}/", is_there=False)
 
     def match(self, filter: str) -> list[str]:
         """All topics that match a filter, in the order of their names."""
@@ -251,11 +274,19 @@ class TopicTree:
 
         Take what you need before you add or discard one; then go on with `after`.
         """
+        return (place for place, is_match in self.visit(filter, after) if is_match)
+
+    def visit(self, filter: str | None = None, after: str | None = None) -> Iterator[tuple[str, bool]]:
+        """Each place that `walk` looks at, in order, and whether it is a topic that matches.
+
+        A place is a name or the beginning of names, up to a slash. The caller can stop at any of them, and continues
+        later with that place as `after`: so it bounds the work, even if nothing matches.
+        """
         hides_reserved = filter is not None and split(filter)[0] in WILDCARDS
-        return _walk(self._root, _Pattern(REST if filter is None else filter), hides_reserved, after or "")
+        return _visit(self._root, _Pattern(REST if filter is None else filter), hides_reserved, after or "")
 
 
-def _walk(root: _TopicNode, pattern: _Pattern, hides_reserved: bool, after: str) -> Iterator[str]:
+def _visit(root: _TopicNode, pattern: _Pattern, hides_reserved: bool, after: str) -> Iterator[tuple[str, bool]]:
     steps = pattern.steps(1, root)
     first = _first_behind(steps, after)
     stack = [("", root, 1, iter(steps[first:] if first else steps))]  # the name so far, what is there, what remains
@@ -264,16 +295,20 @@ def _walk(root: _TopicNode, pattern: _Pattern, hides_reserved: bool, after: str)
         for step in remaining:
             if hides_reserved and not prefix and step.startswith(RESERVED):
                 continue
-            is_end = not step.endswith("/")
-            level = step if is_end else step[:-1]
-            if not (next_state := pattern.after(state, level)):
-                continue
+            if not step:
+                continue  # the topic that ends in a slash: it is at the same place as its parent's step, see below
             name = prefix + step
-            if is_end:
-                if next_state & pattern.full:
-                    yield name
+            if not step.endswith("/"):
+                yield name, bool(pattern.after(state, step) & pattern.full)
                 continue
+            level = step[:-1]
             below = node.below[level]
+            next_state = pattern.after(state, level)
+            slash_topic = below.below.get("")
+            is_topic = slash_topic is not None and slash_topic.is_topic and name > after
+            yield name, is_topic and bool(pattern.after(next_state, "") & pattern.full)
+            if not next_state:
+                continue
             steps = pattern.steps(next_state, below)
             if after.startswith(name):
                 steps = steps[_first_behind(steps, after[len(name) :]) :]

@@ -30,10 +30,13 @@ _LIMITS: Final = {
     "messages_per_s": "messages_per_s",
     "ring_bytes": "ring_bytes",
     "retained_bytes": "max_retained_bytes",
+    "client_retained_bytes": "max_client_retained_bytes",
     "hold_back_s": "hold_back_s",
     "topics": "max_topics",
+    "topics_per_client": "max_topics_per_client",
     "subscriptions_per_client": "max_subscriptions",
     "sessions": "max_sessions",
+    "sessions_per_host": "max_sessions_per_host",
     "session_expiry_s": "max_session_expiry_s",
 }
 _JOBS: Final = {

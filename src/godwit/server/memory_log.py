@@ -1,8 +1,12 @@
 """The log in memory: appends wait while they would push out what a connected subscriber still needs, for a while.
 
-The patience with slow subscribers is one for all: it runs down while publishers wait, comes back a little with every
-step that was worth waiting for, and slowly with time. So one that takes its messages steadily is waited for as long as
-need be, and one that only pretends holds the others up for a small part of the time, however often it comes again.
+The time that publishers wait for slow subscribers comes from one reserve for all, of `hold_back_s`, which refills by a
+second a minute. Subscribers that confirm nothing, however many come one after another, hold publishers back for no more
+than that: 20 s in 10 minutes by default, 10 s in each 10 minutes after them.
+
+A subscriber that was waited for and moved on is *steady*: its next step, a 64th of the ring, may take a tenth of
+`hold_back_s` at no cost to the reserve, and is waited for even if the reserve is empty. So one that confirms steadily
+is waited for as long as need be, whatever others do. If it stops, it is steady no more.
 """
 
 from __future__ import annotations
@@ -11,15 +15,17 @@ from collections import deque
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Losing
+from godwit.broker.feed import Feed
+from godwit.broker.lane import Lane
 from godwit.server.direct_log import DirectLog
 from godwit.store.memory import MemoryStore, entry_bytes
 from godwit.store.port import Entry
 
 READ_BYTES = 1024 * 1024
-STEPS_OF_PATIENCE = 10
-"""A step that a late subscriber made gives this part of the patience back: a ring's 64th in a second, by default."""
-SLOW_RETURN = 6
-"""So many times as long as it lasted, patience takes to come back by itself."""
+STEPS_OF_RESERVE = 10
+"""A steady subscriber may take this part of `hold_back_s` for a step: a ring's 64th in a second, by default."""
+REFILL_TIMES = 60
+"""The reserve takes this many times as long to refill as it lasted."""
 MOST_HELD_RINGS = 4
 LEAST_HELD_BYTES = 64 * 1024 * 1024
 """Nobody is waited for while more than this and than so many rings are held: publishers may come again and again."""
@@ -36,14 +42,18 @@ class MemoryLog(DirectLog):
         self._waiting: deque[tuple[Append, int]] = deque()
         """With their bytes in the log."""
         self._held_since_us: int | None = None
-        self._patience_us = 0
-        self._patience_at_us = 0
-        """When it was last worked out."""
+        self._held_until_us = 0
+        """When the last of the subscribers is given up, unless it moves on before."""
+        self._waited_for: dict[Feed, Lane] = {}
+        """The subscribers that publishers wait for, each with its channel: it has another one when it comes again."""
+        self._reserve_us = 0
+        self._reserve_at_us = 0
+        """When the reserve was last worked out."""
         self._held_bytes = 0
 
     def begin(self, broker: Broker) -> None:
         super().begin(broker)
-        self._patience_us = self._most_patience_us
+        self._reserve_us = self._most_reserve_us
 
     @property
     def held_bytes(self) -> int:
@@ -53,11 +63,11 @@ class MemoryLog(DirectLog):
     def due_us(self) -> int | None:
         due_us = super().due_us
         if due_us is None and self._held_since_us is not None:
-            due_us = self._held_since_us + self._patience_us
+            due_us = self._held_until_us
         return due_us
 
     @property
-    def _most_patience_us(self) -> int:
+    def _most_reserve_us(self) -> int:
         return int(self.broker.settings.hold_back_s * 1e6)
 
     def append(self, effect: Append, now_us: int) -> None:
@@ -84,25 +94,48 @@ class MemoryLog(DirectLog):
     def _may_forget(self, floor: int, now_us: int) -> bool:
         broker = self.broker
         late = broker.overrun(floor)
-        if late:
-            if self._held_since_us is None:
-                self._held_since_us = now_us
-                self._regain(now_us, (now_us - self._patience_at_us) // SLOW_RETURN)
-            most_bytes = max(MOST_HELD_RINGS * broker.settings.ring_bytes, LEAST_HELD_BYTES)
-            if now_us < self._held_since_us + self._patience_us and self.held_bytes <= most_bytes:
-                return False
-            broker.abandon(late)
-        if self._held_since_us is not None:
-            self._patience_us -= min(now_us - self._held_since_us, self._patience_us)
-            self._regain(now_us, 0 if late else self._most_patience_us // STEPS_OF_PATIENCE)
-            self._held_since_us = None
+        if late and self._must_wait_for(late, now_us):
+            return False
+        self._end_hold(now_us)
         losing = self._below(floor) if broker.needs_below(floor) else []
         broker.handle(Losing(losing, floor), now_us)
         return True
 
-    def _regain(self, now_us: int, more_us: int) -> None:
-        self._patience_us = min(self._patience_us + more_us, self._most_patience_us)
-        self._patience_at_us = now_us
+    def _must_wait_for(self, late: list[Feed], now_us: int) -> bool:
+        """Return whether publishers wait for any of these subscribers. Gives up those whose time is over."""
+        if self._held_since_us is None:
+            self._held_since_us = now_us
+            refill_us = (now_us - self._reserve_at_us) // REFILL_TIMES
+            self._reserve_us = min(self._reserve_us + refill_us, self._most_reserve_us)
+        self._waited_for.update((feed, feed.lane) for feed in late)
+        most_bytes = max(MOST_HELD_RINGS * self.broker.settings.ring_bytes, LEAST_HELD_BYTES)
+        until_us = {feed: self._held_since_us + self._allowed_us(feed) for feed in late}
+        over = late if self.held_bytes > most_bytes else [feed for feed in late if until_us[feed] <= now_us]
+        self.broker.abandon(over)
+        self._held_until_us = max(until_us.values())
+        return len(over) < len(late)
+
+    def _allowed_us(self, feed: Feed) -> int:
+        step_us = self._most_reserve_us // STEPS_OF_RESERVE
+        return max(self._reserve_us, step_us) if feed.lane.is_steady else self._reserve_us
+
+    def _end_hold(self, now_us: int) -> None:
+        """Charge the wait to the reserve, but for one step if all subscribers that were waited for have moved on."""
+        if self._held_since_us is None:
+            return
+        waited_us = now_us - self._held_since_us
+        have_moved = True
+        for feed, lane in self._waited_for.items():
+            if feed.link is not None and feed.lane is lane and not feed.is_abandoned:
+                lane.is_steady = True
+            else:
+                have_moved = False
+        if have_moved:
+            waited_us -= min(waited_us, self._most_reserve_us // STEPS_OF_RESERVE)
+        self._reserve_us -= min(waited_us, self._reserve_us)
+        self._reserve_at_us = now_us
+        self._held_since_us = None
+        self._waited_for.clear()
 
     def _below(self, floor: int) -> list[tuple[int, Entry]]:
         entries: list[tuple[int, Entry]] = []

@@ -340,21 +340,25 @@ def encode_control(message: ControlMessage) -> bytes:
     return cbor.encode(message)
 
 
-def decode_control(data: bytes) -> ControlMessage | UnknownKind:
+def decode_control(
+    data: bytes, *, max_bytes: int = MAX_CONTROL_RECORD_BYTES, max_items: int | None = None
+) -> ControlMessage | UnknownKind:
     """The message, or the kind that is not known here; DecodeError if it is no control message at all.
 
-    A known kind with a wrong field gives MalformedError, which knows the number of the request.
+    A known kind with a wrong field gives MalformedError, which knows the number of the request. A broker gives bounds
+    that fit what it expects, because decoding costs time (see godwit.wire.cbor.load).
     """
-    if len(data) > MAX_CONTROL_RECORD_BYTES:
-        raise DecodeError("control", f"{len(data)} bytes, at most {MAX_CONTROL_RECORD_BYTES}")
-    envelope = cbor.decode(data, _Envelope)
+    if len(data) > max_bytes:
+        raise DecodeError("control", f"{len(data)} bytes, at most {max_bytes}")
+    plain = cbor.load(data, max_items=max_items)
+    envelope = cbor.convert(plain, _Envelope)
     usable = type(envelope.request) is int and 0 <= envelope.request < 2**32  # exactly int: True is no request
     request = envelope.request if usable else None
     kind = _KINDS.get(envelope.kind)
     if kind is None:
         return UnknownKind(envelope.kind[:64], request)
     try:
-        message: ControlMessage = cbor.decode(data, kind)
+        message: ControlMessage = cbor.convert(plain, kind)
     except DecodeError as error:
         raise MalformedError(str(error).removeprefix("control: "), request) from None
     return message

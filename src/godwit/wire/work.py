@@ -32,6 +32,7 @@ from godwit.limits import (
     MAX_RETRIES,
     MAX_TASKS_OF_JOB,
     MAX_WORK_HEAD_BYTES,
+    MAX_WORK_ITEMS,
 )
 from godwit.wire import cbor
 from godwit.wire.jobs import JobState, Kind, Priority, Ref, TaskState
@@ -205,7 +206,7 @@ def _encode_head(head: FromClient | FromBroker) -> bytes:
 def decode_from_client(record: bytes) -> tuple[FromClient, list[bytes]]:
     """The head, and a payload for each submission or outcome; DecodeError if it is none."""
     head: FromClient
-    head, at = _head(record, FromClient)
+    head, at = _head(record, FromClient, MAX_WORK_ITEMS)
     parts: Sequence[Submission | Outcome] = head.jobs if isinstance(head, Submit) else head.outcomes
     return head, _cut(record, at, [part.size for part in parts])
 
@@ -222,14 +223,14 @@ def decode_from_broker(record: bytes) -> tuple[FromBroker, list[bytes]]:
     return head, _cut(record, at, sizes)
 
 
-def _head(record: bytes, kind: Any) -> tuple[Any, int]:
+def _head(record: bytes, kind: Any, max_items: int | None = None) -> tuple[Any, int]:
     if len(record) < _U32.size:
         raise DecodeError("work", "a record without a head")
     (size,) = _U32.unpack_from(record)
     end = _U32.size + size
     if size > MAX_WORK_HEAD_BYTES or end > len(record):
         raise DecodeError("work", f"a head of {size} bytes in a record of {len(record)}")
-    return cbor.decode(record[_U32.size : end], kind), end
+    return cbor.decode(record[_U32.size : end], kind, max_items=max_items), end
 
 
 def _cut(record: bytes, at: int, sizes: list[int]) -> list[bytes]:

@@ -91,7 +91,7 @@ class Intake:
             if not self._catalogue.settings.access.may(session.name, session.is_proved, "submit", kind):
                 return RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not submit jobs of the kind {kind!r}")
             if self._catalogue.get(JOBS + kind) is None:
-                self._catalogue.create(JOBS + kind)
+                self._catalogue.create(JOBS + kind, creator=session.name)
         except BadKindError as error:
             return RequestFailure(Code.BAD_KIND, str(error))
         except TooManyTopicsError as error:

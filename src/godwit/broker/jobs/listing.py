@@ -22,6 +22,10 @@ PAGE_BYTES: Final = 64 * 1024
 """What a page is filled up to: half of what a control message may have."""
 JOBS_A_PAGE: Final = 1000
 """So many are looked at, also if the client may see none of them."""
+ENTRY_STEPS: Final = 4
+"""An entry of a page costs as much as this many jobs that are only looked at."""
+COPIES_A_STEP: Final = 64
+"""This many numbers of jobs are copied in the time of one look."""
 ENTRY_BYTES: Final = 256
 """Of one entry of a page, besides its texts."""
 CHARACTER_BYTES: Final = 4
@@ -56,10 +60,11 @@ class Listing:
             )
         return job
 
-    def jobs(self, session: Session, request: wire.Jobs) -> wire.JobList:
-        """Those that fit the request, the newest first."""
+    def jobs(self, session: Session, request: wire.Jobs) -> tuple[wire.JobList, int]:
+        """Return a page of the jobs that fit the request, the newest first, and the steps that it cost."""
         numbers = list(self._board.jobs)  # they are in order: the board counts upwards
         at = len(numbers) if request.before is None else bisect_left(numbers, request.before)
+        steps = len(numbers) // COPIES_A_STEP + min(at, JOBS_A_PAGE)
         found: list[wire.JobInfo] = []
         room = PAGE_BYTES
         works_on = self._works_on(session)
@@ -70,14 +75,16 @@ class Listing:
                 texts = len(job.key) + len(job.controller) + len(job.kind) + len(job.reason)
                 room -= ENTRY_BYTES + CHARACTER_BYTES * texts
                 if room < 0:
-                    return wire.JobList(request=request.request, jobs=found, more=True, before=number + 1)
+                    return wire.JobList(request=request.request, jobs=found, more=True, before=number + 1), steps
                 found.append(job_info(job))
+                steps += ENTRY_STEPS
         if at > JOBS_A_PAGE:
-            return wire.JobList(request=request.request, jobs=found, more=True, before=numbers[at - JOBS_A_PAGE])
-        return wire.JobList(request=request.request, jobs=found)
+            before = numbers[at - JOBS_A_PAGE]
+            return wire.JobList(request=request.request, jobs=found, more=True, before=before), steps
+        return wire.JobList(request=request.request, jobs=found), steps
 
-    def job(self, session: Session, request: wire.Job) -> wire.JobShown:
-        """One of them, and a page of its tasks."""
+    def job(self, session: Session, request: wire.Job) -> tuple[wire.JobShown, int]:
+        """Return one of them with a page of its tasks, and the steps that it cost."""
         job = self.find(session, request.job)
         info = job_info(job)
         tasks: list[wire.TaskInfo] = []
@@ -85,9 +92,10 @@ class Listing:
         for task in job.tasks[request.first_task :]:
             room -= ENTRY_BYTES + CHARACTER_BYTES * (len(task.worker) + len(task.note) + len(task.error))
             if room < 0:
-                return wire.JobShown(request=request.request, job=info, tasks=tasks, more=True)
+                shown = wire.JobShown(request=request.request, job=info, tasks=tasks, more=True)
+                return shown, ENTRY_STEPS * len(tasks)
             tasks.append(_task_info(task))
-        return wire.JobShown(request=request.request, job=info, tasks=tasks)
+        return wire.JobShown(request=request.request, job=info, tasks=tasks), ENTRY_STEPS * (1 + len(tasks))
 
 
 def _fits(job: Job, request: wire.Jobs) -> bool:

@@ -140,7 +140,7 @@ class Office:
         if lost:
             self._board.withdraw(party.name, lost, now_us)
             text = f"{party.name} may no longer work on {', '.join(lost)}"
-            self._effects.append(Notice("withdrew", text, {"client": party.name, "kinds": lost}))
+            self._effects.append(Notice("withdrew", text, session.fields(client=party.name, kinds=lost)))
 
     def figures(self) -> dict[str, int | str]:
         """For `$sys/`."""

@@ -71,11 +71,12 @@ class JobRequests:
         for lease in not_its:
             self._telling.revoke(party, lease, NOT_YOURS)
         if kinds != before:
-            self._tell_people(party.name, kinds, request.capacity)
+            self._tell_people(session, kinds, request.capacity)
         return wire.Volunteered(request=request.request, lease_ms=int(settings.lease_s * 1000))
 
-    def _tell_people(self, name: str, kinds: tuple[str, ...], capacity: int) -> None:
-        fields = {"client": name, "kinds": list(kinds), "capacity": capacity}
+    def _tell_people(self, session: Session, kinds: tuple[str, ...], capacity: int) -> None:
+        name = who(session)
+        fields = session.fields(client=name, kinds=list(kinds), capacity=capacity)
         if kinds:
             more = f" and {len(kinds) - KINDS_TOLD} more" if len(kinds) > KINDS_TOLD else ""
             text = f"{name} volunteered for {', '.join(kinds[:KINDS_TOLD])}{more}, {capacity} at once"

@@ -11,7 +11,7 @@ import resource
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import apsw
@@ -201,6 +201,97 @@ def test_a_broker_that_is_killed_has_everything_again(tmp_path: Path) -> None:
                 assert (await anext(messages)).payload == b"49"
             await second.stop()
             assert not (tmp_path / "log.sqlite-wal").exists()  # all is in the file
+
+    run(test, within_s=120)
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped", "filled later"])
+def test_a_broker_starts_on_a_full_disk(tmp_path: Path, end: str) -> None:
+    """It serves what it has, refuses messages, and accepts them when there is room."""
+
+    async def test() -> None:
+        with small_disk(tmp_path) as has_it:
+            if not has_it:
+                pytest.skip("this user may not mount")
+            async with Stage() as stage:
+                broker = await stage.broker(data=tmp_path / "data")
+                async with client_of(broker) as client:
+                    for _ in range(40):
+                        await client.publish("news", PAYLOAD)
+                if end == "filled later":
+                    await broker.stop()
+                filler = tmp_path / "filler"
+                fill(filler)
+                if end == "killed":
+                    await broker.kill()
+                elif end == "stopped":
+                    await broker.stop()
+                fill(tmp_path / "more")  # what its end has freed
+                second = await stage.broker(data=tmp_path / "data", name="second broker")
+                assert await read_all(second) >= 40
+                async with client_of(second) as client:
+                    confirmed, error = await publish_until_refused(client)
+                    assert error.code == Code.STORAGE
+                    assert "the disk is full" in str(error)
+                    (tmp_path / "more").unlink()
+                    filler.unlink()
+                    await client.publish("news", PAYLOAD)
+                assert await read_all(second) == 41 + confirmed
+                await second.stop()
+
+    run(test, within_s=180)
+
+
+def fill(path: Path) -> None:
+    """Use up what is left of the disk, to the last page."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut", "flipped"])
+def test_a_write_ahead_log_that_is_damaged_after_a_kill(tmp_path: Path, damage: str) -> None:
+    """The operator and the subscribers get to know which messages are lost, and no offset is used again."""
+
+    async def test() -> None:
+        async with Stage() as stage:
+            broker = await stage.broker(data=tmp_path)
+            async with client_of(broker) as client:
+                for number in range(200):
+                    await client.publish("news", f"{number}".encode() + bytes(3_000))
+            await broker.kill()
+            wal = tmp_path / "log.sqlite-wal"
+            content = wal.read_bytes()
+            middle = len(content) // 2
+            if damage == "deleted":
+                wal.unlink()
+            elif damage == "cut":
+                wal.write_bytes(content[:middle])
+            else:
+                wal.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+            verify = await stage.godwit("log", "verify", "--data", str(tmp_path))
+            assert await verify.ended() == 1
+            assert "were confirmed and are missing" in verify.said()
+            second = await stage.broker(data=tmp_path, name="second broker")
+            (line,) = [line for line in second.lines if "were confirmed and are missing" in line]
+            gaps: list[int] = []
+            async with client_of(second) as client:
+                await client.publish("news", b"new")
+                async with client.subscribe("news", start="earliest", on_gap=gaps.append) as messages:
+                    found = {}
+                    while b"new" not in found.values():
+                        message = await anext(messages)
+                        assert message.offset is not None
+                        found[message.offset] = message.payload
+            assert found.pop(200) == b"new"
+            assert all(payload.startswith(f"{offset}".encode() + b"\0") for offset, payload in found.items())
+            assert sum(gaps) == 200 - len(found)
+            if damage == "flipped":
+                assert len(found) >= 199
+                assert "put back" in line
+            else:
+                assert "are lost for good" in line
+            await second.stop()
 
     run(test, within_s=120)
 

@@ -377,6 +377,19 @@ def test_after_its_end_it_gives_nothing_and_gives_credit_back() -> None:
     assert subscription.take() is None
 
 
+def test_one_that_is_kept_confirms_nothing_at_its_end() -> None:
+    """A confirm may arrive before the end of the subscription does, or alone: what it covers is never sent again."""
+    desk, subscription = started()
+    for offset in range(3):
+        desk.bring(FEED, batch([b"x"], offset))
+    subscription.take()
+    subscription.take()
+    confirmed = list(desk.connection.confirmed)
+    desk.inbox.unsubscribe(subscription, keep=True, offset=1)
+    assert desk.connection.confirmed == confirmed
+    assert len(desk.connection.consumed) == 3  # the credit is given back all the same
+
+
 def test_a_connection_that_has_just_closed_is_no_error() -> None:
     desk, subscription = started()
     desk.bring(FEED, batch([b"a"], 0))

@@ -66,7 +66,7 @@ class Inbox:
         """Ends it here at once, and at the broker with the answer to the request whose number it gives."""
         request = self._requests.number()
         if self._subscriptions.get(subscription.number) is subscription:
-            self._forget(subscription)
+            self._forget(subscription, keep=keep)
             self._leaving[request] = subscription, keep
         message = Unsubscribe(request=request, subscription=subscription.number, keep=keep, offset=offset)
         self._requests.ask(request, message)
@@ -126,9 +126,9 @@ class Inbox:
             )
         )
 
-    def _forget(self, subscription: Subscription) -> None:
+    def _forget(self, subscription: Subscription, *, keep: bool = False) -> None:
         self._subscriptions.pop(subscription.number, None)
-        subscription.on_ended()
+        subscription.on_ended(keep=keep)
         for channel, entry in self._lanes.items():
             if entry is not None and entry[1] is subscription:
                 self._lanes[channel] = None

@@ -201,14 +201,19 @@ class Subscription:
 
     def _confirm(self, record: HeldRecord) -> None:
         """The broker may forget the record and send more."""
-        connection = record.lane.connection
-        if not record.reliable or connection is not self._inbox.connection:
-            return
         try:
-            connection.consume(record.lane.channel, len(record.body))
-            connection.confirm(record.lane.channel, record.number, 0)
+            if self._return_credit(record):
+                record.lane.connection.confirm(record.lane.channel, record.number, 0)
         except ConnectionClosedError:
             pass  # it will be delivered again, and known by its offset
+
+    def _return_credit(self, record: HeldRecord) -> bool:
+        """The broker may send more. False: the connection on which the record came has ended, or counts no credit."""
+        connection = record.lane.connection
+        if not record.reliable or connection is not self._inbox.connection:
+            return False
+        connection.consume(record.lane.channel, len(record.body))
+        return True
 
     def _give_up(self, record: HeldRecord, reason: str) -> None:
         """The broker sent something that cannot be: the connection ends, and another one may do better."""
@@ -272,11 +277,12 @@ class Subscription:
         self.is_answered = True
         self.state = "active"
 
-    def on_ended(self) -> None:
+    def on_ended(self, *, keep: bool) -> None:
+        """Release what is held. `keep`: the broker stores the position, so nothing unhandled may be confirmed."""
         self.state = "ended"
         for record in [*self._held, self._taken]:
             if record is not None:
-                self._confirm(record)
+                (self._return_credit if keep else self._confirm)(record)
         self._taken = None
         self._held.clear()
         self._unreliable_bytes = 0

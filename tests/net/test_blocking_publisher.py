@@ -6,6 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
+from tests.net.interrupting import Interrupter
 from tests.net.running import broker_in_thread
 from tests.net.test_publishing import OPEN_BUT_SECRET
 
@@ -109,3 +110,25 @@ def test_what_is_refused_or_too_large_is_told_and_the_rest_goes_on() -> None:
             assert [next(messages).payload for _ in range(2)] == [b"1", b"2"]
         with pytest.raises(UsageError, match="give bytes"):
             publisher.send(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_ctrl_c_at_any_step_of_send_sends_all_or_nothing_and_hangs_nothing() -> None:
+    with broker_in_thread() as url, connect(url) as client, client.subscribe("a", timeout_s=DEADLINE_S) as messages:
+        publisher = client.publisher("a")
+        step = 0
+        has_raised = True
+        while has_raised:
+            step += 1
+            interrupter = Interrupter(step)
+            put = publisher._put
+            with suppress(KeyboardInterrupt):
+                interrupter.run(lambda: publisher.send(b"maybe"))
+            has_raised = interrupter.has_raised
+            maybe = publisher._put - put
+            publisher.flush(DEADLINE_S)  # also what was put in when no thread was told of it
+            publisher.send(b"surely")
+            publisher.flush(DEADLINE_S)
+            assert publisher.unconfirmed == 0
+            assert [messages.get(DEADLINE_S).payload for _ in range(maybe + 1)] == [b"maybe"] * maybe + [b"surely"]
+        assert step > 8

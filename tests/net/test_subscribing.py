@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -165,6 +166,110 @@ def test_a_cancelled_wait_loses_no_message() -> None:
             while len(got) < 50:
                 got.append((await anext(messages)).payload)
             assert got == [str(number).encode() for number in range(50)]
+
+    run(test)
+
+
+def test_a_second_fetch_replaces_no_messages() -> None:
+    async def test() -> None:
+        async with broker_and_client() as (_, client), client.subscribe("a") as messages:
+            await publish_all(client, "a", 1, 2, 3)
+            for number in (1, 2, 3):
+                await messages.fetch()
+                await messages.fetch()
+                assert await payloads(messages, 1) == [str(number).encode()]
+
+    run(test)
+
+
+def test_a_time_limit_around_a_wait_loses_no_message() -> None:
+    async def test() -> None:
+        rng = random.Random(2013)
+        async with broker_and_client() as (_, client), client.subscribe("a") as messages:
+            got: list[int] = []
+            sending = asyncio.create_task(publish_all(client, "a", *range(500)))
+            while len(got) < 500:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(rng.choice([0.0, 0.0001, 0.001])):
+                        if rng.random() < 0.5:
+                            got.append(int((await anext(messages)).payload))
+                        else:
+                            async for message in messages:
+                                got.append(int(message.payload))
+            await sending
+            assert got == list(range(500))
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, GeneratorExit])
+@pytest.mark.parametrize("way", ["anext", "async for", "batches"])
+def test_an_exception_in_the_middle_of_a_record_has_its_message_delivered_again(
+    way: str, error: type[BaseException]
+) -> None:
+    async def test() -> None:
+        async with service() as broker, connect(broker.urls[0]) as source:
+            publisher = source.publisher("a")
+            for number in range(8):
+                publisher.send(str(number))
+            await publisher.flush()
+            seen: list[bytes] = []
+
+            async def fail_at_the_fourth() -> None:
+                async with (
+                    connect(broker.urls[0], name="worker") as client,
+                    client.subscribe("a", start="earliest", keep=True) as messages,
+                ):
+                    if way == "batches":
+                        seen.append((await anext(messages)).payload)
+                        async for batch in messages.batches():
+                            seen.extend(message.payload for message in batch)
+                            if b"3" in seen:
+                                raise error
+                    elif way == "async for":
+                        async for message in messages:
+                            seen.append(message.payload)
+                            if len(seen) == 4:
+                                raise error
+                    else:
+                        seen.extend(await payloads(messages, 4))
+                        raise error
+
+            with pytest.raises(error):
+                await fail_at_the_fourth()
+            async with connect(broker.urls[0], name="worker") as client, client.subscribe("a") as messages:
+                again = [(await anext(messages)).payload]
+                while again[-1] != b"7":
+                    again += await payloads(messages, 1)
+            everything = [str(number).encode() for number in range(8)]
+            if way == "batches":
+                assert set(seen) | set(again) == set(everything)
+                assert b"3" in again
+            else:
+                assert (seen, again) == (everything[:4], everything[3:])
+
+    run(test)
+
+
+def test_a_wait_that_ends_with_an_error_has_handled_what_came_before() -> None:
+    async def test() -> None:
+        async with service() as broker, connect(broker.urls[0]) as source:
+            await publish_all(source, "a", 1)
+
+            async def give_up() -> None:
+                async with (
+                    connect(broker.urls[0], name="worker") as client,
+                    client.subscribe("a", start="earliest", keep=True) as messages,
+                ):
+                    assert await payloads(messages, 1) == [b"1"]
+                    async with asyncio.timeout(0.001):
+                        await anext(messages)
+
+            with pytest.raises(TimeoutError):
+                await give_up()
+            await publish_all(source, "a", 2)
+            async with connect(broker.urls[0], name="worker") as client, client.subscribe("a") as messages:
+                assert await payloads(messages, 1) == [b"2"]
 
     run(test)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
+from typing import Any
 
 import pytest
+from tests.net.interrupting import Interrupter
 
 from godwit.errors import UsageError
 from godwit.net.thread import LoopThread
@@ -44,6 +47,58 @@ def test_a_time_limit_cancels() -> None:
     with pytest.raises(TimeoutError):
         thread.call(for_ever(cancelled), 0.01)
     assert cancelled.wait(DEADLINE_S)
+    assert thread.call(double(1)) == 2
+    thread.stop()
+
+
+def test_what_exceeds_its_limit_has_ended_when_the_caller_hears_of_it() -> None:
+    thread = LoopThread()
+    for _ in range(100):
+        cancelled = threading.Event()
+        with pytest.raises(TimeoutError):
+            thread.call(for_ever(cancelled), 0.0)
+        assert thread.call(_others()) == 0
+    thread.stop()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_ctrl_c_at_any_step_neither_stops_the_loop_nor_leaves_anything_running() -> None:
+    thread = LoopThread()
+    step = 0
+    has_raised = True
+    while has_raised:
+        step += 1
+        interrupter = Interrupter(step)
+        with suppress(KeyboardInterrupt, TimeoutError):
+            interrupter.run(lambda: thread.call(for_ever(threading.Event()), 0.001))
+        has_raised = interrupter.has_raised
+        while thread.call(_others(), DEADLINE_S):
+            pass
+        assert thread.call(double(step), DEADLINE_S) == 2 * step
+    assert step > 8
+    thread.stop()
+
+
+def test_a_call_that_was_given_up_may_fail_unheard() -> None:
+    thread = LoopThread()
+    failed = threading.Event()
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            failed.set()
+            raise ValueError("too late")
+
+    class Impatient(LoopThread):
+        def _post(self, call: Any) -> None:
+            super()._post(call)
+            raise KeyboardInterrupt
+
+    impatient = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        impatient.call(fail_when_cancelled())
+    impatient.stop()
     assert thread.call(double(1)) == 2
     thread.stop()
 
@@ -87,7 +142,7 @@ def test_the_end_cancels_what_runs() -> None:
     thread.stop()
     waiting.join(DEADLINE_S)
     assert cancelled.is_set()
-    assert len(errors) == 1
+    assert [type(error) for error in errors] == [UsageError]
 
 
 async def _others() -> int:

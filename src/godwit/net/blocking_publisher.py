@@ -28,7 +28,9 @@ class BlockingPublisher:
     def __init__(self, thread: LoopThread, inner: AsyncPublisher) -> None:
         self._thread = thread
         self._inner = inner
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        """Entered by itself: if Ctrl-C comes while a Condition is entered, that stays locked, and the loop stops."""
+        self._changed = threading.Condition(self._lock)
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         """Of what was put in and is not with the client yet."""
@@ -62,22 +64,19 @@ class BlockingPublisher:
         What became of earlier messages (refused, too large) is raised by the next send, ready or flush.
         """
         body = to_bytes(payload)
-        with self._changed:
+        with self._lock:
             self._raise_failure()
             if not self._has_room():
                 raise BufferFullError(
                     f"{self._put - self._taken} messages wait to be sent: call ready(), then send again"
                 )
-            self._queue.append(body)
+            cost_bytes = len(body) + _MESSAGE_COST_BYTES
+            # All of it or nothing: Python may raise KeyboardInterrupt after a call, so there is none in these lines.
             self._put += 1
-            self._queued_bytes += len(body) + _MESSAGE_COST_BYTES
-            if self._is_pumping:
-                return
-            self._is_pumping = True
-        if not self._thread.call_soon(self._begin_pump):
-            self._fail(UsageError("the client is closed: connect anew"))
-            with self._changed:
-                self._raise_failure()
+            self._queued_bytes += cost_bytes
+            self._queue += (body,)
+            if not self._is_pumping:
+                self._start_pump()
 
     def ready(self, timeout_s: float | None = None) -> None:
         """Waits until there is room; TimeoutError if it takes longer."""
@@ -98,7 +97,9 @@ class BlockingPublisher:
         return self._queued_bytes < QUEUE_BYTES
 
     def _wait_for(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
-        with self._changed:
+        with self._lock:
+            if self._queue and not self._is_pumping:  # Ctrl-C came between putting a message in and the start
+                self._start_pump()
             if not self._changed.wait_for(lambda: holds() or self._failure is not None, timeout_s):
                 raise TimeoutError(f"{self._put - self._taken} messages could not be sent yet: is the broker there?")
             self._raise_failure()
@@ -108,22 +109,33 @@ class BlockingPublisher:
         if failure is not None:
             raise failure
 
+    def _start_pump(self) -> None:
+        """Have the loop's thread take messages over; called with the lock held.
+
+        Ctrl-C may come at any step here, so the flag is set last: a second start is harmless, a forgotten one is not.
+        """
+        if not self._thread.call_soon(self._begin_pump):
+            self._fail(UsageError("the client is closed: connect anew"))
+            self._raise_failure()
+        self._is_pumping = True
+
     # -- in the loop's thread -----------------------------------------------------------------------------------------
 
     def _begin_pump(self) -> None:
-        self._pump_task = asyncio.get_running_loop().create_task(self._pump())
+        if self._pump_task is None or self._pump_task.done():
+            self._pump_task = asyncio.get_running_loop().create_task(self._pump())
 
     async def _pump(self) -> None:
         try:
             while True:
-                with self._changed:
+                with self._lock:
                     bodies = [self._queue.popleft() for _ in range(min(_TAKE, len(self._queue)))]
                     if not bodies:
                         self._is_pumping = False
                         return
                 for body in bodies:
                     await self._hand_over(body)
-                with self._changed:
+                with self._lock:
                     self._taken += len(bodies)
                     self._queued_bytes -= sum(map(len, bodies)) + len(bodies) * _MESSAGE_COST_BYTES
                     self._changed.notify_all()
@@ -149,12 +161,12 @@ class BlockingPublisher:
                 return
 
     def _note(self, error: GodwitError) -> None:
-        with self._changed:
+        with self._lock:
             self._failure = error
             self._changed.notify_all()
 
     def _fail(self, error: GodwitError) -> None:
-        with self._changed:
+        with self._lock:
             self._queue.clear()
             self._queued_bytes = 0
             self._taken = self._put

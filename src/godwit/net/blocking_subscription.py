@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import asyncio
+import time
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 
 from godwit.client.message import Message
 from godwit.net.files import FileReceiver
@@ -12,74 +14,113 @@ from godwit.net.inbox import ReceivedFile
 from godwit.net.subscribing import AsyncSubscription
 from godwit.net.thread import LoopThread
 
+T = TypeVar("T")
 
-class BlockingSubscription:
-    """Messages that match the filters, in order: an iterator in a block. Made by `BlockingClient.subscribe`.
 
-    A message counts as delivered once the next one is asked for.
+class Source(Protocol[T]):
+    """What a blocking iterator needs of its asyncio counterpart."""
+
+    rest: Iterator[T]
+    """What has arrived and was not handed out yet: an iterator over a list."""
+
+    async def fetch(self) -> None:
+        """Wait until `rest` has something. Called again before it is used up, it changes nothing."""
+
+    async def __aenter__(self) -> object: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class BlockingIterator(Generic[T]):
+    """Iterates over a source in the loop's thread. Any number of threads may: each item goes to exactly one of them.
+
+    Items wait in `rest`, whatever becomes of the wait that brought them: a time limit or Ctrl-C cannot lose them. From
+    `rest` they are taken without a call between taking and returning, because after a call Python may raise
+    KeyboardInterrupt, and the item in between would be lost.
     """
 
-    def __init__(self, thread: LoopThread, inner: AsyncSubscription, timeout_s: float | None) -> None:
+    def __init__(self, thread: LoopThread, inner: Source[T], timeout_s: float | None) -> None:
         self._thread = thread
         self._inner = inner
         self._timeout_s = timeout_s
-        self._fetching = threading.Lock()
+        self._turn = asyncio.Lock()
 
-    def __enter__(self) -> BlockingSubscription:
+    def __enter__(self) -> Self:
         self._thread.call(self._inner.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        self._thread.call(self._inner.__aexit__(kind, error, traceback))
 
-    def close(self) -> None:
-        """Ends the subscription, and waits until the broker knows. May be repeated."""
-        self._thread.call(self._inner.close())
-
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[T]:
         while True:
-            yield from self._inner.rest  # no hop to the other thread for each message
+            yield from self._inner.rest  # no hop to the other thread for each item
             try:
                 self._fetch(self._timeout_s)
             except TimeoutError:
                 return
 
-    def __next__(self) -> Message:
+    def __next__(self) -> T:
         try:
             return self.get(self._timeout_s)
         except TimeoutError:
             raise StopIteration from None
 
-    def get(self, timeout_s: float | None = None) -> Message:
-        """The next message; TimeoutError if none comes for so long."""
+    def get(self, timeout_s: float | None = None) -> T:
+        """Return the next one. Raises TimeoutError if none comes within `timeout_s` seconds; none is lost by that."""
+        for item in self._inner.rest:
+            return item
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            for message in self._inner.rest:
-                return message
-            self._fetch(timeout_s)
+            try:
+                self._fetch(None if until is None else max(until - time.monotonic(), 0.0))
+            except TimeoutError:
+                raise TimeoutError(f"nothing arrived within {timeout_s:g} s") from None
+            for item in self._inner.rest:  # empty if another thread was quicker
+                return item
+
+    def _fetch(self, timeout_s: float | None) -> None:
+        self._thread.call(self._bring(), timeout_s)
+
+    async def _bring(self) -> None:
+        """Of several threads one waits for the source; the others wait for it, and find what it brought."""
+        async with self._turn:
+            await self._inner.fetch()
+
+
+class BlockingSubscription(BlockingIterator[Message]):
+    """Messages that match the filters, in order: an iterator in a block. Made by `BlockingClient.subscribe`.
+
+    A message counts as handled once the next one is asked for, or when the block is left without an exception (`break`
+    and `return` are no exceptions). When an exception leaves the block, also KeyboardInterrupt, SystemExit and
+    GeneratorExit, the message in hand is not handled: a kept subscription delivers it again the next time.
+
+    Several threads may share a subscription. Then a message counts as handled once any thread asks for the next one: if
+    that is too early, use a cursor, and commit what all threads have handled.
+    """
+
+    _inner: AsyncSubscription
+
+    def close(self) -> None:
+        """Ends the subscription, and waits until the broker knows. May be repeated."""
+        self._thread.call(self._inner.close())
 
     def batches(self) -> Iterator[list[Message]]:
-        """The messages in lists, as they came: one record of the transport each."""
+        """The messages in lists, as they came: one record of the transport each.
+
+        A list counts as handled as a message does; what is delivered again is the record of the list in hand.
+        """
+        self._inner.in_lists = True
         while True:
-            messages = list(self._inner.rest)
-            if messages:
+            if messages := [*self._inner.rest]:
                 yield messages
             try:
                 self._fetch(self._timeout_s)
             except TimeoutError:
                 return
-
-    def _fetch(self, timeout_s: float | None) -> None:
-        """Waits for messages. Several threads may: one fetches, the others find what it brought."""
-        rest = self._inner.rest
-        if not self._fetching.acquire(timeout=-1 if timeout_s is None else timeout_s):
-            raise TimeoutError(f"no message within {timeout_s:g} s")
-        try:
-            if self._inner.rest is rest:
-                self._thread.call(self._inner.fetch(), timeout_s)
-        finally:
-            self._fetching.release()
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -100,31 +141,10 @@ class BlockingSubscription:
         self._thread.call(self._inner.commit(offset))
 
 
-class BlockingFiles:
+class BlockingFiles(BlockingIterator[ReceivedFile]):
     """The files that arrive, as an iterator in a block. Made by `BlockingClient.receive_files`."""
 
-    def __init__(self, thread: LoopThread, inner: FileReceiver, timeout_s: float | None) -> None:
-        self._thread = thread
-        self._inner = inner
-        self._timeout_s = timeout_s
-
-    def __enter__(self) -> BlockingFiles:
-        self._thread.call(self._inner.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._thread.call(self._inner.__aexit__(kind, error, traceback))
-
-    def __iter__(self) -> Iterator[ReceivedFile]:
-        return self
-
-    def __next__(self) -> ReceivedFile:
-        try:
-            return self._thread.call(self._inner.__anext__(), self._timeout_s)
-        except TimeoutError:
-            raise StopIteration from None
+    _inner: FileReceiver
 
     @property
     def problems(self) -> int:

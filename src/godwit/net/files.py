@@ -6,8 +6,9 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from io import FileIO
+from operator import length_hint
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -211,6 +212,8 @@ class FileReceiver:
         self._inbox: Inbox | None = None
         self._pending: asyncio.Future[Outcome] | None = None
         """A chunk that is being written. Kept, so that a cancel between does not lose what came of it."""
+        self.rest: Iterator[ReceivedFile] = iter(())
+        """A file that is complete and was not handed out yet. `fetch` brings the next one."""
 
     async def __aenter__(self) -> FileReceiver:
         self._inbox = await _in_thread(lambda: Inbox(self.folder, max_file_bytes=self._max_file_bytes))
@@ -220,6 +223,9 @@ class FileReceiver:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is None and (self._pending is not None or length_hint(self.rest)):
+            # A wait was given up, and the file it was for was not handed out: its last message is not handled.
+            await self._subscription.close(self._subscription.handled_below)
         await self._subscription.__aexit__(kind, error, traceback)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedFile]:
@@ -233,6 +239,13 @@ class FileReceiver:
     async def __anext__(self) -> ReceivedFile:
         """The next file that is complete."""
         while True:
+            for file in self.rest:
+                return file
+            await self.fetch()
+
+    async def fetch(self) -> None:
+        """Wait until `rest` has a file. Returns at once while it has. A cancel loses nothing."""
+        while not length_hint(self.rest):
             if self._pending is None:
                 message = await self._subscription.__anext__()
                 self._pending = self._begin(message)
@@ -244,9 +257,9 @@ class FileReceiver:
                     raise
                 self._pending = None
                 if isinstance(outcome, ReceivedFile):
+                    self.rest = iter([outcome])
                     self._tell(outcome.path.name, outcome.size_bytes, outcome.size_bytes)
-                    return outcome
-                if isinstance(outcome, Growing):
+                elif isinstance(outcome, Growing):
                     self._tell(outcome.name, outcome.done_bytes, outcome.size_bytes)
                 elif isinstance(outcome, Problem):
                     self._complain(outcome.text)

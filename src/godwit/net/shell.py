@@ -224,11 +224,11 @@ class ClientShell:
             except TimeoutError:
                 pass  # it will be asked again when the broker is back
 
-    def drop_subscription(self, core: Subscription, *, keep: bool) -> None:
+    def drop_subscription(self, core: Subscription, *, keep: bool, offset: int | None) -> None:
         """Ends it without waiting for the broker's answer."""
         if self._subscriptions.pop(core, None) is not None:
             self._driver.flush()
-            self._core.unsubscribe(core, keep=keep)
+            self._core.unsubscribe(core, keep=keep, offset=offset)
             self.schedule_flush()
 
     async def commit_subscription(self, core: Subscription, offset: int) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from copy import copy
 from datetime import UTC, datetime, timedelta
+from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -32,7 +33,10 @@ def to_microseconds(since: Since | None) -> int | None:
 class AsyncSubscription:
     """Messages that match the filters, in order. Made by `AsyncClient.subscribe`.
 
-    A message counts as delivered once the next one is asked for. `batches()` gives them in lists, as they came. Leaving
+    A message counts as handled once the next one is asked for, or when the block is left without an exception (`break`
+    and `return` are no exceptions). When an exception leaves the block, also a cancel, KeyboardInterrupt, SystemExit or
+    GeneratorExit, the message in hand is not handled: a kept subscription delivers it again the next time. `batches()`
+    returns messages in lists, as they came; there it is the record of the list in hand that is delivered again. Leaving
     the block ends the subscription at the broker too, unless it was made with `keep` or has a cursor.
     """
 
@@ -60,7 +64,10 @@ class AsyncSubscription:
         # What the core gave last, and how far the application is with it.
         self._messages: list[Message] = []
         self.rest: Iterator[Message] = iter(())
-        """Of the present messages, those that are not handed out yet. `fetch` brings more."""
+        """Of the present messages, those that are not handed out yet. `fetch` brings more. Threads may share it: an
+        iterator over a list returns each item once."""
+        self.in_lists = False
+        """Whether messages were handed out in lists: then only the broker knows which ones are in hand."""
         self._done_before = 0
         """The first offset that was not handed out before these messages."""
 
@@ -76,7 +83,7 @@ class AsyncSubscription:
             while core.state == "asking":
                 await self._wait()
         except asyncio.CancelledError:
-            self._client.drop_subscription(core, keep=self._keep)
+            self._client.drop_subscription(core, keep=self._keep, offset=None)
             raise
         self._done_before = core.position
         return self
@@ -84,14 +91,18 @@ class AsyncSubscription:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits until the broker knows, but not after a cancel. After an error the last message is not done."""
+        """End the subscription. After an exception the message in hand is not handled.
+
+        Waits until the broker knows, but not after an exception that is no error, such as a cancel.
+        """
         if kind is None:
             await self.close()
-        elif issubclass(kind, Exception):
-            if (core := self._leave()) is not None:
-                await self._client.leave_subscription(core, keep=self._keep, offset=None)
         elif (core := self._leave()) is not None:
-            self._client.drop_subscription(core, keep=self._keep)
+            offset = self.handled_below if self._keep else None
+            if issubclass(kind, Exception):
+                await self._client.leave_subscription(core, keep=self._keep, offset=offset)
+            else:
+                self._client.drop_subscription(core, keep=self._keep, offset=offset)
 
     async def close(self, offset: int | None = None) -> None:
         """Ends the subscription, and waits a while for the broker to know. May be repeated.
@@ -130,17 +141,20 @@ class AsyncSubscription:
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """The messages in lists, as they came: one record of the transport each."""
+        self.in_lists = True
         while True:
-            messages = list(self.rest)
-            if messages:
+            if messages := [*self.rest]:
                 yield messages
             await self.fetch()
 
     async def fetch(self) -> None:
-        """Waits for messages and makes them the present ones."""
+        """Wait until `rest` has messages. Returns at once while it has: a second fetch cannot replace the first one's.
+
+        Taking them is the last step and awaits nothing, so a cancel comes before it or not at all.
+        """
         if self._core is None:
             raise UsageError("a subscription begins with `async with client.subscribe(...) as messages:`")
-        while not self._take():
+        while not length_hint(self.rest) and not self._take():
             await self._wait()
 
     def _take(self) -> bool:
@@ -152,9 +166,10 @@ class AsyncSubscription:
         self._done_before = core.position
         messages = core.take()
         self._client.schedule_flush()
-        if messages is not None:
-            self._messages = messages
-            self.rest = iter(messages)
+        # Also if there are none: the next message was asked for, so none is in hand. `rest` first: another thread that
+        # reads the position in between must not take the new messages for handed out.
+        self.rest = iter(messages or ())
+        self._messages = messages or []
         if core.missed > missed:
             self._tell_gap(core.missed - missed)  # before the messages behind the gap
         return messages is not None
@@ -183,11 +198,27 @@ class AsyncSubscription:
     @property
     def position(self) -> int:
         """The first offset that was not handed out yet: what to store with results, and to give as `start`."""
-        handed_out = len(self._messages) - _remaining(self.rest)
-        for message in reversed(self._messages[:handed_out]):
+        for message in reversed(self._handed_out()):
             if message.offset is not None and not message.retained:
                 return max(message.offset + 1, self._done_before)
         return self._done_before
+
+    @property
+    def handled_below(self) -> int | None:
+        """The first offset that was not handled: that of the message in hand, if there is one.
+
+        None: the broker resumes with the first record that is not confirmed. That is so after lists, and if the broker
+        has begun another log since, in which the offset in hand means nothing.
+        """
+        if self._core is None or self.in_lists or self._core.position < self.position:
+            return None
+        for message in self._handed_out()[-1:]:
+            if message.offset is not None and not message.retained:
+                return max(message.offset, self._done_before)
+        return self.position
+
+    def _handed_out(self) -> list[Message]:
+        return self._messages[: len(self._messages) - length_hint(self.rest)]
 
     async def commit(self, offset: int | None = None) -> None:
         """Moves the cursor: after a break the subscription goes on from `offset`, or behind the last message."""
@@ -222,7 +253,3 @@ class AsyncSubscription:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _remaining(iterator: Iterator[Message]) -> int:
-    return iterator.__length_hint__() if hasattr(iterator, "__length_hint__") else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from godwit.errors import UsageError
 from godwit.net.loop import new_event_loop
@@ -25,19 +25,34 @@ class LoopThread:
         self._thread.start()
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Waits for the result. TimeoutError, and Ctrl-C too, cancel the coroutine and return at once."""
-        with self._lock:
-            if self._is_stopped or threading.current_thread() is self._thread:
-                coroutine.close()
-                if self._is_stopped:
-                    raise UsageError("the client is closed: connect anew")
-                raise UsageError("a callback may not call its own client, which waits for it: do it in the main thread")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Wait for the result of a coroutine, and raise what it raises. Ctrl-C cancels it and returns at once.
+
+        TimeoutError after `timeout_s` seconds: the coroutine was cancelled, and has ended. The limit is watched by the
+        loop, which either brings a result or ends the coroutine; out here both could happen at once.
+        """
+        call = _Call(coroutine, timeout_s)
         try:
-            return future.result(timeout_s)
+            self._post(call)
+            return call.result()
         except BaseException:
-            future.cancel()  # does nothing if it was the coroutine that failed
+            if not call.is_done:
+                self._give_up(call)
             raise
+
+    def _post(self, call: _Call[Any]) -> None:
+        with self._lock:
+            if self._is_stopped:
+                raise UsageError("the client is closed: connect anew")
+            if threading.current_thread() is self._thread:
+                raise UsageError("a callback may not call its own client, which waits for it: do it in the main thread")
+            self._loop.call_soon_threadsafe(call.begin)
+
+    def _give_up(self, call: _Call[Any]) -> None:
+        with self._lock:
+            if not self._is_stopped:
+                self._loop.call_soon_threadsafe(call.cancel)
+                return
+        call.coroutine.close()
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
         """Has something done in the thread, without waiting. False: it is stopped."""
@@ -69,3 +84,53 @@ class LoopThread:
             loop.run_until_complete(loop.shutdown_asyncgens())
             asyncio.set_event_loop(None)
             loop.close()
+
+
+class _Call(Generic[T]):
+    """A coroutine in the loop for which another thread waits.
+
+    Not a concurrent.futures.Future: there both threads enter a Condition, which stays locked for ever if Ctrl-C comes
+    just then, and the loop with it. Here the loop's thread waits for no lock.
+    """
+
+    __slots__ = ("_ended", "_task", "_timeout_s", "coroutine", "is_done")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> None:
+        self.coroutine = coroutine
+        self.is_done = False
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[T] | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def result(self) -> T:
+        """Wait, in any thread but the loop's."""
+        self._ended.acquire()
+        assert self._task is not None
+        if self._task.cancelled():
+            raise UsageError("the client was closed while a call waited for it: connect anew")
+        return self._task.result()
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._on_done)
+
+    async def _run(self) -> T:
+        async with asyncio.timeout(self._timeout_s):
+            return await self.coroutine
+
+    def cancel(self) -> None:
+        """No thread waits any more. It may not have begun."""
+        if self._task is None:
+            self.coroutine.close()
+        else:
+            self._task.cancel()
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        self.coroutine.close()  # if it was cancelled before its first step
+        if not task.cancelled():
+            task.exception()  # retrieved, whether or not a thread still waits for it
+        self.is_done = True
+        self._ended.release()

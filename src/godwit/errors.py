@@ -6,6 +6,7 @@
      |    +-- RecordTooLargeError     longer than the other side takes
      |    +-- ChannelError            an unknown or finished channel, or too many channels
      |    +-- ConfigurationError      a setting out of its range
+     |    +-- ForkedError             a client was used in a forked child of the process that made it
      +-- SendBufferFullError     the network is slower than the program: wait for room, then send again
      +-- BufferFullError         a client holds as much unconfirmed as it may: wait until some of it is confirmed
      +-- ConnectionClosedError   the connection has ended; `code` and `reason` say why
@@ -68,6 +69,10 @@ class ChannelError(UsageError):
 
 class ConfigurationError(UsageError):
     """A setting out of its range."""
+
+
+class ForkedError(UsageError):
+    """A client was used in a forked child of the process that made it: connect again there."""
 
 
 class SendBufferFullError(GodwitError):

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -277,6 +277,11 @@ with godwit.sync.connect(sys.argv[1]) as client, client.subscribe("a") as messag
 """
 
 
+def pour(lines: Iterable[str], into: queue.SimpleQueue[str]) -> None:
+    for line in lines:
+        into.put(line)
+
+
 def test_real_ctrl_c_loses_no_message() -> None:
     with broker_in_thread() as url, connect(url) as client:
         process = subprocess.Popen(
@@ -284,7 +289,7 @@ def test_real_ctrl_c_loses_no_message() -> None:
         )
         lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         assert process.stdout is not None
-        reader = threading.Thread(target=lambda: [lines.put(line) for line in process.stdout or ()])
+        reader = threading.Thread(target=pour, args=(process.stdout, lines))
         reader.start()
         assert lines.get(timeout=LONG_S) == "ready\n"
         count = 0

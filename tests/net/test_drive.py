@@ -354,6 +354,30 @@ def test_close_sends_what_is_ready_and_ends_everything(loop: Loop) -> None:
     run(loop, test)
 
 
+def test_one_that_is_disowned_leaves_socket_and_loop_alone(loop: Loop) -> None:
+    async def test() -> None:
+        with stage() as on, stage() as witness:
+            on.driver.disown()
+            assert on.driver.closed
+            on.fake.pending_trains = [Train(on.other.local_address, b"x", 1)]
+            on.fake.pending_events = ["too late"]
+            on.driver._unsent = on.fake.pending_trains[0]
+            on.other.send(Train(on.address, b"for the owner", 13))
+            witness.other.send(Train(witness.address, b"later", 5))
+            await witness.fake.until(lambda: bool(witness.fake.received))
+            on.driver._on_readable()
+            on.driver._on_writable()
+            on.driver.flush()
+            on.driver.schedule_flush()
+            on.driver.close()
+            assert (on.events, on.fake.received, len(on.fake.pending_trains)) == ([], [], 1)
+            assert [train.data for train in on.driver.udp.receive_trains()] == [b"for the owner"]
+            asyncio.get_running_loop().remove_reader(on.driver.udp.fileno())
+            on.driver.udp.close()
+
+    run(loop, test)
+
+
 def test_may_be_closed_from_its_callback(loop: Loop) -> None:
     async def test() -> None:
         with stage() as on:

@@ -141,6 +141,20 @@ def test_what_is_ready_before_the_start_goes_out_on_both() -> None:
     run(asyncio.new_event_loop, test)
 
 
+def test_one_that_is_disowned_keeps_both_sockets_open() -> None:
+    async def test() -> None:
+        sockets = UdpSocket("127.0.0.1"), UdpSocket("::1")
+        driver = PairDriver(Fake(), sockets, lambda events: None)
+        driver.disown()
+        assert driver.closed
+        driver.close()
+        for udp in sockets:
+            assert asyncio.get_running_loop().remove_reader(udp.fileno())  # open, and still watched
+            udp.close()
+
+    run(asyncio.new_event_loop, test)
+
+
 def test_one_socket_needs_no_pair() -> None:
     async def test() -> None:
         driver = open_driver(Fake(), [UdpSocket("127.0.0.1")], lambda events: None)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.net.interrupting import Interrupter
 
-from godwit.errors import UsageError
+from godwit.errors import ForkedError, UsageError
 from godwit.net.thread import LoopThread
 
 DEADLINE_S = 20.0
@@ -99,6 +99,22 @@ def test_a_call_that_was_given_up_may_fail_unheard() -> None:
     with pytest.raises(KeyboardInterrupt):
         impatient.call(fail_when_cancelled())
     impatient.stop()
+    assert thread.call(double(1)) == 2
+    thread.stop()
+
+
+def test_an_inherited_thread_refuses_everything() -> None:
+    thread = LoopThread()
+    thread.on_forked()  # as in a child
+    for refused in (
+        lambda: thread.call(double(1)),
+        lambda: thread.call_soon(lambda: None),
+        thread.stop,
+        thread.require_own_process,
+    ):
+        with pytest.raises(ForkedError, match="connect again in the child"):
+            refused()
+    thread.is_inherited = False
     assert thread.call(double(1)) == 2
     thread.stop()
 

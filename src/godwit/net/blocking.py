@@ -6,7 +6,8 @@ with godwit.sync.connect("localhost") as client:
         for message in messages: ...
 
 An event loop in a thread of its own does the work, so confirms, keep-alives and reconnects go on while the program is
-busy. Any thread may call any method. Ctrl-C returns at once. Callbacks are called in the loop's thread.
+busy. Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called in the loop's
+thread, and everything else waits for them. A forked child cannot use the client: each call raises ForkedError there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from godwit.net.blocking_subscription import BlockingFiles, BlockingSubscription
 from godwit.net.connect import FLUSH_PATIENCE_S, AsyncClient, Connecting
 from godwit.net.connect import connect as connect_async
 from godwit.net.files import OnFileProgress, OnProgress, SentFile
+from godwit.net.fork import disown_in_children
 from godwit.net.publishing import AsyncPublisher
 from godwit.net.submitting import JobLike, JobOptions
 from godwit.net.subscribing import OnGap, Since
@@ -65,6 +67,11 @@ class BlockingClient:
         # One that is dropped without a close leaves no thread and no socket behind. At the program's end: _close_all.
         self._abandon = weakref.finalize(self, _abandon, self._thread, self._client)
         self._abandon.atexit = False
+        disown_in_children(self)
+
+    def on_forked(self) -> None:
+        _open_clients.discard(self)
+        self._abandon.detach()
 
     def __enter__(self) -> BlockingClient:
         return self
@@ -73,11 +80,14 @@ class BlockingClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Waits a few seconds for confirms of what was sent, then ends, without an error. After Ctrl-C at once."""
+        if kind is not None and self._thread.is_inherited:
+            return  # the exception on its way says more than that this process cannot use the client
         is_hurried = kind is not None and not issubclass(kind, Exception)
         self.close(timeout_s=0.0 if is_hurried else FLUSH_PATIENCE_S)
 
     def close(self, *, timeout_s: float = FLUSH_PATIENCE_S) -> bool:
         """Says goodbye. Waits so long for what is not confirmed, and gives whether all was. May be repeated."""
+        self._thread.require_own_process()
         if self not in _open_clients:
             return True
         _open_clients.discard(self)

@@ -64,6 +64,8 @@ class BlockingPublisher:
         What became of earlier messages (refused, too large) is raised by the next send, ready or flush.
         """
         body = to_bytes(payload)
+        if self._thread.is_inherited:
+            self._thread.require_own_process()
         with self._lock:
             self._raise_failure()
             if not self._has_room():
@@ -97,6 +99,7 @@ class BlockingPublisher:
         return self._queued_bytes < QUEUE_BYTES
 
     def _wait_for(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
+        self._thread.require_own_process()
         with self._lock:
             if self._queue and not self._is_pumping:  # Ctrl-C came between putting a message in and the start
                 self._start_pump()

@@ -53,6 +53,8 @@ class BlockingIterator(Generic[T]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if kind is not None and self._thread.is_inherited:
+            return  # the exception on its way says more than that this process cannot use the client
         self._thread.call(self._inner.__aexit__(kind, error, traceback))
 
     def __iter__(self) -> Iterator[T]:

@@ -156,6 +156,8 @@ class AsyncClient(Controller):
 
         Who must know that all is safe calls `await publisher.flush()` in the block. After a cancel it does not wait.
         """
+        if kind is not None and self.is_inherited:
+            return  # the exception on its way says more than that this process cannot use the client
         is_hurried = kind is not None and not issubclass(kind, Exception)
         await self.close(timeout_s=0.0 if is_hurried else FLUSH_PATIENCE_S)
 

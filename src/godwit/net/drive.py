@@ -89,6 +89,10 @@ class EndpointDriver(Generic[E]):
         self._unsent = None
         self.udp.close()
 
+    def disown(self) -> None:
+        """Stop for good, and leave socket and loop as they are: in a forked child they are the parent's too."""
+        self._closed = True
+
     @property
     def closed(self) -> bool:
         return self._closed
@@ -96,6 +100,8 @@ class EndpointDriver(Generic[E]):
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
+        if self._closed:  # a forked child that runs the loop of its parent
+            return
         trains = self.udp.receive_trains(TRAINS_A_TURN, BYTES_A_TURN)
         now = self.clock()
         receive = self.endpoint.receive
@@ -104,6 +110,8 @@ class EndpointDriver(Generic[E]):
         self.flush()
 
     def _on_writable(self) -> None:
+        if self._closed:
+            return
         if self._unsent is not None:
             self._unsent = self.udp.send(self._unsent)
             if self._unsent is not None:

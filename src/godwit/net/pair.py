@@ -89,6 +89,10 @@ class PairDriver(Generic[E]):
         self._first.close()
         self._second.close()
 
+    def disown(self) -> None:
+        self._first.disown()
+        self._second.disown()
+
     @property
     def closed(self) -> bool:
         return self._first.closed

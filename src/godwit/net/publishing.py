@@ -152,6 +152,7 @@ class Lane:
 
     def on_ended(self, error: GodwitError) -> None:
         self.ended = error
+        self.core.end_moment()  # the next send is checked, and refused
         futures: list[asyncio.Future[Any]] = [future for _, future in self._waiting]
         for future in futures + list(self._waiting_for_room):
             if not future.done():

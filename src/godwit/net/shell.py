@@ -31,9 +31,10 @@ from godwit.client.events import (
     WorkRoom,
 )
 from godwit.client.subscription import Start, Subscription
-from godwit.errors import GodwitError, SocketError, UsageError, broker_error
+from godwit.errors import ForkedError, GodwitError, SocketError, UsageError, broker_error
 from godwit.net.address import family_of
 from godwit.net.followed_jobs import FollowedJobs
+from godwit.net.fork import disown_in_children, forked_error
 from godwit.net.handlers import Handler
 from godwit.net.pair import ANY_HOST, open_driver
 from godwit.net.publishing import Publishing
@@ -101,6 +102,7 @@ class ClientShell:
         }
         core.connect([address for address in addresses if family_of(address) in usable], self._driver.clock())
         self.schedule_flush()
+        disown_in_children(self)
 
     # -- look ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class ClientShell:
     @property
     def state(self) -> ClientState:
         """connecting, online, offline (between two attempts) or closed."""
-        return self._core.state
+        return self._core.state if self._failure is None else "closed"
 
     @property
     def statistics(self) -> Statistics:
@@ -123,6 +125,11 @@ class ClientShell:
     def is_answered(self) -> bool:
         """A broker answers there, whether or not it has let the client in."""
         return any(connection.state is State.OPEN for connection in self._core.endpoint.connections.values())
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that connected."""
+        return isinstance(self._failure, ForkedError)
 
     def require_open(self) -> None:
         """Raises why the client has ended, if it has."""
@@ -137,6 +144,8 @@ class ClientShell:
 
     async def end(self, timeout_s: float) -> bool:
         """Waits so long for confirms, says goodbye. Whether everything was confirmed. May be repeated."""
+        if self.is_inherited:
+            self.require_open()
         is_safe = True
         try:
             if self._core.state != "closed":
@@ -288,6 +297,21 @@ class ClientShell:
             failure: GodwitError = UsageError("the client is closed: connect anew")
         else:
             failure = broker_error(event.code, event.reason)
+        self._fail(failure)
+        if self._workbench is not None:
+            self._workbench.on_client_ended(failure)
+        self._tell_state("closed", event.reason)
+
+    def on_forked(self) -> None:
+        """Refuse everything in a forked child. The parent goes on, so nothing is sent and no callback is called."""
+        self._driver.disown()
+        if self._failure is None:
+            for subscription in self._subscriptions.values():
+                subscription.on_forked()
+            self._fail(forked_error())
+
+    def _fail(self, failure: GodwitError) -> None:
+        """End all waits and refuse all further calls with this error."""
         self._failure = failure
         futures: list[asyncio.Future[Any]] = [self._online, *self._requests.values()]
         for future in futures:
@@ -300,9 +324,6 @@ class ClientShell:
             subscription.on_client_ended(failure)
         self._subscriptions.clear()
         self.followed_jobs.on_ended(failure)
-        if self._workbench is not None:
-            self._workbench.on_client_ended(failure)
-        self._tell_state("closed", event.reason)
 
     def _on_reply(self, event: Reply) -> None:
         future = self._requests.get(event.request)

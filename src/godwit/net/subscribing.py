@@ -242,6 +242,11 @@ class AsyncSubscription:
         if self._on_gap is not None:
             self._client.call_back(self._on_gap, count)
 
+    def on_forked(self) -> None:
+        """The parent hands these messages out. Used up, not replaced: a loop that has begun holds the iterator."""
+        for _ in self.rest:
+            pass
+
     def on_client_ended(self, error: GodwitError) -> None:
         self._end(copy(error))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Generic, TypeVar
 
 from godwit.errors import UsageError
+from godwit.net.fork import disown_in_children, forked_error
 from godwit.net.loop import new_event_loop
 
 JOIN_PATIENCE_S: Final = 5.0
@@ -15,14 +16,28 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads. A daemon: a program that just ends does not wait for it."""
+    """Runs coroutines for other threads. A daemon: a program that just ends does not wait for it.
+
+    A forked child inherits the object, but not the thread: there everything is refused.
+    """
 
     def __init__(self, name: str = "godwit") -> None:
         self._loop = new_event_loop()
         self._lock = threading.Lock()
         self._is_stopped = False
+        self.is_inherited = False
+        """Whether this process is a forked child of the one that runs the thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        disown_in_children(self)
         self._thread.start()
+
+    def on_forked(self) -> None:
+        self.is_inherited = True
+
+    def require_own_process(self) -> None:
+        """Raise ForkedError in a forked child. Before any lock: another thread may have held it at the fork."""
+        if self.is_inherited:
+            raise forked_error()
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Wait for the result of a coroutine, and raise what it raises. Ctrl-C cancels it and returns at once.
@@ -40,6 +55,7 @@ class LoopThread:
             raise
 
     def _post(self, call: _Call[Any]) -> None:
+        self.require_own_process()
         with self._lock:
             if self._is_stopped:
                 raise UsageError("the client is closed: connect anew")
@@ -48,14 +64,16 @@ class LoopThread:
             self._loop.call_soon_threadsafe(call.begin)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        with self._lock:
-            if not self._is_stopped:
-                self._loop.call_soon_threadsafe(call.cancel)
-                return
+        if not self.is_inherited:
+            with self._lock:
+                if not self._is_stopped:
+                    self._loop.call_soon_threadsafe(call.cancel)
+                    return
         call.coroutine.close()
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
         """Has something done in the thread, without waiting. False: it is stopped."""
+        self.require_own_process()
         with self._lock:
             if not self._is_stopped:
                 self._loop.call_soon_threadsafe(callback)
@@ -63,6 +81,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancels what still runs and ends the thread. May be repeated."""
+        self.require_own_process()
         with self._lock:
             if not self._is_stopped:
                 self._is_stopped = True

@@ -293,6 +293,54 @@ def test_a_cancel_between_loses_no_file(tmp_path: Path) -> None:
     run(test)
 
 
+def test_a_file_that_was_fetched_and_not_handed_out_comes_again_to_a_kept_subscription(tmp_path: Path) -> None:
+    source = tmp_path / "a.bin"
+    content = make_file(source, 1000)
+
+    async def test() -> None:
+        async with service() as broker, connect(broker.urls[0]) as sender:
+            for is_handed_out in (False, True):
+                async with (
+                    connect(broker.urls[0], name="me") as client,
+                    client.receive_files("f", folder=tmp_path / "in", keep=True) as files,
+                ):
+                    if not is_handed_out:
+                        await sender.send_file("f", source)
+                    await files.fetch()
+                    await files.fetch()  # changes nothing
+                    if is_handed_out:
+                        assert (await anext(files)).path.read_bytes() == content
+            async with (
+                connect(broker.urls[0], name="me") as client,
+                client.receive_files("f", folder=tmp_path / "in") as files,
+            ):
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05):
+                        await anext(files)
+
+    run(test)
+
+
+def test_a_callback_that_fails_hides_no_file(tmp_path: Path) -> None:
+    source = tmp_path / "a.bin"
+    content = make_file(source, 1000)
+
+    def fail(*_: object) -> None:
+        raise ValueError("of the application")
+
+    async def test() -> None:
+        async with (
+            broker_and_client() as (_, client),
+            client.receive_files("f", folder=tmp_path / "in", progress=fail) as files,
+        ):
+            await client.send_file("f", source)
+            with pytest.raises(ValueError, match="of the application"):
+                await anext(files)
+            assert (await anext(files)).path.read_bytes() == content
+
+    run(test)
+
+
 def test_who_comes_late_is_told_and_gets_the_next_run(tmp_path: Path) -> None:
     content = b"0123456789"
 

@@ -56,6 +56,9 @@ class SendPolicy(Protocol):
     def on_probe(self, fragments: Iterable[Fragment]) -> None:
         """The probe timer fired and theirs is the oldest packet under way: they go out again."""
 
+    def release(self) -> None:
+        """Drop all fragments, because the connection has ended."""
+
 
 class SelectiveRepeat:
     """Resends what was lost, nothing else."""
@@ -101,6 +104,9 @@ class SelectiveRepeat:
         if self.lost is UNUSED:
             self.lost = deque()
         self.lost.extendleft(one for one in reversed(list(fragments)) if not one.settled)
+
+    def release(self) -> None:
+        self.lost = UNUSED
 
 
 class GoBackN:
@@ -160,6 +166,10 @@ class GoBackN:
                 self._cursor = 0
 
     def on_probe(self, fragments: Iterable[Fragment]) -> None:
+        self._cursor = 0
+
+    def release(self) -> None:
+        self._under_way.clear()
         self._cursor = 0
 
 

@@ -66,7 +66,7 @@ class Connection:
     """Made by an endpoint only."""
 
     __slots__ = (
-        "__weakref__", "_awake", "_closed", "_events", "_farewell", "_inbound", "_parts", "_roaming", "_short_in",
+        "__weakref__", "_awake", "_ended", "_events", "_farewell", "_inbound", "_parts", "_roaming", "_short_in",
         "_short_out", "_silence", "_timers", "_transmitter", "id", "is_awake", "peer_address", "rests_until", "role",
         "scheduled_at", "state",
     )  # fmt: skip
@@ -103,7 +103,8 @@ class Connection:
         )
         self._roaming = Roaming(self._parts, entropy)
         self._farewell: Farewell
-        self._closed: Closed
+        self._ended: tuple[int, str]
+        """Code and reason of the end. Not the event: that refers back to the connection."""
         # Set by establish.
         self._transmitter: Transmitter
         self._inbound: Inbound
@@ -190,20 +191,18 @@ class Connection:
         """Ends the connection at once and tells the peer. What was not acknowledged yet may be lost."""
         if not 0 <= code <= MAX_CODE:
             raise UsageError(f"a code of {code}: it lies between 0 and {MAX_CODE}")
-        if self.state is State.CONNECTING:
-            self._end(State.CLOSED, now, code, reason, "local")
-        elif self.state is State.OPEN:
-            self._end(State.CLOSING, now, code, reason, "local")
+        self._end(State.CLOSING, now, code, reason, "local")
 
     def fail(self, now: float, code: int, reason: str, origin: Origin) -> None:
         """It has ended without a word of close: refused, reset or timed out."""
-        if self.state is State.CONNECTING:
-            self._end(State.CLOSED, now, code, reason, origin)
-        elif self.state is State.OPEN:
-            self._end(State.DRAINING, now, code, reason, origin)
+        self._end(State.DRAINING, now, code, reason, origin)
 
     def _end(self, state: State, now: float, code: int, reason: str, origin: Origin) -> None:
-        if state is not State.CLOSED:
+        if self.state is State.CONNECTING:
+            state = State.CLOSED
+        elif self.state is not State.OPEN:
+            return
+        else:
             parts = self._parts
             frame = b""
             if state is State.CLOSING:
@@ -211,13 +210,14 @@ class Connection:
                 frame = wire.encode_frame(wire.Close(code, reason, mac))
             self._farewell = Farewell(frame, now, parts.recovery.round_trip.probe_timeout_s())
         self.state = state
-        self._closed = Closed(self, code, reason, origin)
-        self._events.append(self._closed)
+        self._ended = code, reason
+        self._parts.release()
+        self._events.append(Closed(self, code, reason, origin))
         self.wake()
 
     def _require_usable(self) -> None:
         if self.state is not _OPEN and self.state is not State.CONNECTING:
-            raise ConnectionClosedError(self._closed.code, self._closed.reason)
+            raise ConnectionClosedError(*self._ended)
 
     # -- feed ---------------------------------------------------------------------------------------------------------
 

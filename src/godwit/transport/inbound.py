@@ -85,7 +85,8 @@ class Inbound:
             try:
                 self._lone_packet(packet, now, delivery)
             except DecodeError as error:
-                delivery.violation = error
+                # The traceback refers to this frame, which refers to the delivery.
+                delivery.violation = error.with_traceback(None)
                 break
         return min(at, end)
 

@@ -61,6 +61,17 @@ class Parts:
         self.on_new_path(now, round_trip_s)
         return self.sending.on_limits(peer)
 
+    def release(self) -> None:
+        """Drop all records and sent packets, because the connection has ended.
+
+        Channels and their records refer to each other: without this they would wait for the garbage collector.
+        """
+        self.sending.release()
+        self.receiving.release()
+        if hasattr(self, "recovery"):
+            self.recovery.sent = SentLog()
+            self.recovery.given_up = SentLog()
+
     def on_new_path(self, now: float, round_trip_s: float | None) -> None:
         """Nothing is known of the path, or nothing any more; packets under way stay under way."""
         under_way = SentLog()

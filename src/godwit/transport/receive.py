@@ -268,6 +268,14 @@ class ReceiveHalf:
     def is_ended(self, channel_id: int) -> bool:
         return channel_id in self._ended
 
+    def release(self) -> None:
+        """Drop what was received and not consumed, because the connection has ended."""
+        for channel in self._channels.values():
+            channel.held.clear()
+        self.current = self._none
+        self._consumed_bytes = self._received_bytes
+        self._control.consumed_bytes = self._control.received_bytes
+
     # -- the parts ----------------------------------------------------------------------------------------------------
 
     def _channel(self, channel_id: int) -> IncomingChannel | None:

@@ -164,6 +164,15 @@ class SendHalf:
         """What waits to be sent or acknowledged."""
         return self.queued_bytes + self._unreliable_bytes
 
+    def release(self) -> None:
+        """Drop all records, because the connection has ended."""
+        for channel in self._channels.values():
+            channel.pending = UNUSED
+        self._ready = self._begun = self.unreliable = UNUSED
+        self._control_under_way.clear()
+        self.queued_bytes = self.unsent_bytes = self._unreliable_bytes = 0
+        self.policy.release()
+
     # -- what the other side says -------------------------------------------------------------------------------------
 
     def on_limits(self, peer: Parameters) -> str:
@@ -174,9 +183,7 @@ class SendHalf:
         self._max_channels = min(peer.max_channels, self._max_channels)
         for channel in self._channels.values():
             channel.limit_bytes = peer.channel_window_bytes
-        longest = max(
-            (len(record.body) for channel in self._channels.values() for record in channel.pending), default=0
-        )
+        longest = max((len(each.body) for one in self._channels.values() for each in one.pending), default=0)
         if longest > peer.max_record_bytes:
             return f"a record of {longest} bytes was queued: the other side takes at most {peer.max_record_bytes}"
         if len(self._channels) - 1 > peer.max_channels:
@@ -205,11 +212,6 @@ class SendHalf:
             del self._confirmed[next(iter(self._confirmed))]  # the channel that was confirmed first, long ended
         return True
 
-    def _has_ample_room(self) -> bool:
-        control_bytes = self._control.queued_bytes
-        data_bytes = self.queued_bytes - control_bytes
-        return control_bytes <= CONTROL_QUEUE_BYTES // 2 and data_bytes <= self._send_buffer_bytes // 2
-
     def on_completed(self, records: Sequence[OutgoingRecord]) -> bool:
         """These records have wholly arrived. True when a refused sender should hear of the room."""
         for record in records:
@@ -224,10 +226,10 @@ class SendHalf:
         under_way = self._control_under_way
         while under_way and not under_way[0].unsettled:
             self._control_under_way_bytes -= under_way.pop(0).cost_bytes
-        if self.refused and self._has_ample_room():
-            self.refused = False
-            return True
-        return False
+        if not self.refused or self._control.queued_bytes > CONTROL_QUEUE_BYTES // 2:
+            return False
+        self.refused = self.queued_bytes - self._control.queued_bytes > self._send_buffer_bytes // 2
+        return not self.refused
 
     # -- what goes next -----------------------------------------------------------------------------------------------
 
@@ -302,10 +304,6 @@ class SendHalf:
             return None
         return record
 
-    def take_bulk(self, record: OutgoingRecord, taken_bytes: int) -> None:
-        """So much of what next_bulk gave has been put into packets."""
-        self._advance(record, taken_bytes)
-
     def _resend(self, fragment: Fragment, room_bytes: int, packet_is_empty: bool) -> Fragment | None:
         policy = self.policy
         size = fragment.stop - fragment.start
@@ -330,12 +328,12 @@ class SendHalf:
         if size < 0 or (size == 0 and left > 0):
             return None
         fragment = Fragment(record, record.cut_bytes, record.cut_bytes + size)
-        self._advance(record, size)
+        self.take_bulk(record, size)
         self.policy.on_new(fragment)
         return fragment
 
-    def _advance(self, record: OutgoingRecord, more_bytes: int) -> None:
-        """So much more of the record, which was given by _next_control or _next_channel_record, has been cut."""
+    def take_bulk(self, record: OutgoingRecord, more_bytes: int) -> None:
+        """Count so many more bytes of the record, which next_bulk or one of the methods below returned, as cut."""
         channel = record.channel
         is_control = channel is self._control
         if record.cut_bytes == 0:

@@ -1,0 +1,122 @@
+"""The memory of a connection that has ended is free without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.transport.world import ARQS, CLIENT, World, packet_for, send_all
+
+from godwit.transport.config import EndpointConfig
+from godwit.transport.connection import Connection
+from godwit.transport.fragment import OutgoingChannel, OutgoingRecord
+from godwit.transport.inbound import Inbound
+from godwit.transport.parts import Parts
+from godwit.transport.receive import Assembly, IncomingChannel, ReceiveHalf
+from godwit.transport.recovery import Recovery
+from godwit.transport.send import SendHalf
+from godwit.wire import frames as wire
+from godwit.wire.control import Code
+from godwit.wire.parameters import Arq
+
+PER_CONNECTION = frozenset(
+    (
+        Assembly, Connection, Inbound, IncomingChannel, OutgoingChannel, OutgoingRecord, Parts, ReceiveHalf, Recovery,
+        SendHalf,
+    )
+)  # fmt: skip
+RECORD = bytes(3000)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> list[object]:
+    return [one for one in gc.get_objects() if type(one) in PER_CONNECTION]
+
+
+def close(world: World, client: Connection, server: Connection) -> None:
+    client.close(world.now)
+
+
+def close_by_server(world: World, client: Connection, server: Connection) -> None:
+    server.close(world.now, Code.KICKED, "removed")
+
+
+def fall_silent(world: World, client: Connection, server: Connection) -> None:
+    world.fate = lambda flying: []
+
+
+def reset(world: World, client: Connection, server: Connection) -> None:
+    server.fail(world.now, Code.RESET, "lost", "reset")
+
+
+def break_the_protocol(world: World, client: Connection, server: Connection) -> None:
+    frame = wire.Data(wire.LAST, 9, 0, 20_000_000, None, b"beyond the longest record")
+    world.inject(world.server, packet_for(server, 10_000, frame), source=CLIENT)
+
+
+ENDS = [close, close_by_server, fall_silent, reset, break_the_protocol]
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("arq", ARQS)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_connection_that_has_ended_leaves_nothing_behind(
+    end: Callable[[World, Connection, Connection], None], arq: Arq
+) -> None:
+    world = World(client=EndpointConfig(arq=arq), server=EndpointConfig(accepts=True))
+    world.server.consumes = world.client.consumes = False
+    before = len(alive())
+    pair = world.connect()
+    # Both sides have records that wait for credit or for an acknowledgement, and half a record that was received.
+    world.fate = lambda flying: [0.01] if flying.count % 5 else []
+    for connection in pair:
+        send_all(world, connection, [RECORD] * 200)
+        connection.send(0, RECORD)
+    world.run(0.1)
+    assert len(alive()) > before + 400
+    end(world, *pair)
+    del pair, connection
+    world.run(100)
+    assert not world.server.endpoint.connections
+    assert not world.client.endpoint.connections
+    world.client.events.clear()
+    world.server.events.clear()
+    assert len(alive()) == before
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_records_are_free_at_once_while_the_connection_still_answers_stray_packets() -> None:
+    world = World()
+    client, server = world.connect()
+    before = len(alive())
+    world.fate = lambda flying: [0.01] if flying.count % 5 else []
+    send_all(world, client, [RECORD] * 200)
+    world.server.consumes = False
+    world.run(0.03)
+    assert server.buffered_bytes > 0
+    server.close(world.now, Code.LIMIT)
+    client.close(world.now)
+    assert (client.buffered_bytes, server.buffered_bytes, client.unsent_bytes) == (0, 0, 0)
+    world.server.events.clear()
+    assert len(alive()) <= before + 2  # the two channels
+    assert server.id in world.server.endpoint.connections
+    assert client.statistics.packets_sent > 0
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_an_attempt_that_nobody_answers_leaves_nothing_behind() -> None:
+    world = World()
+    before = len(alive())
+    world.fate = lambda flying: []
+    send_all(world, world.client.endpoint.connect(("198.51.100.7", 7000), world.now), [RECORD] * 200)
+    world.run(30)
+    world.client.events.clear()
+    assert len(alive()) == before

@@ -75,7 +75,8 @@ def test_a_client_that_leaves_with_work_undone_leaves_nothing_behind(end: Callab
     publisher = user.client.publisher("c/d", qos=1)
     user.client.volunteer(["kind"], capacity=2)
     place.publish(sender, "a/b", *[bytes(10 * KIB)] * 900)  # more than the client's window, and it takes none
-    place.network.lost = lambda source, target: source == user.address
+    address = user.address
+    place.network.lost = lambda source, target: source == address
     for _ in range(100):
         publisher.send(bytes(10 * KIB), place.network.now_us, False)
     place.network.run(0.5)
@@ -88,7 +89,7 @@ def test_a_client_that_leaves_with_work_undone_leaves_nothing_behind(end: Callab
     place.network.run(60)
     place.network.lost = lambda source, target: False
     place.network.after_step.remove(user.note)
-    del place.network.parties[user.address], user, publisher
+    del place.network.parties[address], user, publisher
     place.publish(sender, "a/b", b"routes are worked out anew")
     place.network.run(60)
     left = {kind: count - before[kind] for kind, count in alive().items() if count > before[kind]}

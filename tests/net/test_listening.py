@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from godwit.errors import SocketError
-from godwit.net.listening import archive_open_to_all, beside, is_only_here, listen_on, open_to_all
+from godwit.net.listening import (
+    archive_open_to_all,
+    beside,
+    is_only_here,
+    listen_on,
+    listener_reset_key,
+    open_to_all,
+)
 from godwit.net.udp import UdpSocket
 from godwit.transport.train import Address
 
@@ -59,3 +66,12 @@ def test_what_only_this_machine_can_reach() -> None:
         assert is_only_here(listen)
     for listen in ("0.0.0.0:5", "[::]:5", "192.0.2.1", "host.example:5"):
         assert not is_only_here(listen)
+
+
+def test_each_listener_has_a_reset_key_of_its_own_that_stays_the_same() -> None:
+    addresses: list[Address] = [("127.0.0.1", 50000), ("127.0.0.1", 50001), ("::1", 50000, 0, 0)]
+    keys = [listener_reset_key(bytes(32), address) for address in addresses]
+    assert len({*keys, bytes(32)}) == 4
+    assert keys == [listener_reset_key(bytes(32), address) for address in addresses]
+    assert listener_reset_key(b"another broker's key, 32 bytes..", addresses[0]) != keys[0]
+    assert all(len(key) == 32 for key in keys)

@@ -380,6 +380,27 @@ def test_a_killed_broker_proves_to_its_clients_that_it_was_restarted(tmp_path: P
     run(test)
 
 
+def test_a_listener_does_not_give_away_the_reset_tokens_of_another(tmp_path: Path) -> None:
+    """A stranger asks the second listener for a reset of a connection of the first."""
+
+    def reset(service: Service, place: int, connection_id: int) -> bytes | None:
+        return service.server.listeners[place].endpoint._acceptor.reset(connection_id, 1200, time.monotonic())
+
+    async def test() -> None:
+        async with Service(durable(tmp_path, "127.0.0.1:0", "127.0.0.1:0")) as broker:
+            async with connect(broker.urls[0]):
+                (connection_id,) = broker.server.listeners[0].endpoint.connections
+            own, other = reset(broker, 0, connection_id), reset(broker, 1, connection_id)
+            listen = [url.removeprefix("udp://") for url in broker.urls]
+        assert own is not None
+        assert other is not None
+        assert own != other
+        async with Service(durable(tmp_path, *listen)) as broker:
+            assert reset(broker, 0, connection_id) == own
+
+    run(test)
+
+
 def test_other_rules_hold_at_once_and_another_folder_needs_a_restart(tmp_path: Path) -> None:
     async def test() -> None:
         notices = Notices()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hmac
 from collections.abc import Sequence
 from typing import Final
 
@@ -36,6 +37,16 @@ def listen_on(host: str, port: int, addresses: Sequence[Address]) -> list[UdpSoc
             udp.close()
         raise
     return opened
+
+
+def listener_reset_key(reset_key: bytes, address: Address) -> bytes:
+    """Return the reset key of the listener that is bound to this address, derived from the broker's stored key.
+
+    With one key for all, a listener would answer a packet for a connection of another with that connection's token. The
+    address outlives a restart. A port picked by the system does not, but then no client sends to the old one either.
+    """
+    host, port, *_ = address
+    return hmac.digest(reset_key, f"godwit 1 listener {host} {port}".encode(), "sha256")
 
 
 def beside(listen: str, address: Address) -> str:

@@ -24,7 +24,14 @@ from godwit.net.address import format_address, is_loopback, parse_broker, resolv
 from godwit.net.archive_process import ArchiveProcess, archive_command
 from godwit.net.drive import EndpointDriver
 from godwit.net.durable import LOG_ID_BYTES, DurableLog
-from godwit.net.listening import archive_open_to_all, beside, is_only_here, listen_on, open_to_all
+from godwit.net.listening import (
+    archive_open_to_all,
+    beside,
+    is_only_here,
+    listen_on,
+    listener_reset_key,
+    open_to_all,
+)
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import Configuration
 from godwit.server.log import Log
@@ -173,7 +180,7 @@ class Service:
                 receive_buffer_bytes=udp.receive_buffer_bytes,
             )
             if self._durable is not None:
-                config = replace(config, reset_key=self._durable.reset_key)
+                config = replace(config, reset_key=listener_reset_key(self._durable.reset_key, udp.local_address))
             listener = self.server.listen(config)
             side = _Shared(listener)
             sides.append(side)

@@ -16,7 +16,8 @@ from godwit.wire.parameters import Parameters
 def parts(arq: str = "selective-repeat", **config: int) -> tuple[Parts, Parameters]:
     discipline = EndpointConfig(arq=arq).parameters(b"")  # type: ignore[arg-type]
     own = EndpointConfig(**config)  # type: ignore[arg-type]
-    return Parts(role="client", connection_id=5, config=own, discipline=discipline, dropped=Counter()), discipline
+    made = Parts(role="client", connection_id=5, config=own, discipline=discipline, dropped=Counter(), entropy=bytes)
+    return made, discipline
 
 
 def known(round_trip_s: float | None = 0.04) -> Parts:

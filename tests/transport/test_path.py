@@ -24,11 +24,18 @@ THERE: Address = ("192.0.2.1", 4001)
 
 def roaming() -> tuple[Roaming, Parts]:
     parameters = EndpointConfig().parameters(b"")
-    parts = Parts(role="server", connection_id=5, config=EndpointConfig(), discipline=parameters, dropped=Counter())
+    parts = Parts(
+        role="server",
+        connection_id=5,
+        config=EndpointConfig(),
+        discipline=parameters,
+        dropped=Counter(),
+        entropy=random.Random(1).randbytes,
+    )
     parts.on_peer(peer_id=6, peer=parameters, key=KEY, round_trip_s=0.04, now=0.0)
     for number in range(10):
         parts.acknowledger.on_packet(number, 0.0)
-    return Roaming(parts, random.Random(1).randbytes), parts
+    return Roaming(parts), parts
 
 
 def packet(*frames: wire.Frame, number: int = 10, size: int = 0) -> bytes:

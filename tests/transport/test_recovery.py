@@ -98,6 +98,17 @@ def test_a_packet_is_lost_when_one_three_newer_has_arrived() -> None:
     assert PACKET_GAP_THRESHOLD == 3
 
 
+def test_a_number_that_was_skipped_does_not_count_as_a_newer_packet() -> None:
+    recovery = known()
+    sent(recovery, 10)
+    recovery.sent.skip(11)
+    sent(recovery, 12, 13, 14)
+    recovery.on_ack([(12, 13)])
+    assert recovery.detect_losses(0.0) == []
+    recovery.on_ack([(14, 14)])
+    assert numbers(recovery.detect_losses(0.0)) == [10]
+
+
 def test_a_packet_is_lost_when_nine_eighths_of_a_round_trip_have_passed() -> None:
     recovery = known(0.080)
     sent(recovery, 0, 1, at=10.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from godwit.transport.congestion import Flight
 from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
-from godwit.transport.sent import SentLog, SentRun
+from godwit.transport.sent import MAX_OLD_SKIPPED, SentLog, SentRun
 
 FLIGHT = Flight(1.0, 0, 0.0, 0.0, False)
 BODY_BYTES = 10
@@ -125,3 +125,17 @@ def test_a_log_can_be_emptied() -> None:
     assert (len(log), log.packets, log.take(0, 100)) == (0, 0, [])
     log.append(run(9))
     assert numbers(log.take(0, 100)) == [9]
+
+
+def test_skipped_numbers_are_remembered_while_older_packets_are_under_way() -> None:
+    log = SentLog()
+    log.append(run(5))
+    for number in range(10, 1000, 10):
+        log.skip(number)
+    assert len(log.skipped) == 99
+    assert [log.count_skipped(*span) for span in ((0, 9), (10, 10), (11, 30), (0, 2**40))] == [0, 1, 2, 99]
+    log.take(5, 5)
+    log.skip(1000)
+    assert log.skipped == list(range(1000 - 10 * (MAX_OLD_SKIPPED - 1), 1001, 10))
+    log.clear()
+    assert len(log.skipped) == MAX_OLD_SKIPPED

@@ -13,7 +13,7 @@ def test_the_figures_come_from_the_parts() -> None:
     send_all(world, client, [bytes(20_000)] * 5)
     world.run(5.0)
     sent, got = client.statistics, server.statistics
-    assert sent.packets_sent > 80
+    assert sent.packets_sent > 100_000 // 1472
     assert sent.bytes_sent > 100_000
     assert 0 < sent.packets_lost < sent.packets_sent
     assert sent.fragments_resent > 0

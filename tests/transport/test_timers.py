@@ -21,7 +21,9 @@ class Stage:
     def __init__(self, window_bytes: int = 2000) -> None:
         config = EndpointConfig(channel_window_bytes=window_bytes)
         parameters = config.parameters(b"")
-        self.parts = Parts(role="server", connection_id=5, config=config, discipline=parameters, dropped=Counter())
+        self.parts = Parts(
+            role="server", connection_id=5, config=config, discipline=parameters, dropped=Counter(), entropy=bytes
+        )
         self.parts.on_peer(peer_id=6, peer=parameters, key=b"k", round_trip_s=0.1, now=0.0)
         self.transmitter = Transmitter(self.parts, 0.0)
         self.inbound = Inbound(self.parts, self.transmitter)
@@ -31,7 +33,7 @@ class Stage:
             self.parts,
             transmitter=self.transmitter,
             inbound=self.inbound,
-            roaming=Roaming(self.parts, bytes),
+            roaming=Roaming(self.parts),
             silence=self.silence,
         )
 

@@ -14,8 +14,7 @@ CLOSING answers what still comes with its close again; DRAINING is silent. Both 
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import deque
 from enum import Enum
 from typing import Final
 
@@ -24,7 +23,6 @@ from crc32c import crc32c
 from godwit.errors import ConnectionClosedError, UsageError
 from godwit.transport import handshake, statistics
 from godwit.transport.arq import SelectiveRepeat
-from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
 from godwit.transport.farewell import Farewell
 from godwit.transport.handshake import Role
@@ -71,22 +69,10 @@ class Connection:
         "scheduled_at", "state",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        *,
-        config: EndpointConfig,
-        role: Role,
-        connection_id: int,
-        address: Address,
-        discipline: Parameters,
-        events: list[Event],
-        dropped: Counter[str],
-        entropy: Callable[[int], bytes],
-        awake: deque[Connection],
-    ) -> None:
-        self.id = connection_id
+    def __init__(self, parts: Parts, address: Address, *, events: list[Event], awake: deque[Connection]) -> None:
+        self.id = parts.connection_id
         """What the peer puts into its packets."""
-        self.role: Role = role
+        self.role: Role = parts.role
         self.peer_address = address
         self.state = State.CONNECTING
         self.scheduled_at: float | None = None
@@ -98,10 +84,8 @@ class Connection:
         earlier time already. 0: unknown."""
         self._events = events
         self._awake = awake
-        self._parts = Parts(
-            role=role, connection_id=connection_id, config=config, discipline=discipline, dropped=dropped
-        )
-        self._roaming = Roaming(self._parts, entropy)
+        self._parts = parts
+        self._roaming = Roaming(parts)
         self._farewell: Farewell
         self._ended: tuple[int, str]
         """Code and reason of the end. Not the event: that refers back to the connection."""

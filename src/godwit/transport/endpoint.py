@@ -25,6 +25,7 @@ from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection, State
 from godwit.transport.dial import Dial
 from godwit.transport.events import Event
+from godwit.transport.parts import Parts
 from godwit.transport.train import Address, Train
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
@@ -182,17 +183,15 @@ class Endpoint:
         connection_id = 0
         while connection_id == 0 or connection_id in self._connections or connection_id in self._dials:
             connection_id = int.from_bytes(self._entropy(8), "big")
-        return Connection(
-            config=self._config,
+        parts = Parts(
             role=role,
             connection_id=connection_id,
-            address=address,
+            config=self._config,
             discipline=discipline,
-            events=self._events,
             dropped=self.dropped,
             entropy=self._entropy,
-            awake=self._awake,
         )
+        return Connection(parts, address, events=self._events, awake=self._awake)
 
     def _schedule(self, owner: Connection | Dial, connection_id: int, now: float) -> None:
         """A later timer than the one that stands is left for then: the owner is asked again when it fires."""

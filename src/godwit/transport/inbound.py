@@ -233,7 +233,9 @@ class Inbound:
     # -- acknowledgements ---------------------------------------------------------------------------------------------
 
     def _ack(self, frame: wire.Ack, now: float, delivery: Delivery) -> None:
+        """Raises DecodeError if a number is acknowledged that was skipped to notice just that."""
         next_number = self._transmitter.next_number
+        recovery = self._parts.recovery
         ranges = []
         below = next_number
         for first, last in frame.ranges:
@@ -242,12 +244,13 @@ class Inbound:
             if full_last >= below or full_first > full_last or full_first < 0:
                 self._parts.dropped["forged_ack"] += 1  # of packets that were never sent, or not in descending order
                 return
+            if recovery.sent.skipped and recovery.sent.count_skipped(full_first, full_last):
+                raise DecodeError("skipped_ack", "a packet is acknowledged whose number was never used")
             ranges.append((full_first, full_last))
             below = full_first
         if frame.next_position is not None and not self._parts.sending.policy.is_possible(frame.next_position):
             self._parts.dropped["forged_ack"] += 1
             return
-        recovery = self._parts.recovery
         was_largest = recovery.largest_acked
         acked, late = recovery.on_ack(ranges)
         if acked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.acknowledge import Acknowledger
@@ -23,12 +24,19 @@ class Parts:
     """Some exist from the start, so that the application can queue records; the others once the peer is known."""
 
     __slots__ = (
-        "acknowledger", "announcements", "config", "congestion", "connection_id", "dropped", "in_order", "key", "mtu",
-        "peer", "peer_id", "peer_role", "receiving", "recovery", "role", "sending",
+        "acknowledger", "announcements", "config", "congestion", "connection_id", "dropped", "entropy", "in_order",
+        "key", "mtu", "peer", "peer_id", "peer_role", "receiving", "recovery", "role", "sending",
     )  # fmt: skip
 
     def __init__(
-        self, *, role: Role, connection_id: int, config: EndpointConfig, discipline: Parameters, dropped: Counter[str]
+        self,
+        *,
+        role: Role,
+        connection_id: int,
+        config: EndpointConfig,
+        discipline: Parameters,
+        dropped: Counter[str],
+        entropy: Callable[[int], bytes],
     ) -> None:
         self.role: Role = role
         self.peer_role: Role = "server" if role == "client" else "client"
@@ -36,6 +44,7 @@ class Parts:
         self.config = config
         self.dropped = dropped
         """Why packets were dropped: the endpoint's count."""
+        self.entropy = entropy
         self.sending = SendHalf(
             send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes, max_channels=config.max_channels
         )

@@ -7,7 +7,6 @@ the new address is taken. One candidate at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from godwit.errors import DecodeError
@@ -39,11 +38,10 @@ class Candidate:
 class Roaming:
     """Feed: on_packet. Drain: take_challenge, due_at."""
 
-    __slots__ = ("_candidate", "_entropy", "_parts")
+    __slots__ = ("_candidate", "_parts")
 
-    def __init__(self, parts: Parts, entropy: Callable[[int], bytes]) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._entropy = entropy
         self._candidate: Candidate | None = None
 
     def on_packet(self, packet: bytes, address: Address, now: float) -> bool:
@@ -69,7 +67,7 @@ class Roaming:
                     parts.dropped["forged_path_response"] += 1
         elif expand_number(truncated, parts.acknowledger.largest + 1) > parts.acknowledger.largest:
             wait_s = parts.recovery.round_trip.probe_timeout_s()
-            candidate = self._candidate = Candidate(address, self._entropy(PROBE_BYTES), now, wait_s)
+            candidate = self._candidate = Candidate(address, self._parts.entropy(PROBE_BYTES), now, wait_s)
         if candidate is not None and candidate.address == address:
             candidate.received_bytes += len(packet)
         parts.dropped["unproven_path"] += 1

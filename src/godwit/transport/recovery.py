@@ -139,6 +139,8 @@ class Recovery:
         trip = self.round_trip
         patience_s = max(self._time_threshold * max(trip.smoothed_s, trip.latest_s), TIMER_GRANULARITY_S)
         overtaken = self.largest_acked - self._gap
+        if self.sent.skipped:  # the threshold is about packets, not about numbers
+            overtaken -= self.sent.count_skipped(overtaken + 1, self.largest_acked)
         last_lost = overtaken
         self.loss_timer = None
         # Numbers and times of sending grow together: what is lost is the lower end of the log.

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from godwit.transport.congestion import Flight
 from godwit.transport.fragment import Fragment
+
+MAX_OLD_SKIPPED: Final = 16
 
 Announcement: TypeAlias = tuple[Literal["confirm", "credit"], int, int]
 """What was said, of which channel, with which value."""
@@ -77,7 +79,7 @@ class SentRun(msgspec.Struct, gc=False):
 class SentLog:
     """Runs by their numbers. New ones come at the upper end; any may leave."""
 
-    __slots__ = ("numbers", "packets", "runs")
+    __slots__ = ("numbers", "packets", "runs", "skipped")
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -85,6 +87,8 @@ class SentLog:
         self.runs: list[SentRun] = []
         self.packets = 0
         """How many packets are in it."""
+        self.skipped: list[int] = []
+        """Numbers that no packet was sent with, ascending: all since the oldest packet under way, some older ones."""
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -97,6 +101,19 @@ class SentLog:
         self.numbers.append(run.number)
         self.runs.append(run)
         self.packets += run.count
+
+    def skip(self, number: int) -> None:
+        """Note that no packet will be sent with this number, which is higher than all before."""
+        skipped = self.skipped
+        skipped.append(number)
+        oldest = self.numbers[0] if self.numbers else number
+        while len(skipped) > MAX_OLD_SKIPPED and skipped[0] < oldest:
+            del skipped[0]
+
+    def count_skipped(self, first: int, last: int) -> int:
+        """Return how many of the numbers from first to last were skipped."""
+        skipped = self.skipped
+        return bisect_right(skipped, last) - bisect_left(skipped, first)
 
     def clear(self) -> None:
         self.numbers.clear()

@@ -143,6 +143,9 @@ class ShortInbound:
         oldest = newest - ((newest - low) & _MASK)
         if oldest < 0:
             return False
+        skipped = recovery.sent.skipped
+        if skipped and skipped[-1] >= oldest:
+            return False
         given_up = recovery.given_up.runs
         if given_up and given_up[-1].number >= oldest:
             return False

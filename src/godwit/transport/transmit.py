@@ -12,7 +12,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from godwit.limits import MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
+from godwit.limits import MAX_PACKET_GAP_THRESHOLD, MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.congestion import Flight, train_limit_bytes
 from godwit.transport.fragment import Fragment, UnreliableRecord
 from godwit.transport.pacing import Pacer, train_bytes
@@ -41,6 +41,11 @@ SMALLEST_QUESTION_BYTES: Final = len(encode_frame(Reset(bytes(TOKEN_BYTES)))) + 
 """A client's packet that only asks has at least this content: a server that forgot the connection answers with a reset,
 but only to something longer than that."""
 
+SKIP_INTERVAL: Final = 128
+SKIP_SPREAD: Final = 1024
+"""A number is skipped after at least SKIP_INTERVAL packets and up to SKIP_SPREAD more, at the start of a train."""
+assert SKIP_INTERVAL > MAX_PACKET_GAP_THRESHOLD, "at most one skipped number matters to the detection of a loss"
+
 FULL_HEADER: Final = struct.Struct(">9sI9sI")
 """The headers of a packet and of a fragment in one call: what stays the same in a run of packets is packed before."""
 assert FULL_HEADER.size == HEADER.size + FRAGMENT_HEADER.size
@@ -51,13 +56,15 @@ class Transmitter:
     """Drain: next_train until it gives None; then `paced_until` says when to ask again, if only the pacer held it."""
 
     __slots__ = (
-        "_pacer", "_parts", "bytes_sent", "fragments_resent", "next_number", "paced_until", "packets_sent",
+        "_pacer", "_parts", "_skips_at", "bytes_sent", "fragments_resent", "next_number", "paced_until", "packets_sent",
         "probes_due",
     )  # fmt: skip
 
     def __init__(self, parts: Parts, now: float) -> None:
         self._parts = parts
         self._pacer = Pacer(now)
+        self._skips_at = 0
+        """The number from which on the next one is skipped. 0: not drawn yet."""
         self.next_number = 0
         """One more than the number of the newest packet sent."""
         self.probes_due = 0
@@ -93,6 +100,8 @@ class Transmitter:
         allowed = self._allowed_datagrams(now, datagram_bytes)
         if not speaks and not allowed:
             return None
+        if allowed > 1 and self.next_number >= self._skips_at and self._parts.sending.unsent_bytes > datagram_bytes:
+            self._skip()
         flight = self._parts.congestion.begin_flight(now)
         parts: list[bytes] = []
         sent: list[SentRun] = []
@@ -119,6 +128,18 @@ class Transmitter:
         if not count:
             return None
         return self._depart(now, parts, first_bytes, count, sent)
+
+    def _skip(self) -> None:
+        """Leave out a packet number now and then (RFC 9000, 21.4).
+
+        A peer that acknowledges packets it has not received, so that more is sent to it than the path carries, does not
+        know which numbers are missing. With no more than a packet to send there is nothing to be gained that way.
+        """
+        if self._skips_at:
+            self._parts.recovery.sent.skip(self.next_number)
+            self.next_number += 1
+        drawn = int.from_bytes(self._parts.entropy(2), "big") % SKIP_SPREAD
+        self._skips_at = self.next_number + SKIP_INTERVAL + drawn
 
     def allows_one(self, now: float) -> bool:
         """Whether window and pacer let one packet with data go, if there are no more to come."""

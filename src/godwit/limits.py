@@ -45,6 +45,15 @@ MAX_CONTROL_RECORD_BYTES: Final = 128 * KIB
 MAX_CHANNELS: Final = 16_384
 PIECE_BYTES: Final = 1024
 """Fragments beyond a gap are bounded as if each were this long: a flood of tiny ones is refused."""
+ASSEMBLY_COST_BYTES: Final = 512
+"""What a record that waits for its fragments, or for an earlier record, takes of memory beyond what it costs of the
+credit: the objects around its bytes."""
+PIECE_COST_BYTES: Final = 256
+"""The same of a fragment beyond a gap."""
+MAX_UNFINISHED_BYTES: Final = 512 * MIB
+"""Such records of all connections of a broker, at what they take of memory. Beyond it connections are closed."""
+UNADMITTED_BYTES: Final = 96 * KIB
+"""What is held for a client before its login: room for the longest login, its fragments in any order."""
 MAX_CONFIRMS_WAITING: Final = 65_536
 """Channels whose confirm a peer has not acknowledged; beyond it the oldest is forgotten, and the peer sends again."""
 SEND_BUFFER_BYTES: Final = 4 * MIB
@@ -78,6 +87,10 @@ HANDSHAKE_RETRY_S: Final = 0.25
 MAX_HANDSHAKE_RETRY_S: Final = 0.5
 COOKIE_LIFETIME_S: Final = 15.0
 MAX_CONNECTIONS: Final = 20_000
+MAX_UNADMITTED_PER_HOST: Final = 64
+"""Connections without a login that one host, or IPv6 network of 64 bits, may have for longer than LOGIN_GRACE_S."""
+LOGIN_GRACE_S: Final = 2.0
+"""A connection without a login does not make room for another one of the same host sooner than this."""
 MAX_HANDSHAKE_APPLICATION_BYTES: Final = 700
 """*protocol*: what an application may put into connect and accept, which fit a base datagram."""
 MAX_REASON_BYTES: Final = 256
@@ -240,6 +253,8 @@ assert 9 + MAX_ACK_RANGES * 8 < BASE_DATAGRAM_BYTES - 100
 assert CLIENT_WINDOW_BYTES <= SEND_BUFFER_BYTES
 assert MAX_TOPICS < MAX_TOPIC_NODES
 assert MAX_WILL_BYTES < MAX_CONTROL_RECORD_BYTES
+assert (MAX_WILL_BYTES + 4 * KIB) * (BASE_DATAGRAM_BYTES + PIECE_COST_BYTES) // BASE_DATAGRAM_BYTES < UNADMITTED_BYTES
+assert LOGIN_GRACE_S < LOGIN_TIMEOUT_S
 assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_CONTROL_RECORD_BYTES
 assert MAX_WORK_RECORD_BYTES <= MAX_RECORD_BYTES
 assert MAX_KIND_BYTES + len("$jobs/") <= MAX_TOPIC_BYTES

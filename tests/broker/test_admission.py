@@ -51,6 +51,16 @@ def test_the_first_words() -> None:
     assert world.told("connected") == ["alice connected from 192.0.2.1:40000"]
 
 
+def test_a_connection_is_admitted_with_its_welcome_and_not_before() -> None:
+    world = World(guarded())
+    alice, stranger = world.peer(), world.peer()
+    assert not alice.is_admitted
+    stranger.try_login("alice", proof=bytes(32))
+    assert not stranger.is_admitted
+    alice.login("alice", secret=SECRET)
+    assert alice.is_admitted
+
+
 def test_a_client_without_a_name_gets_one_and_no_session() -> None:
     world = World()
     first, second = world.peer().login(), world.peer().login()

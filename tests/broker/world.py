@@ -66,6 +66,7 @@ class Peer:
         self.peer_address = address
         self.binding = bytes([address[1] % 256]) * 32
         self.closed: tuple[int, str] | None = None
+        self.is_admitted = False
         self.said: list[ControlMessage] = []
         """On channel 0."""
         self.got: list[Got] = []
@@ -87,6 +88,9 @@ class Peer:
         self._request = 0
 
     # -- what the server calls, as on a Connection --------------------------------------------------------------------
+
+    def admit(self) -> None:
+        self.is_admitted = True
 
     def open_channel(self) -> int:
         self._require_open()

@@ -16,10 +16,10 @@ from godwit.broker.lane import Lane
 from godwit.broker.session import Link
 from godwit.client.config import ClientConfig
 from godwit.limits import KIB
+from godwit.transport.assembly import Assembly, IncomingChannel
 from godwit.transport.connection import Connection
 from godwit.transport.fragment import OutgoingChannel, OutgoingRecord
 from godwit.transport.parts import Parts
-from godwit.transport.receive import Assembly, IncomingChannel
 from godwit.wire.control import Kick
 
 PER_CONNECTION = frozenset(

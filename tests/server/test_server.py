@@ -184,6 +184,26 @@ def test_there_are_only_so_many_clients() -> None:
     assert (second.closed.code, second.closed.origin) == (Code.BUSY, "refused")
 
 
+def test_before_the_login_nothing_is_taken_but_control_messages() -> None:
+    wire = Wire()
+    stranger, guest = wire.client(0), wire.client(1)
+    assert not any(one.is_admitted for side in wire.server.listeners for one in side.endpoint.connections.values())
+    stranger.connection.send(stranger.connection.open_channel(), bytes(16_000_000))
+    wire.run(lambda: stranger.closed)
+    assert stranger.closed is not None
+    assert stranger.closed.code == Code.NOT_LOGGED_IN
+    assert wire.server.buffered_bytes < 100_000
+    log_in(guest, "guest")
+    (connection,) = wire.server.listeners[1].endpoint.connections.values()
+    assert connection.is_admitted
+
+
+def test_all_listeners_have_one_bound_for_unfinished_records() -> None:
+    wire = Wire()
+    one, other = (listener.endpoint._budget for listener in wire.server.listeners)
+    assert one is other
+
+
 def test_the_clock_on_the_wall_never_goes_backwards() -> None:
     wire = Wire()
     server = wire.server

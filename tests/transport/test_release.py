@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.transport.world import ARQS, CLIENT, World, packet_for, send_all
 
+from godwit.transport.assembly import Assembly, IncomingChannel
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.fragment import OutgoingChannel, OutgoingRecord
 from godwit.transport.inbound import Inbound
 from godwit.transport.parts import Parts
-from godwit.transport.receive import Assembly, IncomingChannel, ReceiveHalf
+from godwit.transport.receive import ReceiveHalf
 from godwit.transport.recovery import Recovery
 from godwit.transport.send import SendHalf
 from godwit.wire import frames as wire

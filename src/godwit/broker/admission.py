@@ -13,7 +13,7 @@ from typing import Final
 from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
 from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
-from godwit.broker.effects import Close, Effect, Notice, Send
+from godwit.broker.effects import Admit, Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.office import Office
 from godwit.broker.journal import Journal
@@ -169,6 +169,7 @@ class Admission:
         session.is_awaited = False
         session.will = login.will
         link.session = session
+        self._effects.append(Admit(link.connection))
         self._office.on_logged_in(session, now_us)
         if settings.messages_per_s is not None:
             link.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)

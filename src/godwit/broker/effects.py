@@ -2,7 +2,7 @@
 
     in      Connected, Received, Confirmed, Closed (godwit.transport.events), Committed, Failed, Found, Located, Losing,
             Import, Tick
-    out     Append, Read, Locate, Open, Send, Confirm, Consume, Close, Imported, Notice
+    out     Append, Read, Locate, Open, Send, Confirm, Consume, Admit, Close, Imported, Notice
 
 The broker never waits: an Append is answered by a Committed when the store has it or a Failed when it cannot have it,
 in the order of the appends; a Read by a Found, a Locate by a Located.
@@ -160,6 +160,12 @@ class Consume(msgspec.Struct, frozen=True):
     body_bytes: int
 
 
+class Admit(msgspec.Struct, frozen=True):
+    """The client has logged in: it may use all channels."""
+
+    connection: Connection
+
+
 class Close(msgspec.Struct, frozen=True):
     connection: Connection
     code: int
@@ -186,4 +192,4 @@ class Notice(msgspec.Struct, frozen=True):
     fields: dict[str, Any] = {}
 
 
-Effect: TypeAlias = Append | Read | Locate | Open | Send | Confirm | Consume | Close | Imported | Notice
+Effect: TypeAlias = Append | Read | Locate | Open | Send | Confirm | Consume | Admit | Close | Imported | Notice

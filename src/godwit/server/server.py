@@ -15,6 +15,7 @@ from typing import Any, Final
 from godwit import limits
 from godwit.broker.broker import Broker
 from godwit.broker.effects import (
+    Admit,
     Append,
     Close,
     Confirm,
@@ -31,6 +32,7 @@ from godwit.broker.effects import (
 from godwit.broker.settings import Settings
 from godwit.errors import ChannelError, ConnectionClosedError, SendBufferFullError, UsageError
 from godwit.server.log import Log
+from godwit.transport.budget import ReceiveBudget
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Connected, Event
@@ -53,6 +55,7 @@ class Server:
         epoch_us: int,
     ) -> None:
         self._entropy = entropy
+        self._budget = ReceiveBudget(entropy)
         self._is_stopping = False
         self._now = now
         self._wall_us = 0
@@ -79,6 +82,7 @@ class Server:
             Consume: self._consume,
             Append: self._append,
             Open: self._open,
+            Admit: self._admit,
             Close: self._close,
             Read: log.read,
             Locate: self._locate,
@@ -88,7 +92,7 @@ class Server:
 
     def listen(self, config: EndpointConfig) -> Listener:
         """One more socket; `config` says what its kernel can do, the limits come from the settings."""
-        listener = Listener(self, Endpoint(config, entropy=self._entropy))
+        listener = Listener(self, Endpoint(config, entropy=self._entropy, budget=self._budget))
         self.listeners.append(listener)
         return listener
 
@@ -200,6 +204,9 @@ class Server:
             return
         assert channel == effect.channel, f"the broker counted {effect.channel}, the transport {channel}"
 
+    def _admit(self, effect: Admit) -> None:
+        effect.connection.admit()
+
     def _close(self, effect: Close) -> None:
         effect.connection.close(self._now, effect.code, effect.reason)
 
@@ -236,6 +243,7 @@ def endpoint_config(settings: Settings, *, receive_buffer_bytes: int) -> Endpoin
     max_record_bytes = settings.max_message_bytes + (limits.MAX_RECORD_BYTES - limits.MAX_MESSAGE_BYTES)
     return EndpointConfig(
         accepts=True,
+        needs_admission=True,
         receive_buffer_bytes=receive_buffer_bytes,
         max_datagram_bytes=settings.max_datagram_bytes,
         max_connections=settings.max_clients,

@@ -30,6 +30,9 @@ class EndpointConfig:
     max_connections: int = limits.MAX_CONNECTIONS
     max_connections_per_host: int | None = None
     """Of those that others opened, counted by the host that they came from; None: as many as max_connections."""
+    needs_admission: bool = False
+    """Whether the application admits each connection that others opened, with Connection.admit. Until then only channel
+    0 is open and little is stored for it, and it may have to make room for a newcomer."""
     send_buffer_bytes: int = limits.SEND_BUFFER_BYTES
     idle_timeout_s: float = limits.IDLE_TIMEOUT_S
     keep_alive_s: float = limits.KEEP_ALIVE_S

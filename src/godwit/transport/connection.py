@@ -5,17 +5,12 @@
     drain                     next_train, next_timer; events go to the list that the endpoint gave
     look                      state, peer_address, statistics, buffered_bytes
 
-    CONNECTING --accepted--> OPEN --close()------------------------> CLOSING --time--> CLOSED
-         |                    \\-----peer closed, reset, silence---> DRAINING --time--> CLOSED
-         \\--refused, silence, close()----------------------------------------------> CLOSED
-
-CLOSING answers what still comes with its close again; DRAINING is silent. Both only wait for stray packets to die out.
+The states are in state.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from enum import Enum
 from typing import Final
 
 from crc32c import crc32c
@@ -23,20 +18,23 @@ from crc32c import crc32c
 from godwit.errors import ConnectionClosedError, UsageError
 from godwit.transport import handshake, statistics
 from godwit.transport.arq import SelectiveRepeat
+from godwit.transport.budget import ReceiveBudget
 from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
 from godwit.transport.farewell import Farewell
 from godwit.transport.handshake import Role
 from godwit.transport.inbound import Delivery, Inbound
 from godwit.transport.parts import Parts
 from godwit.transport.path import Roaming
-from godwit.transport.receive import LimitError
+from godwit.transport.receive import LimitError, NotAdmittedError
 from godwit.transport.short_in import NOT_TAKEN, ONLY_ACK, ShortInbound
 from godwit.transport.short_out import ShortOutbound
 from godwit.transport.silence import Silence
+from godwit.transport.state import State
 from godwit.transport.statistics import Statistics
 from godwit.transport.timers import Timers
 from godwit.transport.train import Address, Train
 from godwit.transport.transmit import Transmitter
+from godwit.transport.unadmitted import UnadmittedConnections
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
 from godwit.wire.packet import INTACT, encode_packet
@@ -47,29 +45,31 @@ __all__ = ["Connection", "State", "Statistics"]
 MAX_CODE: Final = 0xFFFF
 
 
-class State(Enum):
-    """Of a connection; the module's first lines draw the transitions."""
-
-    CONNECTING = "connecting"
-    OPEN = "open"
-    CLOSING = "closing"
-    DRAINING = "draining"
-    CLOSED = "closed"
-
-
 _OPEN: Final = State.OPEN
+_CODES: Final = {LimitError: Code.LIMIT, NotAdmittedError: Code.NOT_LOGGED_IN}
+"""What a connection is closed with whose peer broke the protocol; PROTOCOL for all other errors."""
 
 
 class Connection:
     """Made by an endpoint only."""
 
     __slots__ = (
-        "__weakref__", "_awake", "_ended", "_events", "_farewell", "_inbound", "_parts", "_roaming", "_short_in",
-        "_short_out", "_silence", "_timers", "_transmitter", "id", "is_awake", "peer_address", "rests_until", "role",
-        "scheduled_at", "state",
+        "__weakref__", "_awake", "_budget", "_ended", "_events", "_farewell", "_inbound", "_parts", "_roaming",
+        "_short_in", "_short_out", "_silence", "_timers", "_transmitter", "_unadmitted", "id", "is_awake",
+        "peer_address", "rests_until", "role", "scheduled_at", "state",
     )  # fmt: skip
 
-    def __init__(self, parts: Parts, address: Address, *, events: list[Event], awake: deque[Connection]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        address: Address,
+        *,
+        events: list[Event],
+        awake: deque[Connection],
+        budget: ReceiveBudget,
+        unadmitted: UnadmittedConnections | None,
+    ) -> None:
+        """`unadmitted`: where it stands until the application admits it. None: it is admitted."""
         self.id = parts.connection_id
         """What the peer puts into its packets."""
         self.role: Role = parts.role
@@ -84,7 +84,10 @@ class Connection:
         earlier time already. 0: unknown."""
         self._events = events
         self._awake = awake
+        self._budget = budget
+        self._unadmitted = unadmitted
         self._parts = parts
+        parts.admit(unadmitted is None)
         self._roaming = Roaming(parts)
         self._farewell: Farewell
         self._ended: tuple[int, str]
@@ -136,6 +139,17 @@ class Connection:
         """The client has not heard the accept, and perhaps fetched a new cookie from a new address, which proves it."""
         if self._parts.acknowledger.packets == 0:
             self.peer_address = address
+
+    @property
+    def is_admitted(self) -> bool:
+        return self._unadmitted is None
+
+    def admit(self) -> None:
+        """Open all channels, because the application knows who the peer is: see EndpointConfig.needs_admission."""
+        if self._unadmitted is not None and self.state is _OPEN:
+            self._unadmitted.remove(self.id)
+            self._unadmitted = None
+            self._parts.admit()
 
     # -- the application's calls --------------------------------------------------------------------------------------
 
@@ -196,6 +210,7 @@ class Connection:
         self.state = state
         self._ended = code, reason
         self._parts.release()
+        self._budget.update(self, 0, now)
         self._events.append(Closed(self, code, reason, origin))
         self.wake()
 
@@ -215,6 +230,8 @@ class Connection:
         at = self._inbound.receive(data, at, segment_bytes, now, delivery)
         self._silence.on_heard(self._parts.acknowledger.packets, now)
         self._publish(delivery, now)
+        self._parts.receiving.settle()
+        self._budget.update(self, self._parts.receiving.unfinished_bytes, now)
         self.wake()
         return at
 
@@ -307,8 +324,7 @@ class Connection:
             events.append(Writable(self))
         if delivery.violation is not None:
             self._parts.dropped[delivery.violation.reason] += 1
-            code = Code.LIMIT if isinstance(delivery.violation, LimitError) else Code.PROTOCOL
-            self.close(now, code, str(delivery.violation))
+            self.close(now, _CODES.get(type(delivery.violation), Code.PROTOCOL), str(delivery.violation))
         elif delivery.close is not None:
             self._end(State.DRAINING, now, delivery.close.code, delivery.close.reason, "peer")
 

@@ -21,12 +21,14 @@ from godwit.errors import DecodeError, UsageError
 from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ANSWERS_WAITING
 from godwit.transport import handshake
 from godwit.transport.accept import Acceptor
+from godwit.transport.budget import ReceiveBudget
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection, State
 from godwit.transport.dial import Dial
 from godwit.transport.events import Event
 from godwit.transport.parts import Parts
 from godwit.transport.train import Address, Train
+from godwit.transport.unadmitted import UnadmittedConnections
 from godwit.wire import frames as wire
 from godwit.wire.control import Code
 from godwit.wire.packet import HEADER, SMALLEST_PACKET_BYTES, VERSION, decode_packet, encode_packet
@@ -40,13 +42,18 @@ _HELLO_IN_ALL_VERSIONS: Final = struct.Struct(">BQ16s")
 class Endpoint:
     """A client's, or with `config.accepts` a server's, which may connect to others too."""
 
-    def __init__(self, config: EndpointConfig, *, entropy: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, config: EndpointConfig, *, entropy: Callable[[int], bytes], budget: ReceiveBudget | None = None
+    ) -> None:
+        """`budget`: shared with other endpoints, or one of its own."""
         self.dropped: Counter[str] = Counter()
         """Why packets were not taken, by a short word."""
         self.now = -inf
         """When something was fed last."""
         self._config = config
         self._entropy = entropy
+        self._budget = budget or ReceiveBudget(entropy)
+        self._unadmitted = UnadmittedConnections(config.max_connections)
         self._connections: dict[int, Connection] = {}
         self._dials: dict[int, Dial] = {}
         self._by_token: dict[bytes, Connection] = {}
@@ -191,7 +198,15 @@ class Endpoint:
             dropped=self.dropped,
             entropy=self._entropy,
         )
-        return Connection(parts, address, events=self._events, awake=self._awake)
+        needs_admission = role == "server" and self._config.needs_admission
+        return Connection(
+            parts,
+            address,
+            events=self._events,
+            awake=self._awake,
+            budget=self._budget,
+            unadmitted=self._unadmitted if needs_admission else None,
+        )
 
     def _schedule(self, owner: Connection | Dial, connection_id: int, now: float) -> None:
         """A later timer than the one that stands is left for then: the owner is asked again when it fires."""
@@ -217,6 +232,7 @@ class Endpoint:
         connection = self._connections.pop(connection_id, None)
         if connection is None:
             return  # long forgotten
+        self._unadmitted.remove(connection_id)
         host = self._hosts.pop(connection_id, None)
         if host is not None:
             self._from_host[host] -= 1
@@ -307,7 +323,7 @@ class Endpoint:
         except DecodeError as error:
             self._answer(address, self._acceptor.refuse(frame, Code.PROTOCOL, str(error), now))
             return error.reason
-        reason = self._too_many(address)
+        reason = self._too_many(address) or self._make_room(address, now)
         if reason:
             self._answer(address, self._acceptor.refuse(frame, Code.BUSY, reason, now))
             return "busy"
@@ -316,6 +332,8 @@ class Endpoint:
         packet, key = self._acceptor.accept(frame, connection.id, parameters, now)
         self._answer(address, packet)
         self._connections[connection.id] = connection
+        if not connection.is_admitted:
+            self._unadmitted.add(connection.id, address, now)
         if self._config.max_connections_per_host is not None:
             self._hosts[connection.id] = address[0]
             self._from_host[address[0]] += 1
@@ -324,12 +342,28 @@ class Endpoint:
 
     def _too_many(self, address: Address) -> str:
         """Why no more connections are taken from there, in words; or nothing."""
-        most = self._config.max_connections
-        if len(self._connections) + len(self._dials) >= most:
-            return f"{most} connections are open, which is the limit here: try again later"
         most_a_host = self._config.max_connections_per_host
         if most_a_host is not None and self._from_host[address[0]] >= most_a_host:
             return f"{most_a_host} connections from {address[0]} are open, which is the limit for one host: close one"
+        return ""
+
+    def _make_room(self, address: Address, now: float) -> str:
+        """Find a slot for a newcomer, if need be that of a connection without a login. Return why there is none."""
+        most = self._config.max_connections
+        is_full = len(self._connections) + len(self._dials) >= most
+        must_have = is_full or (self._config.needs_admission and self._unadmitted.is_full())
+        victim = self._unadmitted.victim(address, now, must_have=must_have)
+        if victim is not None:
+            # Forgotten at once, because one that waits for stray packets takes a slot: they are answered with resets.
+            evicted = self._connections[victim]
+            evicted.close(now, Code.BUSY, "it had no login, and others need its slot")
+            close = evicted.next_train(now)
+            if close is not None:
+                self._answer(close.address, close.data)
+            self._forget(victim)
+            self.dropped["evicted"] += 1
+        elif must_have:
+            return f"{most} connections are open, or too many of them without a login: try again later"
         return ""
 
     def _refuse_version(self, packet: bytes, address: Address) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from godwit.limits import BASE_DATAGRAM_BYTES
+from godwit.limits import BASE_DATAGRAM_BYTES, CONTROL_QUEUE_BYTES, UNADMITTED_BYTES
 from godwit.transport.acknowledge import Acknowledger
 from godwit.transport.announce import Announcements
 from godwit.transport.arq import receive_policy, send_policy
@@ -69,6 +69,11 @@ class Parts:
         self.key = key
         self.on_new_path(now, round_trip_s)
         return self.sending.on_limits(peer)
+
+    def admit(self, is_admitted: bool = True) -> None:
+        """Bound what the peer may have stored here: little until the application knows who it is."""
+        self.receiving.is_admitted = is_admitted
+        self.sending.control_queue_bytes = CONTROL_QUEUE_BYTES if is_admitted else UNADMITTED_BYTES
 
     def release(self) -> None:
         """Drop all records and sent packets, because the connection has ended.

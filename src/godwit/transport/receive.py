@@ -11,18 +11,20 @@ from typing import Final
 
 from godwit.errors import DecodeError, UsageError
 from godwit.limits import (
+    ASSEMBLY_COST_BYTES,
     CONTROL_WINDOW_BYTES,
     MAX_CONTROL_RECORD_BYTES,
     PIECE_BYTES,
+    PIECE_COST_BYTES,
     RECORD_COST_BYTES,
+    UNADMITTED_BYTES,
 )
+from godwit.transport.assembly import Assembly, IncomingChannel
 from godwit.transport.config import EndpointConfig
 from godwit.transport.ranges import RangeSet
-from godwit.wire.frames import DATA, DATA_HEADER
 from godwit.wire.packet import expand_number
 
 _MASK: Final = 0xFFFFFFFF
-COMPACT_PIECES: Final = 64
 MAX_GAPS: Final = 8192
 """In one record; each costs a little work for every fragment that comes. Half of a 16 MiB record's fragments."""
 
@@ -34,70 +36,11 @@ class LimitError(DecodeError):
         super().__init__("limit", detail)
 
 
-class Assembly:
-    """A record being put together. The usual case, fragments in order, only appends to `run`."""
+class NotAdmittedError(DecodeError):
+    """The other side opened a channel before the application admitted it."""
 
-    __slots__ = (
-        "_compact", "allowed_bytes", "apart", "channel", "covered", "end_bytes", "ends_channel", "frame_head",
-        "next_bytes", "number", "run", "settled_bytes",
-    )  # fmt: skip
-
-    def __init__(self, channel: IncomingChannel, number: int) -> None:
-        self.channel = channel
-        self.number = number
-        self.frame_head = DATA_HEADER.pack(DATA, channel.id, number & _MASK)
-        """How the frame of a fragment begins that is not the last."""
-        self.run: list[bytes] = []
-        """The fragments from the start of the record without a gap."""
-        self.next_bytes = 0
-        """How long the run is."""
-        self.settled_bytes = 0
-        """How much of the run has been counted against the credit."""
-        self.allowed_bytes = 0
-        """How long the run may get before the credit must be looked at again."""
-        self.apart: dict[int, bytes] = {}
-        """Fragments beyond a gap, by their offset; they do not overlap."""
-        self.covered: RangeSet | None = None
-        """The bytes that are there, once there is a gap."""
-        self.end_bytes: int | None = None
-        self.ends_channel = False
-        self._compact = 0
-        """So many at the front of the run are not worth joining."""
-
-    def compact(self) -> None:
-        """Joins small fragments as they become many: else a flood of tiny ones would cost many times its credit."""
-        run = self.run
-        if len(run) - self._compact >= COMPACT_PIECES:
-            fresh = run[self._compact :]
-            if sum(map(len, fresh)) < len(fresh) * PIECE_BYTES:
-                run[self._compact :] = [b"".join(fresh)]
-            self._compact = len(run)
-
-
-class IncomingChannel:
-    """One ordered lane of records."""
-
-    __slots__ = (
-        "consumed_bytes", "delivered_bytes", "expected", "grants_at_bytes", "held", "id", "most_bytes",
-        "most_held_bytes", "received_bytes", "window_bytes",
-    )  # fmt: skip
-
-    def __init__(self, channel: int, window_bytes: int, most_bytes: int) -> None:
-        self.id = channel
-        self.window_bytes = window_bytes
-        self.most_bytes = most_bytes
-        """The longest record."""
-        self.most_held_bytes = window_bytes + most_bytes + RECORD_COST_BYTES
-        """A record that is longer than the window may be begun when all before it was consumed: hence the longest one
-        beyond the window."""
-        self.grants_at_bytes = window_bytes // 4
-        """When so much was consumed, the other side is told of a new limit."""
-        self.received_bytes = 0
-        self.delivered_bytes = 0
-        self.consumed_bytes = 0
-        self.expected = 0
-        """The number of the record to be delivered next."""
-        self.held: dict[int, Assembly] = {}
+    def __init__(self, channel_id: int) -> None:
+        super().__init__("not_admitted", f"channel {channel_id} was opened before the login")
 
 
 class ReceiveHalf:
@@ -106,11 +49,15 @@ class ReceiveHalf:
     __slots__ = (
         "_channels", "_config", "_consumed_bytes", "_control", "_delivered_bytes", "_dropped", "_ended",
         "_grants", "_grants_at_bytes", "_most_held_bytes", "_most_pieces", "_none", "_pieces", "_received_bytes",
-        "_waited_for", "current",
+        "_waited_for", "current", "is_admitted", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, config: EndpointConfig, dropped: Counter[str]) -> None:
         self._config = config
+        self.is_admitted = True
+        """False: only channel 0 is open, and no more than UNADMITTED_BYTES are held."""
+        self.unfinished_bytes = 0
+        """What the records that are not delivered take of memory."""
         self._dropped = dropped
         self._control = IncomingChannel(0, CONTROL_WINDOW_BYTES, min(config.max_record_bytes, MAX_CONTROL_RECORD_BYTES))
         self._channels: dict[int, IncomingChannel] = {0: self._control}
@@ -136,7 +83,7 @@ class ReceiveHalf:
     @property
     def held_bytes(self) -> int:
         """What was received and not consumed."""
-        self._settle()
+        self.settle()
         control = self._control.received_bytes - self._control.consumed_bytes
         return self._received_bytes - self._consumed_bytes + control
 
@@ -147,7 +94,7 @@ class ReceiveHalf:
 
         Each is (channel, number, body, whether it ends the channel). Raises DecodeError for what cannot be.
         """
-        self._settle()
+        self.settle()
         self.current = self._none
         channel = self._channel(channel_id)
         if channel is None:
@@ -165,6 +112,7 @@ class ReceiveHalf:
         if assembly is None:
             assembly = channel.held[number] = Assembly(channel, number)
             self._count(channel, RECORD_COST_BYTES)
+            self.unfinished_bytes += ASSEMBLY_COST_BYTES
         self._place(assembly, offset, body)
         if is_last:
             if assembly.end_bytes not in (None, stop):
@@ -273,6 +221,7 @@ class ReceiveHalf:
         for channel in self._channels.values():
             channel.held.clear()
         self.current = self._none
+        self.unfinished_bytes = 0
         self._consumed_bytes = self._received_bytes
         self._control.consumed_bytes = self._control.received_bytes
 
@@ -283,6 +232,8 @@ class ReceiveHalf:
         if channel is None:
             if channel_id in self._ended:
                 return None
+            if not self.is_admitted:
+                raise NotAdmittedError(channel_id)
             if len(self._channels) > self._config.max_channels:
                 raise LimitError(f"more than {self._config.max_channels} open channels")
             channel = IncomingChannel(channel_id, self._config.channel_window_bytes, self._config.max_record_bytes)
@@ -308,12 +259,14 @@ class ReceiveHalf:
             assembly.apart[start] = body[start - offset : end - offset]
             self._count(assembly.channel, end - start)
             self._pieces += 1
+            self.unfinished_bytes += PIECE_COST_BYTES
         if len(covered) > MAX_GAPS:
             raise LimitError(f"a record with more than {MAX_GAPS} gaps")
         if self._pieces > self._most_pieces:
             raise LimitError(f"more than {self._most_pieces} fragments wait for their neighbours")
         while piece := assembly.apart.pop(assembly.next_bytes, b""):
             self._pieces -= 1
+            self.unfinished_bytes -= PIECE_COST_BYTES
             assembly.run.append(piece)
             assembly.next_bytes = assembly.settled_bytes = assembly.next_bytes + len(piece)
             assembly.compact()
@@ -322,12 +275,14 @@ class ReceiveHalf:
         self._count(assembly.channel, next_bytes - assembly.settled_bytes)
         assembly.next_bytes = assembly.settled_bytes = next_bytes
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
+        """Count what was appended to the current assembly directly."""
         current = self.current
         if current.next_bytes > current.settled_bytes:
             if current.settled_bytes == 0 and current.number not in current.channel.held:
                 current.channel.held[current.number] = current  # it was only expected so far
                 self._count(current.channel, RECORD_COST_BYTES)
+                self.unfinished_bytes += ASSEMBLY_COST_BYTES
             self._grow(current, current.next_bytes)
 
     def _make_current(self, assembly: Assembly) -> None:
@@ -343,13 +298,14 @@ class ReceiveHalf:
         """How much more the channel may bring before its sender has broken the protocol."""
         room = channel.most_held_bytes - (channel.received_bytes - channel.consumed_bytes)
         if channel is self._control:
-            return room
+            return room if self.is_admitted else min(room, UNADMITTED_BYTES - self.unfinished_bytes)
         return min(room, self._most_held_bytes - (self._received_bytes - self._consumed_bytes))
 
     def _count(self, channel: IncomingChannel, more_bytes: int) -> None:
         if more_bytes > self._room(channel):
             raise LimitError(f"channel {channel.id} brought more than its credit")
         channel.received_bytes += more_bytes
+        self.unfinished_bytes += more_bytes
         if channel is not self._control:
             self._received_bytes += more_bytes
 
@@ -359,6 +315,7 @@ class ReceiveHalf:
         while (assembly := held.get(channel.expected)) is not None and assembly.next_bytes == assembly.end_bytes:
             run = assembly.run
             body = run[0] if len(run) == 1 else b"".join(run)
+            self.unfinished_bytes -= len(body) + RECORD_COST_BYTES + ASSEMBLY_COST_BYTES
             delivered.append((channel.id, channel.expected, body, assembly.ends_channel))
             if channel is self._control:
                 # Its sender is bounded by what is acknowledged, so a delivered record is done with.

@@ -35,13 +35,14 @@ class SendHalf:
         "_begun", "_begun_has_turn", "_channel_window_bytes", "_channels", "_confirmed", "_connection_window_bytes",
         "_control", "_control_under_way", "_control_under_way_bytes", "_limit_bytes", "_max_channels",
         "_max_record_bytes", "_next_channel", "_ready", "_send_buffer_bytes", "_sent_bytes", "_unreliable_bytes",
-        "blocked", "newly_blocked", "policy", "queued_bytes", "refused", "unreliable", "unreliable_dropped",
-        "unsent_bytes",
+        "blocked", "control_queue_bytes", "newly_blocked", "policy", "queued_bytes", "refused", "unreliable",
+        "unreliable_dropped", "unsent_bytes",
     )  # fmt: skip
 
     def __init__(self, policy: SendPolicy, *, send_buffer_bytes: int, max_channels: int = MAX_CHANNELS) -> None:
         self.policy = policy
         self._send_buffer_bytes = send_buffer_bytes
+        self.control_queue_bytes = CONTROL_QUEUE_BYTES
         self._control = OutgoingChannel(0, 0)
         self._channels: dict[int, OutgoingChannel] = {0: self._control}
         self._control_under_way: list[OutgoingRecord] = []
@@ -124,7 +125,7 @@ class SendHalf:
         """Channel 0 has a buffer of its own: data that waits for credit must not hold up what would give it."""
         control_bytes = self._control.queued_bytes
         if channel is self._control:
-            queued_bytes, most_bytes = control_bytes, CONTROL_QUEUE_BYTES
+            queued_bytes, most_bytes = control_bytes, self.control_queue_bytes
         else:
             queued_bytes, most_bytes = self.queued_bytes - control_bytes, self._send_buffer_bytes
         if not queued_bytes or queued_bytes + cost_bytes <= most_bytes:

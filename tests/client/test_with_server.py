@@ -413,3 +413,17 @@ def test_everything_at_once_over_a_bad_network() -> None:
     assert len(set(offsets)) == len(offsets)
     assert user.all(SubscriptionStarted) == [SubscriptionStarted(subscription, 0)]
     assert len(user.all(Offline)) >= 3
+
+
+def test_many_clients_of_one_host_come_back_at_once_and_all_get_in() -> None:
+    """More than there are slots for those without a login. Who finds none tries again, and no user notices."""
+    place = Place(settings=Settings(max_clients=100))
+    users = [place.user(online=False) for _ in range(90)]
+    place.network.run_until(lambda: all(user.client.state == "online" for user in users), 5)
+    busy = place.broker.listener.endpoint.dropped["busy"]
+    assert busy > 0
+    place.broker.drop_connections()
+    place.network.run_until(lambda: all(len(user.all(Online)) == 2 for user in users), 5)
+    assert place.broker.listener.endpoint.dropped["busy"] > busy
+    assert not any(user.all(Ended) for user in users)
+    assert place.broker.listener.endpoint.dropped["evicted"] == 0

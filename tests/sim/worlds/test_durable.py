@@ -207,7 +207,9 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
                 return first_offset
 
     plan = replace(QUIET, disk_faults=(DiskFault(0.5, 0.3, "full"),), deaths=(Death(1.0, loses_power=False),))
-    with pytest.raises(ViolationError, match=r"restart: .*(was confirmed|are damaged, and nobody|after damage there are)"):
+    with pytest.raises(
+        ViolationError, match=r"restart: .*(was confirmed|are damaged, and nobody|after damage there are)"
+    ):
         run(plan, opener_of(Proud))
 
 

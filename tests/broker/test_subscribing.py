@@ -8,6 +8,7 @@ from tests.broker.world import Peer, World
 
 from godwit.broker import subscribing
 from godwit.broker.access import Access, Rule
+from godwit.broker.effects import Losing
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTERS, MAX_TOPIC_LEVELS
 from godwit.wire import control as c
@@ -454,6 +455,7 @@ class CopiedWorld(DurableWorld):
         ([FIRST, Epoch(b"lost...!", 2)], 3, 2, 2),
         ([LOST], 7, 0, 0),
         ([FIRST], 0, 0, 4),
+        ([LOST], 0, 0, 0),
     ],
 )
 def test_a_position_of_another_history(epochs: list[Epoch], start: int, begins: int, same_below: int) -> None:
@@ -478,3 +480,13 @@ def test_where_a_commit_of_another_history_goes(offset: int, epochs: list[Epoch]
     bob.expect(c.Commit(request=bob.number(), subscription=cursor, offset=offset, epochs=epochs), c.Done)
     bob.leave()
     assert world.client("bob", session_expiry_s=60).subscribe("news", cursor="mine").next_offset == expected
+
+
+def test_who_has_read_nothing_yet_is_told_what_is_gone_whatever_epoch_it_knows() -> None:
+    """A client may know a process that died before its first message: then nothing is known in common."""
+    world = CopiedWorld()
+    world.server.broker.handle(Losing(world.keeping.read(0, 2**20).entries[:3], 3), world.now_us)
+    for start, gaps in ((0, [c.Gap(count=3, next_offset=3)]), (7, [])):
+        bob = world.client(f"bob-{start}")
+        assert bob.subscribe("news", start=start, epochs=[LOST]).next_offset == 3
+        assert bob.gaps == gaps

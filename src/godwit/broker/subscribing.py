@@ -88,7 +88,7 @@ class Subscribing:
             start,
             resumes=resumes,
             with_retained=with_retained,
-            is_earliest=request.start == "earliest" or known_below == 0,
+            is_earliest=request.start == "earliest" or (known_below == 0 and request.start != 0),
         )
         self._reply(link, request, feed, is_new=True, must_wait=must_wait, known_below=known_below)
 
@@ -239,7 +239,7 @@ class Subscribing:
         if request.start == "earliest":
             return self._delivery.first_offset
         if known_below is not None:
-            return min(request.start, known_below) if known_below else self._delivery.first_offset
+            return self._delivery.first_offset if known_below == 0 < request.start else min(request.start, known_below)
         if request.start > end:
             text = f"offset {request.start} does not exist: the log ends at {end}; it may be an older copy of it"
             raise RequestFailure(Code.NO_SUCH_OFFSET, text)

@@ -133,4 +133,4 @@ def test_it_compares_as_the_broker_does(
     """The source has a copy of it, because the rest of Godwit is not there on executors."""
     theirs = same_below_of_broker([Epoch(*one) for one in known], [Epoch(*one) for one in epochs], next_offset)
     ours = [[(id_.hex(), first_offset) for id_, first_offset in one] for one in (known, epochs)]
-    assert same_below(*ours, next_offset) == theirs
+    assert same_below(ours[0], ours[1], next_offset) == theirs

@@ -112,7 +112,7 @@ class AsyncSubscription:
         One that is kept goes on from `offset` later; without it, behind the last message that was handed out.
         """
         if (core := self._leave()) is not None:
-            done_below = self.position if offset is None else offset
+            done_below = self._reached(offset)
             await self._client.leave_subscription(core, keep=self._keep, offset=done_below if self._keep else None)
 
     def _leave(self) -> Subscription | None:
@@ -244,7 +244,14 @@ class AsyncSubscription:
         """Moves the cursor: after a break the subscription goes on from `offset`, or behind the last message."""
         if self._core is None or self._cursor is None:
             raise UsageError("only a subscription with a cursor is committed: subscribe(..., cursor='name')")
-        await self._client.commit_subscription(self._core, self.position if offset is None else offset)
+        await self._client.commit_subscription(self._core, self._reached(offset))
+
+    def _reached(self, offset: int | None) -> int:
+        """Return what the application is done with: an offset of messages that the log has lost counts for nothing."""
+        position = self.position
+        if offset is None or (self.replaced is not None and position < offset <= self.replaced[1]):
+            return position
+        return offset
 
     # -- what the client tells ----------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from godwit import sync
+    from godwit.client.bookmark import Bookmark
     from godwit.client.message import Message
     from godwit.errors import (
         AccessError,
@@ -49,6 +50,7 @@ __all__ = [
     "AccessError",
     "AsyncClient",
     "AsyncJob",
+    "Bookmark",
     "BrokerError",
     "BrokerUnreachableError",
     "BufferFull",
@@ -78,6 +80,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "godwit.net.connect",
     "AsyncJob": "godwit.net.jobs",
+    "Bookmark": "godwit.client.bookmark",
     "BufferFull": "godwit.net.publishing",
     "Message": "godwit.client.message",
     "Task": "godwit.net.task",

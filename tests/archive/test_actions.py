@@ -69,6 +69,7 @@ def test_info(stand: Stand) -> None:
         "first_offset": 0,
         "next_offset": 2,
         "marks": {},
+        "epochs": [[logs.LOG_ID[:8].hex(), 0]],
     }
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from godwit.archive.losses import DataLossError, gone_below
+from godwit.archive.losses import DataLossError, ReplacedLogError, gone_below
 from godwit.wire.marks import BROKER_WIDE
 
 
@@ -37,3 +37,11 @@ def test_the_error_is_for_people_and_for_programs() -> None:
         "To read what is there, ask again with fail_on_data_loss set to false"
     )
     assert json.loads(error.details) == {"kind": "data_loss", "lost": [[0, 10], [20, 21], [30, 31], [40, 41]]}
+
+
+def test_an_older_copy_of_the_log_is_for_people_and_for_programs() -> None:
+    error = ReplacedLogError(40, 70)
+    assert str(error).startswith(
+        "the log has other messages from offset 40 on than when the offsets up to 70 were read"
+    )
+    assert json.loads(error.details) == {"kind": "replaced", "same_below": 40}

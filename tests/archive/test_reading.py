@@ -13,7 +13,7 @@ from tests.archive import logs
 from tests.archive.running import log_in
 
 from godwit.archive import reading
-from godwit.archive.losses import DataLossError
+from godwit.archive.losses import DataLossError, ReplacedLogError
 from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import ReadRequest
 from godwit.store.connection import transaction
@@ -251,3 +251,15 @@ def test_a_damaged_block_is_told_and_never_given(store: SqliteStore, reader: Log
     assert lost_in(pieces) == [(40, 50)]
     assert lost_in(read(reader, start=43, end=47, fail_on_data_loss=False)) == [(43, 47)]
     assert offsets_in(read(reader, start=50)) == list(range(50, 100))
+
+
+def test_a_range_of_another_history_is_refused(store: SqliteStore, reader: LogReader) -> None:
+    ten_blocks(store)
+    (ours,) = [(row.id.hex(), row.first_offset) for row in reader.epochs()]
+    other = ("0011223344556677", 60)
+    assert offsets_in(read(reader, start=90, end=95, epochs=(ours,))) == list(range(90, 95))
+    assert offsets_in(read(reader, start=50, end=60, epochs=(ours, other))) == list(range(50, 60))
+    for fails in (True, False):
+        with pytest.raises(ReplacedLogError) as error:
+            read(reader, start=50, end=61, epochs=(ours, other), fail_on_data_loss=fails)
+        assert error.value.same_below == 60

@@ -68,6 +68,7 @@ def test_stages() -> None:
         (stage_request, encoded(**STAGE | {"batch": 2**40 + 1}), "<= 1099511627776"),
         (commit_request, encoded(query="q", batch=2**63 - 1, parts=[]), "<= 1099511627776"),
         (read_request, encoded(start=1e300), "is wrong"),
+        (read_request, encoded(epochs=[["0011", 3]]), "epochs"),
         (read_request, encoded(start=9, end=5), "ends at 5, before its start 9"),
         (read_request, encoded(filters="home/#"), "is wrong"),
         (read_request, encoded(filters=["a/#/b"]), "'#' before its end"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.durable import DurableWorld
+from tests.broker.durable import DurableWorld, KeepingStore
 from tests.broker.world import Peer, World
 
 from godwit.broker import subscribing
 from godwit.broker.access import Access, Rule
+from godwit.broker.effects import Losing
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTERS, MAX_TOPIC_LEVELS
 from godwit.wire import control as c
 from godwit.wire.control import Code
+from godwit.wire.epochs import Epoch
 
 
 def publisher_of(world: World, topic: str, *payloads: bytes) -> tuple[Peer, int]:
@@ -422,3 +424,69 @@ def test_who_leaves_has_no_more_looked_up() -> None:
         world.answer_one()
     assert not world.log.questions
     assert world.server.broker.figures()["subscriptions"] == 0
+
+
+# -- an older copy of the log was put back ----------------------------------------------------------------------------
+
+FIRST, OURS, LOST = Epoch(b"first..!", 0), Epoch(b"ours...!", 4), Epoch(b"lost...!", 6)
+
+
+class CopiedWorld(DurableWorld):
+    """Its log has 4 messages of one epoch, then 4 of another; clients may know another history of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.publisher, self.channel = publisher_of(self, "news", *(b"%d" % place for place in range(4)))
+        KeepingStore.epochs = [FIRST, OURS]
+        try:
+            self.restart()
+        finally:
+            KeepingStore.epochs = ()
+        self.publisher, self.channel = publisher_of(self, "news", *(b"%d" % place for place in range(4, 8)))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "start", "begins", "same_below"),
+    [
+        ([FIRST, OURS], 7, 7, 8),
+        ([FIRST], 4, 4, 4),
+        ([FIRST], 6, 4, 4),
+        ([FIRST, LOST], 12, 4, 4),
+        ([FIRST, Epoch(b"lost...!", 2)], 3, 2, 2),
+        ([LOST], 7, 0, 0),
+        ([FIRST], 0, 0, 4),
+        ([LOST], 0, 0, 0),
+    ],
+)
+def test_a_position_of_another_history(epochs: list[Epoch], start: int, begins: int, same_below: int) -> None:
+    world = CopiedWorld()
+    bob = world.client("bob")
+    reply = bob.subscribe("news", start=start, epochs=epochs)
+    assert (reply.next_offset, reply.same_below) == (begins, same_below)
+    assert [got.offset for got in bob.got] == list(range(begins, 8))
+    assert bob.gaps == []
+    assert len(world.told("replaced")) == (begins < start)
+
+
+@pytest.mark.parametrize(
+    ("offset", "epochs", "expected"),
+    [(3, [FIRST], 3), (6, [FIRST], 4), (7, [OURS], 7), (7, [LOST], 1), (7, [], 7), (20, [OURS], 8)],
+)
+def test_where_a_commit_of_another_history_goes(offset: int, epochs: list[Epoch], expected: int) -> None:
+    world = CopiedWorld()
+    bob = world.client("bob", session_expiry_s=60)
+    cursor = bob.subscribe("news", cursor="mine", start=1).subscription
+    bob.expect(c.Commit(request=bob.number(), subscription=cursor, offset=1), c.Done)
+    bob.expect(c.Commit(request=bob.number(), subscription=cursor, offset=offset, epochs=epochs), c.Done)
+    bob.leave()
+    assert world.client("bob", session_expiry_s=60).subscribe("news", cursor="mine").next_offset == expected
+
+
+def test_who_has_read_nothing_yet_is_told_what_is_gone_whatever_epoch_it_knows() -> None:
+    """A client may know a process that died before its first message: then nothing is known in common."""
+    world = CopiedWorld()
+    world.server.broker.handle(Losing(world.keeping.read(0, 2**20).entries[:3], 3), world.now_us)
+    for start, gaps in ((0, [c.Gap(count=3, next_offset=3)]), (7, [])):
+        bob = world.client(f"bob-{start}")
+        assert bob.subscribe("news", start=start, epochs=[LOST]).next_offset == 3
+        assert bob.gaps == gaps

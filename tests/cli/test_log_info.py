@@ -24,13 +24,14 @@ def test_for_people(data: str) -> None:
     rows = lines(godwit("log", "info", "--data", data).stdout)
     assert rows[:3] == [f"log         {ID}", f"file        {data}/log.sqlite", "broker      none runs on it"]
     assert rows[3].startswith("size        ")
-    assert rows[4:7] == [
+    assert rows[4:8] == [
         "offsets     0 to 3",
         "messages    4 in 3 blocks, 7 B of payload",
         "received    2025-03-01 12:00:00 to 2025-03-01 12:00:03 UTC",
+        f"epochs      1, the newest is {ID[:16]} from offset 0 on",
     ]
-    assert rows[7] == ""
-    assert [row.split() for row in rows[8:]] == [
+    assert rows[8] == ""
+    assert [row.split() for row in rows[9:]] == [
         ["topic", "messages", "size"],
         ["home/a", "3", "4", "B"],
         ["home/b", "1", "3", "B"],
@@ -53,6 +54,7 @@ def test_for_programs(data: str) -> None:
         "first_received": "2025-03-01T12:00:00.000000Z",
         "last_received": "2025-03-01T12:00:03.000000Z",
         "deleted": [],
+        "epochs": [{"id": ID[:16], "first_offset": 0, "begun": "2025-03-01T12:00:00.000000Z"}],
         "damaged": [],
         "topics": [
             {"name": "home/a", "messages": 3, "payload_bytes": 4},

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.cli.logs import entry, opened, write_log
+from tests.cli.logs import BEGAN_US, entry, opened, write_log
 from tests.cli.real import GODWIT, environment, error_of, godwit, lines, needs_posix, running
+
+from godwit.store.copies import backup
 
 
 @pytest.fixture
@@ -77,6 +79,24 @@ def test_follow_goes_on_when_the_file_is_replaced(data: str, tmp_path: Path) -> 
         (tmp_path / "other" / "log.sqlite").replace(Path(data) / "log.sqlite")
         assert tail.out.line() == "home/b: from another log"
         assert tail.err.line() == "godwit: there is a new log in the folder; going on with its beginning"
+
+
+@needs_posix
+def test_follow_goes_back_when_an_older_copy_is_put_in_its_place(data: str, tmp_path: Path) -> None:
+    backup(Path(data) / "log.sqlite", tmp_path / "copy.sqlite", lambda *_: None)
+    with opened(Path(data), b"lost" * 4) as store:
+        store.append([entry("home/b", "lost"), entry("home/b", "lost too")])
+    with running("log", "tail", "home/b", "-n", "1", "--follow", "--data", data) as tail:
+        assert tail.out.line() == "home/b: lost too"
+        (tmp_path / "restored").mkdir()
+        (tmp_path / "copy.sqlite").rename(tmp_path / "restored" / "log.sqlite")
+        with opened(tmp_path / "restored", b"new!" * 4) as store:
+            store.append([entry("home/b", f"new {number}", received_us=BEGAN_US * 2) for number in range(3)])
+        (tmp_path / "restored" / "log.sqlite").replace(Path(data) / "log.sqlite")
+        assert [tail.out.line() for _ in range(3)] == [f"home/b: new {number}" for number in range(3)]
+        assert tail.err.line() == (
+            "godwit: an older copy of the log was put back: from offset 41 on it has other messages; going on there"
+        )
 
 
 @needs_posix

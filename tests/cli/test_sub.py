@@ -24,7 +24,7 @@ from tests.cli.real import (
     subscribed,
 )
 
-from godwit.cli.sub import file_line, parse_start, place_behind
+from godwit.cli.sub import _tell_gap, file_line, parse_start, place_behind
 from godwit.errors import UsageError
 from godwit.net.inbox import ReceivedFile
 
@@ -306,3 +306,11 @@ def test_file_line() -> None:
     assert file_line(file, as_json=False) == b"in/a\\x1b.bin\n"
     found = json.loads(file_line(file, as_json=True))
     assert (found["path"], found["size_bytes"], found["sha256"]) == ("in/a\x1b.bin", 3, "ab" * 32)
+
+
+def test_an_older_copy_of_the_log_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    _tell_gap(None, None)
+    _tell_gap(None, (1200, 1300))
+    other, older = capsys.readouterr().err.splitlines()
+    assert "the broker has a new log" in other
+    assert "older copy of its log: what was received at the offsets 1,200 to 1,299 is no longer in it" in older

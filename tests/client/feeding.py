@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tests.client.stubs import StubConnection
 
 from godwit.client.events import ClientEvent
@@ -13,6 +15,7 @@ from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
 from godwit.wire.control import ControlMessage, Feed, Labels, Subscribe, Subscribed, decode_control, encode_control
+from godwit.wire.epochs import Epoch
 from godwit.wire.feed import encode_in_band
 
 FEED, LIVE = 1, 2
@@ -41,12 +44,12 @@ class Desk:
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
-    def attach(self, log: bytes = b"log") -> None:
+    def attach(self, log: bytes = b"log", epochs: Sequence[Epoch] = ()) -> None:
         self.connection = StubConnection()
         self.records = {}
         self.answered = 0
         self.requests.attach(self.connection.real)
-        self.inbox.attach(self.connection.real, log)
+        self.inbox.attach(self.connection.real, log, epochs)
         self.requests.resend()
 
     def detach(self) -> None:
@@ -77,9 +80,11 @@ class Desk:
         self.agree(ask, next_offset)
         return subscription
 
-    def agree(self, ask: Subscribe, next_offset: int) -> None:
+    def agree(self, ask: Subscribe, next_offset: int, same_below: int | None = None) -> None:
         self.open(ask.subscription)
-        reply = Subscribed(request=ask.request, subscription=ask.subscription, next_offset=next_offset)
+        reply = Subscribed(
+            request=ask.request, subscription=ask.subscription, next_offset=next_offset, same_below=same_below
+        )
         assert self.inbox.on_subscribed(reply)
 
     def open(self, number: int = 0) -> None:

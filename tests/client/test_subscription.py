@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.feeding import FEED, LIVE, Desk, batch, payloads, take_all
 
+from godwit.client.bookmark import Bookmark
 from godwit.client.events import Available, Missed
 from godwit.client.subscription import MAX_UNRELIABLE_HELD_BYTES, Subscription
 from godwit.wire.control import Done, Gap, Labels, Subscribed
+from godwit.wire.epochs import Epoch
 from godwit.wire.feed import encode_in_band
 
 
@@ -396,3 +398,157 @@ def test_a_connection_that_has_just_closed_is_no_error() -> None:
     subscription.take()
     desk.connection.is_closed = True
     assert subscription.take() is None
+
+
+# -- an older copy of the log was put back ----------------------------------------------------------------------------
+
+OLD, NEW, NEWER = (Epoch(bytes([letter]) * 8, 0) for letter in b"onr")
+
+
+def read_to(next_offset: int) -> tuple[Desk, Subscription]:
+    """A subscription whose application has had everything below an offset, in a log of one epoch."""
+    desk = Desk()
+    desk.attach(epochs=[OLD])
+    subscription = desk.started()
+    desk.bring(FEED, batch([b"%d" % place for place in range(next_offset)], 0))
+    take_all(subscription)
+    desk.events.clear()
+    return desk, subscription
+
+
+def come_back(desk: Desk, same_below: int, *epochs: Epoch) -> None:
+    """On another connection the log has other messages from an offset on."""
+    desk.detach()
+    desk.attach(epochs=epochs or [OLD, NEW])
+    (ask,) = desk.asked()
+    assert isinstance(ask.start, int)
+    assert ask.epochs
+    desk.agree(ask, min(ask.start, same_below), same_below)
+
+
+def missed(desk: Desk) -> list[Missed]:
+    return [event for event in desk.events if isinstance(event, Missed)]
+
+
+def test_it_goes_back_to_where_the_log_has_other_messages() -> None:
+    desk, subscription = read_to(10)
+    come_back(desk, 6)
+    assert missed(desk) == [Missed(subscription, None, next_offset=6, had_below=10)]
+    assert (subscription.position, subscription.resume_at, subscription.replaced) == (6, 6, (6, 10))
+    desk.bring(FEED, batch([b"new 6", b"new 7"], 6))
+    assert payloads(take_all(subscription)) == [b"new 6", b"new 7"]
+    assert subscription.epochs == (OLD, NEW)
+
+
+def test_nothing_is_said_if_the_log_has_what_was_read() -> None:
+    desk, subscription = read_to(10)
+    come_back(desk, 10)
+    desk.bring(FEED, batch([b"new"], 10))
+    assert payloads(take_all(subscription)) == [b"new"]
+    assert missed(desk) == []
+    assert subscription.replaced is None
+
+
+def test_the_same_process_is_not_asked_to_compare() -> None:
+    desk, _ = read_to(10)
+    desk.detach()
+    desk.attach(epochs=[OLD])
+    (ask,) = desk.asked()
+    assert (ask.start, ask.epochs) == (10, [])
+
+
+def test_what_is_held_comes_before_it_goes_back() -> None:
+    """Messages that only the former log had are messages all the same, and the position may still lie before them."""
+    desk, subscription = read_to(4)
+    desk.bring(FEED, batch([b"old 4", b"old 5", b"old 6"], 4))
+    come_back(desk, 5)
+    desk.bring(FEED, batch([b"old 4", b"new 5", b"new 6"], 4))
+    assert missed(desk) == []
+    assert payloads(subscription.take()) == [b"old 4", b"old 5", b"old 6"]
+    assert payloads(subscription.take()) == [b"new 5", b"new 6"]
+    assert missed(desk) == [Missed(subscription, None, next_offset=5, had_below=7)]
+    assert subscription.position == 7
+
+
+def test_what_the_application_works_on_is_not_done_in_the_new_log() -> None:
+    desk, subscription = read_to(4)
+    desk.bring(FEED, batch([b"old 4", b"old 5", b"old 6"], 4))
+    assert len(subscription.take() or []) == 3
+    come_back(desk, 5)
+    assert missed(desk) == []
+    assert subscription.reached(7) == 5
+    assert subscription.reached(4) == 4
+    assert subscription.take() is None
+    assert subscription.replaced == (5, 7)
+    assert [subscription.reached(offset) for offset in (4, 5, 6, 7, 8)] == [4, 5, 5, 5, 8]
+    desk.bring(FEED, batch([b"new"] * 3, 5))
+    take_all(subscription)
+    assert subscription.reached(7) == 7
+
+
+def test_it_goes_back_as_far_as_the_earliest_of_several_connections_says() -> None:
+    desk, subscription = read_to(4)
+    for place in (4, 5, 6):
+        desk.bring(FEED, batch([b"old %d" % place], place))
+    come_back(desk, 5)
+    desk.bring(FEED, batch([b"new 5", b"new 6"], 5))
+    assert payloads(subscription.take()) == [b"old 4"]
+    assert payloads(subscription.take()) == [b"old 5"]
+    assert payloads(subscription.take()) == [b"old 6"]
+    desk.detach()
+    desk.attach(epochs=[OLD, NEW])  # it broke, and the log is the same as before
+    (ask,) = desk.asked()
+    assert (ask.start, ask.epochs) == (5, [])
+    desk.agree(ask, 5)
+    desk.bring(FEED, batch([b"new 5", b"new 6"], 5))
+    assert payloads(take_all(subscription)) == [b"new 5", b"new 6"]
+    assert subscription.replaced == (5, 7)
+
+
+def test_nothing_stays_of_a_connection_that_was_not_compared() -> None:
+    desk, subscription = read_to(4)
+    desk.detach()
+    desk.attach(epochs=[OLD, NEW])
+    desk.open()
+    desk.bring(FEED, batch([b"of some log"], 4))  # before the broker has said what its offsets are worth
+    come_back(desk, 2, OLD, NEWER)
+    desk.bring(FEED, batch([b"new 2", b"new 3", b"new 4"], 2))
+    assert payloads(take_all(subscription)) == [b"new 2", b"new 3", b"new 4"]
+
+
+def test_a_log_that_has_nothing_in_common_is_read_from_its_beginning() -> None:
+    desk, subscription = read_to(10)
+    desk.detach()
+    desk.attach(epochs=[NEW])
+    (ask,) = desk.asked()
+    desk.agree(ask, 3, same_below=0)  # it begins at 3
+    desk.bring(FEED, batch([b"new"], 3))
+    assert payloads(take_all(subscription)) == [b"new"]
+    assert missed(desk) == [Missed(subscription, None, next_offset=0, had_below=10)]
+
+
+def test_a_bookmark_is_compared_when_the_subscription_begins() -> None:
+    _, former = read_to(10)
+    bookmark = former.bookmark(10)
+    assert bookmark == Bookmark(10, b"log", (OLD,))
+    for same_below, expected in ((10, None), (6, (6, 10))):
+        desk = Desk()
+        desk.attach(epochs=[OLD, NEW])
+        subscription = desk.inbox.subscribe(("a/#",), start=bookmark, since_us=None, cursor=None)
+        (ask,) = desk.asked()
+        assert (ask.start, ask.epochs) == (10, [OLD])
+        desk.agree(ask, same_below, same_below)
+        assert subscription.replaced == expected
+        assert missed(desk) == ([] if expected is None else [Missed(subscription, None, next_offset=6, had_below=10)])
+        desk.bring(FEED, batch([b"new"], same_below))
+        assert payloads(take_all(subscription)) == [b"new"]
+
+
+def test_a_bookmark_of_another_log_begins_at_the_beginning() -> None:
+    desk = Desk()
+    desk.attach(b"another", epochs=[OLD])
+    subscription = desk.inbox.subscribe(("a/#",), start=Bookmark(10, b"log", (OLD,)), since_us=None, cursor=None)
+    (ask,) = desk.asked()
+    assert (ask.start, ask.epochs) == ("earliest", [])
+    desk.agree(ask, 2)
+    assert missed(desk) == [Missed(subscription, None, next_offset=2)]

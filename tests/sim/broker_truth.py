@@ -10,6 +10,9 @@ from godwit.sim.broker_log import LogChecker
 from godwit.wire.batch import Batch, decode_head, encode_batch
 from godwit.wire.entry import Entry
 
+RECEIVED_US: dict[Publication, int] = {}
+"""When each was appended last."""
+
 
 @dataclass
 class Truth:
@@ -62,7 +65,9 @@ class Truth:
 
     def append(self, *publications: Publication, **changes: Any) -> None:
         for one in publications:
-            self.log.appended(self.log.next_offset, [self.entry(one, **changes)])
+            entry = self.entry(one, **changes)
+            self.log.appended(self.log.next_offset, [entry])
+            RECEIVED_US[one] = entry.received_us
 
     def logged(self, topic: str = "a/b", **how: Any) -> Publication:
         publication = self.publish(topic, **how)
@@ -81,6 +86,7 @@ class Got:
     qos: int
     retained: bool
     offset: int | None
+    received_us: int = 0
 
 
 def got(publication: Publication, **changes: Any) -> Got:
@@ -93,5 +99,6 @@ def got(publication: Publication, **changes: Any) -> Got:
         "qos": publication.qos,
         "retained": False,
         "offset": publication.offsets[-1] if publication.offsets else None,
+        "received_us": RECEIVED_US.get(publication, 0),
     }
     return Got(**(fields | changes))

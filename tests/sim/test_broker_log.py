@@ -98,3 +98,21 @@ def test_changed_entries_are_caught(changes: dict[str, Any], complaint: str) -> 
     truth.logged()
     with pytest.raises(ViolationError, match=complaint):
         truth.append(truth.publish(), **changes)
+
+
+def test_a_copy_that_is_put_back_has_what_it_had() -> None:
+    truth = Truth()
+    kept = truth.logged(qos=2)
+    backup = truth.log.copy()
+    lost, again = truth.logged(qos=2), truth.logged(qos=2)
+    truth.log.confirmed(lost, 1.0)
+    truth.log.put_back(backup)
+    assert (truth.log.next_offset, kept.offsets, lost.offsets) == (1, [0], [])
+    truth.log.confirmed(lost, 2.0)  # its confirm was on its way
+    truth.append(again)
+    assert again.offsets == [1]
+    (former,) = truth.log.former
+    assert former.same_below(truth.log.history, 3) == 1
+    assert former.same_below(truth.log.history, 1) == 1
+    with pytest.raises(ViolationError, match="is there at 1 already"):
+        truth.append(again)

@@ -289,3 +289,17 @@ def test_live_gaps_are_counted_only_while_somebody_can_know() -> None:
     live.seat.presences.clear()
     live.take(3)
     live.take(1)
+
+
+def test_a_copy_that_is_put_back_retains_what_was_retained_then() -> None:
+    truth, checker = Truth(), RetainedChecker()
+    old, new, late = truth.publish(retain=True), truth.publish(retain=True), truth.publish("b", retain=True)
+    checker.changed(old, 1.0)
+    kept = checker.copy()
+    checker.changed(new, 2.0)
+    checker.changed(late, 2.0)
+    checker.put_back(kept, 3.0)
+    assert checker.current() == {"a/b": old.payload}
+    checker.check(stream(truth, old), 4.0, all_is_there=True)
+    with pytest.raises(ViolationError, match="was retained when it asked"):
+        checker.check(stream(truth, new), 4.0, all_is_there=True)

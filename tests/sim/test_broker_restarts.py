@@ -225,3 +225,26 @@ def test_the_meaning_of_changes() -> None:
     ]  # fmt: skip
     assert apply(apply({}, everything), gone) == apply({}, [TOPIC, session, QueryDone("q", 3)])
     assert apply(apply({}, [session, FEED]), [SessionGone("alice")]) == {}
+
+
+def test_a_copy_that_is_put_back_has_what_it_had() -> None:
+    case = Case()
+    case.append(TOPIC)
+    kept, log = case.checker.copy(), case.truth.log.copy()
+    case.append(FEED)
+    case.checker.commit_answered(("alice", ("a/#",), "cursor"), 7)
+    case.checker.attempted([case.entry()], [])
+    case.checker.put_back(kept)
+    case.truth.log.put_back(log)
+    del case.entries[1:]
+    case.state = State(topics=[TOPIC])
+    assert case.reopen() == []
+
+
+def test_what_is_not_answered_yet_is_not_certain() -> None:
+    case = Case()
+    case.append(TOPIC)
+    certain = [case.checker.is_certain]
+    case.checker.attempted([case.entry()], [])
+    certain.append(case.checker.is_certain)
+    assert certain == [True, False]

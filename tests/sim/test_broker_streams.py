@@ -272,3 +272,67 @@ def test_a_retained_message_of_qos_0_comes_live_or_as_retained() -> None:
         take(made, message, retained=True)
     with pytest.raises(ViolationError, match="came twice"):
         take(made, other)
+
+
+# -- an older copy of the log is put back -----------------------------------------------------------------------------
+
+
+def restored(read: int = 4) -> tuple[Truth, Stream, list[Publication], list[Publication]]:
+    """A stream that has read some of four messages; then a copy with two is put back, which gets three others."""
+    truth = Truth()
+    made = stream(truth)
+    old = [truth.logged(), truth.logged()]
+    backup = truth.log.copy()
+    old += [truth.logged(), truth.logged()]
+    take(made, *old[:read])
+    truth.log.put_back(backup)
+    return truth, made, old, [truth.logged(), truth.logged(), truth.logged()]
+
+
+def test_who_is_told_goes_back() -> None:
+    _, made, _, new = restored()
+    made.told_replaced(2, 4)
+    assert len(made.outstanding()) == 3
+    take(made, *new)
+    made.complete()
+
+
+def test_who_had_read_nothing_that_is_lost_goes_on() -> None:
+    _, made, _, new = restored(2)
+    take(made, *new)
+    made.complete()
+
+
+def test_what_was_on_its_way_may_come_before() -> None:
+    _, made, old, new = restored(1)
+    take(made, old[1])
+    take(made, old[2], offset=2)
+    made.told_replaced(2, 3)
+    take(made, *new)
+    made.complete()
+
+
+@pytest.mark.parametrize("position", [(1, 4), (3, 4), (2, 5)])
+def test_a_wrong_place_to_go_back_to_is_caught(position: tuple[int, int]) -> None:
+    _, made, _, _ = restored()
+    with pytest.raises(ViolationError, match="up to 2 the log is the same"):
+        made.told_replaced(*position)
+
+
+def test_going_back_without_a_reason_is_caught() -> None:
+    _, made, _, _ = restored(2)
+    with pytest.raises(ViolationError, match="goes back to 1"):
+        made.told_replaced(1, 2)
+
+
+def test_going_on_in_silence_is_caught() -> None:
+    _, made, _, new = restored()
+    with pytest.raises(ViolationError, match="other messages from 2 on than it read up to 4, and it was not told"):
+        take(made, new[2])
+
+
+def test_a_former_message_behind_a_new_one_is_caught() -> None:
+    _, made, old, new = restored(2)
+    take(made, new[0])
+    with pytest.raises(ViolationError, match="came with offset 3"):
+        take(made, old[3], offset=3)

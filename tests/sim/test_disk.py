@@ -215,3 +215,18 @@ def test_what_rots_changes_by_itself_and_nowhere_else() -> None:
         first, second = [bytes(body) for (body,) in made.execute("SELECT body FROM rows LIMIT 2")]
     assert sum(one != other for one, other in zip(first, b"a needle here", strict=True)) == 1
     assert second == b"another one"
+
+
+def test_a_copy_that_is_put_back_is_there_after_every_power_cut() -> None:
+    rng = Random(5)
+    disk = Disk(rng)
+    with connection(disk) as made:
+        assert len(list(fill(made, rng))) == ROWS
+        copy = disk.copy(rng)
+        list(fill(made, rng))
+        disk.die()
+    disk.kill()
+    disk.put_back(copy)
+    disk.cut_power()
+    with connection(disk) as made:
+        assert made.execute("SELECT count(*) FROM rows").get == ROWS

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.spark.offsets import MIN_PARTITION_ROWS, Position, Range, cut, parse, parts_for, shares
+from godwit.spark.offsets import (
+    MAX_EPOCHS,
+    MIN_PARTITION_ROWS,
+    Position,
+    Range,
+    cut,
+    epochs_below,
+    parse,
+    parts_for,
+    same_below,
+    shares,
+)
+from godwit.wire.epochs import MAX_EPOCHS_TOLD, Epoch
+from godwit.wire.epochs import same_below as same_below_of_broker
 
 A, B, C = (letter * 32 for letter in "abc")
 lags = st.dictionaries(st.sampled_from([A, B, C]), st.integers(0, 10**7), max_size=3)
@@ -84,3 +99,38 @@ def test_offsets_that_cannot_be_are_explained(text: str, complaint: str) -> None
 def test_offsets_as_words_and_for_each_log() -> None:
     assert parse("startingOffsets", " Earliest ") == "earliest"
     assert parse("startingOffsets", f'{{"{A}": 7}}') == {A: 7}
+
+
+def test_epochs_come_back_from_the_checkpoint_and_older_ones_have_none() -> None:
+    position = Position({A: 5}, {}, {}, {A: [("0011223344556677", 0), ("8899aabbccddeeff", 3)]})
+    plain = json.loads(json.dumps(position.to_dict()))
+    assert plain == {A: 5, "epochs": {A: [["0011223344556677", 0], ["8899aabbccddeeff", 3]]}}
+    assert Position.from_dict(plain) == position
+    assert Position.from_dict({A: 5}).epochs == {}
+    for wrong in ([1], [["a", "b"]], [["a"]], 5, "ab"):
+        with pytest.raises(ValueError, match="is not a list of epochs"):
+            Position.from_dict({A: 5, "epochs": {A: wrong}})
+
+
+def test_the_newest_epochs_of_what_was_read() -> None:
+    epochs = [(f"{number:016x}", 10 * number) for number in range(30)]
+    assert epochs_below(epochs, 0) == []
+    assert epochs_below(epochs, 1) == epochs[:1]
+    assert epochs_below(epochs, 11) == epochs[:2]
+    assert MAX_EPOCHS <= MAX_EPOCHS_TOLD  # so many a request to the archive may have
+    assert epochs_below(epochs, 200) == epochs[20 - MAX_EPOCHS : 20]
+
+
+EPOCHS = st.lists(
+    st.tuples(st.sampled_from([bytes([letter]) * 8 for letter in b"abcd"]), st.integers(0, 9)), max_size=5
+)
+
+
+@given(EPOCHS, EPOCHS, st.integers(0, 12))
+def test_it_compares_as_the_broker_does(
+    known: list[tuple[bytes, int]], epochs: list[tuple[bytes, int]], next_offset: int
+) -> None:
+    """The source has a copy of it, because the rest of Godwit is not there on executors."""
+    theirs = same_below_of_broker([Epoch(*one) for one in known], [Epoch(*one) for one in epochs], next_offset)
+    ours = [[(id_.hex(), first_offset) for id_, first_offset in one] for one in (known, epochs)]
+    assert same_below(ours[0], ours[1], next_offset) == theirs

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.store.entries import make_job, make_task
 
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
+from godwit.store.epochs import TABLE as EPOCHS
 from godwit.store.kept import (
     DamagedRowError,
     apply,
@@ -278,7 +279,7 @@ FULL: list[Change] = [
 ]
 
 
-@pytest.mark.parametrize("table", state_tables())
+@pytest.mark.parametrize("table", [table for table in state_tables() if table != EPOCHS])
 def test_a_changed_value_is_noticed(table: str) -> None:
     connection = new_file()
     apply(connection, FULL)

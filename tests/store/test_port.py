@@ -30,7 +30,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 def test_every_store_has_what_the_port_asks_for(store: Store) -> None:
     wanted = {name for name in vars(Store) if not name.startswith("_")}
-    assert wanted == {"append", "first_offset", "log_id", "next_offset", "offset_at", "read", "state"}
+    assert wanted == {"append", "epochs", "first_offset", "log_id", "next_offset", "offset_at", "read", "state"}
     assert wanted <= set(dir(store))
 
 

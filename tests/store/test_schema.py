@@ -49,7 +49,7 @@ def alter(path: Path, statement: str) -> bytes:
 def test_the_tables_are_those_of_the_scripts() -> None:
     assert {BLOCKS, META, "topics", "retained", "sessions", "feeds"} <= set(tables())
     assert set(tables()) - set(state_tables()) == {BLOCKS, META}
-    assert set(tables()) - set(tables(1)) == {"next_job", "jobs", "job_payloads", "tasks"}
+    assert set(tables()) - set(tables(1)) == {"next_job", "jobs", "job_payloads", "tasks", "epochs"}
 
 
 def test_a_script_that_was_released_is_as_it_was() -> None:
@@ -103,7 +103,7 @@ def test_a_log_of_0_3_0_is_brought_forward(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     entries = [make_entry(b"kept"), make_entry(b"as well", received_us=2)]
     make_older_log(path, entries, older_changes(3, Random(1)))
-    with pytest.raises(LogVersionError, match=r"its format is 1, and this one reads 2\. A broker brings it forward"):
+    with pytest.raises(LogVersionError, match=r"its format is 1, and this one reads 3\. A broker brings it forward"):
         LogReader.open(path)
     for _ in range(2):
         store = SqliteStore.open(path, new_log_id=b"unused", now_us=2)

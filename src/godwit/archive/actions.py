@@ -1,6 +1,6 @@
 """What the archive answers besides rows: JSON in, JSON out, by the name of the action.
 
-info               log_id, first_offset, next_offset, marks
+info               log_id, first_offset, next_offset, marks, epochs
 offset_for_time    offset
 topics             topics: name, messages, payload_bytes, last_us; in pages
 stage_commit       first_offset, count, was_known
@@ -97,6 +97,7 @@ class Actions:
                     "first_offset": reader.first_offset(),
                     "next_offset": reader.next_offset(),
                     "marks": reader.marks(),
+                    "epochs": [(row.id.hex(), row.first_offset) for row in reader.epochs()],
                 }
 
         yield self._readers.ask(look)

@@ -34,6 +34,22 @@ class DataLossError(StorageError):
         return json.dumps({"kind": "data_loss", "lost": self.lost}).encode()
 
 
+class ReplacedLogError(StorageError):
+    """The range is meant in another history of the log: an older copy was put back."""
+
+    def __init__(self, same_below: int, end: int) -> None:
+        super().__init__(
+            f"the log has other messages from offset {same_below} on than when the offsets up to {end} were read: an "
+            "older copy of it was put back"
+        )
+        self.same_below = same_below
+
+    @property
+    def details(self) -> bytes:
+        """For programs."""
+        return json.dumps({"kind": "replaced", "same_below": self.same_below}).encode()
+
+
 def gone_below(first_offset: int, marks: Mapping[str, int], filters: Sequence[str]) -> int:
     """Up to where retention may have deleted messages that these filters ask for; no filters ask for everything."""
     reached = lost_below(marks, filters) if filters else max(marks.values(), default=0)

@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from godwit.archive.choosing import Chosen
 from godwit.archive.columns import ROW_BYTES, Block, Rows, schema_of
-from godwit.archive.losses import DataLossError, Ranges, gone_below
+from godwit.archive.losses import DataLossError, Ranges, ReplacedLogError, gone_below
 from godwit.archive.requests import ReadRequest
 from godwit.limits import MIB
 from godwit.store.block import DamagedBlockError, Row, open_block
 from godwit.store.ranges import joined
 from godwit.store.reader import LogReader
+from godwit.wire.epochs import Epoch, same_below
 
 CHUNK_BLOCKS: Final = 128
 
@@ -59,7 +60,8 @@ class Reading:
     """One range for one client."""
 
     def __init__(self, request: ReadRequest, reader: LogReader) -> None:
-        """DataLossError if it begins below what is there, or asks for more than was ever there."""
+        """DataLossError if it begins below what is there, or asks for more than was ever there. ReplacedLogError if the
+        epochs of the request are of another history."""
         self._request = request
         self._chosen = Chosen(request.filters)
         self._wanted = None if self._chosen.is_everything else self._chosen.concerns
@@ -68,6 +70,12 @@ class Reading:
             self.first_offset: Final = reader.first_offset()
             log_end: Final = reader.next_offset()
             gone = gone_below(self.first_offset, reader.marks(), request.filters)
+            epochs = [row.epoch for row in reader.epochs()] if request.epochs else []
+        if request.epochs and request.end is not None:
+            known = [Epoch(bytes.fromhex(text), first_offset) for text, first_offset in request.epochs]
+            same = same_below(known, epochs, log_end)
+            if same < request.end:
+                raise ReplacedLogError(same, request.end)
         if request.start is None:
             self.start = self.first_offset
             self.gaps_known_below = gone  # "from the oldest on": what was deleted before is no news

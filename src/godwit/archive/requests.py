@@ -1,6 +1,7 @@
 """What clients of the archive may ask: JSON in tickets, descriptors and the bodies of actions, checked here.
 
-    ticket, flight info    {"filters": ["home/#"], "start": 100, "end": 200, "columns": ["offset", "payload"], ...}
+    ticket, flight info    {"filters": ["home/#"], "start": 100, "end": 200, "columns": ["offset", "payload"],
+                            "epochs": [["0123456789abcdef", 0]], ...}
     offset_for_time        {"time_us": 1700000000000000}
     measure                {"start": 100, "end": 200, "filters": ["home/#"], "max_rows": 50, "max_bytes": 10000}
     topics                 {"filters": ["home/#"]}
@@ -22,6 +23,7 @@ from godwit.archive.columns import COLUMNS
 from godwit.broker.topics import check_filter, shown
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import KIB, MAX_CLIENT_NAME_BYTES, MAX_FILTERS, MAX_TOPIC_BYTES, MIB
+from godwit.wire.epochs import EPOCH_ID_BYTES, MAX_EPOCHS_TOLD
 
 MAX_REQUEST_BYTES: Final = 128 * KIB
 MAX_PARTS: Final = 4096
@@ -30,6 +32,7 @@ MAX_COMMIT_REQUEST_BYTES: Final = 1 * MIB
 
 Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+EpochText = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * EPOCH_ID_BYTES}}}$")]
 BatchNumber = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 """One each millisecond makes so many in 34 years. All up to a query's last one are known for ever."""
 _RequestT = TypeVar("_RequestT", bound=msgspec.Struct)
@@ -55,6 +58,8 @@ class ReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """False: what is gone is passed over, and told in the metadata of the next batch."""
     gaps_known_below: Offset = 0
     """What retention had deleted below this offset is no news to the client: it began to read when it was so."""
+    epochs: Annotated[tuple[tuple[EpochText, Offset], ...], msgspec.Meta(max_length=MAX_EPOCHS_TOLD)] = ()
+    """The newest epochs of the log that the range is meant in, as `info` gave them: in another one it is refused."""
 
 
 class TimeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 refused, whatever is tried again     FlightServerError, with `extra_info`: {"kind": "bad_request"}
 gone or damaged                      FlightServerError, with `extra_info`: {"kind": "data_loss", "lost": [[begin, end]]}
+an older copy of the log             FlightServerError, with `extra_info`: {"kind": "replaced", "same_below": offset}
 trouble with the disk or the log     FlightServerError; what and where is told to those who run the broker
 too much at once, or no room         FlightUnavailableError: try again later
 no token, or a wrong one             FlightUnauthenticatedError
@@ -26,7 +27,7 @@ from godwit.archive.actions import ACTIONS, Actions, CommitError, told
 from godwit.archive.columns import schema_of
 from godwit.archive.gate import BusyError, Gate
 from godwit.archive.gathering import Gathering
-from godwit.archive.losses import DataLossError
+from godwit.archive.losses import DataLossError, ReplacedLogError
 from godwit.archive.readers import Readers
 from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import BadRequestError, ReadRequest, read_request, stage_request
@@ -176,7 +177,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             raise
         except (BadRequestError, pa.ArrowInvalid) as error:
             raise flight.FlightServerError(str(error), BAD_REQUEST) from None
-        except DataLossError as error:
+        except (DataLossError, ReplacedLogError) as error:
             raise flight.FlightServerError(str(error), error.details) from None
         except (BusyError, StagesFullError) as error:
             raise flight.FlightUnavailableError(str(error)) from None

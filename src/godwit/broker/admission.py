@@ -6,7 +6,7 @@ asks for it waits while the present holder is pinged. Several wait in the order 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -26,6 +26,7 @@ from godwit.broker.sessions import Sessions
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionKept
 from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
+from godwit.wire.epochs import MAX_EPOCHS_TOLD, Epoch
 from godwit.wire.proof import make_proof
 
 NAME_PING: Final = 0xFFFFFFFF
@@ -52,6 +53,7 @@ class Admission:
         sessions: Sessions,
         entropy: Callable[[int], bytes],
         log_id: bytes,
+        epochs: Sequence[Epoch],
     ) -> None:
         self._catalogue = catalogue
         self._names = names
@@ -63,6 +65,7 @@ class Admission:
         self._effects = effects
         self._entropy = entropy
         self._log_id = log_id
+        self._epochs = list(epochs[-MAX_EPOCHS_TOLD:])
         self._check = LoginCheck(catalogue, entropy)
         self.sessions = sessions
         self._queues = NameQueues()
@@ -183,6 +186,7 @@ class Admission:
             resumed=resumed,
             proof=proof,
             log=self._log_id,
+            epochs=self._epochs,
             max_message_bytes=settings.max_message_bytes,
         )
         if self._journal.session(session):  # what it leaves with the broker must be safe first

@@ -55,6 +55,7 @@ from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, R
 from godwit.wire import control
 from godwit.wire.changes import State
 from godwit.wire.control import Code, ControlMessage, MalformedError, decode_control, encode_control
+from godwit.wire.epochs import Epoch
 
 SAVE_EVERY_US: Final = 1_000_000
 """How often that is saved which changes all the time, see godwit.broker.journal."""
@@ -72,6 +73,7 @@ class Broker:
         log_id: bytes = b"",
         first_offset: int = 0,
         next_offset: int = 0,
+        epochs: Sequence[Epoch] = (),
         state: State | None = None,
         keeps_state: bool = True,
     ) -> None:
@@ -96,7 +98,7 @@ class Broker:
         delivery.next_offset = next_offset
         self._commits = commits = Commits(catalogue, delivery, identities, journal, pace, self._effects)
         self._publishing = Publishing(catalogue, delivery, identities, commits, journal, pace, self._effects)
-        self._subscribing = Subscribing(catalogue, delivery, commits, journal, self._effects)
+        self._subscribing = Subscribing(catalogue, delivery, commits, journal, self._effects, epochs)
         self._importing = Importing(catalogue, names, commits, journal, self._effects)
         self._office = office = Office(catalogue, names, journal, commits, self._effects)
         self._admission = Admission(
@@ -111,6 +113,7 @@ class Broker:
             sessions=sessions,
             entropy=entropy,
             log_id=log_id,
+            epochs=epochs,
         )
         requests = Requests(catalogue, delivery, identities, self._subscribing, self._admission, office, self._effects)
         self._desk = Desk(self._admission, self._subscribing, requests, office.requests, commits, self._effects)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
@@ -17,6 +18,7 @@ from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
 from godwit.wire.changes import FeedKept
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
+from godwit.wire.epochs import Epoch, same_below
 
 LOOKUPS_AT_ONCE: Final = 4
 """Starts by time, of one client, that the log is asked for; the others wait."""
@@ -28,13 +30,20 @@ class Subscribing:
     """Each method is one request; what cannot be done is a RequestFailure."""
 
     def __init__(
-        self, catalogue: Catalogue, delivery: Delivery, commits: Commits, journal: Journal, effects: list[Effect]
+        self,
+        catalogue: Catalogue,
+        delivery: Delivery,
+        commits: Commits,
+        journal: Journal,
+        effects: list[Effect],
+        epochs: Sequence[Epoch] = (),
     ) -> None:
         self._catalogue = catalogue
         self._delivery = delivery
         self._commits = commits
         self._journal = journal
         self._effects = effects
+        self._epochs = epochs
         self._next_serial = 0
 
     def subscribe(self, link: Link, session: Session, request: Subscribe, offset: int | None = None) -> None:
@@ -56,7 +65,8 @@ class Subscribing:
             link.to_locate[number] = request
             self._look_up(link)
             return
-        start = self._start(request, feed, offset)
+        known_below = self._known_below(request)
+        start = self._start(request, feed, offset, known_below)
         self._create_topics(session, filters)
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
@@ -69,6 +79,8 @@ class Subscribing:
             must_wait = self._journal.feed(feed)
             text = f"{session.name} subscribed to {', '.join(filters)}"
             self._effects.append(Notice("subscribed", text, session.fields(filters=list(filters), offset=start)))
+        if known_below is not None and isinstance(request.start, int) and request.start > known_below:
+            self._tell_replaced(session, filters, request.start, known_below)
         self._delivery.attach(
             feed,
             link,
@@ -76,9 +88,9 @@ class Subscribing:
             start,
             resumes=resumes,
             with_retained=with_retained,
-            is_earliest=request.start == "earliest",
+            is_earliest=request.start == "earliest" or (known_below == 0 and request.start != 0),
         )
-        self._reply(link, request, feed, is_new=True, must_wait=must_wait)
+        self._reply(link, request, feed, is_new=True, must_wait=must_wait, known_below=known_below)
 
     def _add(self, session: Session, filters: tuple[str, ...], cursor: str | None, offset: int) -> Feed:
         feed = Feed(self._next_serial, session, filters, cursor, offset)
@@ -118,7 +130,7 @@ class Subscribing:
             return
         feed = self._feed(link, request.subscription)
         if request.keep:
-            self._delivery.pause(feed, request.offset)
+            self._delivery.pause(feed, self._reached(request.offset, request.epochs))
             return
         self.end(session, feed)
         text = f"{session.name} unsubscribed from {', '.join(feed.filters)}"
@@ -136,9 +148,12 @@ class Subscribing:
             raise RequestFailure(
                 Code.MALFORMED, "the subscription has no named cursor: it moves by itself; subscribe with cursor=..."
             )
-        if request.offset > self._delivery.next_offset:
-            raise RequestFailure(Code.MALFORMED, f"offset {request.offset} does not exist yet")
-        feed.resume_at = request.offset
+        offset = self._reached(request.offset, request.epochs)
+        if offset is None:
+            return  # of messages that this log does not have: it goes on from where its cursor stands here
+        if offset > self._delivery.next_offset:
+            raise RequestFailure(Code.MALFORMED, f"offset {offset} does not exist yet")
+        feed.resume_at = offset
         self._journal.feed(feed)
 
     # -- the parts ----------------------------------------------------------------------------------------------------
@@ -189,7 +204,31 @@ class Subscribing:
         except TooManyTopicsError as error:
             raise RequestFailure(Code.TOO_MANY, str(error)) from None
 
-    def _start(self, request: Subscribe, feed: Feed | None, offset: int | None) -> int:
+    def _known_below(self, request: Subscribe) -> int | None:
+        """Return the offset below which the log has what the client read, or None if the client did not ask."""
+        if not request.epochs or not isinstance(request.start, int):
+            return None
+        return same_below(request.epochs, self._epochs, self._delivery.next_offset)
+
+    def _reached(self, offset: int | None, epochs: list[Epoch]) -> int | None:
+        """Return how far a client is that has done everything below an offset; None if that is not known here.
+
+        It may have asked before an older copy of the log was put back.
+        """
+        if not epochs or offset is None:
+            return offset
+        return min(offset, same_below(epochs, self._epochs, self._delivery.next_offset)) or None
+
+    def _tell_replaced(self, session: Session, filters: tuple[str, ...], asked: int, known_below: int) -> None:
+        text = (
+            f"{session.name} has read {', '.join(filters)} up to offset {asked}, and this log has other messages from "
+            f"offset {known_below} on: it is an older copy of the one that {session.name} knows. It continues at "
+            f"{known_below}; confirmed messages that only the newer one has are lost"
+        )
+        fields = session.fields(filters=list(filters), offset=asked, same_below=known_below)
+        self._effects.append(Notice("replaced", text, fields))
+
+    def _start(self, request: Subscribe, feed: Feed | None, offset: int | None, known_below: int | None) -> int:
         end = self._delivery.next_offset
         if offset is not None:
             return min(offset, end)
@@ -199,6 +238,8 @@ class Subscribing:
             return end
         if request.start == "earliest":
             return self._delivery.first_offset
+        if known_below is not None:
+            return self._delivery.first_offset if known_below == 0 < request.start else min(request.start, known_below)
         if request.start > end:
             text = f"offset {request.start} does not exist: the log ends at {end}; it may be an older copy of it"
             raise RequestFailure(Code.NO_SUCH_OFFSET, text)
@@ -210,9 +251,24 @@ class Subscribing:
             raise RequestFailure(Code.NOT_SUBSCRIBED, f"there is no subscription {number}")
         return feed
 
-    def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool, must_wait: bool) -> None:
+    def _reply(
+        self,
+        link: Link,
+        request: Subscribe,
+        feed: Feed,
+        *,
+        is_new: bool,
+        must_wait: bool,
+        known_below: int | None = None,
+    ) -> None:
         """One that the session remembers is promised, so it must be safe first."""
-        reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=feed.position)
+        reply = Subscribed(
+            request=request.request,
+            subscription=feed.number,
+            is_new=is_new,
+            next_offset=feed.position,
+            same_below=known_below,
+        )
         if must_wait:
             self._commits.say(link, reply)
         else:

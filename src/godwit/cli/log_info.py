@@ -38,6 +38,15 @@ class Deleted(msgspec.Struct):
     before: int
 
 
+class EpochInfo(msgspec.Struct):
+    """One run of a broker that appended to the log."""
+
+    id: str
+    first_offset: int
+    begun: str | None
+    """When its first message was received; None: of messages from before there were epochs."""
+
+
 class LogInfo(msgspec.Struct):
     """What `--json` prints."""
 
@@ -55,6 +64,8 @@ class LogInfo(msgspec.Struct):
     first_received: str | None = None
     last_received: str | None = None
     deleted: list[Deleted] = []
+    epochs: list[EpochInfo] = []
+    """In order. Copies of a log have those of their common past in common."""
     damaged: list[tuple[int, int]] = []
     topics: list[TopicTotal] = []
 
@@ -92,6 +103,10 @@ def gather(log: LogFile, in_use: bool, progress: Callable[[int, int], None]) -> 
             Deleted(None if pattern == BROKER_WIDE else pattern, floor)
             for pattern, floor in sorted(reader.marks().items())
             if floor
+        ],
+        epochs=[
+            EpochInfo(row.id.hex(), row.first_offset, iso_time(row.begun_us) if row.begun_us else None)
+            for row in reader.epochs()
         ],
     )
     topics: dict[str, TopicTotal] = {}
@@ -138,6 +153,11 @@ def _facts(found: LogInfo) -> list[tuple[str, str]]:
     )
     if found.first_received is not None and found.last_received is not None:
         facts.append(("received", f"{_moment(found.first_received)} to {_moment(found.last_received)} UTC"))
+    if found.epochs:
+        newest = found.epochs[-1]
+        facts.append(
+            ("epochs", f"{len(found.epochs):,}, the newest is {newest.id} from offset {newest.first_offset:,} on")
+        )
     for each in found.deleted:
         whose = "by the rule for the whole log" if each.filter is None else f"of {safe(each.filter)}"
         facts.append(("deleted", f"before offset {each.before:,}, {whose}"))

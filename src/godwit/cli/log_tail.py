@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,8 @@ from godwit.cli.log_folder import LogFile, ranges
 from godwit.cli.log_messages import newest, pieces
 from godwit.cli.rendering import Lines
 from godwit.cli.streams import Output
+from godwit.store.epochs import EpochRow
+from godwit.wire.epochs import same_below
 
 LOOK_S: Final = 0.2
 """How often a followed log is asked for more."""
@@ -43,12 +46,25 @@ class _Tail:
         await self._print(start, stop, skip)
         while follow:
             await asyncio.sleep(LOOK_S)
-            log_id = self._log.reader.log_id
-            if self._log.reopen() and self._log.reader.log_id != log_id:
-                tell("there is a new log in the folder; going on with its beginning")
-                stop = 0
+            log_id, epochs = self._log.reader.log_id, self._log.reader.epochs()
+            if self._log.reopen():
+                stop = self._go_back(log_id, epochs, stop)
             start, stop = stop, self._log.reader.next_offset()
             await self._print(start, stop, 0)
+
+    def _go_back(self, log_id: bytes, epochs: Sequence[EpochRow], stop: int) -> int:
+        """Return where to go on in a file that took the place of another one, which was read up to `stop`."""
+        reader = self._log.reader
+        if reader.log_id != log_id:
+            tell("there is a new log in the folder; going on with its beginning")
+            return 0
+        ours = [row.epoch for row in reader.epochs()]
+        same = same_below([row.epoch for row in epochs], ours, reader.next_offset())
+        if same < stop:
+            tell(
+                f"an older copy of the log was put back: from offset {same:,} on it has other messages; going on there"
+            )
+        return min(same, stop)
 
     async def _print(self, start: int, stop: int, skip: int) -> None:
         for messages, damaged in pieces(self._log.reader, start, stop, self._chosen):

@@ -122,7 +122,14 @@ async def _print(
     async def show(client: AsyncClient) -> None:
         left = count
         # `keep`: it ends with the connection. A client with a name finds its place again when it comes back.
-        subscription = client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=_tell_gap, keep=True)
+        subscription = client.subscribe(
+            *filters,
+            start=start,
+            since=since,
+            cursor=cursor,
+            on_gap=lambda missed: _tell_gap(missed, subscription.replaced),
+            keep=True,
+        )
         async with subscription as messages:
             place = messages.position
             async for batch in messages.batches():
@@ -193,8 +200,14 @@ def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
     return safe_json(msgspec.json.encode(fields)) + b"\n"
 
 
-def _tell_gap(missed: int | None) -> None:
-    if missed is None:
+def _tell_gap(missed: int | None, replaced: tuple[int, int] | None) -> None:
+    if missed is None and replaced is not None:
+        begin, end = replaced
+        tell(
+            f"the broker has an older copy of its log: what was received at the offsets {begin:,} to {end - 1:,} is no "
+            "longer in it, and other messages have these offsets; going on with them"
+        )
+    elif missed is None:
         tell("may have missed messages, nobody knows how many: the broker has a new log")
     else:
         tell(f"missed up to {counted(missed, 'message')}")  # where it is not known which matched, all are counted

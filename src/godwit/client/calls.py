@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from godwit.broker.topics import check_filter, check_topic
+from godwit.client.bookmark import Bookmark
 from godwit.client.comparing import JobView
 from godwit.client.config import ClientConfig
 from godwit.client.events import ClientEvent
@@ -83,8 +84,8 @@ class Calls:
             raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
         for pattern in unique:
             check_filter(pattern)
-        if not isinstance(start, int) and start not in (None, "latest", "earliest"):
-            raise UsageError(f"start is {start!r}: give an offset, 'latest' or 'earliest'")
+        if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
+            raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
         for what, value in (("start", start), ("since_us", since_us)):
             if isinstance(value, int) and not 0 <= value < 2**63:
                 raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
@@ -105,7 +106,11 @@ class Calls:
 
     def commit(self, subscription: Subscription, offset: int) -> int:
         """After a break the subscription goes on from this offset. Gives the number of the request."""
-        return self.request(lambda number: Commit(request=number, subscription=subscription.number, offset=offset))
+        offset = subscription.reached(offset)
+        epochs = subscription.epochs_at(offset)
+        return self.request(
+            lambda number: Commit(request=number, subscription=subscription.number, offset=offset, epochs=epochs)
+        )
 
     def request(self, make: Callable[[int], ControlMessage]) -> int:
         """Asks the broker what `make` gives for the number of the request; a Reply event brings the answer.

@@ -303,7 +303,7 @@ class Client(Calls):
         self._events.append(Online(message.resumed, message.name))
         self._requests.attach(connection)
         self._work.attach(connection, message.log, message.max_message_bytes, now)
-        self._inbox.attach(connection, message.log)
+        self._inbox.attach(connection, message.log, message.epochs)
         self._requests.resend()
         self._outbox.attach(connection, message.max_message_bytes)
 

@@ -82,13 +82,15 @@ class Missed(msgspec.Struct, frozen=True):
     """Messages that could not be delivered stood before what `take()` gives next.
 
     `live`: of QoS 0. Else they are gone from the log, and `next_offset` is where it goes on. A count of None: nobody
-    knows how many, because the broker has another log than before.
+    knows how many, because the broker has another log than before, or an older copy of it. Of an older copy,
+    `had_below` is where the application had got to: from `next_offset` on and below it the log has other messages now.
     """
 
     subscription: Subscription
     count: int | None
     live: bool = False
     next_offset: int | None = None
+    had_below: int | None = None
 
 
 class SubscriptionEnded(msgspec.Struct, frozen=True):

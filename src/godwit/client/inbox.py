@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+from godwit.client.bookmark import Bookmark
 from godwit.client.decoding import Reader
 from godwit.client.events import Available, ClientEvent, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.requests import Requests
@@ -12,6 +14,7 @@ from godwit.errors import DecodeError
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, Work, decode_control
+from godwit.wire.epochs import Epoch
 
 
 class Inbox:
@@ -33,7 +36,7 @@ class Inbox:
         self._requests = requests
         self._events = events
         self._subscriptions: dict[int, Subscription] = {}
-        self._asked: dict[int, tuple[Subscription, Start]] = {}
+        self._asked: dict[int, tuple[Subscription, Literal["latest", "earliest"] | int | None]] = {}
         """By request: who asked, and for which start."""
         self._leaving: dict[int, tuple[Subscription, bool]] = {}
         """By request: what the broker has not confirmed to have ended, and whether it is to keep its place."""
@@ -42,8 +45,10 @@ class Inbox:
         self._next_number = 0
         self._announced: dict[Subscription, None] = {}
         """An Available is among the events that nobody has fetched yet."""
-        self._log = b""
+        self.log = b""
         """Which log the positions belong to."""
+        self.epochs: tuple[Epoch, ...] = ()
+        """The newest ones of the log of the present connection."""
 
     # -- the application's calls --------------------------------------------------------------------------------------
 
@@ -65,20 +70,26 @@ class Inbox:
     def unsubscribe(self, subscription: Subscription, *, keep: bool, offset: int | None = None) -> int:
         """Ends it here at once, and at the broker with the answer to the request whose number it gives."""
         request = self._requests.number()
+        if offset is not None:
+            offset = subscription.reached(offset)
         if self._subscriptions.get(subscription.number) is subscription:
             self._forget(subscription, keep=keep)
             self._leaving[request] = subscription, keep
-        message = Unsubscribe(request=request, subscription=subscription.number, keep=keep, offset=offset)
+        epochs = subscription.epochs_at(offset)
+        message = Unsubscribe(
+            request=request, subscription=subscription.number, keep=keep, offset=offset, epochs=epochs
+        )
         self._requests.ask(request, message)
         return request
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection, log: bytes) -> None:
+    def attach(self, connection: Connection, log: bytes, epochs: Sequence[Epoch]) -> None:
         """A broker has welcomed the client: it is asked for everything from where the application stands."""
         self.connection = connection
-        is_other_log = bool(self._log) and bool(log) and log != self._log
-        self._log = log or self._log
+        is_other_log = bool(self.log) and bool(log) and log != self.log
+        self.log = log or self.log
+        self.epochs = tuple(epochs)
         wanted = {(known.filters, known.cursor) for known in self._subscriptions.values()}
         for subscription, keep in self._leaving.values():
             if not keep and (subscription.filters, subscription.cursor) not in wanted:
@@ -90,14 +101,17 @@ class Inbox:
             elif is_other_log:
                 self._ask(subscription, "earliest")  # all of it is newer than what the application has
             else:
-                self._ask(subscription, subscription.done_below)
+                # The broker that gave it its position is this very process: then there is nothing to compare.
+                is_same_epoch = subscription.epochs[-1:] == self.epochs[-1:]
+                epochs = () if is_same_epoch else subscription.epochs
+                self._ask(subscription, subscription.resume_at, epochs=epochs)
 
     def detach(self) -> None:
-        self.connection = None
+        connection, self.connection = self.connection, None
         self._lanes.clear()
         self._asked.clear()
         for subscription in self._subscriptions.values():
-            subscription.on_disconnected()
+            subscription.on_disconnected(connection)
 
     def close(self) -> None:
         self.detach()
@@ -105,8 +119,15 @@ class Inbox:
             self._forget(subscription)
         self._leaving.clear()
 
-    def _ask(self, subscription: Subscription, start: Start, *, tracked: bool = True) -> None:
+    def _ask(
+        self, subscription: Subscription, start: Start, *, epochs: Sequence[Epoch] = (), tracked: bool = True
+    ) -> None:
         request = self._requests.number()
+        if isinstance(start, Bookmark):
+            bookmark = start
+            start = "earliest"  # in another log nothing is known to have been read
+            if bookmark.log == self.log:
+                start, epochs = bookmark.offset, bookmark.epochs
         is_first = not subscription.has_position
         # The broker may have stored an earlier request and crashed before it sent its reply and the retained messages.
         # It then resumes the subscription as a known one, and sends retained messages only if asked to.
@@ -121,6 +142,7 @@ class Inbox:
                 filters=list(subscription.filters),
                 cursor=subscription.cursor,
                 start=start,
+                epochs=list(epochs),
                 since_us=subscription.since_us if is_first else None,
                 retained=retained,
             )
@@ -179,15 +201,29 @@ class Inbox:
             self._end(subscription, Code.TOO_MANY, "the broker takes it for the same as another subscription")
             return True
         is_first = not subscription.has_position
-        is_anew = not is_first and (isinstance(start, str) or (start is not None and reply.next_offset < start))
-        subscription.on_started(reply.next_offset, anew=is_anew)
+        same_below = reply.same_below
+        is_anew = not is_first and (
+            isinstance(start, str) or (start is not None and same_below is None and reply.next_offset < start)
+        )
+        subscription.on_started(reply.next_offset, anew=is_anew, same_below=None if is_first else same_below)
         if is_first:
             self._events.append(SubscriptionStarted(subscription, reply.next_offset))
+            bookmark = subscription.start
+            if isinstance(bookmark, Bookmark):
+                self._compare(subscription, bookmark, reply)
         if is_anew:
             self._events.append(Missed(subscription, None, next_offset=reply.next_offset))
         if subscription.has_records:
             self._announce(subscription)
         return True
+
+    def _compare(self, subscription: Subscription, bookmark: Bookmark, reply: Subscribed) -> None:
+        """Report it if the log does not have what was read before the bookmark."""
+        if bookmark.log != self.log:
+            self._events.append(Missed(subscription, None, next_offset=reply.next_offset))
+        elif reply.same_below is not None and reply.same_below < bookmark.offset:
+            subscription.replaced = (reply.same_below, bookmark.offset)
+            self.on_replaced(subscription)
 
     def on_error(self, request: int, code: int, text: str) -> bool:
         """Whether it answers a question of ours."""
@@ -217,6 +253,11 @@ class Inbox:
     def on_missed(self, subscription: Subscription, count: int, *, live: bool) -> None:
         next_offset = None if live else subscription.position
         self._events.append(Missed(subscription, count, live, next_offset))
+
+    def on_replaced(self, subscription: Subscription) -> None:
+        assert subscription.replaced is not None
+        same_below, had_below = subscription.replaced
+        self._events.append(Missed(subscription, None, next_offset=same_below, had_below=had_below))
 
     def _announce(self, subscription: Subscription) -> None:
         if subscription not in self._announced:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
+from godwit.client.bookmark import Bookmark, make_bookmark
 from godwit.client.decoding import Reader, UnknownLabelError
 from godwit.client.message import Message
 from godwit.errors import ConnectionClosedError, DecodeError
 from godwit.limits import MAX_LABELS, MIB, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
 from godwit.wire.control import Gap, Labels
+from godwit.wire.epochs import Epoch
 from godwit.wire.feed import decode_in_band, is_in_band
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 MAX_UNRELIABLE_HELD_BYTES: Final = MIB
 """Of QoS 0, which no credit holds back: beyond it the oldest records are dropped, and count as missed."""
 
-Start: TypeAlias = Literal["latest", "earliest"] | int | None
+Start: TypeAlias = Literal["latest", "earliest"] | int | Bookmark | None
 SubscriptionState: TypeAlias = Literal["asking", "active", "ended"]
 
 
@@ -79,6 +81,14 @@ class Subscription:
         """Whether a request was sent on any connection. The broker may have stored it although no reply arrived."""
         self.wants_retained = since_us is None and start in (None, "latest")
         """No message of the log has come yet, so retained ones may still be on their way."""
+        self.epochs: tuple[Epoch, ...] = ()
+        """The newest ones of the log that its offsets belong to."""
+        self.replaced: tuple[int, int] | None = None
+        """The log was replaced by an older copy: from the first of these offsets on and below the second one, which the
+        application had got to, the log has other messages now. If that happened twice, the second time."""
+        self._same_below: int | None = None
+        """The log of the present connection has what was read below this offset. It is compared with the position when
+        everything of older connections was handed out."""
         self._inbox = inbox
         self._held: deque[HeldRecord] = deque()
         self._unreliable_bytes = 0
@@ -102,6 +112,7 @@ class Subscription:
             self._taken = None
         held = self._held
         self._is_done()
+        self._compare()
         while held:
             record = held[0]
             if not self.is_answered and record.lane.connection is self._inbox.connection:
@@ -124,12 +135,49 @@ class Subscription:
                 return messages
             self._confirm(record)
             self._is_done()
+            self._compare()
         return None
 
     def _is_done(self) -> None:
         """The application has nothing in hand."""
         self.done_below = self.position
         self._in_hand = 0
+
+    def _compare(self) -> None:
+        """Go back to where the log has other messages than those that the application has had, if it does.
+
+        Everything of older connections must have been handed out and be done.
+        """
+        if self._same_below is None or (self._held and self._held[0].lane.connection is not self._inbox.connection):
+            return
+        same_below, self._same_below = self._same_below, None
+        if self.position > same_below:
+            self.replaced = (same_below, self.position)
+            self.position = self.done_below = same_below
+            self._in_hand = self._overlap = 0
+            self._inbox.on_replaced(self)
+
+    # -- where it stands ----------------------------------------------------------------------------------------------
+
+    @property
+    def resume_at(self) -> int:
+        """Everything below this offset is done, and the same in the log of the last connection."""
+        return self.done_below if self._same_below is None else min(self.done_below, self._same_below)
+
+    def reached(self, offset: int) -> int:
+        """Return an offset that the application names, or an earlier one if it is of messages that the log has lost."""
+        if self._same_below is not None:
+            return min(offset, self._same_below)
+        if self.replaced is not None and self.position < offset <= self.replaced[1]:
+            return self.position
+        return offset
+
+    def epochs_at(self, offset: int | None) -> list[Epoch]:
+        """Return the epoch of the message before an offset, as far as it is known."""
+        return [epoch for epoch in self.epochs if offset is not None and epoch.first_offset < offset][-1:]
+
+    def bookmark(self, offset: int) -> Bookmark:
+        return make_bookmark(offset, self._inbox.log, self.epochs)
 
     @property
     def held_bytes(self) -> int:
@@ -247,12 +295,18 @@ class Subscription:
     def has_records(self) -> bool:
         return bool(self._held)
 
-    def on_disconnected(self) -> None:
-        """What has arrived stays, but no more than one connection's worth: it may come again, as gaps do."""
+    def on_disconnected(self, connection: Connection | None) -> None:
+        """What has arrived stays, but no more than one connection's worth: it may come again, as gaps do.
+
+        Nothing stays of a connection whose offsets were not compared yet.
+        """
+        is_compared = self.is_answered and self._same_below is None
         self.is_answered = False
         held, self._held = self._held, deque()
         for record in held:
             if record.lane.connection is not held[0].lane.connection or _is_gap(record):
+                break
+            if record.lane.connection is connection and not is_compared:
                 break
             self._held.append(record)
         self._count_unreliable()
@@ -262,9 +316,13 @@ class Subscription:
         self.was_asked = True
         self._overlap = self._in_hand
 
-    def on_started(self, next_offset: int, *, anew: bool) -> None:
-        """The broker has said where it begins. `anew`: offsets from before mean nothing any more."""
+    def on_started(self, next_offset: int, *, anew: bool, same_below: int | None) -> None:
+        """The broker has said where it begins. `anew`: offsets from before mean nothing any more. `same_below`: from
+        there on they mean other messages."""
+        if same_below is not None:
+            self._same_below = same_below if self._same_below is None else min(same_below, self._same_below)
         if anew:
+            self._same_below = None
             self._overlap = self._in_hand = 0
             self._has_begun = False
             self._retained.clear()
@@ -274,8 +332,11 @@ class Subscription:
         if anew or not self.has_position:
             self.position = self.done_below = next_offset
             self.has_position = True
+        self.epochs = self._inbox.epochs
         self.is_answered = True
         self.state = "active"
+        if self._taken is None:
+            self._compare()
 
     def on_ended(self, *, keep: bool) -> None:
         """Release what is held. `keep`: the broker stores the position, so nothing unhandled may be confirmed."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
+from godwit.client.bookmark import Bookmark
 from godwit.client.message import Message
 from godwit.net.files import FileReceiver
 from godwit.net.inbox import ReceivedFile
@@ -137,6 +138,16 @@ class BlockingSubscription(BlockingIterator[Message]):
     def position(self) -> int:
         """The first offset that was not handed out yet."""
         return self._inner.position
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """The position with the epochs of the log: see `AsyncSubscription.bookmark`."""
+        return self._inner.bookmark
+
+    @property
+    def replaced(self) -> tuple[int, int] | None:
+        """The range of offsets that stand for other messages now: see `AsyncSubscription.replaced`."""
+        return self._inner.replaced
 
     def commit(self, offset: int | None = None) -> None:
         """Moves the cursor: after a break the subscription goes on from `offset`, or behind the last message."""

@@ -10,6 +10,7 @@ from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from godwit.client.bookmark import Bookmark
 from godwit.client.events import Available, Missed, SubscriptionEnded, SubscriptionStarted
 from godwit.client.message import Message
 from godwit.client.subscription import Start, Subscription
@@ -68,6 +69,7 @@ class AsyncSubscription:
         iterator over a list returns each item once."""
         self.in_lists = False
         """Whether messages were handed out in lists: then only the broker knows which ones are in hand."""
+        self._told_replaced: tuple[int, int] | None = None
         self._done_before = 0
         """The first offset that was not handed out before these messages."""
 
@@ -110,7 +112,7 @@ class AsyncSubscription:
         One that is kept goes on from `offset` later; without it, behind the last message that was handed out.
         """
         if (core := self._leave()) is not None:
-            done_below = self.position if offset is None else offset
+            done_below = self._reached(offset)
             await self._client.leave_subscription(core, keep=self._keep, offset=done_below if self._keep else None)
 
     def _leave(self) -> Subscription | None:
@@ -162,9 +164,12 @@ class AsyncSubscription:
         assert core is not None
         if self._failure is not None:
             return False
-        missed = core.missed
+        missed, replaced = core.missed, core.replaced
         self._done_before = core.position
         messages = core.take()
+        if core.replaced is not None and core.replaced is not replaced:
+            self._done_before = core.replaced[0]
+            self._tell_replaced(core)
         self._client.schedule_flush()
         # Also if there are none: the next message was asked for, so none is in hand. `rest` first: another thread that
         # reads the position in between must not take the new messages for handed out.
@@ -198,10 +203,25 @@ class AsyncSubscription:
     @property
     def position(self) -> int:
         """The first offset that was not handed out yet: what to store with results, and to give as `start`."""
+        position = self._done_before
         for message in reversed(self._handed_out()):
             if message.offset is not None and not message.retained:
-                return max(message.offset + 1, self._done_before)
-        return self._done_before
+                position = max(message.offset + 1, position)
+                break
+        return position if self._core is None else self._core.reached(position)
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """The position with the epochs of the log: as `start` it is checked against an older copy that was put back."""
+        if self._core is None or not self._core.has_position:
+            raise UsageError("a subscription has a bookmark once it has begun: `async with client.subscribe(...)`")
+        return self._core.bookmark(self.position)
+
+    @property
+    def replaced(self) -> tuple[int, int] | None:
+        """The range of offsets that stand for other messages now than for those that the application had received: from
+        the first on and below the second. None while no older copy of the log was put back."""
+        return None if self._core is None else self._core.replaced
 
     @property
     def handled_below(self) -> int | None:
@@ -224,19 +244,34 @@ class AsyncSubscription:
         """Moves the cursor: after a break the subscription goes on from `offset`, or behind the last message."""
         if self._core is None or self._cursor is None:
             raise UsageError("only a subscription with a cursor is committed: subscribe(..., cursor='name')")
-        await self._client.commit_subscription(self._core, self.position if offset is None else offset)
+        await self._client.commit_subscription(self._core, self._reached(offset))
+
+    def _reached(self, offset: int | None) -> int:
+        """Return what the application is done with: an offset of messages that the log has lost counts for nothing."""
+        position = self.position
+        if offset is None or (self.replaced is not None and position < offset <= self.replaced[1]):
+            return position
+        return offset
 
     # -- what the client tells ----------------------------------------------------------------------------------------
 
     def on_event(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
         if isinstance(event, Missed):
             # Only what nobody can count. The rest is seen when it is taken, in order with the messages.
-            if event.count is None:
+            if event.had_below is not None:
+                self._tell_replaced(event.subscription)
+            elif event.count is None:
                 self._tell_gap(None)
         elif isinstance(event, SubscriptionEnded):
             self._end(broker_error(event.code, event.text))
         else:
             self._wake()
+
+    def _tell_replaced(self, core: Subscription) -> None:
+        """Once, and before the messages behind it."""
+        if self._told_replaced is not core.replaced:
+            self._told_replaced = core.replaced
+            self._tell_gap(None)
 
     def _tell_gap(self, count: int | None) -> None:
         if self._on_gap is not None:

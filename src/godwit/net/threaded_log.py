@@ -64,6 +64,7 @@ class ThreadedLog:
         self.log_id = store.log_id
         self.first_offset = store.first_offset
         self.next_offset = store.next_offset
+        self.epochs = store.epochs
         self._store = store
         self._wake = wake
         self._tell = tell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from godwit.broker.broker import Broker
@@ -10,6 +11,7 @@ from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Loca
 from godwit.errors import StorageError
 from godwit.store.port import Store
 from godwit.wire.changes import State
+from godwit.wire.epochs import Epoch
 
 READS_A_TURN: Final = 4
 """For subscriptions that are behind: then the others have their turn."""
@@ -36,6 +38,10 @@ class DirectLog:
     @property
     def next_offset(self) -> int:
         return self.store.next_offset
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        return self.store.epochs
 
     def state(self) -> State:
         return self.store.state()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Locate, Read
 from godwit.wire.changes import State
+from godwit.wire.epochs import Epoch
 
 
 class Log(Protocol):
@@ -18,6 +20,11 @@ class Log(Protocol):
     def first_offset(self) -> int: ...
     @property
     def next_offset(self) -> int: ...
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        """See Store.epochs."""
+        ...
 
     @property
     def keeps_state(self) -> bool:

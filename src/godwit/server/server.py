@@ -68,6 +68,7 @@ class Server:
             log_id=log.log_id,
             first_offset=log.first_offset,
             next_offset=log.next_offset,
+            epochs=log.epochs,
             state=log.state(),
             keeps_state=log.keeps_state,
         )

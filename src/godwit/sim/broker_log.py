@@ -8,12 +8,51 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 from godwit.errors import DecodeError
 from godwit.sim.broker_ledger import Lane, Ledger, Publication, fits_any
 from godwit.sim.checkers import ViolationError
 from godwit.wire.batch import RETAIN, decode_batch, encode_head
 from godwit.wire.entry import Entry
+
+
+@dataclass(slots=True)
+class History:
+    """The messages of one log, by offset less `begin`. Another history begins when an older copy is put back."""
+
+    begin: int
+    messages: list[Publication] = field(default_factory=list)
+    received_us: list[int] = field(default_factory=list)
+    """Tells a message from another with the same offset, even if both are the same publication."""
+
+    def has(self, offset: int, publication: Publication, received_us: int) -> bool:
+        """Return whether the message is in this history at that offset."""
+        index = offset - self.begin
+        return (
+            0 <= index < len(self.messages)
+            and self.messages[index] is publication
+            and self.received_us[index] == received_us
+        )
+
+    def same_below(self, other: History, end: int) -> int:
+        """Return the first offset below `end` where another history has another message, or none; else `end`."""
+        if self is other:
+            return end
+        ours, theirs = self.received_us[: end - self.begin], other.received_us[: end - self.begin]
+        if ours == theirs:
+            return end
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+        return self.begin + sum(1 for _ in same)
+
+
+@dataclass(slots=True)
+class LogBackup:
+    """What a log had when it was copied."""
+
+    history: History
+    newest: dict[Lane, int]
 
 
 class LogChecker:
@@ -27,12 +66,41 @@ class LogChecker:
         """What the store has dropped."""
         self.damaged: set[int] = set()
         """What the store cannot read any more."""
-        self.messages: list[Publication] = []
-        """By offset, less `begin`."""
+        self.history = History(next_offset)
+        self.former: list[History] = []
+        """Those that were replaced by an older copy."""
+        self.lost: set[Publication] = set()
+        """What only they have, or had."""
         self._logs_qos_0 = logs_qos_0
         self._ledger = ledger
         self._newest: dict[Lane, int] = {}
-        self._received_us: list[int] = []
+
+    @property
+    def messages(self) -> list[Publication]:
+        """By offset, less `begin`."""
+        return self.history.messages
+
+    @property
+    def _received_us(self) -> list[int]:
+        return self.history.received_us
+
+    def copy(self) -> LogBackup:
+        """The log is copied as it is now."""
+        history = History(self.begin, self.messages[:], self._received_us[:])
+        return LogBackup(history, dict(self._newest))
+
+    def put_back(self, backup: LogBackup) -> None:
+        """The log is replaced by a copy of itself: what came since is not in it."""
+        for history in (self.history, backup.history):
+            for publication in history.messages:
+                publication.offsets.clear()
+        self.lost.update(self.messages)
+        self.former.append(self.history)
+        kept = backup.history
+        self.history = History(self.begin, kept.messages[:], kept.received_us[:])
+        for offset, publication in enumerate(self.messages, self.begin):
+            publication.offsets.append(offset)
+        self._newest = dict(backup.newest)
 
     @property
     def next_offset(self) -> int:
@@ -116,6 +184,6 @@ class LogChecker:
 
     def confirmed(self, publication: Publication, now: float) -> None:
         """The library told its application that this one is safe."""
-        if publication.qos and not publication.offsets:
+        if publication.qos and not publication.offsets and publication not in self.lost:
             raise ViolationError(self.NAME, f"{publication} was confirmed and is not in the log")
         publication.confirmed_s = publication.confirmed_s if publication.confirmed_s is not None else now

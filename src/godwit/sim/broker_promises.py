@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from godwit.sim.broker_ledger import Publication
@@ -27,6 +27,17 @@ class RetainedChecker:
     def changed(self, publication: Publication, now: float) -> None:
         """From now on the topic retains this one (or nothing, if it is empty)."""
         self._history.setdefault(publication.topic, []).append((now, publication))
+
+    def copy(self) -> dict[str, Publication]:
+        """What each topic that ever retained something has retained last."""
+        return {topic: history[-1][1] for topic, history in self._history.items()}
+
+    def put_back(self, kept: dict[str, Publication], now: float) -> None:
+        """From now on topics retain what they retained when a copy was made."""
+        for topic, history in self._history.items():
+            before = kept.get(topic) or replace(history[-1][1], payload=b"")
+            if before is not history[-1][1]:
+                history.append((now, before))
 
     def current(self) -> dict[str, bytes]:
         """What each topic retains by now, if anything."""

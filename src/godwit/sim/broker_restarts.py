@@ -124,6 +124,14 @@ class Found:
 
 
 @dataclass(slots=True)
+class Kept:
+    """What is in a copy of a log's file."""
+
+    entries: list[tuple[int, Entry]]
+    rows: Rows
+
+
+@dataclass(slots=True)
 class RestartChecker:
     """Feed: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped.
 
@@ -147,6 +155,16 @@ class RestartChecker:
     _rotten: set[int] = field(default_factory=set)
 
     NAME = "restart"
+
+    def copy(self) -> Kept:
+        """The log's file is copied as it is now: all is in it that the store said it has."""
+        return Kept(self._entries[:], dict(self._rows))
+
+    def put_back(self, kept: Kept) -> None:
+        """The file is replaced by a copy; what clients were told since is lost with it."""
+        self._entries, self._rows = kept.entries[:], dict(kept.rows)
+        self._commits.clear()
+        self._bury()
 
     @property
     def rows(self) -> Rows:

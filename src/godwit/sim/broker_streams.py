@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from godwit.sim.broker_ledger import Lane, Ledger, Publication, fits_any
-from godwit.sim.broker_log import LogChecker
+from godwit.sim.broker_log import History, LogChecker
 from godwit.sim.checkers import ViolationError
 
 
@@ -34,6 +34,8 @@ class Delivered(Protocol):
     def retained(self) -> bool: ...
     @property
     def offset(self) -> int | None: ...
+    @property
+    def received_us(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Stream:
         self.retained: dict[str, Publication] = {}
         self._ledger = ledger
         self._log = log
+        self._history: History | None = None
+        """The one that its messages came from last."""
         self._next: int | None = None
         """Everything below has come or was told as missed; None: nothing has."""
         self._is_vague = False
@@ -88,6 +92,29 @@ class Stream:
     def disconnected(self) -> None:
         """The library will ask again from the offset where it stands."""
         self._is_vague = True
+
+    def put_back(self, end: int) -> None:
+        """An older copy of the log was put back, which ends there: what was not answered may begin there."""
+        if not self.is_answered:
+            due = self.start.due
+            self.start = replace(self.start, lowest=min(self.start.lowest, end), due=due and min(due, end))
+
+    def told_replaced(self, next_offset: int, had_below: int) -> None:
+        """The application was told that it goes back to this offset: from there on the log has other messages."""
+        if self._next is not None:
+            assert self._history is not None
+            # If copies were put back more than once meanwhile, it may go back as far as with each of them.
+            later = [*self._log.former[self._log.former.index(self._history) + 1 :], self._log.history]
+            places = [self._history.same_below(history, had_below) for history in later]
+            same_below = places[-1]
+            if had_below != self._next or not min(places) <= next_offset <= same_below or next_offset >= had_below:
+                raise self._violation(
+                    f"told that it had read to {had_below} and goes back to {next_offset}: it had read to "
+                    f"{self._next}, and up to {same_below} the log is the same"
+                )
+            self._next = next_offset
+        self._history = self._log.history
+        self.start = Start(min(self.start.lowest, next_offset), next_offset)
 
     def told_missed(self, count: int, next_offset: int) -> None:
         """The application was told that so many messages are missing before this offset."""
@@ -150,7 +177,7 @@ class Stream:
         elif message.qos == 0:
             self._take_live(publication, message.offset)
         else:
-            self._take_logged(publication, message.offset)
+            self._take_logged(publication, message.offset, message.received_us)
         return publication
 
     def _take_retained(self, publication: Publication) -> None:
@@ -184,11 +211,13 @@ class Stream:
         self._live_places[publication.lane] = publication.place
         self.live_received += 1
 
-    def _take_logged(self, publication: Publication, offset: int | None) -> None:
+    def _take_logged(self, publication: Publication, offset: int | None, received_us: int) -> None:
         if offset is None:
             raise self._violation(f"{publication} has no offset")
-        if self._log.at(offset) is not publication:
-            raise self._violation(f"{publication} came with offset {offset}, where the log has {self._log.at(offset)}")
+        if not self._log.history.has(offset, publication, received_us):
+            self._take_former(publication, offset, received_us)
+            return
+        self._enter_history(publication, offset, received_us)
         if offset < self.start.lowest:
             raise self._violation(f"offset {offset}, but it begins at {self.start.lowest}")
         if self._next is not None and offset < self._next:
@@ -204,9 +233,37 @@ class Stream:
             self._unfinished = offset
         self._fresh_topics.add(publication.topic)
 
+    def _enter_history(self, publication: Publication, offset: int, received_us: int) -> None:
+        """The message is in the present log. If it is of a common past, others of a former log may come behind it."""
+        own, present = self._history, self._log.history
+        former = self._log.former if own is None else [own]
+        self._history = next((one for one in former if one.has(offset, publication, received_us)), present)
+        if own is None or self._next is None:
+            return
+        same_below = own.same_below(self._history, self._next)
+        if same_below < self._next:
+            raise self._violation(
+                f"offset {offset} of a log that has other messages from {same_below} on than it read up to "
+                f"{self._next}, and it was not told"
+            )
+
+    def _take_former(self, publication: Publication, offset: int, received_us: int) -> None:
+        """It was on its way when an older copy of the log was put back."""
+        histories = [history for history in self._log.former if history.has(offset, publication, received_us)]
+        if not histories or (self._history is not None and self._history is self._log.history):
+            raise self._violation(f"{publication} came with offset {offset}, where the log has {self._log.at(offset)}")
+        if self._next is not None and offset < self._next:
+            raise self._violation(f"offset {offset} behind offset {self._next - 1}, of a former log")
+        self._history = histories[-1]
+        self._next = offset + 1
+        self._unfinished = offset if self._unfinished is None else self._unfinished
+        self._fresh_topics.add(publication.topic)
+
     def _passed_over(self, offset: int) -> list[int]:
         """What lies before this offset, had to come, and has not."""
         first = self._next if self._next is not None else self.start.due
+        if first is not None and self._history is not None:
+            first = self._history.same_below(self._log.history, first)  # what is behind came of a former log
         return [] if first is None else self._log.matching(self.filters, first, offset)
 
     def _most_missing(self, offset: int) -> Sequence[int]:

@@ -117,7 +117,7 @@ def _sectors(offset: int, size_bytes: int) -> list[tuple[int, int]]:
 class Disk(apsw.VFS):
     """All files of one machine. `vfs_name` is what a connection to one of them names.
 
-    Feed: die_in, die, kill, cut_power, trouble, rot, damage. Look: is_dead, writes, syncs, sizes, copy.
+    Feed: die_in, die, kill, cut_power, trouble, rot, damage, put_back. Look: is_dead, writes, syncs, sizes, copy.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -175,6 +175,11 @@ class Disk(apsw.VFS):
         for file in self._seen.values():
             file.lose(self._rng, kept)
         self.kill()
+
+    def put_back(self, copy: Disk) -> None:
+        """Replace all files by those of a copy, which is not used any more. Nothing may be open."""
+        self._seen = copy._seen
+        self.sync_folder()
 
     def rot(self, path: str, needle: bytes) -> bool:
         """A byte changes wherever the file has the needle. False, and nothing happens, if only others have it."""

@@ -60,7 +60,7 @@ class Archive:
         self._long = flight.FlightCallOptions(headers=headers)
 
     def info(self) -> dict[str, Any]:
-        """log_id, first_offset, next_offset, marks."""
+        """log_id, first_offset, next_offset, marks, epochs."""
         return self.ask("info", {})
 
     def ask(self, kind: str, request: dict[str, Any], *, patience_s: float | None = None) -> dict[str, Any]:
@@ -84,13 +84,14 @@ class Archive:
         columns: Sequence[str],
         fails_on_data_loss: bool,
         gaps_known_below: int,
+        epochs: Sequence[tuple[str, int]] = (),
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a range of this log. A connection that breaks is made again, and it goes on where it was."""
         at = start
         gave_up_at = time.monotonic() + self._place.timeout_s
         pause_s = FIRST_PAUSE_S
         while at < end:
-            request = {
+            request: dict[str, Any] = {
                 "filters": list(topics),
                 "start": at,
                 "end": end,
@@ -98,6 +99,8 @@ class Archive:
                 "fail_on_data_loss": fails_on_data_loss,
                 "gaps_known_below": gaps_known_below,
             }
+            if epochs:  # else the archive may be of a version that does not know them
+                request["epochs"] = list(epochs)
             try:
                 for batch, reached in self._stream(log, request):
                     if batch.num_rows:
@@ -194,6 +197,11 @@ class Archive:
             return DataLossError(
                 f"messages are gone from the archive at {self.address}: {_first_line(error)}. "
                 "To go on without them set the option failOnDataLoss to false"
+            )
+        if _kind(error) == "replaced":
+            return DataLossError(
+                f"the archive at {self.address}: {_first_line(error)}, and its new messages have offsets that others "
+                "had. Begin with a new checkpoint and new tables"
             )
         return ArchiveError(f"the archive at {self.address}: {_first_line(error)}")
 

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from godwit.spark.archive import Archive, DataLossError
-from godwit.spark.offsets import Range
+from godwit.spark.offsets import Range, to_epochs
 from godwit.spark.reading import Reading, known_gaps
 
 
@@ -27,7 +27,9 @@ class BatchReader(Reading, DataSourceReader):
             gaps[log] = known_gaps(info)
             if begin < end:
                 ranges.append(Range(log, begin, end))
-        return self._pieces(ranges, places, gaps)
+        return self._pieces(
+            ranges, places, gaps, {log: to_epochs(info.get("epochs", ())) for log, info in infos.items()}
+        )
 
     def _end(self, info: dict[str, Any], archive: Archive) -> int:
         options = self._options

@@ -1,20 +1,22 @@
 """Where a query stands, and what it reads next: arithmetic with offsets of one or more logs, and nothing else.
 
 A position is `{log id: offset}`, the first offset that is not read yet. Beside them stand, for some logs, GAPS: below
-which offset retention had deleted something when the query began, which is no loss for it; and BEGINS: where the query
-began with a log that joined with this very batch, so that the batch is the same whenever it is read.
+which offset retention had deleted something when the query began, which is no loss for it; BEGINS: where the query
+began with a log that joined with this very batch, so that the batch is the same whenever it is read; and EPOCHS: the
+newest epochs of what was read, by which an older copy of the log is recognised that was put back.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
 GAPS: Final = "gaps"
 BEGINS: Final = "begins"
+EPOCHS: Final = "epochs"
 """No log has such an id: those are 32 hexadecimal digits."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -22,7 +24,12 @@ LOG_ID_LETTERS: Final = 32
 MIN_PARTITION_ROWS: Final = 20_000
 """A smaller share is not worth a task of its own."""
 
+MAX_EPOCHS: Final = 16
+"""Of one log in a position, and in a request to an archive."""
+
 Offsets: TypeAlias = dict[str, int]
+Epochs: TypeAlias = list[tuple[str, int]]
+"""Ids with their first offsets, in order and without a gap. See godwit.wire.epochs, which is not here on executors."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Position:
     offsets: Offsets
     gaps: Offsets
     begins: Offsets
+    epochs: dict[str, Epochs] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As Spark keeps it in its checkpoint."""
@@ -40,13 +48,16 @@ class Position:
             plain[GAPS] = dict(self.gaps)
         if self.begins:
             plain[BEGINS] = dict(self.begins)
+        if self.epochs:
+            plain[EPOCHS] = {log: [list(epoch) for epoch in epochs] for log, epochs in self.epochs.items()}
         return plain
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Position:
         """Raises ValueError when it is none of ours."""
-        offsets = {log: at for log, at in plain.items() if log not in (GAPS, BEGINS)}
-        return cls(checked(offsets), checked(plain.get(GAPS, {})), checked(plain.get(BEGINS, {})))
+        offsets = {log: at for log, at in plain.items() if log not in (GAPS, BEGINS, EPOCHS)}
+        epochs = {log: to_epochs(found) for log, found in plain.get(EPOCHS, {}).items()}
+        return cls(checked(offsets), checked(plain.get(GAPS, {})), checked(plain.get(BEGINS, {})), epochs)
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,30 @@ def checked(value: Mapping[str, Any]) -> Offsets:
         if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**63:
             raise ValueError(f"{at!r} is no offset of log {log}: give a whole number that is not negative")
     return dict(value)
+
+
+def to_epochs(found: Any) -> Epochs:
+    """Return epochs that came as JSON. Raise ValueError if they are not any."""
+    try:
+        return [(str(id_), int(first_offset)) for id_, first_offset in found]
+    except (TypeError, ValueError):
+        raise ValueError(f"{found!r} is not a list of epochs, each an id and an offset") from None
+
+
+def epochs_below(epochs: Epochs, at: int) -> Epochs:
+    """Return the newest epochs of what stands below an offset: what to store with it."""
+    return [epoch for epoch in epochs if epoch[1] < at][-MAX_EPOCHS:]
+
+
+def same_below(known: Epochs, epochs: Epochs, next_offset: int) -> int:
+    """Return the offset below which a log has what a query with the known epochs read there; 0 if that is unknown."""
+    ours = {epoch: place for place, epoch in enumerate(epochs)}
+    for place in reversed(range(len(known))):
+        found = ours.get(known[place])
+        if found is not None:
+            end = epochs[found + 1][1] if found + 1 < len(epochs) else next_offset
+            return min(end, known[place + 1][1]) if place + 1 < len(known) else end
+    return 0
 
 
 def shares(limit: int, lags: Mapping[str, int]) -> Offsets:

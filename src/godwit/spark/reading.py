@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from godwit.spark.archive import Archive
-from godwit.spark.offsets import EARLIEST, LATEST, Range, cut, parts_for
+from godwit.spark.offsets import EARLIEST, LATEST, MAX_EPOCHS, Epochs, Range, cut, parts_for
 from godwit.spark.options import OptionError, ReadOptions
 
 SCHEMA: Final = StructType(
@@ -61,6 +61,8 @@ class Piece(InputPartition):
     archive: Archive
     range: Range
     gaps_known_below: int
+    epochs: Epochs
+    """Of the log that the range is meant in; none if that is not known."""
 
 
 class Reading:
@@ -85,6 +87,7 @@ class Reading:
             columns=wanted or ["offset"],  # how many rows there are must be known, whatever is wanted of them
             fails_on_data_loss=self._options.fails_on_data_loss,
             gaps_known_below=partition.gaps_known_below,
+            epochs=partition.epochs,
         )
         for batch in batches:
             yield self._with_broker(batch, piece.log)
@@ -97,10 +100,15 @@ class Reading:
             fields.append(pa.field(name, array.type))
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))  # without the archive's metadata
 
-    def _pieces(self, ranges: Sequence[Range], places: dict[str, Archive], gaps: dict[str, int]) -> list[Piece]:
+    def _pieces(
+        self, ranges: Sequence[Range], places: dict[str, Archive], gaps: dict[str, int], epochs: dict[str, Epochs]
+    ) -> list[Piece]:
         rows = sum(one.rows for one in ranges)
         parts = parts_for(rows, self._parallelism, self._options.min_partitions)
-        return [Piece(places[one.log], one, gaps.get(one.log, 0)) for one in cut(ranges, parts)]
+        return [
+            Piece(places[one.log], one, gaps.get(one.log, 0), epochs.get(one.log, [])[-MAX_EPOCHS:])
+            for one in cut(ranges, parts)
+        ]
 
     def _look(self) -> tuple[dict[str, dict[str, Any]], dict[str, Archive]]:
         """What each archive has, by the id of its log."""

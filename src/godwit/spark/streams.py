@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from godwit.spark.archive import Archive, DataLossError, UnreachableError
-from godwit.spark.offsets import Position, Range, shares
+from godwit.spark.offsets import Epochs, Offsets, Position, Range, epochs_below, same_below, shares, to_epochs
 from godwit.spark.options import ReadOptions
 from godwit.spark.reading import Reading, known_gaps
 
@@ -36,7 +36,7 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._check_logs(list(self._options.starting), infos, "startingOffsets")
         offsets = {log: self._begin(info, places[log]) for log, info in infos.items()}
         gaps = {log: known_gaps(info) for log, info in infos.items() if known_gaps(info)}
-        return Position(offsets, gaps, {}).to_dict()
+        return Position(offsets, gaps, {}, _epochs(offsets, infos, {})).to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         # Bytes are looked after in latestOffset: Spark knows one limit only.
@@ -54,7 +54,9 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         begins = {log: at for log, at in position.begins.items() if offsets[log] > at}
         # A log that is new and brings nothing yet joins later: else a batch without rows would be made for it.
         offsets = {log: at for log, at in offsets.items() if log in start or log in begins}
-        return Position(offsets, position.gaps, begins).to_dict() if offsets != _plain(start) else start
+        if offsets == _plain(start):
+            return start
+        return Position(offsets, position.gaps, begins, _epochs(offsets, infos, position.epochs)).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return dict(self._ends) or None
@@ -87,8 +89,9 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 offsets[log] = begins[log] = int(info["first_offset"])
                 gaps[log] = known_gaps(info)
             else:
-                self._check_end(log, offsets[log], int(info["next_offset"]))
-        return Position(offsets, {log: at for log, at in gaps.items() if at and log in offsets}, begins)
+                self._check_history(log, offsets[log], position.epochs.get(log), info)
+        gaps = {log: at for log, at in gaps.items() if at and log in offsets}
+        return Position(offsets, gaps, begins, position.epochs)
 
     def _log_is_gone(self, log: str, at: int, infos: dict[str, dict[str, Any]]) -> None:
         if self._options.fails_on_data_loss:
@@ -98,11 +101,14 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
                 "without it set failOnDataLoss to false"
             )
 
-    def _check_end(self, log: str, at: int, end: int) -> None:
+    def _check_history(self, log: str, at: int, known: Epochs | None, info: dict[str, Any]) -> None:
         """Whatever failOnDataLoss says: other messages would come with offsets that stand for messages already."""
-        if end < at:
+        end = int(info["next_offset"])
+        same = same_below(known, to_epochs(info["epochs"]), end) if known and "epochs" in info else end
+        if same < at:
+            now = f"it ends at {end} now" if end < at else f"from {same} on it has other messages now"
             raise DataLossError(
-                f"the query has read log {log} up to offset {at}, and it ends at {end} now: an older copy was put "
+                f"the query has read log {log} up to offset {at}, and {now}: an older copy was put "
                 "back, and its new messages have offsets that others had. Begin with a new checkpoint and new tables"
             )
 
@@ -142,7 +148,8 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
         lost = [one.log for one in ranges if one.log not in self._places]
         if lost and self._options.fails_on_data_loss:
             raise DataLossError(f"the batch is of log {lost[0]}, which none of the archives has now")
-        return self._pieces([one for one in ranges if one.log in self._places], self._places, ends.gaps)
+        present = [one for one in ranges if one.log in self._places]
+        return self._pieces(present, self._places, ends.gaps, ends.epochs)
 
     def _find(self, logs: Sequence[str]) -> None:
         """After a restart Spark asks for the last batch first. An archive that it does not need is not waited for."""
@@ -156,6 +163,15 @@ class StreamReader(Reading, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def stop(self) -> None:
         """Connections end with the process."""
+
+
+def _epochs(offsets: Offsets, infos: dict[str, dict[str, Any]], known: dict[str, Epochs]) -> dict[str, Epochs]:
+    """Return those of what stands below the offsets, or those known before of a log whose archive does not answer."""
+    found = {
+        log: epochs_below(to_epochs(infos[log].get("epochs", ())), at) if log in infos else known.get(log, [])
+        for log, at in offsets.items()
+    }
+    return {log: epochs for log, epochs in found.items() if epochs}
 
 
 def _plain(start: dict[str, Any]) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from godwit.limits import RING_BYTES
 from godwit.store.port import Change, Entry, Slice, State, entry_bytes
+from godwit.wire.epochs import Epoch
 
 __all__ = ["STEPS", "MemoryStore", "entry_bytes"]
 
@@ -24,6 +25,8 @@ class MemoryStore:
     Three columns of the same length, of which the first `_start` rows are forgotten: entries, the offset of each, and
     the bytes that came before it since the beginning. Both numbers grow, so that every question is a bisection.
     """
+
+    epochs: Sequence[Epoch] = ()
 
     __slots__ = (
         "_before",

@@ -12,6 +12,7 @@ import msgspec
 
 from godwit.wire.changes import Change, State
 from godwit.wire.entry import Entry
+from godwit.wire.epochs import Epoch
 
 __all__ = ["ENTRY_COST_BYTES", "Change", "Entry", "Slice", "State", "Store", "entry_bytes"]
 
@@ -49,6 +50,14 @@ class Store(Protocol):
     @property
     def next_offset(self) -> int:
         """What the next message gets."""
+        ...
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        """Those of all messages, in order, and at the end the one of this opening, which may have no message yet.
+
+        Empty in a store that does not outlive the process.
+        """
         ...
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:

@@ -1,4 +1,4 @@
--- Every statement on the log's file, by name. See schema_1.sql and schema_2.sql for what the columns mean.
+-- Every statement on the log's file, by name. See the scripts schema_*.sql for what the columns mean.
 
 -- name: select_random
 SELECT randomblob(?);
@@ -124,6 +124,16 @@ SELECT * FROM marks ORDER BY pattern;
 
 -- name: select_highest_mark
 SELECT ifnull(max(floor), 0) FROM marks;
+
+-- name: insert_epoch
+INSERT INTO epochs VALUES (?, ?, ?, ?);
+
+-- name: delete_old_epochs
+-- All that stand before as many of the newest ones, and one more.
+DELETE FROM epochs WHERE first_offset < (SELECT first_offset FROM epochs ORDER BY first_offset DESC LIMIT 1 OFFSET ?);
+
+-- name: select_epochs
+SELECT * FROM epochs ORDER BY first_offset;
 
 -- name: replace_next_job
 REPLACE INTO next_job VALUES (?, ?, ?);

@@ -10,6 +10,7 @@ import apsw
 from godwit.errors import LogVersionError
 from godwit.store import sql
 from godwit.store.connection import connect, heed_signals, snapshot, telling
+from godwit.store.epochs import EpochRow, load_epochs
 from godwit.store.kept import marks_of, queries_of, topics_of
 from godwit.store.meta import load_meta
 from godwit.store.port import Slice
@@ -98,6 +99,11 @@ class LogReader:
         """Filters of retention's rules, and up to which offset messages of their topics were deleted."""
         with telling(self.path, "read"):
             return marks_of(self._connection)
+
+    def epochs(self) -> list[EpochRow]:
+        """Which runs of a broker appended to the log, in order: see godwit.wire.epochs."""
+        with telling(self.path, "read"):
+            return load_epochs(self._connection)
 
     def queries(self) -> dict[str, int]:
         """Queries that staged messages, and up to which of their batches these are in the log."""

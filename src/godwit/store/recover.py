@@ -23,6 +23,7 @@ from godwit.store.block import STAMP_BYTES, Row, decode_topics, encode_topics, m
 from godwit.store.btree import BrokenPageError, Cell, Tree, record
 from godwit.store.connection import connect, naming_full, telling, transaction
 from godwit.store.draft import Progress, drafting
+from godwit.store.epochs import TABLE as EPOCHS
 from godwit.store.kept import apply, is_sealed, marks_of
 from godwit.store.meta import Meta, load_meta, set_meta
 from godwit.store.opening import LOST_JOBS
@@ -121,6 +122,8 @@ class _Recovery:
         has_old_id = "log_id" in meta
         log_id = meta.get("log_id", new_log_id)
         with transaction(self._connection):
+            if EPOCHS in lost_tables:  # the others would seem longer than they were: readers must not rely on them
+                self._connection.execute(_SQL["delete_epochs"])
             for begin, stop in missing:
                 received_us = self._connection.execute(_SQL["select_time_before"], (begin,)).get
                 self._insert(make_row(begin, stop, received_us, received_us, encode_topics([]), b""))

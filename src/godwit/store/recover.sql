@@ -15,8 +15,12 @@ SELECT ifnull((SELECT until_us FROM blocks WHERE first_offset < ? ORDER BY first
 SELECT max(
     (SELECT ifnull(max(resume_at), 0) FROM feeds WHERE resume_at <= ?1),
     (SELECT ifnull(max("offset") + 1, 0) FROM retained WHERE "offset" < ?1),
-    (SELECT ifnull(max(floor), 0) FROM marks WHERE floor <= ?1)
+    (SELECT ifnull(max(floor), 0) FROM marks WHERE floor <= ?1),
+    (SELECT ifnull(max(first_offset) + 1, 0) FROM epochs WHERE first_offset < ?1)
 );
+
+-- name: delete_epochs
+DELETE FROM epochs;
 
 -- name: delete_meta
 DELETE FROM meta;

@@ -26,6 +26,7 @@ from godwit.errors import DiskError
 from godwit.store import sql
 from godwit.store.block import encode_blocks
 from godwit.store.connection import BUSY_TIMEOUT_MS, telling, transaction
+from godwit.store.epochs import EpochRow, insert_epoch, load_epochs
 from godwit.store.kept import apply, load_state
 from godwit.store.meta import load_meta
 from godwit.store.opening import Opening, refuse_missing
@@ -34,12 +35,15 @@ from godwit.store.scan import Scanner
 from godwit.store.schema import refuse_other
 from godwit.store.sql import QUERIES
 from godwit.store.witness import Witness
+from godwit.wire.epochs import EPOCH_ID_BYTES, Epoch
 
 
 class SqliteStore:
     """See godwit.store.port. To be used by one thread at a time."""
 
-    def __init__(self, path: Path, connection: apsw.Connection, witness: Witness, files: Sequence[Path]) -> None:
+    def __init__(
+        self, path: Path, connection: apsw.Connection, witness: Witness, files: Sequence[Path], epoch_id: bytes
+    ) -> None:
         """Use `open`."""
         self.path = path
         self.connection = connection
@@ -52,6 +56,10 @@ class SqliteStore:
         self.log_id, self.created_us, self.stamp = meta.log_id, meta.created_us, meta.stamp
         ends = self._scanner.ends()
         self._next_offset = ends.next_offset
+        self._epoch_id = epoch_id
+        self._has_begun = False
+        """Whether the epoch of this opening is in the log, with its first message."""
+        self._epochs = [row.epoch for row in load_epochs(connection)]
         self.last_received_us = ends.until_us
         """No entry may be older: times of the log never go backwards, whatever the system's clock did."""
         self.findings: list[str] = []
@@ -66,7 +74,11 @@ class SqliteStore:
 
     @classmethod
     def open(cls, path: str | Path, *, new_log_id: bytes, now_us: int, vfs: str | None = None) -> SqliteStore:
-        """Open the file, or make it; bring it to the current version; see that it is sound."""
+        """Open the file, or make it; bring it to the current version; see that it is sound.
+
+        `new_log_id` is random for each opening: the id of a log that is new, and with its first bytes that of the epoch
+        that this opening begins.
+        """
         path = Path(path)
         if vfs is None:
             refuse_other(path)
@@ -76,7 +88,8 @@ class SqliteStore:
             opening = Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs)
             try:
                 opening.run()
-                store = cls(path, opening.connection, opening.witness, () if vfs else (path, Path(f"{path}-wal")))
+                files = () if vfs else (path, Path(f"{path}-wal"))
+                store = cls(path, opening.connection, opening.witness, files, new_log_id[:EPOCH_ID_BYTES])
                 store._begin(opening.findings)
             except BaseException:
                 opening.close()
@@ -110,8 +123,13 @@ class SqliteStore:
         rows = encode_blocks(entries, first_offset, self.stamp)
         with self._changing(rows[-1].end_offset if rows else first_offset) as connection:
             connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
+            if rows and not self._has_begun:
+                insert_epoch(connection, EpochRow(first_offset, self._epoch_id, rows[0].received_us))
             apply(connection, changes)
         if rows:
+            if not self._has_begun:
+                self._has_begun = True
+                self._epochs.append(Epoch(self._epoch_id, first_offset))
             self._next_offset = rows[-1].end_offset
             self.last_received_us = rows[-1].until_us
         self._attest()
@@ -167,6 +185,10 @@ class SqliteStore:
         self._attest()
         self._witness.sync()
         self._is_secured = True
+
+    @property
+    def epochs(self) -> list[Epoch]:
+        return self._epochs if self._has_begun else [*self._epochs, Epoch(self._epoch_id, self._next_offset)]
 
     def state(self) -> State:
         with telling(self.path, "read"):

@@ -17,6 +17,7 @@ from godwit.limits import MIB
 from godwit.store.block import DamagedBlockError, encode_topics, open_block
 from godwit.store.connection import telling
 from godwit.store.draft import Progress
+from godwit.store.epochs import load_epochs
 from godwit.store.folder import is_in_use
 from godwit.store.kept import DamagedRowError, load_state
 from godwit.store.ranges import joined
@@ -127,6 +128,7 @@ def _problems(connection: apsw.Connection, *, is_alone: bool) -> list[str]:
         for check in _checks(is_alone):
             found += [str(problem) for (problem,) in connection.execute(check) if problem != "ok"]
         load_state(connection)
+        load_epochs(connection)
     except (apsw.CorruptError, DamagedRowError, msgspec.MsgspecError) as error:
         found.append(str(error))
     return found[:MAX_PROBLEMS]

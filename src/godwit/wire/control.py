@@ -28,6 +28,7 @@ import msgspec
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_WILL_BYTES
 from godwit.wire import cbor, codes, jobs, message
+from godwit.wire.epochs import Epochs
 from godwit.wire.message import Channel, CodeNumber, Count, Filters, Label, Message, Name, Request, Text, TopicText
 
 Code = codes.Code
@@ -72,6 +73,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """The broker's, if the client proved its name: it knows the secret too."""
     log: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """The log's id: offsets of another one mean nothing here."""
+    epochs: Epochs = []
+    """The newest ones of the log, the last of which is the broker's own: see godwit.wire.epochs."""
     max_message_bytes: Count
 
 
@@ -134,6 +137,8 @@ class Subscribe(Message, frozen=True, kw_only=True, tag="subscribe"):
     """An offset or a word. None: where the session or the cursor stands, else latest."""
     since_us: Count | None = None
     """Instead of start: the first message received at or after this time."""
+    epochs: Epochs = []
+    """With an offset as start: the newest epochs of the log that it was read in, as far as the client knows them."""
     retained: bool = False
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
 
@@ -145,6 +150,9 @@ class Subscribed(Message, frozen=True, kw_only=True, tag="subscribed"):
     is_new: bool = True
     next_offset: Count = 0
     """Where it starts."""
+    same_below: Count | None = None
+    """With epochs in the request: the log has what the client read below this offset, and from it on other messages.
+    An earlier end than the start means that the log was replaced by an older copy."""
 
 
 class Unsubscribe(Message, frozen=True, kw_only=True, tag="unsubscribe"):
@@ -154,6 +162,8 @@ class Unsubscribe(Message, frozen=True, kw_only=True, tag="unsubscribe"):
     """Deliver nothing more, but keep its place for the session."""
     offset: Count | None = None
     """With `keep`: go on from here later. None: from what was confirmed."""
+    epochs: Epochs = []
+    """With an offset: the epoch of the message before it."""
 
 
 class Commit(Message, frozen=True, kw_only=True, tag="commit"):
@@ -163,6 +173,8 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     subscription: Request
     offset: Count
     """The first one that is not done yet."""
+    epochs: Epochs = []
+    """The epoch of the message before it. In a log that does not have it, or not so far, nothing behind it is done."""
 
 
 class Kicked(Message, frozen=True, kw_only=True, tag="kicked"):

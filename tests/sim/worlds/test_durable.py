@@ -21,6 +21,8 @@ from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.identities import Identities
 from godwit.broker.journal import Journal
+from godwit.broker.subscribing import Subscribing
+from godwit.client.subscription import Subscription
 from godwit.errors import LogDamagedError
 from godwit.server.server import Server
 from godwit.sim.checkers import ViolationError
@@ -28,10 +30,11 @@ from godwit.sim.trace import Trace
 from godwit.sim.worlds import WORLDS, run_seed
 from godwit.sim.worlds.broker_plan import Fault, PublicationPlan, ReadingPlan, SubscriptionPlan, WillPlan
 from godwit.sim.worlds.durable import DurableWorld, run_durable
-from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, auditor
+from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restore, auditor, with_restores
 from godwit.sim.worlds.durable_stage import Opener, open_store
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.epochs import Epoch
 
 SEEDS = range(14)
 
@@ -72,6 +75,10 @@ QUIET = DurablePlan(
     max_age_s=None,
 )
 """A sender that remembers, a reader, and another with a cursor and a will; the server is left in peace."""
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Forgets to do it."""
 
 
 def storm(seed: int, **changes: Any) -> DurablePlan:
@@ -165,6 +172,47 @@ def test_who_is_late_is_told_what_retention_took() -> None:
     assert audit.received < 60
 
 
+# -- an older copy of the disk is put back ----------------------------------------------------------------------------
+
+
+def restores(seed: int) -> DurablePlan:
+    """Two copies are made and put back later, while messages flow; those who read are slow, and stay."""
+    rng = Random(f"restores {seed}")
+    times = sorted(rng.uniform(0.3, 1.9) for _ in range(4))
+    pairs = [(times[0], times[2]), (times[1], times[3])]
+    slow = replace(READER, name="slow", reading=ReadingPlan(pause_s=rng.choice((0.0, 0.05))))
+    broker = replace(QUIET.broker, seed=seed, clients=(KEEPER, READER, slow, QUIET.broker.clients[-1]))
+    made = tuple(Restore(copied_s, at_s, rng.choice((0.0, 0.1))) for copied_s, at_s in pairs)
+    return with_restores(replace(QUIET, broker=broker), made)
+
+
+def test_copies_that_are_put_back() -> None:
+    told = 0
+    for seed in range(6):
+        lines: list[str] = []
+        world = DurableWorld(restores(seed), Trace(lines.append), Server, open_store)
+        world.run()
+        assert world.restored == 2
+        assert world.books.log.lost
+        told += sum("Missed" in line and "had_below=None" not in line for line in lines)
+    assert told >= 6
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "wrong", "text"),
+    [
+        (Subscribing, "_known_below", nothing, "stream: .*it was not told|refused: .*does not exist"),
+        (SqliteStore, "epochs", [Epoch(b"the same", 0)], "stream: .*(it was not told|behind offset)|refused: "),
+        (Subscription, "_compare", nothing, "stream: .*it was not told|liveness: "),
+    ],
+)
+def test_a_part_that_does_not_tell_histories_apart_is_caught(
+    where: Any, name: str, wrong: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(where, name, wrong)
+    assert_caught(text, restores)
+
+
 # -- planted faults: a store that breaks its word ---------------------------------------------------------------------
 
 
@@ -212,10 +260,6 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
 
 
 # -- planted faults: a broker that breaks its word --------------------------------------------------------------------
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """Forgets to do it."""
 
 
 def no(*_: Any, **__: Any) -> bool:

@@ -45,3 +45,14 @@ def test_nothing_is_asked_that_nobody_could_check() -> None:
         publications = [one for client in plan.broker.clients for one in client.publications]
         assert not any(one.retain and not one.qos for one in publications)
         assert not any(not one.size_bytes and not one.retain for one in publications)
+
+
+def test_copies_are_put_back_in_time_and_nobody_relies_on_what_is_in_them() -> None:
+    restored = [plan for plan in PLANS if plan.restores]
+    assert len(PLANS) // 5 < len(restored) < len(PLANS) // 2
+    assert max(len(plan.restores) for plan in restored) > 1
+    for plan in restored:
+        assert all(one.copied_s <= one.at_s <= plan.broker.faults_end_s for one in plan.restores)
+        assert all(not client.session_expiry_s and client.will is None for client in plan.broker.clients)
+        subscriptions = [one for client in plan.broker.clients for one in client.subscriptions]
+        assert all(one.cursor is None and one.start != "offset" for one in subscriptions)

@@ -91,7 +91,7 @@ def test_what_a_killed_process_left_is_secured_before_anybody_relies_on_it(monke
     """Without that, what the next process finds is gone after a power cut, with all that it writes behind it."""
     monkeypatch.setattr(SqliteStore, "_secure", lambda store: store._witness.begin(store.log_id))
     # One seed in twenty notices: the kill must come between a sync that failed and the next commit.
-    assert caught(opener_of(SqliteStore), kills=0.5, troubles=(None, None, "sync"), seeds=range(110, 121))
+    assert caught(opener_of(SqliteStore), kills=0.5, troubles=(None, None, "sync"), seeds=range(29, 43))
 
 
 def test_what_rots_is_damaged_and_told() -> None:

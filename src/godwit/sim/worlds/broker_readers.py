@@ -128,6 +128,13 @@ class Reader:
             desk.live.disconnected()
             desk.stream.disconnected()
 
+    def on_put_back(self, end: int) -> None:
+        """An older copy of the log was put back, which ends there."""
+        self._asked = {key: (desk, min(lowest, end)) for key, (desk, lowest) in self._asked.items()}
+        for desk in self.desks:
+            desk.lowest = min(desk.lowest, end)
+            desk.stream.put_back(end)
+
     def read_at_once(self) -> None:
         """From now on nothing is left lying."""
         self._at_once = True
@@ -269,6 +276,8 @@ class Reader:
         elif isinstance(event, told.Missed):
             if event.live and event.count is not None:
                 desk.live.told_missed(event.count)
+            elif event.had_below is not None and event.next_offset is not None:
+                desk.stream.told_replaced(event.next_offset, event.had_below)
             elif event.count is None or event.next_offset is None:
                 raise ViolationError("stream", f"{desk.stream.name}: told of another log")
             else:

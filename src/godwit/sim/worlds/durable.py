@@ -1,23 +1,28 @@
 """The durable world: the broker world, but the server's log is on a disk, and both can fail at any moment.
 
 The process is killed or the machine loses its power, between two turns or in the midst of any write or sync; it is
-started again from what its disk has kept, and its clients go on by themselves. For a while the disk may be full, or
-refuse writes or syncs. Every time that the log is opened it is compared with everything that it was ever given; at the
-end an auditor reads it from its beginning, the power is cut once more, and it is compared for the last time.
+started again from what its disk has kept, or from an older copy of it, and its clients go on by themselves. For a while
+the disk may be full, or refuse writes or syncs. Every time that the log is opened it is compared with everything that
+it was ever given; at the end an auditor reads it from its beginning, the power is cut once more, and it is compared for
+the last time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from random import Random
 
 from godwit.broker.admission import RESTART_GRACE_US
 from godwit.errors import DiskError, LogDamagedError
 from godwit.server.server import Server
+from godwit.sim.broker_ledger import Publication
+from godwit.sim.broker_log import LogBackup
+from godwit.sim.broker_restarts import Kept
 from godwit.sim.disk import DAMAGES, DiedError, Disk
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.broker import BrokerWorld, observe
 from godwit.sim.worlds.broker_books import HEAD_BYTES
-from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, draw_durable_plan
+from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restore, draw_durable_plan
 from godwit.sim.worlds.durable_stage import (
     DIED,
     PATH,
@@ -31,8 +36,19 @@ from godwit.sim.worlds.durable_stage import (
 
 NEEDLE_BYTES = HEAD_BYTES + 8
 """So much of a message is found nowhere else, not even by chance."""
+COPIES_AGAIN_S = 0.1
 STARTS_AGAIN_S = 0.2
 """After a start that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The disk at one moment, and what the checkers knew of it."""
+
+    disk: Disk
+    log: LogBackup
+    restarts: Kept
+    retained: dict[str, Publication]
 
 
 class DurableWorld(BrokerWorld):
@@ -48,6 +64,8 @@ class DurableWorld(BrokerWorld):
         """Copies of the log that were opened after damage, and ..."""
         self.lost_by_damage = 0
         """... how many messages these had lost."""
+        self.restored = 0
+        self._copies: dict[Restore, Copy] = {}
         self._rng = Random(f"{plan.broker.seed} rot")
         self._opener = opener
         self._openings = 0
@@ -73,14 +91,17 @@ class DurableWorld(BrokerWorld):
                 self.network.at(death.at_s, self._plan_death, death)
         for fault in self.durable.disk_faults:
             self.network.at(fault.at_s, self._spoil_disk, fault)
+        for restore in self.durable.restores:
+            self.network.at(restore.copied_s, self._copy_disk, restore)
+            self.network.at(restore.at_s, self._put_back, restore)
         super().start()
 
     def summary(self) -> str:
         restarts = self.books.restarts
         return (
             f"{super().summary()}, {self.deaths} deaths, {restarts.reopenings} openings, "
-            f"{restarts.surfaced} appends found, {self.disk.writes} writes, {self.disk.syncs} syncs, "
-            f"{self.damages} damaged copies with {self.lost_by_damage} messages lost"
+            f"{restarts.surfaced} appends found, {self.restored} restores, {self.disk.writes} writes, "
+            f"{self.disk.syncs} syncs, {self.damages} damaged copies with {self.lost_by_damage} messages lost"
         )
 
     # -- lives of the server ------------------------------------------------------------------------------------------
@@ -188,6 +209,34 @@ class DurableWorld(BrokerWorld):
         finally:
             store.close()
         self.books.note(f"damage: {damage} of the write-ahead log of a copy: {store.findings}")
+
+    # -- copies of the disk -------------------------------------------------------------------------------------------
+
+    def _copy_disk(self, restore: Restore) -> None:
+        """As soon as everybody knows what is in the log."""
+        books = self.books
+        if self._watched is None or not books.restarts.is_certain:
+            self.network.at(self.network.now + COPIES_AGAIN_S, self._copy_disk, restore)
+            return
+        books.note(f"copy at offset {books.log.next_offset}")
+        disk = self.disk.copy(Random(f"{self.plan.seed} copy"))
+        self._copies[restore] = Copy(disk, books.log.copy(), books.restarts.copy(), books.retained.copy())
+
+    def _put_back(self, restore: Restore) -> None:
+        copy = self._copies.pop(restore, None)
+        if copy is None or self._watched is None:
+            return  # it could not be made in time, or the machine is down: it is started with what it has
+        books = self.books
+        books.note(f"the copy {restore} is put back, from offset {books.log.next_offset}")
+        self._planned = Death(self.network.now, loses_power=False, down_s=restore.down_s)
+        self._end_life()
+        self.disk.put_back(copy.disk)
+        books.log.put_back(copy.log)
+        books.restarts.put_back(copy.restarts)
+        books.retained.put_back(copy.retained, self.network.now)
+        for person in self.persons:
+            person.reader.on_put_back(books.log.next_offset)
+        self.restored += 1
 
     def _spoil_message(self) -> None:
         """One that is in the log and nowhere else: what topics retain has no other copy that could be told as lost."""

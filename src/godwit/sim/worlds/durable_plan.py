@@ -49,6 +49,15 @@ class DiskFault:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """The broker is stopped and started again with a copy of its disk that was made before."""
+
+    copied_s: float
+    at_s: float
+    down_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class DurablePlan:
     """One seed."""
 
@@ -61,6 +70,7 @@ class DurablePlan:
     """In this share of its deaths something on its disk changes by itself."""
     max_age_s: float | None
     """How long messages stay in the log; None: for ever."""
+    restores: tuple[Restore, ...] = ()
 
 
 def draw_durable_plan(seed: int) -> DurablePlan:
@@ -69,7 +79,7 @@ def draw_durable_plan(seed: int) -> DurablePlan:
     rng = Random(f"durable plan {seed} disk")
     end_s = broker.faults_end_s
     clients = tuple(_without_live_retained(client) for client in broker.clients)
-    return DurablePlan(
+    plan = DurablePlan(
         broker=replace(broker, clients=(*clients, auditor(end_s)), hostile=None),
         deaths=draw_deaths(rng, end_s),
         disk_faults=draw_disk_faults(rng, end_s),
@@ -77,6 +87,37 @@ def draw_durable_plan(seed: int) -> DurablePlan:
         rots=rng.choice((0.0, 0.0, 0.5)),
         max_age_s=rng.choice((None, None, 1.0, 5.0)),
     )
+    restores = draw_restores(Random(f"durable plan {seed} restores"), end_s)
+    return with_restores(plan, restores) if restores else plan
+
+
+def with_restores(plan: DurablePlan, restores: tuple[Restore, ...]) -> DurablePlan:
+    """A plan in which older copies are put back, and nothing whose loss by that could not be told from a fault.
+
+    Sessions, cursors and wills are in the copy as they were: whoever relies on them gets older ones, which is no fault.
+    An offset as a start cannot be checked by anybody.
+    """
+    clients = tuple(_without_session(client) for client in plan.broker.clients)
+    broker = replace(plan.broker, clients=clients)
+    return replace(plan, broker=broker, rots=0.0, max_age_s=None, restores=restores)
+
+
+def _without_session(client: ClientPlan) -> ClientPlan:
+    subscriptions = tuple(
+        replace(one, start="earliest" if one.start == "offset" else one.start, cursor=None)
+        for one in client.subscriptions
+    )
+    unlike = {one.filters: one for one in subscriptions}  # without cursors some would be the same
+    return replace(client, session_expiry_s=0, will=None, subscriptions=tuple(unlike.values()))
+
+
+def draw_restores(rng: Random, end_s: float) -> tuple[Restore, ...]:
+    restores = []
+    if rng.random() < 0.35:
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            copied_s, at_s = sorted(rng.uniform(0.0, end_s) for _ in range(2))
+            restores.append(Restore(copied_s, at_s, min(rng.choice((0.0, 0.3, 3.0)), end_s - at_s)))
+    return tuple(sorted(restores, key=lambda restore: restore.at_s))
 
 
 def _without_live_retained(client: ClientPlan) -> ClientPlan:

@@ -19,6 +19,7 @@ from godwit.sim.worlds.durable_plan import DurablePlan
 from godwit.store.port import Change, Entry, Slice, State, Store
 from godwit.store.retention import Retention, Rule, Trimmed
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.epochs import Epoch
 
 PATH: Final = "/data/log.sqlite"
 READ_BYTES: Final = 1024 * 1024
@@ -67,6 +68,10 @@ class WatchedDurableStore:
     @property
     def next_offset(self) -> int:
         return self._store.next_offset
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        return self._store.epochs
 
     def state(self) -> State:
         return self._store.state()

@@ -61,6 +61,10 @@ class Subscribing:
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
         resumes = feed is not None and request.start is None and offset is None
+        is_offset = offset is not None or isinstance(request.start, int)
+        if feed is not None and is_offset and feed.is_resumed_from(start, self._delivery.next_offset):
+            start = feed.resumes_at(self._delivery.next_offset)
+            resumes = True
         must_wait = False
         if feed is None:
             feed = self._add(session, filters, request.cursor, start)
@@ -87,12 +91,14 @@ class Subscribing:
         session.filter_levels += _levels(filters)
         return feed
 
-    def restore(self, session: Session, kept: FeedKept) -> None:
-        """A subscription that was there before the broker was restarted."""
+    def restore(self, session: Session, kept: FeedKept, known_end: int) -> None:
+        """A subscription that was there before the broker was restarted. `known_end`: see Delivery.restore."""
         feed = self._add(session, kept.filters, kept.cursor, kept.resume_at)
         feed.lost = kept.lost
+        feed.quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
         feed.is_stored = True
-        self._delivery.restore(feed)
+        feed.is_settled = feed.is_stored_settled = kept.is_settled
+        self._delivery.restore(feed, known_end)
 
     def _look_up(self, link: Link) -> None:
         """The starts of those that wait, the oldest first."""
@@ -138,7 +144,7 @@ class Subscribing:
             )
         if request.offset > self._delivery.next_offset:
             raise RequestFailure(Code.MALFORMED, f"offset {request.offset} does not exist yet")
-        feed.resume_at = request.offset
+        self._delivery.quiet.rewind(feed, request.offset, self._delivery.next_offset)
         self._journal.feed(feed)
 
     # -- the parts ----------------------------------------------------------------------------------------------------
@@ -194,7 +200,7 @@ class Subscribing:
         if offset is not None:
             return min(offset, end)
         if request.start is None:
-            return end if feed is None else feed.resume_at
+            return end if feed is None else feed.resumes_at(end)
         if request.start == "latest":
             return end
         if request.start == "earliest":
@@ -212,7 +218,8 @@ class Subscribing:
 
     def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool, must_wait: bool) -> None:
         """One that the session remembers is promised, so it must be safe first."""
-        reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=feed.position)
+        next_offset = max(feed.position, feed.sent_below)
+        reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=next_offset)
         if must_wait:
             self._commits.say(link, reply)
         else:

@@ -1,4 +1,4 @@
--- Every statement on the log's file, by name. See schema_1.sql and schema_2.sql for what the columns mean.
+-- Every statement on the log's file, by name. See schema_1.sql and its successors for what the columns mean.
 
 -- name: select_random
 SELECT randomblob(?);
@@ -82,6 +82,7 @@ INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 -- With all its subscriptions.
 DELETE FROM sessions WHERE name = ?;
 DELETE FROM feeds WHERE session = ?;
+DELETE FROM quiet_feeds WHERE session = ?;
 
 -- name: select_sessions
 SELECT * FROM sessions ORDER BY name;
@@ -90,11 +91,27 @@ SELECT * FROM sessions ORDER BY name;
 INSERT INTO feeds VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     resume_at = excluded.resume_at, lost = excluded.lost, seal = excluded.seal;
 
+-- name: upsert_quiet_feed
+INSERT INTO quiet_feeds VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    quiet_from = excluded.quiet_from, is_settled = excluded.is_settled, seal = excluded.seal;
+
 -- name: delete_feed
 DELETE FROM feeds WHERE session = ? AND filters = ? AND ifnull(cursor, x'') = ifnull(?, x'');
 
+-- name: delete_quiet_feed
+DELETE FROM quiet_feeds WHERE session = ? AND filters = ? AND ifnull(cursor, x'') = ifnull(?, x'');
+
 -- name: select_feeds
 SELECT * FROM feeds ORDER BY session, filters, cursor;
+
+-- name: select_quiet_feeds
+SELECT * FROM quiet_feeds;
+
+-- name: select_lost_end
+-- Where the log has lost its end: ranges that were given up (blocks without a body) with nothing behind them.
+SELECT min(first_offset) FROM blocks WHERE first_offset > ifnull(
+    (SELECT first_offset FROM blocks WHERE length(body) > 0 ORDER BY first_offset DESC LIMIT 1), -1
+);
 
 -- name: upsert_identity
 INSERT INTO identities VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET

@@ -1,0 +1,15 @@
+-- The third version: quiet subscriptions (godwit.broker.quiet). As in all tables, `seal` is a checksum of the other values
+-- of a row.
+
+-- Nothing for a subscription is in the log between quiet_from and its resume_at in `feeds`; if is_settled, nothing is
+-- behind quiet_from. The key is that of `feeds`.
+CREATE TABLE quiet_feeds (
+    session TEXT NOT NULL,
+    filters TEXT NOT NULL,
+    cursor TEXT,
+    quiet_from INTEGER NOT NULL,
+    is_settled INTEGER NOT NULL,
+    seal INTEGER NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX quiet_feeds_by_key ON quiet_feeds (session, filters, ifnull(cursor, x''));

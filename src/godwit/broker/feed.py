@@ -153,7 +153,8 @@ class Feed:
         lost = self.lost + sum([count for _, count in self.gaps])
         if self.link is not None and self.cursor is None:
             return self.done_below(end_offset), self.taken_below(), lost
-        return self.resumes_at(end_offset), self.quiet_from, lost
+        has_everything = self.is_settled or (self.link is not None and self.has_everything())
+        return end_offset if has_everything else self.resume_at, self.quiet_from, lost
 
     def may_hold(self, link: Link, size: int) -> bool:
         """Whether so much more may be under way to it. One that holds nothing may have any message while there is room

@@ -127,7 +127,7 @@ class Found:
 class RestartChecker:
     """Feed: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped.
 
-    Then: reopened, check_retained.
+    Then: reopened, check_retained, check_quiet.
     """
 
     log: LogChecker
@@ -331,6 +331,15 @@ class RestartChecker:
             raise self._violation(
                 f"{topic!r} retains {there.get(topic, b'')[:16]!r}, by the log it is {by_log.get(topic, b'')[:16]!r}"
             )
+
+    def check_quiet(self, state: State) -> None:
+        """What is stored as passed over by subscriptions was not for them. Call it as check_retained."""
+        for kept in state.feeds:
+            quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
+            end = self.log.next_offset if kept.is_settled else kept.resume_at
+            passed = [one for one in self.log.matching(kept.filters, quiet_from, end) if not self.log.is_gone(one)]
+            if passed and not kept.lost:
+                raise self._violation(f"{kept} passes over offset {passed[0]}, which is for it")
 
     def _violation(self, text: str) -> ViolationError:
         return ViolationError(self.NAME, f"at opening number {self.reopenings}: {text}")

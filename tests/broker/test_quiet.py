@@ -328,31 +328,6 @@ def test_one_whose_session_is_not_kept_is_not_stored() -> None:
     assert world.keeping.of("feed") == {}
 
 
-def test_a_log_that_has_lost_its_end_has_lost_something_for_it() -> None:
-    """What was stored is older than what is lost, so it says nothing of that."""
-    world, _ = quiet_world()
-    store = world.keeping
-    lost_from = store.next_offset
-    state = store.state()
-
-    class Damaged(CheckedStore):
-        __slots__ = ()
-
-        def check(self) -> None: ...
-
-        def state(self) -> Any:
-            state.lost_from = lost_from
-            return state
-
-    store.__class__ = Damaged
-    store.append([Entry("news", "", 64, 0, world.now_us, None, 0, 1, b"lost")])
-    store.damaged.append((lost_from, store.next_offset))
-    world.restart()
-    assert world.feed_of("bob") == FeedKept("bob", ("news",), None, lost_from, quiet_from=1)
-    bob = back(world, None)
-    assert [gap.count for gap in bob.gaps] == [1]
-
-
 def test_one_message_for_many_is_one_row_each_and_only_once() -> None:
     world = QuietWorld()
     peers = [world.client(f"client {number}", **LONG) for number in range(50)]

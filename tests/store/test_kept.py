@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.store.entries import make_job, make_task
 
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
-from godwit.store.block import encode_topics, make_row
 from godwit.store.kept import (
     DamagedRowError,
     apply,
@@ -24,9 +23,10 @@ from godwit.store.kept import (
     sealed,
     set_mark,
     topics_of,
+    unsettle,
 )
 from godwit.store.schema import state_tables
-from godwit.store.sql import MIGRATIONS, QUERIES
+from godwit.store.sql import MIGRATIONS
 from godwit.wire.changes import (
     Change,
     FeedGone,
@@ -235,15 +235,13 @@ def test_a_subscription_that_is_not_quiet_any_more_is_stored_so() -> None:
     assert load_state(connection).feeds == [active]
 
 
-def test_a_lost_end_of_the_log_is_told_with_the_state() -> None:
-    """The rows were written before it, so they know nothing of what was there."""
+def test_settled_subscriptions_of_a_log_that_gets_blocks_from_behind_its_end() -> None:
     connection = new_file()
-    assert load_state(connection).lost_from is None
-    rows = [make_row(0, 3, 1, 1, encode_topics([]), b"body"), make_row(3, 5, 1, 1, encode_topics([]), b"")]
-    rows += [make_row(5, 6, 1, 1, encode_topics([]), b""), make_row(9, 10, 1, 1, encode_topics([]), b"body")]
-    for row, lost_from in zip(rows, (None, 3, 3, None), strict=True):
-        connection.execute(QUERIES["insert_block"], msgspec.structs.astuple(row))
-        assert load_state(connection).lost_from == lost_from
+    settled = FeedKept("a", ("x",), None, 3, quiet_from=1, is_settled=True)
+    others = [FeedKept("b", ("x",), None, 9, 2, quiet_from=8), FeedKept("c", ("x",), "c", 4)]
+    apply(connection, [settled, *others])
+    unsettle(connection, 7)
+    assert load_state(connection).feeds == [FeedKept("a", ("x",), None, 7, quiet_from=1), *others]
 
 
 def test_a_job_that_is_gone_takes_its_payload_and_its_tasks_and_no_others() -> None:

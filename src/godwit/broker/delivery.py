@@ -159,12 +159,9 @@ class Delivery:
         thinned_below = lost_below(self.marks, feed.filters)
         feed.holes_below = thinned_below if thinned_below > max(feed.resume_at, feed.thinned_below) else 0
 
-    def restore(self, feed: Feed, known_end: int) -> None:
-        """It was there before the broker was restarted. `known_end`: how far the log went when it was stored."""
-        feed.resume_at = min(feed.resumes_at(known_end), self.next_offset)
-        if feed.is_settled and known_end < self.next_offset:  # the log has lost its end, and perhaps something for it
-            feed.is_settled = False
-            self._journal.feed(feed)
+    def restore(self, feed: Feed) -> None:
+        """It was there before the broker was restarted."""
+        feed.resume_at = min(feed.resumes_at(self.next_offset), self.next_offset)
         feed.quiet_from = min(feed.quiet_from, feed.resume_at)
         feed.lost += max(self.first_offset - feed.resume_at, 0)
         feed.resume_at = feed.counted_from = max(feed.resume_at, self.first_offset)

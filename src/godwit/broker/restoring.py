@@ -34,11 +34,10 @@ def restore(
         identities.restore(identity)
     for session in state.sessions:
         admission.restore(session, now_us)
-    known_end = delivery.next_offset if state.lost_from is None else state.lost_from
     for feed in state.feeds:
         owner = admission.sessions.get(feed.session)
         if owner is not None:
-            subscribing.restore(owner, feed, known_end)
+            subscribing.restore(owner, feed)
     importing.restore(state.queries)
     office.restore(state, now_us)
 

@@ -91,14 +91,14 @@ class Subscribing:
         session.filter_levels += _levels(filters)
         return feed
 
-    def restore(self, session: Session, kept: FeedKept, known_end: int) -> None:
-        """A subscription that was there before the broker was restarted. `known_end`: see Delivery.restore."""
+    def restore(self, session: Session, kept: FeedKept) -> None:
+        """A subscription that was there before the broker was restarted."""
         feed = self._add(session, kept.filters, kept.cursor, kept.resume_at)
         feed.lost = kept.lost
         feed.quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
         feed.is_stored = True
         feed.is_settled = feed.is_stored_settled = kept.is_settled
-        self._delivery.restore(feed, known_end)
+        self._delivery.restore(feed)
 
     def _look_up(self, link: Link) -> None:
         """The starts of those that wait, the oldest first."""

@@ -77,8 +77,16 @@ def load_state(connection: apsw.Connection) -> State:
         payloads=[JobPayload(*row) for row in _rows(connection, "job_payloads")],
         tasks=[_task(*row) for row in _rows(connection, "tasks")],
         marks=marks_of(connection),
-        lost_from=connection.execute(QUERIES["select_lost_end"]).get,
     )
+
+
+def unsettle(connection: apsw.Connection, end_offset: int) -> None:
+    """Store for the settled subscriptions that they resume at an offset; within the caller's transaction.
+
+    For a log that gets blocks from behind its end, as of which its rows are: some of them may be for these.
+    """
+    feeds = [feed for feed in load_state(connection).feeds if feed.is_settled]
+    apply(connection, [msgspec.structs.replace(feed, resume_at=end_offset, is_settled=False) for feed in feeds])
 
 
 def topics_of(connection: apsw.Connection) -> list[TopicKept]:

@@ -107,12 +107,6 @@ SELECT * FROM feeds ORDER BY session, filters, cursor;
 -- name: select_quiet_feeds
 SELECT * FROM quiet_feeds;
 
--- name: select_lost_end
--- Where the log has lost its end: ranges that were given up (blocks without a body) with nothing behind them.
-SELECT min(first_offset) FROM blocks WHERE first_offset > ifnull(
-    (SELECT first_offset FROM blocks WHERE length(body) > 0 ORDER BY first_offset DESC LIMIT 1), -1
-);
-
 -- name: upsert_identity
 INSERT INTO identities VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     epoch = excluded.epoch, next_sequence = excluded.next_sequence, last_us = excluded.last_us, seal = excluded.seal;

@@ -214,5 +214,3 @@ class State(msgspec.Struct):
     tasks: list[TaskKept] = []
     marks: dict[str, int] = {}
     """Filters of retention rules, and up to which offset messages of their topics were deleted."""
-    lost_from: int | None = None
-    """Where the log has lost its end: the rest of this state is from before that."""

@@ -230,9 +230,9 @@ def no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def unsettled(self: Subscribing, session: Any, kept: FeedKept, known_end: int) -> None:
+def unsettled(self: Subscribing, session: Any, kept: FeedKept) -> None:
     """Begins where its row stood when it was written, as 0.5.0 did."""
-    RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False), known_end)
+    RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 
 
 def fails(seed: int) -> DurablePlan:

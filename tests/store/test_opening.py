@@ -271,9 +271,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Killed], None]]] = {
     "shm deleted": ("intact", remove(SHM)),
     "shm of noise": ("intact", overwrite(SHM, 0, noise(32_768))),
     "shm emptied": ("intact", cut(SHM, 0)),
-    "witness deleted": ("intact", remove(WITNESS)),
-    "witness emptied": ("intact", cut(WITNESS, 0)),
-    "witness of noise": ("intact", overwrite(WITNESS, 0, noise(4 * SLOT_BYTES))),
+    "witness deleted": ("reported", remove(WITNESS)),
+    "witness emptied": ("reported", cut(WITNESS, 0)),
+    "witness of noise": ("reported", overwrite(WITNESS, 0, noise(4 * SLOT_BYTES))),
     "a bit of the witness": ("intact", flip(WITNESS, 50)),
     "half of the witness": ("intact", cut(WITNESS, 2 * SLOT_BYTES)),
     "lock deleted": ("intact", remove_folder_file("lock")),
@@ -293,7 +293,7 @@ def test_no_damage_is_silent(killed: Killed, name: str) -> None:
         assert "godwit log recover" in found.text
     if found.lost:
         assert expected == "refused" or f"{found.lost[0][0]:,}" in found.text or damage is spoil_message
-    if expected != "intact":
+    if expected != "intact" and "witness" not in name:  # without it nothing of the log is known to be missing
         assert not found.is_sound
 
 

@@ -97,7 +97,7 @@ def test_the_log_may_have_more_than_was_forwarded_yet() -> None:
     feed = read.feed  # type: ignore[union-attr]
     assert feed.position == 1
     world.server.broker.handle(Committed(offset), world.now_us)
-    assert feed.position == 2
+    assert feed.sent_below == 2
 
 
 # -- damage and retention ---------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ def test_what_is_done_follows_the_oldest_record_that_is_not_confirmed() -> None:
     bob.confirms_itself = True
     world.run()
     assert feed.done_below(world.store.next_offset) == 3
-    feed.lane.add(b"head", b"rest", 3, 2)  # it waits for the end of the turn
-    assert feed.done_below(5) == 3
+    assert feed.taken_below() == 3
+    feed.lane.add(b"head", b"rest", 4, 3, 2)  # it waits for the end of the turn
+    assert (feed.taken_below(), feed.done_below(6)) == (3, 4)
     feed.lane.cut()
-    assert feed.done_below(5) == 3
+    assert (feed.taken_below(), feed.done_below(6)) == (3, 4)

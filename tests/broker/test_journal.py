@@ -31,8 +31,8 @@ def kept(session: Session) -> ch.SessionKept:
     return ch.SessionKept(session.name, session.instance, False, session.expiry_s, None, session.will)
 
 
-def feed_kept(text: str, resume_at: int = 7, lost: int = 0) -> ch.FeedKept:
-    return ch.FeedKept("bob", (text,), None, resume_at, lost)
+def feed_kept(text: str, resume_at: int = 7, lost: int = 0, quiet_from: int | None = None) -> ch.FeedKept:
+    return ch.FeedKept("bob", (text,), None, resume_at, lost, quiet_from=quiet_from)
 
 
 def test_a_journal_that_does_not_keep_takes_nothing() -> None:
@@ -58,7 +58,7 @@ def test_what_is_written_is_how_it_stands_in_the_end() -> None:
     journal.identity(KEY, progress)
     feed.resume_at, feed.lost, progress.next_sequence = 9, 3, 8
     changes, _ = journal.take(0)
-    assert changes == [kept(session), feed_kept("a", 9, 3), ch.IdentityKept(*KEY, 1, 8, 3)]
+    assert changes == [kept(session), feed_kept("a", 9, 3, quiet_from=7), ch.IdentityKept(*KEY, 1, 8, 3)]
     assert not journal.is_marked
     assert journal.take(0)[0] == []
 

@@ -50,12 +50,12 @@ def test_routed_batches_join_and_keep_what_they_hold(several: list[Batch]) -> No
 def add(lane: Lane, number: int, topic: int = 1, publisher: int = 2) -> None:
     entry = entry_of(Batch([b"%d" % number], 0))
     lane.introduce(topic, f"topic {topic}", publisher, f"publisher {publisher}")
-    lane.add(*routed(entry, entry.flags, topic, publisher, number), number, 1)
+    lane.add(*routed(entry, entry.flags, topic, publisher, number), number, number - 1, 1)
 
 
 def test_a_channel_begins_with_whose_it_is() -> None:
     lane, effects = a_lane()
-    size = lane.begin(9, live=True, offset=4)
+    size = lane.begin(9, live=True, offset=4, after=3)
     assert isinstance(effects[0], Open)
     (body,) = sent(effects)
     assert decode_control(body) == Feed(subscription=9, live=True)
@@ -109,7 +109,7 @@ def test_forgetting_says_what_waits_first_and_then_all_anew(monkeypatch: pytest.
 def test_a_message_in_band_stands_behind_what_waits() -> None:
     lane, effects = a_lane()
     add(lane, 0)
-    lane.say(Gap(count=1, next_offset=2), 2)
+    lane.say(Gap(count=1, next_offset=2), 2, 1)
     _, batch, gap = sent(effects)
     assert decode_batches(batch)[0].payloads == [b"0"]
     assert decode_in_band(gap) == Gap(count=1, next_offset=2)
@@ -117,12 +117,12 @@ def test_a_message_in_band_stands_behind_what_waits() -> None:
 
 def test_confirms_free_what_they_cover() -> None:
     lane, effects = a_lane()
-    lane.begin(1, live=False, offset=0)
+    lane.begin(1, live=False, offset=0, after=0)
     for number in range(3):
         add(lane, number)
         lane.cut()
     sizes = [len(body) + RECORD_COST_BYTES for body in sent(effects)]
-    assert [size for _, _, size, _ in lane.unconfirmed] == sizes
+    assert [size for *_, size, _ in lane.unconfirmed] == sizes
     assert lane.on_confirm(1) == sum(sizes[:2])
     assert lane.on_confirm(1) == 0
     assert lane.unconfirmed[0][1] == 0  # the first batch is not done yet

@@ -212,6 +212,26 @@ def test_topics_retain_what_the_log_says() -> None:
             checker.check_retained(state, wrong)
 
 
+def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
+    truth = Truth()
+    checker = RestartChecker(truth.log)
+    for topic in ("a/b", "b", "a/b"):
+        truth.logged(topic)
+
+    def check(resume_at: int, **fields: Any) -> None:
+        checker.check_quiet(State(feeds=[FeedKept("alice", ("a/#",), None, resume_at, **fields)]))
+
+    check(3)
+    check(2, quiet_from=1)
+    check(1, quiet_from=3, is_settled=True)
+    check(3, quiet_from=1, lost=1)
+    for wrong in ({"quiet_from": 0}, {"quiet_from": 1, "is_settled": True}):
+        with pytest.raises(ViolationError, match="which is for it"):
+            check(2, **wrong)
+    truth.log.gone_below = 3
+    check(2, quiet_from=0)
+
+
 def test_the_meaning_of_changes() -> None:
     session = SessionKept("alice", b"i", False, 9, None)
     identity = IdentityKept("alice", "p", "a/b", 1, 5, 0)

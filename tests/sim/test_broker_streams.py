@@ -162,6 +162,23 @@ def test_what_is_damaged_is_told_and_nobody_knows_whose_it_was() -> None:
         take(made, last)
 
 
+def test_a_quiet_subscription_is_told_of_nothing_that_others_lost() -> None:
+    truth = Truth()
+    made = Stream("s", ("a/#",), truth.ledger, truth.log, Start(0, 0), is_quiet=True)
+    first = truth.logged()
+    take(made, first)
+    for _ in range(3):
+        truth.logged("b")
+    made.disconnected()
+    truth.log.damaged.add(2)
+    made.told_missed(1, 3)  # nobody can say whose it was
+    truth.log.damaged.clear()
+    with pytest.raises(ViolationError, match="none that is gone was for it"):
+        made.told_missed(1, 4)
+    truth.log.gone_below = 1
+    made.told_missed(1, 4)  # what it has taken is gone: the broker may not have heard of that
+
+
 def test_the_next_life_goes_on_behind_a_gap() -> None:
     truth = Truth()
     for _ in range(3):

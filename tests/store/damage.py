@@ -13,7 +13,7 @@ from tests.store.entries import LOG_ID, make_entry, make_job, make_task
 from godwit.store import sql
 from godwit.store.block import encode_blocks
 from godwit.store.btree import Tree, pointer
-from godwit.store.kept import apply
+from godwit.store.kept import apply, sealed
 from godwit.store.meta import Meta, set_meta
 from godwit.store.pages import PAGE_BYTES, PageFile
 from godwit.store.retention import Retention, Rule
@@ -84,20 +84,26 @@ def make_log(path: Path, rng: Random, blocks: int, *, is_trimmed: bool) -> Origi
     return original
 
 
-def make_older_log(path: Path, entries: list[Entry], changes: list[Change]) -> None:
-    """A log as Godwit 0.3.0 made it, with nothing but the first script."""
+def make_older_log(path: Path, entries: list[Entry], changes: list[Change], version: int = 1) -> None:
+    """A log as an older Godwit made it, with nothing but the first scripts: 1 is that of 0.3.0, 2 that of 0.5.0."""
     connection = apsw.Connection(str(path))
     connection.pragma("page_size", PAGE_BYTES)
     connection.pragma("journal_mode", "wal")
     with connection:
-        connection.execute(sql.MIGRATIONS[0])
+        for script in sql.MIGRATIONS[:version]:
+            connection.execute(script)
         meta = Meta(LOG_ID, 1, b"an older")
         set_meta(connection, meta)
         rows = encode_blocks(entries, 0, meta.stamp)
         connection.executemany(sql.QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
-        apply(connection, changes)
+        apply(connection, [change for change in changes if not isinstance(change, FeedKept)])
+        feeds = [change for change in changes if isinstance(change, FeedKept)]
+        for feed in feeds:
+            filters = msgspec.json.encode(feed.filters).decode()
+            row = sealed((feed.session, filters, feed.cursor, feed.resume_at, feed.lost))
+            connection.execute(sql.QUERIES["upsert_feed"], row)
         connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", 1)
+        connection.pragma("user_version", version)
     connection.close()
 
 

@@ -24,6 +24,7 @@ from godwit.store.kept import (
     sealed,
     set_mark,
     topics_of,
+    unsettle,
 )
 from godwit.store.schema import state_tables
 from godwit.store.sql import MIGRATIONS
@@ -99,6 +100,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
     st.builds(SessionKept, NAMES, st.binary(max_size=16), st.booleans(), NUMBERS, st.none() | NUMBERS, WILLS),
     st.builds(SessionGone, NAMES),
     st.builds(FeedKept, NAMES, FILTERS, CURSORS, NUMBERS, NUMBERS),
+    st.builds(FeedKept, NAMES, FILTERS, CURSORS, NUMBERS, NUMBERS, quiet_from=NUMBERS, is_settled=st.booleans()),
     st.builds(FeedGone, NAMES, FILTERS, CURSORS),
     st.builds(IdentityKept, NAMES, NAMES, NAMES, NUMBERS, NUMBERS, NUMBERS),
     st.builds(IdentityGone, NAMES, NAMES, NAMES),
@@ -216,9 +218,31 @@ def test_the_last_change_of_a_key_counts() -> None:
 
 def test_a_session_that_is_gone_takes_its_feeds_and_no_others() -> None:
     connection = new_file()
-    kept = [FeedKept(name, ("x",), cursor, 1) for name in ("a", "b") for cursor in (None, "", "c")]
-    apply(connection, [*kept, SessionGone("a"), kept[0]])
-    assert load_state(connection).feeds == [kept[0], *kept[3:]]
+    kept = [FeedKept(name, ("x",), cursor, 3, quiet_from=1) for name in ("a", "b") for cursor in (None, "", "c")]
+    again = FeedKept("a", ("x",), None, 1)
+    apply(connection, [*kept, SessionGone("a"), again])
+    assert load_state(connection).feeds == [again, *kept[3:]]
+
+
+def test_a_subscription_that_is_not_quiet_any_more_is_stored_so() -> None:
+    connection = new_file()
+    settled = FeedKept("a", ("x", "y"), "c", 3, quiet_from=1, is_settled=True)
+    quiet = FeedKept("a", ("x", "y"), "c", 5, quiet_from=1)
+    active = FeedKept("a", ("x", "y"), "c", 7)
+    for kept in (settled, quiet, settled, active):
+        apply(connection, [kept])
+        assert load_state(connection).feeds == [kept]
+    apply(connection, [settled, FeedGone("a", ("x", "y"), "c"), active])
+    assert load_state(connection).feeds == [active]
+
+
+def test_settled_subscriptions_of_a_log_that_gets_blocks_from_behind_its_end() -> None:
+    connection = new_file()
+    settled = FeedKept("a", ("x",), None, 3, quiet_from=1, is_settled=True)
+    others = [FeedKept("b", ("x",), None, 9, 2, quiet_from=8), FeedKept("c", ("x",), "c", 4)]
+    apply(connection, [settled, *others])
+    unsettle(connection, 7)
+    assert load_state(connection).feeds == [FeedKept("a", ("x",), None, 7, quiet_from=1), *others]
 
 
 def test_a_job_that_is_gone_takes_its_payload_and_its_tasks_and_no_others() -> None:
@@ -269,7 +293,7 @@ FULL: list[Change] = [
     TopicKept("a", 1, 2, 3),
     RetainedKept("a", b"payload", "me", 1, 2, 1, 5),
     SessionKept("s", bytes(16), True, 60, 99, Will(topic="w", payload=b"bye")),
-    FeedKept("s", ("a", "b"), "c", 4, 5),
+    FeedKept("s", ("a", "b"), "c", 4, 5, quiet_from=3),
     IdentityKept("o", "p", "t", 6, 7, 8),
     QueryDone("q", 9),
     msgspec.structs.replace(make_job(1), deadline_us=1, time_limit_ms=2, ended_us=3),

@@ -334,6 +334,28 @@ def test_job_numbers_are_not_used_again(killed: Killed) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("damage", ["cut", "flip"])
+def test_settled_subscriptions_resume_before_what_is_lost_or_put_back(killed: Killed, damage: str) -> None:
+    """Their rows are older than that: some of it may be for them."""
+    store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
+    end = store.next_offset
+    store.append([], [FeedKept("quiet", ("a/#",), None, 0, quiet_from=0, is_settled=True)])
+    store.checkpoint(truncate=True)
+    store.append([make_entry(b"for it", topic="a/b", received_us=LATER_US)], [FeedKept("quiet", ("a/#",), None, end)])
+    folder = killed.folder.parent / "copy"
+    shutil.copytree(killed.folder, folder)
+    store.close()
+    copy = killed._replace(folder=folder)
+    if damage == "cut":
+        copy.file(WAL).unlink()
+    else:
+        flip(WAL, 28)(copy)
+    store = SqliteStore.open(copy.log, new_log_id=bytes(16), now_us=2)
+    assert store.next_offset > end
+    assert FeedKept("quiet", ("a/#",), None, end, quiet_from=0) in store.state().feeds
+    store.close()
+
+
 def test_changes_that_are_missing_are_reported(killed: Killed) -> None:
     """The last commits were cursors alone: no offset is missing."""
     store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)

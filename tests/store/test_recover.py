@@ -255,6 +255,18 @@ def test_numbers_of_jobs_are_not_given_out_twice(original: Original) -> None:
     store.close()
 
 
+def test_no_subscription_is_believed_to_have_everything(tmp_path: Path) -> None:
+    """Its row may be older than the blocks that were saved: it goes on from where it stood when that was written."""
+    path = tmp_path / "log.sqlite"
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry(), make_entry()], [FeedKept("me", ("#",), None, 1, quiet_from=0, is_settled=True)])
+    store.close()
+    assert run(path).lost_tables == []
+    store = opened(path)
+    assert store.state().feeds == [FeedKept("me", ("#",), None, 1)]
+    store.close()
+
+
 def test_a_log_of_0_3_0_has_lost_no_jobs(tmp_path: Path) -> None:
     """It never had any; what it had is in a log of the current version then."""
     path = tmp_path / "log.sqlite"

@@ -170,7 +170,7 @@ class Broker:
         self._office.flush(self._now_us)
         if self._pay_at_us is None and self._pace.is_owing:
             self._pay_at_us = self._now_us
-        if self._save_at_us is None and self._journal.has_unsaved:
+        if self._save_at_us is None and (self._journal.has_unsaved or self._delivery.quiet.is_watching):
             self._save_at_us = self._now_us + SAVE_EVERY_US
         self._delivery.flush()
         effects = self._effects[:]
@@ -368,6 +368,7 @@ class Broker:
         if self._save_at_us is not None and self._save_at_us <= now_us:
             self._save_at_us = None
             self._journal.save_some()
+            self._delivery.quiet.sweep()
         if self._figures_at_us <= now_us:
             self._figures_at_us = now_us + int(self.settings.sys_interval_s * 1e6)
             self._sys.publish(now_us)

@@ -37,7 +37,8 @@ class Topic:
 
     __slots__ = (
         "creator", "generation", "is_created", "is_gone", "is_logged", "is_stored", "keeps", "kept", "last_us",
-        "messages", "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "routes",
+        "matching", "messages", "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "routes",
+        "settlings",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, settings: Settings) -> None:
@@ -64,9 +65,13 @@ class Topic:
         """The retained message."""
         self.keeps = 0
         """How often that was set or cleared."""
-        self.routes: list[Feed] = []
-        """The connected subscriptions that match, as of `generation`."""
+        self.matching: list[Feed] = []
+        """The subscriptions that match, as of `generation`."""
+        self.routes = self.matching
+        """Those of them that are connected."""
         self.generation = -1
+        self.settlings = -1
+        """As of when none of them is settled, see godwit.broker.quiet."""
 
 
 def _cost_bytes(kept: Kept | None) -> int:

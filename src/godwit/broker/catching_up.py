@@ -63,8 +63,10 @@ class CatchingUp:
                 if len(matching) * len(feed.filters) > LOOKS_A_TURN:
                     return
                 matching[entry.topic] = feed.matches(entry.topic)
-            if matching[entry.topic] and not self._send_entry(feed, link, offset, entry):
-                return
+            if matching[entry.topic]:
+                if not self._send_entry(feed, link, offset, entry):
+                    return
+                feed.sent_below = end
             feed.position = end
         while damaged and damaged[-1][0] < end_offset:
             _pass_damage(feed, *damaged.pop())
@@ -89,7 +91,8 @@ class CatchingUp:
     def _tell(self, feed: Feed, link: Link) -> None:
         """What it has missed, in the place where it is missing."""
         gap = Gap(count=feed.lost, next_offset=feed.position)
-        link.unconfirmed_bytes += feed.lane.say(gap, feed.position)
+        link.unconfirmed_bytes += feed.lane.say(gap, feed.position, feed.sent_below)
+        feed.sent_below = feed.position
         feed.gaps.append((feed.lane.next_record - 1, feed.lost))
         feed.lost = 0
 

@@ -175,6 +175,9 @@ class Commits:
 
     def seal(self, now_us: int) -> None:
         """What came in the turn is appended, all at once, with what changed."""
+        if self._delivery.quiet.candidates:
+            under_way = [sealed for sealed in self._under_way if not sealed.is_failed]
+            self._delivery.quiet.settle(_topics([pending for sealed in under_way for pending in sealed.pendings]))
         fresh = self.fresh
         promises = self._promises
         if not (fresh or promises or self._is_due(now_us)):
@@ -205,7 +208,9 @@ class Commits:
 
     def _changes(self, sealed: _Sealed) -> list[Change]:
         journal = self._journal
-        journal.published(dict.fromkeys([pending.topic for pending in sealed.pendings]))
+        topics = _topics(sealed.pendings)
+        journal.published(topics)
+        self._delivery.quiet.unsettle_all(topics, self._delivery.next_offset)
         changes: list[Change] = []
         if journal.is_marked:
             changes, sealed.marks = journal.take(self._delivery.next_offset)
@@ -239,6 +244,9 @@ class Commits:
     def on_committed(self, first_offset: int, now_us: int) -> None:
         """The oldest append is safe: forward and confirm."""
         sealed = self._under_way.popleft()
+        if sealed.marks is not None and sealed.marks.unsettled:
+            # Stored was the end of the log before the append: now it is known where their messages are.
+            self._journal.moved.update(dict.fromkeys(sealed.marks.unsettled))
         for kept in sealed.identities:
             self._identities.on_safe(_key(kept), kept.epoch, kept.next_sequence)
         for topic, keeps in sealed.retaining:
@@ -250,6 +258,8 @@ class Commits:
         offset = first_offset
         delivery = self._delivery
         is_failed = sealed.is_failed
+        if delivery.quiet.candidates:
+            delivery.quiet.hold(_topics(sealed.pendings))
         for pending in sealed.pendings:
             topic = pending.topic
             reached = -1
@@ -295,6 +305,10 @@ class Commits:
         self._promises = []
         self._journal.drop_queries()
         unsafe: list[Key] = []
+        for sealed in ended:
+            if sealed.marks is not None:
+                self._journal.on_failed(sealed.marks)
+        self._delivery.quiet.on_failed()
         if failed.is_lasting:
             unsafe = self._give_up(oldest)
         for sealed in reversed(ended):  # the newest first: its marks know better
@@ -340,6 +354,10 @@ class Commits:
             if entry.flags & RETAIN and retain(self._catalogue, topic, entry, 0):
                 self._journal.retained(topic)
             self._delivery.forward_live(topic, publisher, entry)
+
+
+def _topics(pendings: list[Pending]) -> dict[Topic, None]:
+    return dict.fromkeys([pending.topic for pending in pendings])
 
 
 def _key(kept: IdentityKept) -> Key:

@@ -11,7 +11,8 @@ from godwit.broker.effects import Effect, Losing, Read, Send
 from godwit.broker.feed import Feed
 from godwit.broker.journal import Journal
 from godwit.broker.lane import RECORD_BYTES, Lane, routed
-from godwit.broker.losses import count_losses
+from godwit.broker.losses import late_feeds, lose
+from godwit.broker.quiet import QuietSubscriptions
 from godwit.broker.session import Link
 from godwit.broker.topics import is_pattern
 from godwit.broker.trie import FilterTrie
@@ -45,6 +46,7 @@ class Delivery:
         self._lagging: dict[Feed, None] = {}
         """Connected feeds that have something unconfirmed or are behind: they need the log's past."""
         self._absent: dict[Feed, None] = {}
+        self.quiet = QuietSubscriptions(journal, self._matching)
         self._needed_bound = 0
         """No connected feed needs anything below, as far as was last worked out."""
         self.marks: dict[str, int] = {}
@@ -70,6 +72,7 @@ class Delivery:
 
     def add(self, feed: Feed) -> None:
         """A new subscription, absent as yet."""
+        self._generation += 1
         for pattern in feed.filters:
             self._trie.add(pattern, feed)
         self._absent[feed] = None
@@ -105,6 +108,7 @@ class Delivery:
                 feed.lost = missed
                 feed.holes_below = 0 if is_earliest else thinned_below
                 feed.thinned_below = thinned_below if is_earliest else 0
+        self.quiet.begin(feed, offset, self.next_offset, resumes=resumes)
         offset = max(offset, self.first_offset)
         feed.position = offset
         feed.live_number = 0
@@ -113,13 +117,14 @@ class Delivery:
         feed.live_lane = Lane(link.connection, live_channel, self._effects)
         link.feeds[number] = feed
         link.lanes[channel] = link.lanes[live_channel] = feed
-        link.unconfirmed_bytes += feed.lane.begin(number, live=False, offset=offset)
-        link.unconfirmed_bytes += feed.live_lane.begin(number, live=True, offset=offset)
+        link.unconfirmed_bytes += feed.lane.begin(number, live=False, offset=offset, after=feed.sent_below)
+        link.unconfirmed_bytes += feed.live_lane.begin(number, live=True, offset=offset, after=feed.sent_below)
         feed.kept_before = self._catalogue.keeps
         feed.waiting_retained = [(place, "") for place in range(len(feed.filters))] if with_retained else []
         self._fall_behind(feed, link)
         self._needed_bound = min(self._needed_bound, offset)
         self._go_on(feed, link)
+        self.quiet.offer(feed)
 
     def detach(self, feed: Feed) -> None:
         """Its client is gone; the feed stays, for as long as its session."""
@@ -127,15 +132,15 @@ class Delivery:
         if link is None:
             return
         self._generation += 1
-        if feed.cursor is None:
-            feed.resume_at = feed.done_below(self.next_offset)
+        self.quiet.leave(feed)
+        feed.resume_at, feed.quiet_from, _ = feed.standing(self.next_offset)
         feed.counted_from = feed.resume_at
         gone = self.first_offset - feed.resume_at
         feed.lost += sum(count for _, count in feed.gaps)
         feed.gaps.clear()
         if gone > 0 and feed.cursor is None:
             # What it was sent and did not confirm, as far as the log cannot send it again.
-            feed.lost += sum(count for _, offset, _, count in feed.lane.unconfirmed if offset < self.first_offset)
+            feed.lost += sum(count for _, offset, *_, count in feed.lane.unconfirmed if offset < self.first_offset)
         elif gone > 0:
             feed.lost = gone  # how many of them were for it nobody knows: not more than these
         feed.resume_at = max(feed.resume_at, self.first_offset)
@@ -146,7 +151,8 @@ class Delivery:
         feed.waiting_retained.clear()
         del feed.lane, feed.live_lane
         self._absent[feed] = None
-        self._journal.feed(feed)
+        if not (feed.is_settled and feed.is_stored_settled):
+            self._journal.feed(feed)
 
     def _note_holes(self, feed: Feed) -> None:
         """What it has not taken yet may have been thinned out: nobody has counted that."""
@@ -155,7 +161,8 @@ class Delivery:
 
     def restore(self, feed: Feed) -> None:
         """It was there before the broker was restarted."""
-        feed.resume_at = min(feed.resume_at, self.next_offset)
+        feed.resume_at = min(feed.resumes_at(self.next_offset), self.next_offset)
+        feed.quiet_from = min(feed.quiet_from, feed.resume_at)
         feed.lost += max(self.first_offset - feed.resume_at, 0)
         feed.resume_at = feed.counted_from = max(feed.resume_at, self.first_offset)
         self._note_holes(feed)
@@ -168,7 +175,8 @@ class Delivery:
             lanes = (feed.lane, feed.live_lane)
             self.detach(feed)
             if offset is not None and feed.cursor is None and self.first_offset <= offset <= self.next_offset:
-                feed.resume_at = feed.counted_from = offset
+                self.quiet.rewind(feed, offset, self.next_offset)
+                feed.counted_from = feed.resume_at
                 feed.lost = 0
                 self._note_holes(feed)
             if link.is_open:
@@ -179,6 +187,8 @@ class Delivery:
     def end(self, feed: Feed) -> None:
         """The subscription is over."""
         self.pause(feed)
+        self.quiet.forget(feed)
+        self._generation += 1
         for pattern in feed.filters:
             self._trie.remove(pattern, feed)
             if not is_pattern(pattern) and pattern not in self._trie:
@@ -190,7 +200,7 @@ class Delivery:
     def _settle(self, feed: Feed, link: Link) -> None:
         """Takes the feed off its link's books."""
         for lane in (feed.lane, feed.live_lane):
-            link.unconfirmed_bytes -= sum(size for _, _, size, _ in lane.unconfirmed)
+            link.unconfirmed_bytes -= sum(size for *_, size, _ in lane.unconfirmed)
             del link.lanes[lane.channel]
         link.unconfirmed_bytes -= feed.lane.pieces_bytes
         del link.feeds[feed.number]
@@ -204,10 +214,16 @@ class Delivery:
     def routes(self, topic: Topic) -> list[Feed]:
         """The connected subscriptions that match a topic."""
         if topic.generation != self._generation:
-            topic.generation = self._generation
-            connected = [feed for feed in self._trie.match(topic.name) if feed.link is not None]
-            topic.routes = sorted(connected, key=_serial)
+            self._matching(topic)
         return topic.routes
+
+    def _matching(self, topic: Topic) -> list[Feed]:
+        """All subscriptions that match a topic."""
+        if topic.generation != self._generation:
+            topic.generation = self._generation
+            topic.matching = sorted(self._trie.match(topic.name), key=_serial)
+            topic.routes = [feed for feed in topic.matching if feed.link is not None]
+        return topic.matching
 
     def forward(self, topic: Topic, publisher: int, entry: Entry, offset: int) -> int:
         """A batch has been committed. Gives how many connected subscriptions it is for."""
@@ -225,7 +241,7 @@ class Delivery:
                         self._fall_behind(feed, link)
                         continue
                     self.push(feed, link, topic, publisher, entry, head, rest, offset)
-                    feed.position = end
+                    feed.sent_below = end
         return len(feeds)
 
     def on_committed(self, next_offset: int) -> None:
@@ -243,7 +259,7 @@ class Delivery:
             if lane.labels_are_many:
                 link.unconfirmed_bytes += lane.forget_labels()
             lane.introduce(topic.number, topic.name, publisher, entry.publisher)
-        lane.add(head, rest, offset, entry.count)
+        lane.add(head, rest, offset, feed.sent_below, entry.count)
         link.unconfirmed_bytes += size
         link.messages_out += entry.count
         self.messages_out += entry.count
@@ -272,7 +288,7 @@ class Delivery:
                 if lane.labels_are_many:
                     link.unconfirmed_bytes += lane.cut_unreliable() + lane.forget_labels()
                 lane.introduce(topic.number, topic.name, publisher, entry.publisher)
-            lane.add(head, rest, 0, 0)
+            lane.add(head, rest, 0, 0, 0)
             if reliable:
                 link.unconfirmed_bytes += size + lane.cut()
             else:
@@ -302,7 +318,7 @@ class Delivery:
             del feed.gaps[0]
         if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
             self._lagging.pop(feed, None)
-        if self._journal.keeps and feed.cursor is None:
+        if self._journal.keeps and feed.cursor is None and not feed.is_settled:
             self._journal.moved[feed] = None
         if link.behind and (link.unconfirmed_bytes <= link.window_bytes // 2 or not feed.lane.held_bytes):
             for behind in link.behind:
@@ -368,30 +384,13 @@ class Delivery:
 
     def needs_below(self, floor: int) -> bool:
         """Whether anybody, connected or not, will miss something when the log begins at this offset."""
-        return any(feed.resume_at < floor for feed in self._absent) or any(
-            feed.position < floor and not feed.is_live for feed in self._lagging
-        )
+        return bool(late_feeds(self._absent, self._lagging, floor))
 
     def on_losing(self, losing: Losing) -> None:
         """Counts for everyone what they will not get."""
-        floor = losing.floor
-        late: dict[Feed, int] = {feed: feed.resume_at for feed in self._absent if feed.resume_at < floor}
-        late.update((feed, feed.position) for feed in self._lagging if feed.position < floor and not feed.is_live)
-        if losing.pattern is not None:
-            self.marks[losing.pattern] = max(self.marks.get(losing.pattern, 0), floor)
-            uncounted = [feed for feed, first in late.items() if first < feed.holes_below]
-            for feed in uncounted:
-                del late[feed]
-                feed.holes_below = lost_below(self.marks, feed.filters)
-        count_losses(losing, late, self._trie.match)
+        late = late_feeds(self._absent, self._lagging, losing.floor)
+        lose(losing, late, self.marks, self._trie.match)
         if losing.pattern is None:
-            self.first_offset = floor
-            for feed, first in late.items():
-                # What was thinned out before it came there nobody has counted: not more than these.
-                feed.lost += max(min(floor, feed.holes_below) - first, 0)
-                if feed.link is None:
-                    feed.resume_at = floor
-                else:
-                    feed.position = floor
+            self.first_offset = losing.floor
         if self._journal.keeps:
             self._journal.moved.update(dict.fromkeys(late))

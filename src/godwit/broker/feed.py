@@ -33,7 +33,7 @@ class Feed:
         "filters",
         "gaps",
         "holes_below",
-        "is_abandoned", "is_full", "is_live", "is_stored",
+        "is_abandoned", "is_full", "is_live", "is_settled", "is_stored", "is_stored_settled",
         "kept_before",
         "lane",
         "link",
@@ -42,8 +42,10 @@ class Feed:
         "lost",
         "number",
         "position",
+        "quiet_from",
         "reading",
         "resume_at",
+        "sent_below",
         "serial",
         "session",
         "thinned_below",
@@ -75,9 +77,19 @@ class Feed:
         self.is_abandoned = False
         """Publishers have waited for it long enough, and do so again only when it has caught up once."""
         self.position = offset
-        """Everything below was sent, or is not for this feed, or is lost."""
+        """Unless it is live: everything below was sent, or is not for this feed, or is lost."""
+        self.sent_below = offset
+        """The offset behind the last message that was sent or reported as missed. Nothing for this feed is between here
+        and its position, or the log's end if it is live."""
         self.resume_at = offset
         """Where it goes on after a break: kept up to date while absent or with a named cursor."""
+        self.quiet_from = offset
+        """Nothing for this feed is between here and `resume_at`, and kept up to date when that is."""
+        self.is_settled = False
+        """The client has everything that the log has for it: whatever `resume_at` is, it would resume at the log's end.
+        The append with the next message for it ends this."""
+        self.is_stored_settled = False
+        """Whether the store may have it as settled."""
         self.counted_from = self.NOWHERE
         """Where `lost` begins to count, since it is absent."""
         self.gaps: list[tuple[int, int]] = []
@@ -110,11 +122,39 @@ class Feed:
             return self.lane.start
         return end_offset if self.is_live else self.position
 
-    def standing(self, end_offset: int) -> tuple[int, int]:
-        """Where it would go on after a restart, and how much it would have missed."""
-        is_moving = self.link is not None and self.cursor is None
-        resume_at = self.done_below(end_offset) if is_moving else self.resume_at
-        return resume_at, self.lost + sum([count for _, count in self.gaps])
+    def taken_below(self) -> int:
+        """Return the offset behind the last message that the client has taken. Nothing for it is between here and
+        `done_below`."""
+        unconfirmed = self.lane.unconfirmed
+        if unconfirmed:
+            return unconfirmed[0][2]
+        return self.lane.start_after if self.lane.pieces else self.sent_below
+
+    def has_everything(self) -> bool:
+        """Return whether a connected client has taken all that the log has for it; with a named cursor: committed."""
+        if not self.is_live or self.lost or self.gaps:
+            return False
+        if self.cursor is not None:
+            return self.resume_at >= self.sent_below
+        return not self.lane.pieces and not any(count for *_, count in self.lane.unconfirmed)
+
+    def resumes_at(self, end_offset: int) -> int:
+        """Return where it would resume if it is absent or has a named cursor. `end_offset` is the log's end."""
+        return end_offset if self.is_settled else self.resume_at
+
+    def is_resumed_from(self, offset: int, end_offset: int) -> bool:
+        """Return whether it would get the same from this offset on as from where it would resume. A client that comes
+        back asks for what is behind the last message that it got."""
+        return self.quiet_from <= offset <= self.resumes_at(end_offset)
+
+    def standing(self, end_offset: int) -> tuple[int, int, int]:
+        """Return where it would resume after a restart, since where nothing was for it, and how much it would have
+        missed."""
+        lost = self.lost + sum([count for _, count in self.gaps])
+        if self.link is not None and self.cursor is None:
+            return self.done_below(end_offset), self.taken_below(), lost
+        has_everything = self.is_settled or (self.link is not None and self.has_everything())
+        return end_offset if has_everything else self.resume_at, self.quiet_from, lost
 
     def may_hold(self, link: Link, size: int) -> bool:
         """Whether so much more may be under way to it. One that holds nothing may have any message while there is room

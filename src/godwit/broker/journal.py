@@ -46,7 +46,7 @@ T = TypeVar("T")
 class Marks:
     """What is to be written."""
 
-    __slots__ = ("feeds", "identities", "jobs", "queries", "retained", "sessions", "topics", "topics_gone")
+    __slots__ = ("feeds", "identities", "jobs", "queries", "retained", "sessions", "topics", "topics_gone", "unsettled")
 
     def __init__(self) -> None:
         self.topics: dict[Topic, None] = {}
@@ -56,6 +56,8 @@ class Marks:
         """Whose retained message changed without a batch in the log."""
         self.sessions: dict[Session, None] = {}
         self.feeds: dict[Feed, None] = {}
+        self.unsettled: list[Feed] = []
+        """Subscriptions that the store had as settled until these were written."""
         self.identities: dict[Key, Progress | None] = {}
         """None: it is forgotten."""
         self.queries: dict[str, QueryDone | QueryGone] = {}
@@ -223,9 +225,22 @@ class Journal:
                 )
         for feed in feeds:
             if self._present(feed) is feed:
+                if feed.is_stored_settled and not feed.is_settled:
+                    marks.unsettled.append(feed)
                 feed.is_stored = True
-                resume_at, lost = feed.standing(end_offset)
-                changes.append(FeedKept(feed.session.name, feed.filters, feed.cursor, resume_at, lost))
+                feed.is_stored_settled = feed.is_settled
+                resume_at, quiet_from, lost = feed.standing(end_offset)
+                changes.append(
+                    FeedKept(
+                        feed.session.name,
+                        feed.filters,
+                        feed.cursor,
+                        resume_at,
+                        lost,
+                        quiet_from=quiet_from if quiet_from < resume_at or feed.is_settled else None,
+                        is_settled=feed.is_settled,
+                    )
+                )
         return changes
 
     def _is_kept(self, session: Session) -> bool:
@@ -237,6 +252,11 @@ class Journal:
         if session is None or not session.outlives_restart or not session.expiry_s:
             return None
         return session.feeds.get((feed.filters, feed.cursor))
+
+    def on_failed(self, marks: Marks) -> None:
+        """What was taken could not be written, whether it is put back or not."""
+        for feed in marks.unsettled:
+            feed.is_stored_settled = True
 
     def put_back(self, marks: Marks) -> None:
         """What was taken could not be written. All of it, but for queries, is written again as it stands by then."""

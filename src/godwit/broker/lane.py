@@ -51,7 +51,8 @@ class Lane:
 
     __slots__ = (
         "_count", "_effects", "_forget", "_new_publishers", "_new_topics", "_publishers", "_topics", "channel",
-        "connection", "held_bytes", "is_steady", "next_record", "pieces", "pieces_bytes", "start", "unconfirmed",
+        "connection", "held_bytes", "is_steady", "next_record", "pieces", "pieces_bytes", "start", "start_after",
+        "unconfirmed",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, channel: int, effects: list[Effect]) -> None:
@@ -62,13 +63,16 @@ class Lane:
         self.pieces_bytes = 0
         self.held_bytes = 0
         """Of what is unconfirmed or waits to be joined."""
-        self.unconfirmed: list[tuple[int, int, int, int]] = []
-        """Record, the offset before which everything is done when it is the oldest, bytes, messages."""
+        self.unconfirmed: list[tuple[int, int, int, int, int]] = []
+        """Record, the offset before which everything is done when it is the oldest, the offset behind the message that
+        was sent before it, bytes, messages."""
         self.is_steady = False
         """Publishers waited for this subscriber, and it moved on: see godwit.server.memory_log."""
         self._effects = effects
         self.start = 0
         """The offset before which everything is done when the pieces are the oldest that there is."""
+        self.start_after = 0
+        """The offset behind the message that was sent before the pieces."""
         self._count = 0
         self._topics: set[int] = set()
         self._publishers: set[int] = set()
@@ -76,10 +80,10 @@ class Lane:
         self._new_publishers: list[tuple[int, str]] = []
         self._forget = False
 
-    def begin(self, subscription: int, *, live: bool, offset: int) -> int:
+    def begin(self, subscription: int, *, live: bool, offset: int, after: int) -> int:
         """Record 0: whose channel this is. Gives what was sent, in bytes."""
         self._effects.append(Open(self.connection, self.channel))
-        return self._send(encode_control(Feed(subscription=subscription, live=live)), offset)
+        return self._send(encode_control(Feed(subscription=subscription, live=live)), offset, after)
 
     def knows(self, topic: int, publisher: int) -> bool:
         return topic in self._topics and publisher in self._publishers
@@ -105,10 +109,12 @@ class Lane:
         self._forget = True
         return sent_bytes
 
-    def add(self, head: bytes, rest: bytes, offset: int, count: int) -> None:
-        """A batch from `routed`. `offset` is where to begin again if this does not get through."""
+    def add(self, head: bytes, rest: bytes, offset: int, after: int, count: int) -> None:
+        """Add a batch from `routed`. `offset` is where to begin again if this does not get through, `after` the offset
+        behind the message that was sent before it."""
         if not self.pieces:
             self.start = offset
+            self.start_after = after
         size = len(head) + len(rest)
         self.pieces += (head, rest)
         self._count += count
@@ -119,12 +125,12 @@ class Lane:
         """Sends what waits as a record, its labels before it. Gives the bytes sent that nobody has counted yet."""
         if not self.pieces:
             return 0
-        extra_bytes = self._say_labels(self.start)
+        extra_bytes = self._say_labels(self.start, self.start_after)
         body = b"".join(self.pieces)
         self.held_bytes -= self.pieces_bytes
         self.pieces = []
         self.pieces_bytes = 0
-        self._send(body, self.start, self._count)
+        self._send(body, self.start, self.start_after, self._count)
         self._count = 0
         return extra_bytes + RECORD_COST_BYTES
 
@@ -132,38 +138,38 @@ class Lane:
         """As cut, but what waits may get lost (its labels may not)."""
         if not self.pieces:
             return 0
-        extra_bytes = self._say_labels(0)
+        extra_bytes = self._say_labels(0, 0)
         self._effects.append(Send(self.connection, self.channel, b"".join(self.pieces), reliable=False))
         self.held_bytes -= self.pieces_bytes
         self.pieces = []
         self.pieces_bytes = 0
         return extra_bytes
 
-    def say(self, message: ControlMessage, offset: int) -> int:
+    def say(self, message: ControlMessage, offset: int, after: int) -> int:
         """A control message between the batches, behind what waits. Gives the bytes sent that nobody has counted."""
-        return self.cut() + self._send(encode_in_band(message), offset)
+        return self.cut() + self._send(encode_in_band(message), offset, after)
 
     def on_confirm(self, record: int) -> int:
         """Everything up to this record was taken. Gives how many bytes that was."""
         unconfirmed = self.unconfirmed
         taken = bisect_right(unconfirmed, record, key=_record)
-        freed_bytes = sum([size for _, _, size, _ in unconfirmed[:taken]])
+        freed_bytes = sum([size for _, _, _, size, _ in unconfirmed[:taken]])
         del unconfirmed[:taken]
         self.held_bytes -= freed_bytes
         return freed_bytes
 
-    def _say_labels(self, offset: int) -> int:
+    def _say_labels(self, offset: int, after: int) -> int:
         sent_bytes = 0
         while self._new_topics or self._new_publishers:
             labels = Labels(topics=_take(self._new_topics), publishers=_take(self._new_publishers), forget=self._forget)
             self._forget = False
-            sent_bytes += self._send(encode_in_band(labels), offset)
+            sent_bytes += self._send(encode_in_band(labels), offset, after)
         return sent_bytes
 
-    def _send(self, body: bytes, offset: int, count: int = 0) -> int:
+    def _send(self, body: bytes, offset: int, after: int, count: int = 0) -> int:
         self._effects.append(Send(self.connection, self.channel, body))
         size = len(body) + RECORD_COST_BYTES
-        self.unconfirmed.append((self.next_record, offset, size, count))
+        self.unconfirmed.append((self.next_record, offset, after, size, count))
         self.held_bytes += size
         self.next_record += 1
         return size

@@ -71,6 +71,10 @@ class Subscribing:
         is_latest = request.start == "latest" or (request.start is None and offset is None)
         with_retained = request.retained or (feed is None and is_latest)
         resumes = feed is not None and request.start is None and offset is None
+        is_offset = offset is not None or isinstance(request.start, int)
+        if feed is not None and is_offset and feed.is_resumed_from(start, self._delivery.next_offset):
+            start = feed.resumes_at(self._delivery.next_offset)
+            resumes = True
         must_wait = False
         if feed is None:
             feed = self._add(session, filters, request.cursor, start)
@@ -103,7 +107,9 @@ class Subscribing:
         """A subscription that was there before the broker was restarted."""
         feed = self._add(session, kept.filters, kept.cursor, kept.resume_at)
         feed.lost = kept.lost
+        feed.quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
         feed.is_stored = True
+        feed.is_settled = feed.is_stored_settled = kept.is_settled
         self._delivery.restore(feed)
 
     def _look_up(self, link: Link) -> None:
@@ -153,7 +159,7 @@ class Subscribing:
             return  # of messages that this log does not have: it goes on from where its cursor stands here
         if offset > self._delivery.next_offset:
             raise RequestFailure(Code.MALFORMED, f"offset {offset} does not exist yet")
-        feed.resume_at = offset
+        self._delivery.quiet.rewind(feed, offset, self._delivery.next_offset)
         self._journal.feed(feed)
 
     # -- the parts ----------------------------------------------------------------------------------------------------
@@ -233,7 +239,7 @@ class Subscribing:
         if offset is not None:
             return min(offset, end)
         if request.start is None:
-            return end if feed is None else feed.resume_at
+            return end if feed is None else feed.resumes_at(end)
         if request.start == "latest":
             return end
         if request.start == "earliest":
@@ -266,7 +272,7 @@ class Subscribing:
             request=request.request,
             subscription=feed.number,
             is_new=is_new,
-            next_offset=feed.position,
+            next_offset=max(feed.position, feed.sent_below),
             same_below=known_below,
         )
         if must_wait:

@@ -135,7 +135,7 @@ class Kept:
 class RestartChecker:
     """Feed: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped.
 
-    Then: reopened, check_retained.
+    Then: reopened, check_retained, check_quiet.
     """
 
     log: LogChecker
@@ -271,8 +271,11 @@ class RestartChecker:
         if end < self.log.next_offset and (end, self.log.next_offset) not in found.damaged:
             raise self._violation(f"offsets from {end} on are gone after damage, and no reader gets to know")
         rows = {key: row for key, row in rows_of(found.state).items() if key != ("next job",)}
+        is_lost = end < found.next_offset
         older = [
-            {key: row for key, row in known.items() if key != ("next job",)} for at, known in self._history if at == end
+            {key: _unsettled(row, end) if is_lost else row for key, row in known.items() if key != ("next job",)}
+            for at, known in self._history
+            if at == end
         ]
         if rows not in older:
             raise self._violation(f"after damage there is {_difference(rows, older[-1] if older else {})}")
@@ -350,8 +353,28 @@ class RestartChecker:
                 f"{topic!r} retains {there.get(topic, b'')[:16]!r}, by the log it is {by_log.get(topic, b'')[:16]!r}"
             )
 
+    def check_quiet(self, state: State, next_offset: int | None = None) -> None:
+        """What is stored as passed over by subscriptions was not for them. Call it as check_retained.
+
+        `next_offset`: the end of the log that the state is from, if it is not the whole one.
+        """
+        log_end = self.log.next_offset if next_offset is None else next_offset
+        for kept in state.feeds:
+            quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
+            end = log_end if kept.is_settled else kept.resume_at
+            passed = [one for one in self.log.matching(kept.filters, quiet_from, end) if not self.log.is_gone(one)]
+            if passed and not kept.lost:
+                raise self._violation(f"{kept} passes over offset {passed[0]}, which is for it")
+
     def _violation(self, text: str) -> ViolationError:
         return ViolationError(self.NAME, f"at opening number {self.reopenings}: {text}")
+
+
+def _unsettled(row: Any, end: int) -> Any:
+    """Return a row as it is when the log has lost what was behind an offset: some of that may be for a subscription."""
+    if isinstance(row, FeedKept) and row.is_settled:
+        return msgspec.structs.replace(row, resume_at=end, is_settled=False)
+    return row
 
 
 def _difference(there: Rows, expected: Rows) -> str:

@@ -3,7 +3,8 @@
 QoS 1 and 2: offsets rise, and between two of them nothing that matches is passed over in silence: it was told as
 missed, by its exact number (by the number of offsets after a break), and it was gone. That the first deliveries of a
 lane are in order follows from this: the log is in order, and offsets rise.
-QoS 0: at most once, in order. Retained messages: one for a topic, before its others.
+QoS 0: at most once, in order. Retained messages: one for a topic, before its others. A quiet subscription is told of
+nothing that only others have lost.
 """
 
 from __future__ import annotations
@@ -55,8 +56,19 @@ class Stream:
 
     NAME = "stream"
 
-    def __init__(self, name: str, filters: Sequence[str], ledger: Ledger, log: LogChecker, start: Start) -> None:
+    def __init__(
+        self,
+        name: str,
+        filters: Sequence[str],
+        ledger: Ledger,
+        log: LogChecker,
+        start: Start,
+        *,
+        is_quiet: bool = False,
+    ) -> None:
+        """`is_quiet`: the broker must know that a loss of others is none of this subscription's."""
         self.name = name
+        self.is_quiet = is_quiet
         self.filters = tuple(filters)
         self.start = start
         self.is_answered = False
@@ -126,6 +138,10 @@ class Stream:
         there = [one for one in missing if not self._log.is_gone(one)]
         if there:
             raise self._violation(f"told that offset {there[-1]} is missing, which is still in the log")
+        if self.is_quiet and not self._may_miss(next_offset):
+            raise self._violation(
+                f"told that {count} messages before offset {next_offset} are missing: none that is gone was for it"
+            )
         self.missed += count
         self._next = next_offset
 
@@ -273,6 +289,12 @@ class Stream:
             return range(first, offset)
         damaged = {one for one in self._log.damaged if first <= one < offset}  # nobody can say which topics they had
         return sorted(damaged.union(self._log.matching(self.filters, first, offset)))
+
+    def _may_miss(self, offset: int) -> bool:
+        """Return whether something before this offset is gone that was for it, or that nobody can tell the topic of."""
+        first = self._next if self._next is not None else self.start.lowest
+        is_damaged = any(first <= one < offset for one in self._log.damaged)
+        return is_damaged or any(map(self._log.is_gone, self._log.matching(self.filters, 0, offset)))
 
     def _violation(self, text: str) -> ViolationError:
         return ViolationError(self.NAME, f"{self.name}: {text}")

@@ -64,11 +64,12 @@ def set_mark(connection: apsw.Connection, pattern: str, floor: int) -> None:
 
 def load_state(connection: apsw.Connection) -> State:
     """All that is kept. Raises DamagedRowError when a row is not what was written."""
+    quiet = {row[:3]: row[3:] for row in _rows(connection, "quiet_feeds")}
     return State(
         topics=topics_of(connection),
         retained=[RetainedKept(*row) for row in _rows(connection, "retained")],
         sessions=[_session(*row) for row in _rows(connection, "sessions")],
-        feeds=[_feed(*row) for row in _rows(connection, "feeds")],
+        feeds=[_feed(*row, *quiet.get(row[:3], (None, 0))) for row in _rows(connection, "feeds")],
         identities=[IdentityKept(*row) for row in _rows(connection, "identities")],
         queries=[QueryDone(*row) for row in _rows(connection, "queries")],
         next_job=next((job for _, job in _rows(connection, "next_job")), 1),
@@ -77,6 +78,15 @@ def load_state(connection: apsw.Connection) -> State:
         tasks=[_task(*row) for row in _rows(connection, "tasks")],
         marks=marks_of(connection),
     )
+
+
+def unsettle(connection: apsw.Connection, end_offset: int) -> None:
+    """Store for the settled subscriptions that they resume at an offset; within the caller's transaction.
+
+    For a log that gets blocks from behind its end, as of which its rows are: some of them may be for these.
+    """
+    feeds = [feed for feed in load_state(connection).feeds if feed.is_settled]
+    apply(connection, [msgspec.structs.replace(feed, resume_at=end_offset, is_settled=False) for feed in feeds])
 
 
 def topics_of(connection: apsw.Connection) -> list[TopicKept]:
@@ -126,8 +136,12 @@ def _session(
     )
 
 
-def _feed(session: str, filters: str, cursor: str | None, resume_at: int, lost: int) -> FeedKept:
-    return FeedKept(session, _unpack_names(filters), cursor, resume_at, lost)
+def _feed(
+    session: str, filters: str, cursor: str | None, resume_at: int, lost: int, quiet_from: int | None, is_settled: int
+) -> FeedKept:
+    return FeedKept(
+        session, _unpack_names(filters), cursor, resume_at, lost, quiet_from=quiet_from, is_settled=bool(is_settled)
+    )
 
 
 def _task(*row: Any) -> TaskKept:
@@ -137,6 +151,10 @@ def _task(*row: Any) -> TaskKept:
 
 
 # -- from a change to a statement and its values ----------------------------------------------------------------------
+
+_FORGET_QUIET: Final = QUERIES["upsert_feed"] + QUERIES["delete_quiet_feed"]
+_UPSERT_QUIET: Final = QUERIES["upsert_feed"] + QUERIES["upsert_quiet_feed"]
+_DELETE_FEED: Final = QUERIES["delete_feed"] + QUERIES["delete_quiet_feed"]
 
 
 def _sql(pair: tuple[str, _Values]) -> str:
@@ -181,16 +199,19 @@ def _kept_session(change: SessionKept) -> tuple[str, _Values]:
 
 
 def _gone_session(change: SessionGone) -> tuple[str, _Values]:
-    return QUERIES["delete_session"], (change.name, change.name)
+    return QUERIES["delete_session"], (change.name,) * 3
 
 
 def _kept_feed(change: FeedKept) -> tuple[str, _Values]:
-    filters = _pack_text(change.filters).decode()
-    return QUERIES["upsert_feed"], sealed((change.session, filters, change.cursor, change.resume_at, change.lost))
+    key = change.session, _pack_text(change.filters).decode(), change.cursor
+    row = sealed((*key, change.resume_at, change.lost))
+    if change.quiet_from is None:
+        return _FORGET_QUIET, (*row, *key)
+    return _UPSERT_QUIET, (*row, *sealed((*key, change.quiet_from, int(change.is_settled))))
 
 
 def _gone_feed(change: FeedGone) -> tuple[str, _Values]:
-    return QUERIES["delete_feed"], (change.session, _pack_text(change.filters).decode(), change.cursor)
+    return _DELETE_FEED, (change.session, _pack_text(change.filters).decode(), change.cursor) * 2
 
 
 def _gone_job(change: JobGone) -> tuple[str, _Values]:

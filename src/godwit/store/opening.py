@@ -22,7 +22,7 @@ from godwit.limits import MIB
 from godwit.store import sql
 from godwit.store.block import Row, encode_topics, make_row
 from godwit.store.connection import connect, transaction
-from godwit.store.kept import apply, load_state, marks_of
+from godwit.store.kept import apply, load_state, marks_of, unsettle
 from godwit.store.meta import Meta, load_meta, new_stamp, set_meta
 from godwit.store.pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.ranges import Ranges
@@ -174,6 +174,7 @@ class Opening:
         saved = [row for row in rows if taken.add(row.first_offset, row.end_offset)]
         lost = taken.gaps(begin, end)
         with transaction(self.connection):
+            unsettle(self.connection, begin)
             until_us = ends.until_us
             for row in sorted([*saved, *(_lost_row(*each) for each in lost)], key=lambda row: row.first_offset):
                 if not row.body:

@@ -82,6 +82,7 @@ INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
 -- With all its subscriptions.
 DELETE FROM sessions WHERE name = ?;
 DELETE FROM feeds WHERE session = ?;
+DELETE FROM quiet_feeds WHERE session = ?;
 
 -- name: select_sessions
 SELECT * FROM sessions ORDER BY name;
@@ -90,11 +91,21 @@ SELECT * FROM sessions ORDER BY name;
 INSERT INTO feeds VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
     resume_at = excluded.resume_at, lost = excluded.lost, seal = excluded.seal;
 
+-- name: upsert_quiet_feed
+INSERT INTO quiet_feeds VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET
+    quiet_from = excluded.quiet_from, is_settled = excluded.is_settled, seal = excluded.seal;
+
 -- name: delete_feed
 DELETE FROM feeds WHERE session = ? AND filters = ? AND ifnull(cursor, x'') = ifnull(?, x'');
 
+-- name: delete_quiet_feed
+DELETE FROM quiet_feeds WHERE session = ? AND filters = ? AND ifnull(cursor, x'') = ifnull(?, x'');
+
 -- name: select_feeds
 SELECT * FROM feeds ORDER BY session, filters, cursor;
+
+-- name: select_quiet_feeds
+SELECT * FROM quiet_feeds;
 
 -- name: upsert_identity
 INSERT INTO identities VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET

@@ -69,6 +69,10 @@ class FeedKept(msgspec.Struct, frozen=True, gc=False):
     resume_at: int
     lost: int = 0
     """Messages that it missed and has not been told of."""
+    quiet_from: int | None = None
+    """Nothing for the subscription is between here and `resume_at`; None: nothing is known of what is before that."""
+    is_settled: bool = False
+    """Nothing for the subscription is between `quiet_from` and the end of the log: that is where it resumes."""
 
 
 class FeedGone(msgspec.Struct, frozen=True, gc=False):

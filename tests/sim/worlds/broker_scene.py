@@ -98,6 +98,18 @@ SLOW = replace(
 """A reader that sleeps while the ring turns over."""
 
 
+STALE = replace(
+    SLOW,
+    clients=(
+        client("sender", publications=(*messages("home/b", 1, 60, 3000), PublicationPlan(4.5, "quiet", 1, 50))),
+        client("quiet", subscriptions=(SubscriptionPlan(0.0, ("quiet",), is_quiet=True),)),
+        client("other", subscriptions=(SubscriptionPlan(0.0, ("home/b",)),)),
+    ),
+    faults=(Fault(1.0, "partition", 1, 3.5),),
+)
+"""Somebody with nothing to read is cut off while the ring turns over."""
+
+
 def run(plan: BrokerPlan, server: type[Server] = Server) -> BrokerWorld:
     world = BrokerWorld(plan, Trace(), server)
     world.run()

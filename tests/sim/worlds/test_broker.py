@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, client, messages, run
+from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, STALE, client, messages, run
 
 from godwit.broker import commits
 from godwit.broker.admission import Admission
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Append, Confirm, Send
+from godwit.broker.feed import Feed
 from godwit.broker.identities import Identities
 from godwit.broker.lane import Lane
 from godwit.client.client import Client
@@ -65,6 +66,14 @@ def test_a_slow_reader_costs_no_more_than_its_window() -> None:
     world = run(replace(SLOW, clients=(sender, *SLOW.clients[1:])))
     assert sum(len(one.payload) for one in world.books.log.messages) > 1300 * KIB
     assert world.memory.most_bytes["server0"] < 4 * 64 * KIB
+
+
+def test_a_quiet_subscriber_misses_nothing_of_what_others_lose() -> None:
+    """Its client knows only the last message that it got, which is long gone when its line is there again."""
+    world = run(STALE)
+    quiet, _ = world.books.streams
+    assert (quiet.received, quiet.missed) == (2, 0), "one of them when all is well again"
+    assert world.store.first_offset > 30
 
 
 def test_publishers_wait_for_a_reader_on_a_slow_line() -> None:
@@ -203,16 +212,16 @@ def nothing(*_: Any, **__: Any) -> None:
 
 def silent(say: Callable[..., int]) -> Callable[..., int]:
     """Gaps are not told."""
-    return lambda lane, message, offset: 0 if isinstance(message, Gap) else say(lane, message, offset)
+    return lambda lane, message, *offsets: 0 if isinstance(message, Gap) else say(lane, message, *offsets)
 
 
 def belittled(say: Callable[..., int]) -> Callable[..., int]:
     """Gaps are told too small."""
 
-    def wrong(lane: Lane, message: Any, offset: int) -> int:
+    def wrong(lane: Lane, message: Any, *offsets: int) -> int:
         if isinstance(message, Gap):
             message = msgspec.structs.replace(message, count=message.count - 1)
-        return say(lane, message, offset)
+        return say(lane, message, *offsets)
 
     return wrong
 
@@ -269,6 +278,7 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
         (SLOW, Lane, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
         (SLOW, Lane, "say", belittled, "stream: .*told"),
+        (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that is gone was for it"),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
         (PLAN, Client, "next_timer", lambda _: nothing, "timers: "),
     ],

@@ -18,8 +18,10 @@ def test_the_same_seed_is_the_same_plan() -> None:
 
 def test_plans_stay_small() -> None:
     for plan in PLANS:
-        assert sum(len(client.publications) for client in plan.clients) <= MAX_MESSAGES
-        assert 2 <= len(plan.clients) <= 8
+        quiet = [client for client in plan.clients if any(one.is_quiet for one in client.subscriptions)]
+        assert sum(len(client.publications) for client in plan.clients) <= MAX_MESSAGES + 3 * len(quiet)
+        assert 2 <= len(plan.clients) - len(quiet) <= 8
+        assert len(quiet) <= 2
         for client in plan.clients:
             assert all(one.at_s <= plan.faults_end_s for one in client.publications)
             assert len({one.filters for one in client.subscriptions}) == len(client.subscriptions)
@@ -43,6 +45,22 @@ def test_everything_that_can_be_asked_for_is() -> None:
     assert any(one.retain and not one.size_bytes for one in publications)
     assert {client.will is None for plan in PLANS for client in plan.clients} == {True, False}
     assert {client.name is None for plan in PLANS for client in plan.clients} == {True, False}
+
+
+def test_quiet_subscribers_keep_their_sessions_and_have_little_to_read() -> None:
+    messages: Counter[int] = Counter()
+    faults: Counter[str] = Counter()
+    for plan in PLANS:
+        published = Counter(one.topic for client in plan.clients for one in client.publications)
+        for number, client in enumerate(plan.clients):
+            for one in client.subscriptions:
+                if one.is_quiet:
+                    assert (client.session_expiry_s, one.start) == (3600, None)
+                    messages[published[one.filters[0]]] += 1
+                    faults.update(fault.kind for fault in plan.faults if fault.client == number)
+                    assert not any(fault.fresh for fault in plan.faults if fault.client == number)
+    assert set(messages) == {0, 1, 3}
+    assert set(faults) == {"partition", "client_dies", "client_closes"}
 
 
 def test_only_named_clients_have_what_needs_a_name() -> None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from tests.sim.worlds.broker_scene import PLAN, READER, SENDER, client
 from tests.sim.worlds.durable_scene import HastyStore, SplitStore, opener_of
 
@@ -21,6 +22,7 @@ from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.identities import Identities
 from godwit.broker.journal import Journal
+from godwit.broker.quiet import QuietSubscriptions
 from godwit.broker.subscribing import Subscribing
 from godwit.client.subscription import Subscription
 from godwit.errors import LogDamagedError
@@ -34,6 +36,7 @@ from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restor
 from godwit.sim.worlds.durable_stage import Opener, open_store
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.changes import FeedKept
 from godwit.wire.epochs import Epoch
 
 SEEDS = range(14)
@@ -66,15 +69,16 @@ CURSOR = client(
     subscriptions=(SubscriptionPlan(0.0, ("home/b",), None, "here"), SubscriptionPlan(0.0, ("home/c",))),
     will=WillPlan("home/will", 1, False),
 )
+SILENT = client("silent", subscriptions=(SubscriptionPlan(0.0, ("nobody/publishes/this",), is_quiet=True),))
 QUIET = DurablePlan(
-    broker=replace(PLAN, clients=(KEEPER, READER, CURSOR, auditor(PLAN.faults_end_s))),
+    broker=replace(PLAN, clients=(KEEPER, READER, CURSOR, SILENT, auditor(PLAN.faults_end_s))),
     deaths=(),
     disk_faults=(),
     checkpoints=0.1,
     rots=0.0,
     max_age_s=None,
 )
-"""A sender that remembers, a reader, and another with a cursor and a will; the server is left in peace."""
+"""A sender that remembers, a reader, another with a cursor and a will, and a quiet one; the server is left in peace."""
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -100,7 +104,7 @@ def test_a_quiet_run() -> None:
     world = run(QUIET)
     published = [one for one in world.books.ledger.publications if one.qos]
     assert [len(one.offsets) for one in published] == [1] * len(published)
-    (audit,) = [stream for stream in world.books.streams if stream.name.startswith("c3.")]
+    (audit,) = [stream for stream in world.books.streams if stream.name.startswith("c4.")]
     assert audit.received == world.books.log.next_offset
     assert (world.deaths, world.books.restarts.reopenings) == (1, 2), "the power is always cut at the end"
     assert "1 deaths, 2 openings" in world.summary()
@@ -262,8 +266,16 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
 # -- planted faults: a broker that breaks its word --------------------------------------------------------------------
 
 
+RESTORE = Subscribing.restore
+
+
 def no(*_: Any, **__: Any) -> bool:
     return False
+
+
+def unsettled(self: Subscribing, session: Any, kept: FeedKept) -> None:
+    """Begins where its row stood when it was written, as 0.5.0 did."""
+    RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 
 
 def fails(seed: int) -> DurablePlan:
@@ -292,6 +304,14 @@ def rots(seed: int) -> DurablePlan:
         (storm, Admission, "restore", nothing, "session: .*resumed=False|will: |liveness: .*will"),
         (storm, Commits, "_retained", lambda *_: [], "restart: .*by the log it is"),
         (storm, Catalogue, "keep", nothing, "liveness: .*is retained|retained: "),
+        (
+            storm,
+            QuietSubscriptions,
+            "unsettle_all",
+            nothing,
+            "restart: .*passes over offset",
+        ),
+        (trims, Subscribing, "restore", unsettled, "stream: .*none that is gone was for it"),
         (trims, Delivery, "on_losing", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
         (rots, catching_up, "_pass_damage", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
     ],

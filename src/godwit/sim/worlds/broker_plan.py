@@ -6,7 +6,7 @@ enough for a few tenths of a second of computing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, get_args
 
@@ -33,6 +33,8 @@ FILTERS = (
     "garage/door", "garage/+", "a//b", "a/+/b", "/+", "+/lead", "alerts/*", "Zeitmeßgerät/#", "home/room1/temperature",
     "home", "*/*", "nobody/publishes/this",
 )  # fmt: skip
+QUIET = "quiet/"
+"""How the topics of quiet subscribers begin: hardly anything is published there."""
 
 MAX_MESSAGES = 420
 """Published in one seed, so that it stays quick."""
@@ -66,6 +68,8 @@ class SubscriptionPlan:
     commits_every: int = 1
     """With a cursor: so many takes, then a commit."""
     until_s: float | None = None
+    is_quiet: bool = False
+    """Hardly anything is published for it: it is told of a gap only if that is gone, whatever others lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,8 @@ def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
         _draw_client(rng, number, troubles, topics, messages // count, faults_end_s, listeners)
         for number in range(count)
     )
+    quiet = Random(f"{world} plan {seed} quiet")
+    clients, quiet_faults = _add_quiet(quiet, clients, troubles, faults_end_s)
     small_ring = "small_ring" in troubles
     return BrokerPlan(
         seed=seed,
@@ -185,7 +191,7 @@ def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
         client_window_bytes=64 * KIB if small_ring or "small_windows" in troubles else 4096 * KIB,
         hold_back_s=rng.choice((0.0, 0.3, 2.0)) if small_ring else 10.0,
         clients=clients,
-        faults=_draw_faults(rng, troubles, count, faults_end_s),
+        faults=_in_order([*_draw_faults(rng, troubles, count, faults_end_s), *quiet_faults]),
         hostile=_draw_hostile(rng, faults_end_s) if "hostile" in troubles else None,
     )
 
@@ -329,7 +335,57 @@ def _draw_faults(rng: Random, troubles: tuple[str, ...], clients: int, faults_en
             lasts_s = min(rng.choice((0.02, 0.3, rng.uniform(0.0, faults_end_s))), faults_end_s - at_s)
             route = (draw_link(rng, troubles), draw_link(rng, troubles)) if kind == "route" else None
             faults.append(Fault(at_s, kind, rng.randrange(clients), lasts_s, route, rng.random() < 0.15))
+    return _in_order(faults)
+
+
+def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def _add_quiet(
+    rng: Random, clients: tuple[ClientPlan, ...], troubles: tuple[str, ...], faults_end_s: float
+) -> tuple[tuple[ClientPlan, ...], list[Fault]]:
+    """Clients with a lasting session, for whom others publish nothing or a few messages, and what befalls them.
+
+    They draw from a generator of their own, so that the rest of a seed is what it is without them.
+    """
+    made = list(clients)
+    faults: list[Fault] = []
+    for number in range(rng.choice((0, 1, 1, 2))):
+        topic = f"{QUIET}{number}"
+        cursor = "cursor" if rng.random() < 0.25 else None
+        until_s = faults_end_s * rng.choice((0.1, 0.5))
+        subscription = SubscriptionPlan(rng.choice((0.0, until_s)), (topic,), cursor=cursor, is_quiet=True)
+        endpoint = draw_endpoint(rng, troubles, "selective-repeat", accepts=False)
+        made.append(
+            ClientPlan(
+                start_s=0.0,
+                name=f"quiet-{number}",
+                secret=rng.randbytes(16) if "secrets" in troubles else b"",
+                session_expiry_s=3600,
+                will=None,
+                host=draw_host(rng, troubles),
+                listener=0,
+                endpoint=replace(endpoint, idle_timeout_s=2.0, keep_alive_s=0.7),
+                send_buffer_bytes=64 * KIB,
+                up=draw_link(rng, troubles),
+                down=draw_link(rng, troubles),
+                reading=ReadingPlan(),
+                subscriptions=(subscription,),
+                publications=(),
+                remembers=False,
+            )
+        )
+        sender = rng.randrange(len(clients))
+        few = [PublicationPlan(rng.uniform(0.0, until_s), topic, 1, 40) for _ in range(rng.choice((0, 0, 1, 3)))]
+        together = sorted((*made[sender].publications, *few), key=lambda one: one.at_s)
+        made[sender] = replace(made[sender], publications=tuple(together))
+        kinds: tuple[FaultKind, ...] = ("partition", "partition", "client_dies", "client_closes")
+        for _ in range(rng.choice((0, 1, 2, 3))):
+            at_s = rng.uniform(0.0, faults_end_s)
+            lasts_s = min(rng.choice((0.3, 3.0, 4.0, rng.uniform(0.0, faults_end_s))), faults_end_s - at_s)
+            faults.append(Fault(at_s, rng.choice(kinds), len(made) - 1, lasts_s))
+    return tuple(made), faults
 
 
 def _draw_hostile(rng: Random, faults_end_s: float) -> HostilePlan:

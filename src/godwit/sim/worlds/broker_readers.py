@@ -149,7 +149,9 @@ class Reader:
             return
         start, since_us, known = self._draw_start(plan)
         name = f"{self._label} on {' and '.join(plan.filters)}"
-        stream = Stream(name, plan.filters, books.ledger, books.log, known)
+        # A session that could not be stored is not known after a restart, and neither is what it has had.
+        is_quiet = plan.is_quiet and not books.is_storage_failing
+        stream = Stream(name, plan.filters, books.ledger, books.log, known, is_quiet=is_quiet)
         subscription = self._client.subscribe(plan.filters, start=start, since_us=since_us, cursor=plan.cursor)
         # A time is looked up in the log first: what comes at the same instant may be before it or behind.
         counts = plan.start != "time" and not any(map(stream.matches, books.unseen_topics))

@@ -206,6 +206,7 @@ class DurableWorld(BrokerWorld):
             return
         try:
             self.lost_by_damage += restarts.check_damaged(read_whole(store), store.findings)
+            restarts.check_quiet(store.state(), store.next_offset)
         finally:
             store.close()
         self.books.note(f"damage: {damage} of the write-ahead log of a copy: {store.findings}")

@@ -126,7 +126,9 @@ class WatchedDurableStore:
         more = books.restarts.reopened(read_whole(self._store))
         books.log.gone_below = self.first_offset
         self._learn(self.next_offset - sum(entry.count for entry in more), more)
-        books.restarts.check_retained(self._store.state(), books.retained.current())
+        state = self._store.state()
+        books.restarts.check_retained(state, books.retained.current())
+        books.restarts.check_quiet(state)
 
     def _learn(self, first_offset: int, entries: Sequence[Entry]) -> None:
         books = self._books

@@ -30,7 +30,15 @@ from godwit.store.salvage import rows_of_wal
 from godwit.store.scan import Ends, Scanner
 from godwit.store.schema import APPLICATION_ID, BLOCKS, check_schema, tables, version_of
 from godwit.store.sql import QUERIES
-from godwit.store.witness import SUFFIX, WalCondition, Witness, WitnessRecord, read_salts, read_witness
+from godwit.store.witness import (
+    SUFFIX,
+    WalCondition,
+    Witness,
+    WitnessRecord,
+    count_frames,
+    read_salts,
+    read_witness,
+)
 from godwit.wire.changes import NextJob
 
 QUICK_CHECK_BYTES: Final = 256 * MIB
@@ -132,7 +140,8 @@ class Opening:
 
     def _judge(self, record: WitnessRecord) -> WalCondition:
         """See what became of the write-ahead log, before anything of it is believed or copied into the file."""
-        self._frames = self._count_frames()
+        version_of(self.connection, self._path)  # has SQLite look at the file
+        self._frames = count_frames(self.connection)
         condition = record.judge(read_salts(f"{self._path}-wal", self._vfs), self._frames)
         if condition == "torn":
             raise LogDamagedError(
@@ -149,11 +158,6 @@ class Opening:
                 f"{self._path}-wal was damaged and is empty now. Nothing is lost: {self._path.name} has all of it{kept}"
             )
         return condition
-
-    def _count_frames(self) -> int:
-        """Return how many frames of the write-ahead log SQLite accepts."""
-        version_of(self.connection, self._path)  # has SQLite look at the file
-        return max(self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
 
     def _compare(self, record: WitnessRecord) -> None:
         ends = Scanner(self.connection).ends()

@@ -34,7 +34,7 @@ from godwit.store.port import Change, Entry, Slice, State
 from godwit.store.scan import Scanner
 from godwit.store.schema import refuse_other
 from godwit.store.sql import QUERIES
-from godwit.store.witness import Witness
+from godwit.store.witness import Witness, count_frames
 from godwit.wire.epochs import EPOCH_ID_BYTES, Epoch
 
 
@@ -178,7 +178,7 @@ class SqliteStore:
         none follows something there that an earlier sync has failed to save. Where another process reads and the WAL
         cannot be emptied, the sync of the commit has to do.
         """
-        self._witness.begin(self.log_id)
+        self._witness.begin(self.log_id, count_frames(self.connection))
         self._checkpoint(truncate=True)
         with transaction(self.connection):
             self.connection.pragma("user_version", len(sql.MIGRATIONS))

@@ -24,7 +24,7 @@ from godwit.store.ranges import joined
 from godwit.store.reader import LogReader
 from godwit.store.schema import BLOCKS, tables
 from godwit.store.sql import QUERIES
-from godwit.store.witness import SUFFIX, WalCondition, WitnessRecord, read_salts, read_witness
+from godwit.store.witness import SUFFIX, WalCondition, WitnessRecord, count_frames, read_salts, read_witness
 
 MAX_PROBLEMS: Final = 100
 """More are not listed."""
@@ -111,8 +111,7 @@ def verify(path: Path, progress: Progress) -> Verdict:
 
 
 def _condition(reader: LogReader, record: WitnessRecord) -> WalCondition:
-    frames = max(reader.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
-    return record.judge(read_salts(f"{reader.path}-wal", None), frames)
+    return record.judge(read_salts(f"{reader.path}-wal", None), count_frames(reader.connection))
 
 
 def _is_given_up(connection: apsw.Connection, lost: tuple[int, int]) -> bool:

@@ -148,8 +148,8 @@ class Witness:
         self._is_checkpointing = False
         self._is_unsynced = False
 
-    def begin(self, log_id: bytes) -> None:
-        """Start to attest for this log. A second call does nothing.
+    def begin(self, log_id: bytes, frames: int) -> None:
+        """Start to attest for this log, with this number of frames in its write-ahead log. A second call does nothing.
 
         What was found in it is not confirmed by that: some of it may not have reached the disk yet.
         """
@@ -160,7 +160,9 @@ class Witness:
             found = WitnessRecord(log_id=log_id)
         self._log_id = log_id
         self._confirmed, self._received_us = found.confirmed, found.received_us
-        self._frames, self._backfilled, self._salts = found.frames, found.backfilled, found.salts
+        # After a power failure the record may be older than the write-ahead log.
+        self._frames, self._backfilled, self._salts = frames, found.backfilled, found.salts
+        self._look_at_salts()
         if self._file.xFileSize() < _SLOTS * SLOT_BYTES:
             self._file.xWrite(bytes(_SLOTS * SLOT_BYTES), 0)  # so that no later write has to make the file longer
             self._file.xSync(apsw.SQLITE_SYNC_NORMAL)
@@ -270,6 +272,11 @@ def read_witness(log_path: Path, vfs: str | None = None) -> WitnessRecord | None
     return newest(_read(f"{log_path}{SUFFIX}", vfs, _SLOTS * SLOT_BYTES, 0))
 
 
+def count_frames(connection: apsw.Connection) -> int:
+    """Return how many frames of the write-ahead log SQLite accepts. The connection must have read something before."""
+    return max(connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0], 0)
+
+
 def read_salts(wal_path: str, vfs: str | None) -> bytes:
     """Return the salts in the header of a write-ahead log; zeros if there is none."""
     return _read(wal_path, vfs, _SALTS_BYTES, _SALTS_AT).ljust(_SALTS_BYTES, b"\0")
@@ -300,7 +307,7 @@ def write_witness(log_path: Path, log_id: bytes, confirmed: int, received_us: in
     """Attest for a log whose write-ahead log is not needed, or will not be any more in a moment."""
     witness = Witness(log_path, None)
     try:
-        witness.begin(log_id)
+        witness.begin(log_id, 0)
         witness.confirm(confirmed, received_us, 0)
     except BaseException:
         witness.close(is_final=False)

@@ -89,7 +89,7 @@ def test_half_of_a_transaction_is_caught_without_a_power_cut() -> None:
 
 def test_what_a_killed_process_left_is_secured_before_anybody_relies_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without that, what the next process finds is gone after a power cut, with all that it writes behind it."""
-    monkeypatch.setattr(SqliteStore, "_secure", lambda store: store._witness.begin(store.log_id))
+    monkeypatch.setattr(SqliteStore, "_secure", lambda store: store._witness.begin(store.log_id, 0))
     # One seed in twenty notices: the kill must come between a sync that failed and the next commit.
     assert caught(opener_of(SqliteStore), kills=0.5, troubles=(None, None, "sync"), seeds=range(29, 43))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import math
 import sys
 from collections.abc import Iterable
@@ -148,10 +149,18 @@ def _table(names: list[str], rows: list[dict[str, Any]], most: int) -> None:
 
 
 def _csv(names: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write CSV: to a terminal with control characters escaped, to a pipe or file exactly, in UTF-8."""
+    is_terminal = sys.stdout.isatty()
+    if not is_terminal and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # a locale's character set may lack characters that payloads have
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
+
+    def write(fields: Iterable[str | float | None]) -> None:
+        writer.writerow([safe(one) if is_terminal and isinstance(one, str) else one for one in fields])
+
+    write(names)
     for row in rows:
         shown = [plain(row[name]) for name in names]
-        writer.writerow(
+        write(
             [one if isinstance(one, str | int | float | None) else msgspec.json.encode(one).decode() for one in shown]
         )

@@ -574,6 +574,36 @@ def test_access_rules_that_come_with_a_new_configuration_reach_the_archive(tmp_p
     run(test)
 
 
+def test_a_token_publishes_under_no_name_that_has_a_secret_unless_it_lists_it(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text('plain\nlisted {"names": ["pump"]}\n')
+    rows = pa.table({"topic": ["home/a"], "payload": [b"1"]})
+
+    def publish(url: str, token: str, name: str, batch: int) -> int:
+        with ArchiveClient(url, token=token) as archive:
+            archive.stage(rows, query=token, batch=batch, partition=0, attempt=0, publisher=name)
+            count: int = archive.commit(token, batch, [(0, 0)])["count"]
+            return count
+
+    async def test() -> None:
+        notices = Notices()
+        access = Access(secrets={"pump": b"a secret of some length"})
+        closed = replace(
+            durable(tmp_path / "data", is_on=True, access=access), archive=ArchiveSection(token_file=tokens)
+        )
+        async with Service(closed, notices=notices) as broker:
+            await notices.until("archive")
+            url = broker.archive_url
+            with pytest.raises(flight.FlightServerError, match="under the name 'pump', which has a secret: choose"):
+                await asyncio.to_thread(publish, url, "plain", "pump", 0)
+            assert await asyncio.to_thread(publish, url, "plain", "spark", 0) == 1
+            assert await asyncio.to_thread(publish, url, "listed", "pump", 0) == 1
+            with pytest.raises(flight.FlightUnauthorizedError, match="it may publish under 'pump'"):
+                await asyncio.to_thread(publish, url, "listed", "spark", 1)
+
+    run(test)
+
+
 def test_an_archive_s_address_that_cannot_be_leaves_the_configuration_as_it_was(tmp_path: Path) -> None:
     async def test() -> None:
         notices = Notices()

@@ -90,6 +90,8 @@ def test_the_token_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: p
     path = tmp_path / "token"
     path.write_text("\n  from-file \n", encoding="utf-8")
     assert write_options(HERE | {"tokenFile": str(path)}).place.token == "from-file"
+    path.write_text('of-broker {"publish": []}\n', encoding="utf-8")
+    assert write_options(HERE | {"tokenFile": str(path)}).place.token == "of-broker"
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(OptionError, match="has no token in it"):
         write_options(HERE | {"tokenFile": str(path)})

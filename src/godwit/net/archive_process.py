@@ -229,7 +229,7 @@ class ArchiveProcess:
         waiting: asyncio.Future[Imported] = asyncio.get_running_loop().create_future()
         self._waiting[key] = waiting
         try:
-            self._bring_in(Import(key, commit.query, commit.batch, entries))
+            self._bring_in(Import(key, commit.query, commit.batch, entries, commit.rights))
             done = await waiting
         finally:
             self._waiting.pop(key, None)

@@ -32,7 +32,7 @@ class ArchiveSection:
     listen: str | None = None
     """HOST:PORT; None: the host of the first listener, and its port plus one."""
     token_file: Path | None = None
-    """One token a line: who shows one may read everything, and write."""
+    """One token a line, perhaps with its rights; see godwit.archive.tokens."""
     certificate: Path | None = None
     key: Path | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +24,8 @@ READING: Final = (
     "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
 )  # fmt: skip
 WRITING: Final = (*_COMMON, "publisher", "topic", "qos", "query", "batch")
+_WITHOUT_RIGHTS: Final = re.compile(r"^(\S+)\s+\{.*\}$")
+"""A line of the broker's own file of tokens may have the token's rights behind the token."""
 _SPARKS_OWN: Final = frozenset(("path", "checkpointlocation"))
 
 
@@ -167,7 +170,7 @@ def _token(options: Mapping[str, str]) -> str | None:
     if "tokenfile" in options:
         path = options["tokenfile"]
         lines = [line.strip() for line in _read(path, "tokenFile").decode(errors="replace").splitlines()]
-        found = next((line for line in lines if line), None)
+        found = next((_WITHOUT_RIGHTS.sub(r"\1", line) for line in lines if line), None)
         if found is None:
             raise OptionError(f"tokenFile: {path} has no token in it")
         return found

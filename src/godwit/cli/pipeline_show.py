@@ -8,6 +8,7 @@ import io
 import math
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -33,10 +34,16 @@ LOG_LETTERS: Final = 8
 def show_status(lake_address: str, sources: Sources, *, as_json: bool) -> None:
     """Print how far the pipeline has got."""
     lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.archives import checked
+    from godwit.pipeline.problems import PipelineError
     from godwit.pipeline.status import status_of
 
+    options = sources.options()
+    with suppress(PipelineError):  # options that are wrong are a problem of the status
+        if warning := checked(options).place.plain_token_warning():
+            tell(warning)
     with explained(), waiting("asking the archive"):
-        found = status_of(lake, sources.options())
+        found = status_of(lake, options)
     if as_json:
         told = asdict(found)
         for one in told["queries"]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,16 @@ class Place:
     token: str | None = field(default=None, repr=False)
     certificate: bytes | None = field(default=None, repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def plain_token_warning(self) -> str:
+        """Return a warning if the token would travel unencrypted to another machine, else an empty text."""
+        exposed = [] if self.token is None else [each for each in self.addresses if _is_plain_elsewhere(each)]
+        if not exposed:
+            return ""
+        return (
+            f"the token for the archive at {', '.join(exposed)} is sent without encryption, and can be read and used "
+            "by anyone on the way: give the archive a certificate and use grpc+tls://, or reach it through a tunnel"
+        )
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,17 @@ def _address(text: str) -> str:
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise OptionError(f"archive is {text!r}: give HOST or HOST:PORT, as in localhost:{DEFAULT_PORT}")
     return f"{scheme}://{host}:{port}"
+
+
+def _is_plain_elsewhere(address: str) -> bool:
+    scheme, _, rest = address.partition("://")
+    host = rest.rpartition(":")[0].strip("[]")
+    if scheme == "grpc+tls" or host == "localhost":
+        return False
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:  # a name, which may be any machine's
+        return True
 
 
 def _token(options: Mapping[str, str]) -> str | None:

@@ -150,8 +150,8 @@ def test_the_status(lake: Lake) -> None:
     assert ["tables", LOG[:8], "3", "?"] in [line.split() for line in text.splitlines()]
     assert "2027-01-15 08:00:00" in text
     assert "bronze/messages" in text
-    ask = (*ask, "--archive", "192.0.2.7:9", "--json")
-    with_token = godwit(*ask, GODWIT_ARCHIVE_TOKEN="secret")
+    more = (*ask, "--archive", "192.0.2.7:9", "--json")
+    with_token = godwit(*more, GODWIT_ARCHIVE_TOKEN="secret")
     assert b"192.0.2.7:9 is sent without encryption" in with_token.stderr
     assert b"secret" not in with_token.stderr
     told = json.loads(with_token.stdout)

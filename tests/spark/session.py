@@ -46,6 +46,7 @@ def small_session(master: str = "local[2,4]", **more: str) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.authenticate.socketTimeout": "120s",  # as the pipeline's own session
     } | {name.replace("__", "."): value for name, value in more.items()}
     for name, value in settings.items():
         builder = builder.config(name, value)

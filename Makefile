@@ -7,21 +7,38 @@ SHELL := bash
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 
-BIN := .venv/bin
+# Everything that is made goes into these two folders: name others for a checkout that cannot be written to, or for a
+# second interpreter, as in make test VENV=/tmp/godwit/venv BUILD=/tmp/godwit/build
+VENV := .venv
+BUILD := build
+BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
-STAMP := .venv/.installed
+STAMP := $(VENV)/.installed
 UV_VERSION := 0.13.7
 
-.PHONY: help setup demo test check soak bench figures lock clean
+export COVERAGE_FILE := $(abspath $(BUILD))/coverage
+export HYPOTHESIS_STORAGE_DIRECTORY := $(abspath $(BUILD))/hypothesis
+export MYPY_CACHE_DIR := $(abspath $(BUILD))/mypy
+export RUFF_CACHE_DIR := $(abspath $(BUILD))/ruff
+PYTEST := -m pytest -o cache_dir=$(abspath $(BUILD))/pytest
+
+.PHONY: help setup writable demo test check soak bench figures lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything from the lock (the other targets do it by themselves)
-	@echo "setup: .venv is ready, try: make demo"
+	@echo "setup: $(VENV) is ready, try: make demo"
+
+writable:
+	@if ! mkdir -p $(BUILD) 2>/dev/null || [ ! -w $(BUILD) ] || ! { [ -e $(STAMP) ] || mkdir -p $(VENV) 2>/dev/null; }; then
+	  echo "error: $(BUILD) or $(VENV) cannot be written to; name folders that can, as in" >&2
+	  echo "       make $(firstword $(MAKECMDGOALS)) VENV=/tmp/godwit/venv BUILD=/tmp/godwit/build" >&2
+	  exit 1
+	fi
 
 # PYTHON may name an interpreter; else the first of these that is new enough is taken.
-$(STAMP): pyproject.toml $(LOCK)
+$(STAMP): pyproject.toml $(LOCK) | writable
 	@python=
 	for candidate in $${PYTHON:-python3.11 python3 python3.13 python3.12 python}; do
 	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python=$$candidate; break; fi
@@ -31,8 +48,8 @@ $(STAMP): pyproject.toml $(LOCK)
 	  echo "       Install one, or name it: make setup PYTHON=/path/to/python3" >&2
 	  exit 1
 	fi
-	echo "setup: making .venv with $$("$$python" --version)"
-	if ! "$$python" -m venv .venv; then
+	echo "setup: making $(VENV) with $$("$$python" --version)"
+	if ! "$$python" -m venv $(VENV); then
 	  echo "error: $$python cannot make a virtual environment (on Debian and Ubuntu: apt install python3-venv)." >&2
 	  exit 1
 	fi
@@ -43,32 +60,32 @@ $(STAMP): pyproject.toml $(LOCK)
 	touch $@
 
 demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever goes on until Ctrl-C)
-	@mkdir -p build
-	$(BIN)/godwit demo --report build/demo.html $(if $(filter forever,$(DEMO)),--forever)
+	@$(BIN)/godwit demo --report $(BUILD)/demo.html $(if $(filter forever,$(DEMO)),--forever)
 
 # The protocol's own tests come first and under coverage: they are quick, and what they miss is a gap to close.
 PROTOCOL_TESTS := tests/wire tests/transport
 test: $(STAMP) ## Run the tests, with the coverage gate on wire and transport (95 %)
-	@mkdir -p build
+	@rm -rf $(BUILD)/results
+	mkdir -p $(BUILD)/results
+	trap '$(BIN)/python tests/summary.py $(BUILD)/results/{wire,transport,others}.xml' EXIT # whatever fails: what ran, and what was skipped and why
 	$(BIN)/coverage erase
-	$(BIN)/coverage run --parallel-mode -m pytest tests/wire > build/tests-wire.txt 2>&1 & wire=$$!
-	$(BIN)/coverage run --parallel-mode -m pytest tests/transport
-	wait $$wire || { cat build/tests-wire.txt; exit 1; }
-	tail -n 1 build/tests-wire.txt
+	$(BIN)/coverage run --parallel-mode $(PYTEST) --junitxml=$(BUILD)/results/wire.xml tests/wire > $(BUILD)/tests-wire.txt 2>&1 & wire=$$!
+	$(BIN)/coverage run --parallel-mode $(PYTEST) --junitxml=$(BUILD)/results/transport.xml tests/transport
+	wait $$wire || { cat $(BUILD)/tests-wire.txt; exit 1; }
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --include='src/godwit/wire/*,src/godwit/transport/*' --fail-under=95
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(addprefix --ignore=,$(PROTOCOL_TESTS))
+	$(BIN)/python $(PYTEST) -n 2 --dist loadfile --junitxml=$(BUILD)/results/others.xml $(addprefix --ignore=,$(PROTOCOL_TESTS))
 
 check: $(STAMP) ## Lint, formatting, types, layering
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layering.py
+	$(BIN)/python $(PYTEST) tests/test_layering.py
 
 soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow tests
 	@$(BIN)/godwit sim run --seeds 500
 	$(BIN)/godwit sim scenarios
-	$(BIN)/python -m pytest -m soak || [ $$? -eq 5 ] # 5: no test is marked so
+	$(BIN)/python $(PYTEST) -m soak || [ $$? -eq 5 ] # 5: no test is marked so
 
 bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive, jobs and Spark against peers and limits (minutes)
 	@$(BIN)/godwit bench transport
@@ -82,9 +99,9 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 	@$(BIN)/python docs/figures/arq.py
 
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
-	@python3 -m venv --clear build/lock
-	build/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
-	build/lock/bin/uv pip compile pyproject.toml --group dev --extra bench --extra spark --universal --python-version 3.11 --upgrade --quiet \
+	@python3 -m venv --clear $(BUILD)/lock
+	$(BUILD)/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
+	$(BUILD)/lock/bin/uv pip compile pyproject.toml --group dev --extra bench --extra spark --universal --python-version 3.11 --upgrade --quiet \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file $(LOCK)
 	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK); then
 	  echo "error: $(LOCK) names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2
@@ -93,5 +110,5 @@ lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	echo "lock: $$(grep -c '==' $(LOCK)) packages pinned in $(LOCK)"
 
 clean: ## Remove everything that can be made again
-	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	@rm -rf $(VENV) $(BUILD) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

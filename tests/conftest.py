@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from hypothesis.configuration import set_hypothesis_home_dir
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Hypothesis remembers failing examples in the current folder, which may be a checkout that cannot be written to.
+if "HYPOTHESIS_STORAGE_DIRECTORY" not in os.environ and not os.access(Path.cwd(), os.W_OK):
+    set_hypothesis_home_dir(Path(tempfile.gettempdir()) / f"godwit-hypothesis-{os.getuid()}")
 
 # A deadline per example measures how busy the machine is, not the code. On a build machine the examples are the same
 # in each run, so that a red build is about the change; by hand they are fresh ones, so that they find something new.
@@ -20,6 +28,28 @@ settings.register_profile("local", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("soak", deadline=None, print_blob=True, max_examples=5_000)
 settings.load_profile(os.environ.get("GODWIT_HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "local"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs Java where there is none; where CI is set it fails, so that nothing is left out unnoticed."""
+    if item.get_closest_marker("java") is None and "spark" not in getattr(item, "fixturenames", ()):
+        return
+    if reason := missing_java():
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+
+
+@cache
+def missing_java() -> str:
+    """Return why there is no Java, and how to get one. If there is one, PySpark is told where."""
+    from godwit.pipeline.java import find_java, missing_text
+
+    found = find_java(os.environ)
+    if found is None:
+        return missing_text(os.getuid())
+    os.environ["JAVA_HOME"] = str(found.home)
+    return ""
 
 
 @pytest.fixture(scope="session")

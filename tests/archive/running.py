@@ -14,6 +14,7 @@ from queue import Queue
 from tests.archive import logs
 
 from godwit.archive.client import ArchiveClient
+from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import (
     Commit,
     CommitDone,
@@ -49,9 +50,14 @@ class Appender:
         self._stages = stages
         self.problem = ""
         self.asked = 0
+        self.rights = TokenRights()
+        """Those that the last commit came with."""
 
-    def commit(self, query: str, batch: int, files: Sequence[str], timeout_s: float = 0.0) -> CommitDone | None:
+    def commit(
+        self, query: str, batch: int, files: Sequence[str], rights: TokenRights, timeout_s: float = 0.0
+    ) -> CommitDone | None:
         self.asked += 1
+        self.rights = rights
         if self.problem:
             return CommitDone(0, problem=self.problem)
         bodies = [body for file in files for body in split_blocks((self._stages / file).read_bytes())]
@@ -111,7 +117,7 @@ class Process:
             for body in reader.feed(data):
                 message = decode_from_archive(body)
                 if isinstance(message, Commit) and self.appender is not None:
-                    done = self.appender.commit(message.query, message.batch, message.files)
+                    done = self.appender.commit(message.query, message.batch, message.files, message.rights)
                     assert done is not None
                     answer = CommitDone(message.key, done.problem, done.was_known, done.first_offset, done.count)
                     os.write(self._process.stdin.fileno(), encode_message(answer))

@@ -19,10 +19,14 @@ from godwit.archive.readers import Readers
 from godwit.archive.requests import BadRequestError, StageRequest
 from godwit.archive.stages import Stages
 from godwit.archive.staging import staged_entries
+from godwit.archive.tokens import TokenRightsError
+from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import CommitDone, join_blocks
 from godwit.store.block import encode_blocks
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import TopicKept
+
+PLUS = b'{"filters": ["t/+"]}'
 
 
 class Stand:
@@ -36,7 +40,7 @@ class Stand:
         self.actions = Actions(self.readers, self.stages, self.appender)
 
     def ask(self, kind: str, **request: Any) -> dict[str, Any]:
-        (answer,) = self.actions.answer(kind, json.dumps(request).encode())
+        (answer,) = self.actions.answer(kind, json.dumps(request).encode(), TokenRights())
         found: dict[str, Any] = json.loads(answer)
         return found
 
@@ -84,7 +88,7 @@ def test_topics_in_pages(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "PAGE_TOPICS", 2)
     topics = [TopicKept(f"t/{number}", number, 10, 5) for number in range(3)]
     stand.store.append([], [*topics, TopicKept("other")])
-    pages = [json.loads(page)["topics"] for page in stand.actions.answer("topics", b'{"filters": ["t/+"]}')]
+    pages = [json.loads(page)["topics"] for page in stand.actions.answer("topics", PLUS, TokenRights())]
     assert [[topic["name"] for topic in page] for page in pages] == [["t/0", "t/1"], ["t/2"]]
     assert pages[1][0] == {"name": "t/2", "messages": 2, "payload_bytes": 10, "last_us": 5}
     assert stand.ask("topics", filters=["nobody"]) == {"topics": []}
@@ -92,7 +96,7 @@ def test_topics_in_pages(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_action_that_is_not_there(stand: Stand) -> None:
     with pytest.raises(BadRequestError, match="no action 'x': choose from info, "):
-        stand.actions.answer("x", b"")
+        stand.actions.answer("x", b"", TokenRights())
 
 
 def test_a_commit_appends_in_the_order_of_partitions_and_is_done_once(stand: Stand) -> None:
@@ -141,7 +145,7 @@ def test_what_the_broker_refuses_can_be_tried_again(stand: Stand) -> None:
 
 
 def test_a_broker_that_does_not_answer(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(query: str, batch: int, files: list[str], timeout_s: float) -> CommitDone | None:
+    def silent(query: str, batch: int, files: list[str], rights: TokenRights, timeout_s: float) -> CommitDone | None:
         return None
 
     monkeypatch.setattr(stand.appender, "commit", silent)
@@ -150,3 +154,22 @@ def test_a_broker_that_does_not_answer(stand: Stand, monkeypatch: pytest.MonkeyP
         stand.commit((0, 0))
     monkeypatch.undo()
     assert stand.commit((0, 0))["count"] == 1  # nothing was thrown away
+
+
+def test_a_token_limits_questions_and_staging(stand: Stand) -> None:
+    stand.store.append([], [TopicKept("t/1"), TopicKept("other")])
+    home = TokenRights(read=("t/#",), publish=())
+    assert len(list(stand.actions.answer("topics", PLUS, home))) == 1
+    for kind, request in (
+        ("topics", b"{}"),
+        ("topics", b'{"filters": ["t/1", "other"]}'),
+        ("measure", b'{"start": 0, "end": 0}'),
+        ("stage_commit", b'{"query": "q", "batch": 1, "parts": []}'),
+        ("stage_abort", b'{"query": "q", "batch": 1}'),
+    ):
+        with pytest.raises(TokenRightsError, match="the token may"):
+            list(stand.actions.answer(kind, request, home))
+    assert stand.appender.asked == 0
+    alerts = TokenRights(publish=("alerts/#",))
+    assert list(stand.actions.answer("stage_commit", b'{"query": "q", "batch": 1, "parts": []}', alerts))
+    assert stand.appender.rights == alerts

@@ -84,3 +84,19 @@ def test_staged_rows_are_seen_after_the_commit_and_once(stand: tuple[SqliteStore
 def test_nobody_there() -> None:
     with ArchiveClient("grpc://127.0.0.1:1", timeout_s=20.0) as client, pytest.raises(flight.FlightUnavailableError):
         client.info()
+
+
+@pytest.mark.parametrize("url", ["grpc://192.0.2.7:50001", "grpc+tcp://broker.example:50001", "grpc://[2001:db8::7]:5"])
+def test_a_token_without_encryption_is_warned_of(url: str) -> None:
+    with pytest.warns(UserWarning, match="is sent without encryption.* use grpc.tls://") as caught:
+        ArchiveClient(url, token="secret").close()
+    assert len(caught) == 1
+    assert "secret" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    "url", ["grpc://127.0.0.1:1", "grpc://localhost:1", "grpc://[::1]:1", "grpc+tls://192.0.2.7:1"]
+)
+def test_a_token_that_nobody_else_reads(url: str) -> None:
+    ArchiveClient(url, token="secret").close()  # a warning would be an error here
+    ArchiveClient("grpc://192.0.2.7:1").close()

@@ -12,14 +12,18 @@ from godwit.archive import gathering
 from godwit.archive.gathering import Gathering
 from godwit.archive.requests import BadRequestError, StageRequest
 from godwit.archive.stages import Stages
+from godwit.archive.tokens import TokenRightsError
+from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import split_blocks
 from godwit.store.block import decode_block
 from godwit.wire.entry import Entry
 
+RIGHTS = TokenRights(publish=("a",))
+
 
 def staged(folder: Path, *pieces: pa.RecordBatch) -> list[Entry]:
     with Stages(folder).begin(StageRequest("q", 1, 0, 0, "p")) as stage:
-        made = Gathering(stage, "p")
+        made = Gathering(stage, "p", RIGHTS)
         for piece in pieces:
             made.add(piece)
         made.finish()
@@ -53,6 +57,12 @@ def test_only_so_much_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m
     entries = staged(tmp_path, rows(0, 5), rows(5, 10), rows(10, 40), rows(40, 41), rows(41, 41))
     assert payloads(entries) == [b"%d" % number for number in range(41)]
     assert max(entry.count for entry in entries) <= most_rows
+
+
+def test_topics_that_the_token_does_not_allow(tmp_path: Path) -> None:
+    with pytest.raises(TokenRightsError, match="may not publish to 'b': it may publish to 'a'"):
+        staged(tmp_path, rows(0, 5), pa.RecordBatch.from_pydict({"topic": ["b"], "payload": [b""]}))
+    assert not list(tmp_path.iterdir())
 
 
 def test_batches_of_a_stage_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

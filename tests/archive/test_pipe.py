@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from godwit.archive.pipe import BrokerPipe
+from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import (
     Commit,
     CommitDone,
@@ -21,6 +22,7 @@ from godwit.server.archive_pipe import (
 )
 
 PATIENCE_S = 20.0
+RIGHTS = TokenRights(names=("p",))
 
 
 class Broker:
@@ -64,7 +66,7 @@ def test_each_commit_gets_its_own_answer(broker: Broker) -> None:
     answers: dict[str, CommitDone | None] = {}
 
     def ask(query: str) -> None:
-        answers[query] = broker.pipe.commit(query, 7, ["file"], PATIENCE_S)
+        answers[query] = broker.pipe.commit(query, 7, ["file"], RIGHTS, PATIENCE_S)
 
     threads = [threading.Thread(target=ask, args=(query,)) for query in ("one", "two", "three")]
     for thread in threads:
@@ -73,7 +75,7 @@ def test_each_commit_gets_its_own_answer(broker: Broker) -> None:
     for _ in threads:
         commit = broker.hear()
         assert isinstance(commit, Commit)
-        assert (commit.batch, commit.files) == (7, ["file"])
+        assert (commit.batch, commit.files, commit.rights) == (7, ["file"], RIGHTS)
         keys[commit.query] = commit.key
     said = b"".join(
         encode_message(CommitDone(keys[query], first_offset=number))
@@ -87,7 +89,7 @@ def test_each_commit_gets_its_own_answer(broker: Broker) -> None:
 
 
 def test_no_answer_in_time(broker: Broker) -> None:
-    assert broker.pipe.commit("q", 1, [], 0.01) is None
+    assert broker.pipe.commit("q", 1, [], RIGHTS, 0.01) is None
     late = broker.hear()
     assert isinstance(late, Commit)
     broker.say(encode_message(CommitDone(late.key)))  # is nobody's any more

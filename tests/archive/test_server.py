@@ -26,6 +26,7 @@ from godwit.archive.readers import Readers
 from godwit.archive.server import ArchiveServer
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenFile
+from godwit.broker.token_rights import TokenRights
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import TopicKept
 
@@ -358,7 +359,7 @@ def test_errors_tell_a_client_nothing_of_files_and_code(serving: Serving, monkey
 
 def test_a_token_is_needed_for_everything(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("secret\n", encoding="utf-8")
-    serving = Serving(tmp_path, tokens=TokenFile(tmp_path / "tokens"))
+    serving = Serving(tmp_path, tokens=TokenFile(tmp_path / "tokens", print))
     try:
         fill(serving.store, 10)
         good, bad, none = serving.client(token="secret"), serving.client(token="guess"), serving.client()
@@ -380,6 +381,50 @@ def test_a_token_is_needed_for_everything(tmp_path: Path) -> None:
             serving.raw().get_flight_info(flight.FlightDescriptor.for_command(b"{}"))
         with pytest.raises(flight.FlightUnauthenticatedError):
             list(serving.raw().list_flights())
+    finally:
+        serving.close()
+
+
+TOKENS = """plain
+alerts {"publish": ["alerts/#"], "names": ["night-*"], "read": ["home/#"]}
+reader {"publish": []}
+"""
+
+
+def test_a_token_has_topics_and_names(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(TOKENS, encoding="utf-8")
+    serving = Serving(tmp_path, tokens=TokenFile(tmp_path / "tokens", print))
+    name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0}
+    alert = pa.table({"topic": ["alerts/a"], "payload": [b"1"]})
+    try:
+        fill(serving.store, 10)
+        plain, alerts, reader = (serving.client(token=token) for token in ("plain", "alerts", "reader"))
+        plain.stage(ROWS, **name, publisher="anything")
+        assert plain.commit("q", 1, [(0, 0)])["count"] == 2
+        assert serving.appender.rights == TokenRights()  # the broker knows which names have a secret
+        assert sum(batch.num_rows for batch in reader.read()) == 12
+        assert sum(batch.num_rows for batch in alerts.read(["home/+"])) == 10
+        alerts.stage(alert, **name | {"batch": 2}, publisher="night-job")
+        for call, complaint in (
+            (lambda: alerts.stage(ROWS, **name, publisher="night-job"), "may not publish to '[ab]': it may publish to"),
+            (lambda: alerts.stage(alert, **name, publisher="day-job"), "may not publish under the name 'day-job'"),
+            (lambda: reader.stage(alert, **name, publisher="p"), "may only read"),
+            (lambda: reader.commit("q", 2, [(0, 0)]), "may only read"),
+            (lambda: reader.abort("q", 2), "may only read"),
+            (lambda: list(alerts.read()), "may not read all topics: give filters; it may read 'home/#'"),
+            (lambda: list(alerts.read(["home/a", "#"])), "may not read '#'"),
+            (lambda: list(alerts.topics(["garage"])), "may not read 'garage'"),
+        ):
+            with pytest.raises(flight.FlightUnauthorizedError, match=complaint):
+                call()
+        options = flight.FlightCallOptions(headers=[(b"authorization", b"Bearer alerts")])
+        with pytest.raises(flight.FlightUnauthorizedError):
+            serving.raw().get_flight_info(flight.FlightDescriptor.for_command(b"{}"), options)
+        with pytest.raises(flight.FlightUnauthorizedError):
+            list(serving.raw().list_flights(b"", options))
+        assert alerts.commit("q", 2, [(0, 0)])["count"] == 1
+        assert serving.appender.rights == TokenRights(("home/#",), ("alerts/#",), ("night-*",))
+        assert not serving.told
     finally:
         serving.close()
 

@@ -6,8 +6,10 @@ import pytest
 from tests.broker.durable import FULL, DurableWorld
 
 from godwit.broker import importing
+from godwit.broker.access import Access
 from godwit.broker.effects import Import, Imported
 from godwit.broker.settings import Settings
+from godwit.broker.token_rights import TokenRights
 from godwit.limits import MAX_BATCH_MESSAGES
 from godwit.wire import control as c
 from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
@@ -104,6 +106,28 @@ def test_one_that_failed_can_be_sent_again() -> None:
     assert bring(world, 1, entry(b"a")) == [Imported(1, was_known=True)]
     assert bring(world, 2, entry(b"b")) == [Imported(1, first_offset=1, count=1)]
     assert bob.payloads == [b"a", b"b"]
+
+
+def test_the_token_decides_about_names_and_topics_at_the_commit() -> None:
+    access = Access(secrets={"pump": b"a secret of some length"}, rules=())
+    world = DurableWorld(Settings(access=access))
+
+    def staged(batch: int, rights: TokenRights, *entries: Entry) -> Imported:
+        world.server.import_staged(Import(1, "q", batch, list(entries), rights))
+        world.run()
+        (answer,) = answers(world)
+        return answer
+
+    plain = TokenRights()
+    refused = staged(1, plain, entry(b"a"), entry(b"b", publisher="pump"))
+    assert "may not publish under the name 'pump', which has a secret" in refused.problem
+    assert "may not publish to 'alerts'" in staged(1, TokenRights(publish=("home/#",)), entry(b"a")).problem
+    assert world.keeping.next_offset == 0
+    assert staged(1, plain, entry(b"a")) == Imported(1, count=1)
+    assert staged(2, TokenRights(names=("pump",)), entry(b"b", publisher="pump")).count == 1
+    world.server.change_settings(Settings(access=Access(secrets={"spark": b"a secret of some length"})))
+    assert "'spark', which has a secret" in staged(3, plain, entry(b"c")).problem
+    assert staged(3, plain, entry(b"c", publisher="pump")).count == 1
 
 
 def test_topics_are_created_as_a_publisher_would() -> None:

@@ -36,6 +36,7 @@ def test_first_the_tables_then_the_report(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_a_failure_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is printed comes when the program ends
     program(monkeypatch, "import sys; print('working'); sys.exit('error: there is no lake')")
     assert run(tmp_path) == PipelineReport(False, "the pipeline failed: error: there is no lake")
     program(monkeypatch, "import sys; sys.exit(3)")

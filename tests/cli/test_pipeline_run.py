@@ -11,6 +11,8 @@ import pytest
 from tests.cli.real import eventually, godwit, lines, needs_posix, running
 from tests.spark.session import running_broker
 
+from godwit.pipeline.problems import PipelineError
+
 START_S = 240.0
 END_S = 15.0
 
@@ -21,6 +23,18 @@ def is_alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_token_without_encryption_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(options: dict[str, str]) -> list[object]:
+        raise PipelineError("no archive answers")
+
+    monkeypatch.setattr("godwit.pipeline.archives.look", nobody)
+    ask = ("pipeline", "run", "--archive", "192.0.2.7:9", "--lake", str(tmp_path / "lake"))
+    told = lines(godwit(*ask, GODWIT_ARCHIVE_TOKEN="secret").stderr)
+    assert "the token for the archive at grpc://192.0.2.7:9 is sent without encryption" in told[0]
+    assert sum("encryption" in line for line in told) == 1
+    assert not any("encryption" in line for line in lines(godwit(*ask).stderr))
 
 
 @needs_posix

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import os
+import pty
+import re
+import sys
+import tty
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,10 +19,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
-from tests.cli.real import error_of, godwit, lines
+from tests.cli.real import error_of, godwit, lines, needs_posix
 from tests.pipeline.test_checkpoints import write_checkpoint
 
-from godwit.cli.pipeline_show import cell, plain
+from godwit.cli.pipeline_show import cell, plain, show_query
+from godwit.cli.pipeline_spark import Spark
 from godwit.pipeline.checkpoints import TABLES
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
@@ -80,6 +87,62 @@ def test_answers_in_three_forms(lake: Lake, spark: SparkSession, monkeypatch: py
     assert "choose from bronze_messages" in error_of(*ask, "SELECT * FROM nothing")
 
 
+EVIL = "\x1b]0;title\x07\r\n\u202e"
+
+
+def answer_of(names: list[str], rows: list[dict[str, Any]], form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print an answer as `godwit pipeline query` does, without Spark."""
+
+    class Answer:
+        columns = names
+
+    @contextmanager
+    def no_session(*_: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr("godwit.cli.pipeline_show.session", no_session)
+    monkeypatch.setattr("godwit.pipeline.query.ask", lambda *_: Answer)
+    monkeypatch.setattr("godwit.pipeline.query.all_rows", lambda _: iter(rows))
+    show_query(Spark("local", [], False), str(Path.cwd()), "SELECT", form, None)
+
+
+@needs_posix
+@pytest.mark.parametrize("form", ["csv", "json", "table"])
+def test_a_terminal_gets_no_control_characters_of_data_or_titles(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)  # else the terminal adds carriage returns of its own
+    with os.fdopen(slave, "w", encoding="utf-8") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        row = {EVIL: EVIL.encode(), "nested": [EVIL, "\x9b31m"], "[bold]n[/bold]": 1}
+        answer_of(list(row), [row], form, patch)
+    written = b""
+    with suppress(OSError):  # the end, as the other side is closed
+        while data := os.read(master, 65536):
+            written += data
+    os.close(master)
+    screen = written.decode()
+    own = re.sub(r"\x1b\[[0-9;]*m", "", screen)  # the bold titles of a table
+    assert not [one for one in own if one != "\n" and not one.isprintable()], repr(own)
+    assert "title" in own
+    if form == "csv":
+        assert own.count("\n") == 2
+        assert own.splitlines()[0] == r"\x1b]0;title\x07\r\n\u202e,nested,[bold]n[/bold]"
+
+
+def test_csv_in_a_file_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.csv"
+    value = f'{EVIL}, "quoted" \u20ac'
+    # The character set of some locales has no euro sign.
+    with (
+        path.open("w", encoding="iso-8859-9", errors="backslashreplace", newline="") as stream,
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(sys, "stdout", stream)
+        answer_of(["payload", "n"], [{"payload": value.encode(), "n": 1}], "csv", patch)
+    with path.open(encoding="utf-8", newline="") as file:
+        assert list(csv.reader(file)) == [["payload", "n"], [value, "1"]]
+
+
 def test_the_status(lake: Lake) -> None:
     write_checkpoint(lake, TABLES, [f'{{"{LOG}": 3}}'], done=1)
     ask = ("pipeline", "status", "--lake", lake.address, "--archive", "127.0.0.1:9")
@@ -90,6 +153,10 @@ def test_the_status(lake: Lake) -> None:
     assert ["tables", LOG[:8], "3", "?"] in [line.split() for line in text.splitlines()]
     assert "2027-01-15 08:00:00" in text
     assert "bronze/messages" in text
-    told = json.loads(godwit(*ask, "--json").stdout)
+    more = (*ask, "--archive", "192.0.2.7:9", "--json")
+    with_token = godwit(*more, GODWIT_ARCHIVE_TOKEN="secret")
+    assert b"192.0.2.7:9 is sent without encryption" in with_token.stderr
+    assert b"secret" not in with_token.stderr
+    told = json.loads(with_token.stdout)
     assert told["queries"] == [{"query": "tables", "batch": 0, "done": "2027-01-15T08:00:00.000000Z"}]
     assert told["tables"][0]["rows"] == 3

@@ -24,7 +24,7 @@ from tests.cli.real import (
     subscribed,
 )
 
-from godwit.cli.sub import _tell_gap, file_line, parse_start, place_behind
+from godwit.cli.sub import _tell_gap, file_line, parse_size, parse_start, place_behind
 from godwit.errors import UsageError
 from godwit.net.inbox import ReceivedFile
 
@@ -267,6 +267,8 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a", "--count", "0"], "--count 0 cannot be"),
         (["a", "--from", "soon"], "is no place to start at"),
         (["a", "--save", "x", "--from", "earliest"], "--save has no --from"),
+        (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is no size; write it as 500MB"),
+        (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is no size"),
         (["a"] * 1 + [f"f{number}" for number in range(64)], "64"),
     ],
 )
@@ -278,6 +280,36 @@ def test_a_folder_that_cannot_be(address: str, tmp_path: Path) -> None:
     taken = tmp_path / "file"
     taken.write_text("x")
     assert "cannot use the folder" in error_of("sub", "a", "--save", str(taken), "--broker", address)
+
+
+def test_files_are_received_within_limits(address: str, tmp_path: Path) -> None:
+    for size in (100, 3000, 5000):
+        (tmp_path / f"{size}.bin").write_bytes(bytes(size))
+    arguments = ("sub", "limits/files", "--save", str(tmp_path / "in"), "--max-size", "4KB", "--max-total", "10KiB")
+    with running(*arguments, "--broker", address) as sub:
+        subscribed(address, "limits/files")
+        for size in (5000, 100, 3000):
+            sent = godwit("pub", "limits/files", "--file", str(tmp_path / f"{size}.bin"), "--broker", address)
+            assert sent.returncode == 0, sent.stderr
+        assert "5000.bin is not received: it has 5,000 bytes, and at most 4,000 are allowed" in sub.err.line()
+        assert sub.out.line() == str(tmp_path / "in" / "100.bin")
+        assert "cannot keep 3000.bin" in (text := sub.err.line())
+        assert "the limit of 10,240 bytes in total; move files away or raise the limit" in text
+        assert sub.wait() == 1
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["100.bin"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("4096", 4096), ("1.5 KiB", 1536), ("10GiB", 10 * 2**30), ("1TB", 10**12)]
+)
+def test_parse_size(text: str, size: int) -> None:
+    assert parse_size("--max-size", text) == size
+
+
+@pytest.mark.parametrize("text", ["", "much", "-1", "1e9", "10 gib", "9" * 30, "٣"])
+def test_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size; write it as"):
+        parse_size("--max-size", text)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,11 @@ def test_markup_is_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines()[1] == "[bold]x[/bold]"
 
 
+def test_titles_may_come_from_data(capsys: pytest.CaptureFixture[str]) -> None:
+    show_table([Column("[red]a\x1b[2J")], [["1"]])
+    assert capsys.readouterr().out.splitlines() == ["[red]a\\x1b[2J", "1"]
+
+
 COLUMNS = [
     Column("topic", is_name=True),
     Column("policy", drop=1),

@@ -212,6 +212,30 @@ def test_one_that_does_not_end_is_ended_by_force(tmp_path: Path, monkeypatch: py
 
 
 @both_loops
+@pytest.mark.parametrize("cancels", [1, 2, 3, 4])
+def test_one_that_does_not_end_is_ended_however_often_the_clean_up_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop], cancels: int
+) -> None:
+    monkeypatch.setattr(archive_process, "END_PATIENCE_S", 0.05)
+
+    async def test() -> None:
+        deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(LogLine('info', '')); time.sleep(100)"
+        world = World(tmp_path, deaf)
+        await world.until(lambda: bool(world.texts("log")))
+        pid = await world.pid()
+        (task,) = world.archive._tasks
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0)  # it gets as far as its next wait
+        await asyncio.wait([task])
+        async with asyncio.timeout(PATIENCE_S):
+            while is_running(pid):  # the loop has to reap it
+                await asyncio.sleep(0.01)
+
+    run(test, loop)
+
+
+@both_loops
 def test_another_one_is_started_when_the_former_has_ended_and_none_when_none_is_wanted(
     tmp_path: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:

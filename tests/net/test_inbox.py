@@ -9,7 +9,7 @@ import pytest
 
 from godwit.client.files import PART_PATTERN, FileHeader, file_id, part_name
 from godwit.errors import FileTransferError
-from godwit.net.inbox import Growing, Inbox, Outcome, Problem, ReceivedFile
+from godwit.net.inbox import FILE_COST_BYTES, Growing, Inbox, Outcome, Problem, ReceivedFile
 
 TOPIC = "plant/drawings"
 
@@ -189,7 +189,29 @@ def test_a_claimed_size_costs_nothing(tmp_path: Path) -> None:
     sender.size = 2**40 + 1
     problem = sender.send(inbox, 4, 8)
     assert isinstance(problem, Problem)
-    assert "at most" in problem.text
+    assert "at most 1,099,511,627,776 are allowed for a file; raise the limit" in problem.text
+
+
+def test_all_files_together_are_bounded(tmp_path: Path) -> None:
+    limit = 3 * (FILE_COST_BYTES + 10)
+    inbox = Inbox(tmp_path, max_total_bytes=limit)
+    files = [Sender(b"0123456789", f"{n}.pdf") for n in range(4)]
+    done = [sender.send_all(inbox) for sender in files[:2]]
+    assert isinstance(files[2].send(inbox, 0, 9), Growing)
+    for _ in range(2):
+        with pytest.raises(FileTransferError, match=r"cannot keep 3.pdf in .*: received files and parts .* limit of"):
+            files[3].send(inbox, 0, 1)
+    assert len(parts(tmp_path)) == 1
+    assert isinstance(files[2].send(inbox, 9, 10), ReceivedFile)
+    done[0].path.unlink()  # the program has used it
+    assert isinstance(files[3].send(inbox, 0, 1), Growing)
+    with pytest.raises(FileTransferError, match="move files away or raise the limit, and start again"):
+        Sender(b"", "empty.pdf").send(inbox, 0, 0)
+    again = Inbox(tmp_path, max_total_bytes=FILE_COST_BYTES + 5)  # files of before are not its own, but parts are
+    with pytest.raises(FileTransferError, match="would exceed the limit"):
+        files[3].send(again, 1, 10)
+    assert isinstance(files[3].send(again, 1, 5), Growing)
+    assert isinstance(files[3].send(Inbox(tmp_path), 5, 10), ReceivedFile)
 
 
 def test_somebody_who_claims_another_size_spoils_nothing(tmp_path: Path) -> None:

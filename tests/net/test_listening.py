@@ -7,6 +7,7 @@ import pytest
 from godwit.errors import SocketError
 from godwit.net.listening import (
     archive_open_to_all,
+    archive_without_tls,
     beside,
     is_only_here,
     listen_on,
@@ -59,6 +60,7 @@ def test_the_warning_names_the_address_and_the_remedy() -> None:
     assert open_to_all("udp://0.0.0.0:1").startswith("udp://0.0.0.0:1 can be reached from other machines")
     assert "[access]" in open_to_all("")
     assert "the archive on 0.0.0.0:2 can be reached" in archive_open_to_all("0.0.0.0:2")
+    assert "the archive on 0.0.0.0:2 can be reached" in archive_without_tls("0.0.0.0:2")
 
 
 def test_what_only_this_machine_can_reach() -> None:

@@ -6,10 +6,14 @@ import asyncio
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
+from tests.net.running import both_loops, run
 
 from godwit.net import loop
+from godwit.net.loop import completes
 
 
 async def add_reader_works() -> bool:
@@ -34,6 +38,52 @@ def test_without_uvloop_too(monkeypatch: pytest.MonkeyPatch) -> None:
     made = loop.new_event_loop()
     assert isinstance(made, asyncio.SelectorEventLoop)
     made.close()
+
+
+async def cancelled(clean_up: Callable[[], Coroutine[Any, Any, object]]) -> object:
+    """What a clean-up returns in a task that was cancelled."""
+    found: list[object] = []
+    begun = asyncio.Event()
+
+    async def main() -> None:
+        try:
+            begun.set()
+            await asyncio.sleep(60)
+        finally:
+            found.append(await clean_up())
+
+    task = asyncio.get_running_loop().create_task(main())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    return found[0]
+
+
+@both_loops
+def test_a_clean_up_has_an_end_also_in_a_cancelled_task(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    ended: list[str] = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("endless")
+
+    async def failing() -> None:
+        raise OSError("no")
+
+    async def test() -> None:
+        assert await cancelled(lambda: completes(endless(), 0.01)) is False
+        assert await cancelled(lambda: completes(asyncio.sleep(0), 60)) is True
+        assert await completes(asyncio.sleep(0), 60)
+        assert not await completes(endless(), 0)
+        with pytest.raises(OSError, match="no"):
+            await completes(failing(), 60)
+        await asyncio.sleep(0)
+        assert ended == ["endless"] * 2
+
+    run(test, loop)
 
 
 INTERRUPTED = """

@@ -513,13 +513,19 @@ def test_an_archive_that_is_open_to_other_machines_is_said_loudly(tmp_path: Path
         notices = Notices()
         async with Service(durable(tmp_path, "127.0.0.1:0", is_on=True), notices=notices):
             assert notices.texts("warning") == []
-        for section, warnings in (
-            (ArchiveSection(listen="0.0.0.0:0"), 1),
-            (ArchiveSection(listen="0.0.0.0:0", token_file=tmp_path / "tokens"), 0),
+        tokens, pem = tmp_path / "tokens", tmp_path / "pem"
+        tokens.write_text("a-token\n")
+        for section, warning in (
+            (ArchiveSection(listen="0.0.0.0:0"), "everybody may read and write"),
+            (ArchiveSection(listen="0.0.0.0:0", token_file=tokens), "tokens are sent without encryption: give"),
+            (ArchiveSection(listen="127.0.0.1:0", token_file=tokens), None),
+            (ArchiveSection(listen="0.0.0.0:0", token_file=tokens, certificate=pem, key=pem), None),
         ):
             told = Notices()
             async with Service(replace(durable(tmp_path), archive=section), notices=told):
-                assert sum("everybody may read and write" in text for text in told.texts("warning")) == warnings
+                warned = [text for text in told.texts("warning") if "from other machines" in text]
+                assert len(warned) == (warning is not None)
+                assert warning is None or warning in warned[0]
 
     run(test)
 
@@ -570,6 +576,36 @@ def test_access_rules_that_come_with_a_new_configuration_reach_the_archive(tmp_p
             broker.reload(replace(was_open, archive=ArchiveSection(is_on=False)))
             assert broker.archive_url == ""
             assert len(notices.texts("warning")) == 1
+
+    run(test)
+
+
+def test_a_token_publishes_under_no_name_that_has_a_secret_unless_it_lists_it(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text('plain\nlisted {"names": ["pump"]}\n')
+    rows = pa.table({"topic": ["home/a"], "payload": [b"1"]})
+
+    def publish(url: str, token: str, name: str, batch: int) -> int:
+        with ArchiveClient(url, token=token) as archive:
+            archive.stage(rows, query=token, batch=batch, partition=0, attempt=0, publisher=name)
+            count: int = archive.commit(token, batch, [(0, 0)])["count"]
+            return count
+
+    async def test() -> None:
+        notices = Notices()
+        access = Access(secrets={"pump": b"a secret of some length"})
+        closed = replace(
+            durable(tmp_path / "data", is_on=True, access=access), archive=ArchiveSection(token_file=tokens)
+        )
+        async with Service(closed, notices=notices) as broker:
+            await notices.until("archive")
+            url = broker.archive_url
+            with pytest.raises(flight.FlightServerError, match="under the name 'pump', which has a secret: choose"):
+                await asyncio.to_thread(publish, url, "plain", "pump", 0)
+            assert await asyncio.to_thread(publish, url, "plain", "spark", 0) == 1
+            assert await asyncio.to_thread(publish, url, "listed", "pump", 0) == 1
+            with pytest.raises(flight.FlightUnauthorizedError, match="it may publish under 'pump'"):
+                await asyncio.to_thread(publish, url, "listed", "spark", 1)
 
     run(test)
 

@@ -18,6 +18,11 @@ Sent: TypeAlias = tuple[int, str, str, float, bytes]
 """Offset, topic, publisher, seconds after noon, payload."""
 
 
+def local(moment: datetime) -> datetime:
+    """Return a time as rows of Spark have it: without a zone, in that of this machine."""
+    return moment.astimezone().replace(tzinfo=None)
+
+
 def messages(spark: SparkSession, sent: Sequence[Sent]) -> DataFrame:
     """As bronze has them."""
     full = [

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from godwit.broker.token_rights import TokenRights
 from godwit.errors import DecodeError
 from godwit.server import archive_pipe
 from godwit.server.archive_pipe import (
@@ -28,6 +29,7 @@ FROM_ARCHIVE: list[FromArchive] = [
     Ready("grpc://127.0.0.1:50001"),
     Commit(7, "query-1", 3, ["query-1.3.0.attempt", "query-1.3.1.attempt"]),
     Commit(8, "", 0, []),
+    Commit(9, "q", 0, [], TokenRights(("home/#",), (), ("pump-?",))),
     LogLine("warning", "a stage of ünknown origin was removed"),
 ]
 

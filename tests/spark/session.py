@@ -15,9 +15,25 @@ from pathlib import Path
 
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 START_S = 30.0
+_TYPES: dict[str, DataType] = {
+    "bigint": LongType(),
+    "binary": BinaryType(),
+    "timestamp": TimestampType(),
+    "int": IntegerType(),
+    "string": StringType(),
+}
 
 
 def small_session(master: str = "local[2,4]", **more: str) -> SparkSession:
@@ -30,6 +46,7 @@ def small_session(master: str = "local[2,4]", **more: str) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.authenticate.socketTimeout": "120s",  # as the pipeline's own session
     } | {name.replace("__", "."): value for name, value in more.items()}
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -40,10 +57,9 @@ def small_session(master: str = "local[2,4]", **more: str) -> SparkSession:
 
 
 def columns(ddl: str) -> StructType:
-    """As in "topic string, payload binary"."""
-    found = StructType.fromDDL(ddl)
-    assert isinstance(found, StructType)
-    return found
+    """Return the schema of a text such as "topic string, payload binary". PySpark's own parser needs a session."""
+    fields = (field.split() for field in ddl.split(","))
+    return StructType([StructField(name, _TYPES[kind]) for name, kind in fields])
 
 
 class BrokerProcess:

@@ -84,12 +84,39 @@ def test_a_batch_has_an_end() -> None:
         read_options(HERE | {"endingOffsets": "earliest"}, is_stream=False)
 
 
+@pytest.mark.parametrize(
+    ("archive", "is_exposed"),
+    [
+        ("localhost", False),
+        ("127.0.0.7:5", False),
+        ("[::1]:5", False),
+        ("grpc+tls://broker.example", False),
+        ("broker.example", True),
+        ("192.0.2.7:50001", True),
+        ("[2001:db8::7]:5", True),
+        ("localhost.example", True),
+    ],
+)
+def test_a_token_that_others_can_read_is_warned_of(archive: str, is_exposed: bool) -> None:
+    place = read_options({"archive": f"127.0.0.1:1,{archive}", "token": "secret"}, is_stream=True).place
+    warning = place.plain_token_warning()
+    assert bool(warning) == is_exposed
+    if is_exposed:
+        assert place.addresses[1] in warning
+        assert "127.0.0.1" not in warning
+        assert "secret" not in warning
+        assert "use grpc+tls://" in warning
+    assert not read_options({"archive": archive}, is_stream=True).place.plain_token_warning()
+
+
 def test_the_token_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "from-environment")
     assert write_options(HERE).place.token == "from-environment"
     path = tmp_path / "token"
     path.write_text("\n  from-file \n", encoding="utf-8")
     assert write_options(HERE | {"tokenFile": str(path)}).place.token == "from-file"
+    path.write_text('of-broker {"publish": []}\n', encoding="utf-8")
+    assert write_options(HERE | {"tokenFile": str(path)}).place.token == "of-broker"
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(OptionError, match="has no token in it"):
         write_options(HERE | {"tokenFile": str(path)})

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.spark.archives import options, served
 from tests.spark.session import columns
 
 from godwit.spark.options import OptionError
 from godwit.spark.reading import SCHEMA, check_columns
+from godwit.spark.source import GodwitSource
+
+ALERT = StructType([StructField("payload", BinaryType())])
+
+
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        (lambda source: source.reader(SCHEMA), {}),
+        (lambda source: source.streamReader(SCHEMA), {}),
+        (lambda source: source.writer(ALERT, False), {"topic": "alerts"}),
+        (lambda source: source.streamWriter(ALERT, False), {"topic": "alerts"}),
+    ],
+)
+def test_a_token_without_encryption_is_warned_of(make: Callable[[GodwitSource], object], more: dict[str, str]) -> None:
+    with pytest.warns(UserWarning, match=r"the archive at grpc://192.0.2.7:50001 is sent without encryption") as caught:
+        make(GodwitSource({"archive": "192.0.2.7", "token": "secret"} | more))
+    assert len(caught) == 1
 
 
 def test_a_batch_in_spark(spark: SparkSession, tmp_path: Path) -> None:

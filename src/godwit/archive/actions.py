@@ -30,6 +30,8 @@ from godwit.archive.requests import (
     topics_request,
 )
 from godwit.archive.stages import Stages
+from godwit.archive.tokens import require
+from godwit.broker.token_rights import TokenRights
 from godwit.broker.topics import shown
 from godwit.errors import StorageError
 from godwit.server.archive_pipe import CommitDone
@@ -58,7 +60,9 @@ class CommitError(StorageError):
 class Committer(Protocol):
     """Whoever can append what stage files hold: see BrokerPipe."""
 
-    def commit(self, query: str, batch: int, files: list[str], timeout_s: float) -> CommitDone | None: ...
+    def commit(
+        self, query: str, batch: int, files: list[str], rights: TokenRights, timeout_s: float
+    ) -> CommitDone | None: ...
 
 
 class Actions:
@@ -69,7 +73,7 @@ class Actions:
         self._stages = stages
         self._committer = committer
         self._committing = threading.Lock()
-        self._answers: dict[str, Callable[[bytes], Iterator[dict[str, Any]]]] = {
+        self._answers: dict[str, Callable[[bytes, TokenRights], Iterator[dict[str, Any]]]] = {
             "info": self._info,
             "offset_for_time": self._offset_for_time,
             "measure": self._measure,
@@ -78,18 +82,20 @@ class Actions:
             "stage_abort": self._abort,
         }
 
-    def answer(self, kind: str, body: bytes) -> Iterator[bytes]:
-        """One JSON object, or several in turn."""
+    def answer(self, kind: str, body: bytes, rights: TokenRights) -> Iterator[bytes]:
+        """One JSON object, or several in turn. TokenRightsError if the client's token does not allow it."""
         if kind not in self._answers:
             raise BadRequestError(f"there is no action {shown(kind)}: choose from {', '.join(ACTIONS)}")
-        return map(msgspec.json.encode, self._answers[kind](body))
+        return map(msgspec.json.encode, self._answers[kind](body, rights))
 
-    def topics(self, body: bytes) -> list[TopicKept]:
+    def topics(self, body: bytes, rights: TokenRights) -> list[TopicKept]:
         """Those that a request asks for."""
-        chosen = Chosen(topics_request(body).filters)
+        filters = topics_request(body).filters
+        require(rights.read_problem(filters))
+        chosen = Chosen(filters)
         return [topic for topic in self._readers.ask(lambda reader: reader.topics()) if chosen.has(topic.name)]
 
-    def _info(self, body: bytes) -> Iterator[dict[str, Any]]:
+    def _info(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         def look(reader: LogReader) -> dict[str, Any]:
             with reader.snapshot():
                 return {
@@ -102,32 +108,34 @@ class Actions:
 
         yield self._readers.ask(look)
 
-    def _offset_for_time(self, body: bytes) -> Iterator[dict[str, Any]]:
+    def _offset_for_time(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         time_us = max(time_request(body).time_us, 0)
         yield {"offset": self._readers.ask(lambda reader: reader.offset_at(time_us))}
 
-    def _measure(self, body: bytes) -> Iterator[dict[str, Any]]:
+    def _measure(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         request = measure_request(body)
+        require(rights.read_problem(request.filters))
         yield msgspec.to_builtins(self._readers.ask(lambda reader: measure(request, reader)))
 
-    def _topics(self, body: bytes) -> Iterator[dict[str, Any]]:
-        topics = self.topics(body)
+    def _topics(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
+        topics = self.topics(body, rights)
         for start in range(0, max(len(topics), 1), PAGE_TOPICS):
             yield {"topics": [told(topic) for topic in topics[start : start + PAGE_TOPICS]]}
 
-    def _commit(self, body: bytes) -> Iterator[dict[str, Any]]:
+    def _commit(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         request = commit_request(body)
+        require(rights.staging_problem())
         # One at a time: the broker appends one after the other anyway, and who asks twice finds it done.
         if not self._committing.acquire(timeout=COMMIT_TIMEOUT_S):
             raise BusyError("other commits are under way: ask again, it is done once however often it is asked")
         try:
-            done = self._committed(request)
+            done = self._committed(request, rights)
         finally:
             self._committing.release()
         self._stages.abort(AbortRequest(request.query, request.batch))  # what no attempt of this batch needs any more
         yield {"first_offset": done.first_offset, "count": done.count, "was_known": done.was_known}
 
-    def _committed(self, request: CommitRequest) -> CommitDone:
+    def _committed(self, request: CommitRequest, rights: TokenRights) -> CommitDone:
         recorded = self._readers.ask(lambda reader: reader.queries().get(request.query))
         if recorded is not None and request.batch <= recorded:
             return CommitDone(0, was_known=True)
@@ -142,7 +150,7 @@ class Actions:
                 f"not all parts of batch {request.batch} of {shown(request.query)} are staged here: "
                 "they were never finished, were aborted or have expired; stage them again"
             )
-        done = self._committer.commit(request.query, request.batch, files, COMMIT_TIMEOUT_S)
+        done = self._committer.commit(request.query, request.batch, files, rights, COMMIT_TIMEOUT_S)
         if done is None:
             raise BusyError(
                 f"the broker has not answered for {COMMIT_TIMEOUT_S:.0f} s: ask again, "
@@ -152,8 +160,10 @@ class Actions:
             raise CommitError(done.problem)
         return done
 
-    def _abort(self, body: bytes) -> Iterator[dict[str, Any]]:
-        yield {"removed": self._stages.abort(abort_request(body))}
+    def _abort(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
+        request = abort_request(body)
+        require(rights.staging_problem())
+        yield {"removed": self._stages.abort(request)}
 
 
 def told(topic: TopicKept) -> dict[str, Any]:

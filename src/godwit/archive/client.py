@@ -8,9 +8,12 @@ with ArchiveClient("grpc://127.0.0.1:50001") as archive:
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import flight
@@ -33,6 +36,12 @@ class ArchiveClient:
         self, url: str, token: str | None = None, certificates: bytes | None = None, timeout_s: float = 60.0
     ) -> None:
         """`certificates`: those to trust with grpc+tls, as PEM. `timeout_s`: for short requests, not for reading."""
+        if token is not None and not (url.startswith(("grpc+tls:", "grpc+unix:")) or _is_here(url)):
+            warnings.warn(
+                f"the token for the archive at {url} is sent without encryption, and can be read and used by anyone on "
+                "the way: give the archive a certificate and use grpc+tls://, or reach it through a tunnel",
+                stacklevel=2,
+            )
         self._client = flight.connect(url, **({} if certificates is None else {"tls_root_certs": certificates}))
         headers = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
         self._brief = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
@@ -134,3 +143,12 @@ class ArchiveClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_here(url: str) -> bool:
+    """Return whether the host is certainly this machine."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name, which may be any machine's
+        return False

@@ -10,6 +10,8 @@ import pyarrow as pa
 from godwit.archive.requests import BadRequestError
 from godwit.archive.stages import MAX_STAGE_BYTES, Stage
 from godwit.archive.staging import staged_entries
+from godwit.archive.tokens import require
+from godwit.broker.token_rights import TokenRights
 from godwit.limits import MIB
 from godwit.server.archive_pipe import MAX_COMMIT_BATCHES, join_blocks
 from godwit.store.block import encode_blocks
@@ -21,10 +23,14 @@ GATHERED_BYTES: Final = 8 * MIB
 
 
 class Gathering:
-    """Feed: add, and finish at the end. BadRequestError says what is wrong with the rows."""
+    """Feed: add, and finish at the end.
 
-    def __init__(self, stage: Stage, publisher: str) -> None:
+    BadRequestError says what is wrong with the rows, TokenRightsError which topic the client's token does not allow.
+    """
+
+    def __init__(self, stage: Stage, publisher: str, rights: TokenRights) -> None:
         self._stage = stage
+        self._rights = rights
         self._publisher = publisher
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
@@ -59,6 +65,8 @@ class Gathering:
         if not waiting:
             return
         entries = staged_entries(waiting, self._publisher, time.time_ns() // 1000, self.count)
+        for topic in {entry.topic for entry in entries}:
+            require(self._rights.publish_problem(topic))
         self._batches += len(entries)
         if self._batches > MAX_COMMIT_BATCHES:
             raise BadRequestError(

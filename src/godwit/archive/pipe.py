@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Literal
 
+from godwit.broker.token_rights import TokenRights
 from godwit.errors import DecodeError
 from godwit.limits import KIB
 from godwit.server.archive_pipe import (
@@ -44,7 +45,9 @@ class BrokerPipe:
     def log(self, level: Literal["info", "warning"], text: str) -> None:
         self._write(LogLine(level, text))
 
-    def commit(self, query: str, batch: int, files: list[str], timeout_s: float) -> CommitDone | None:
+    def commit(
+        self, query: str, batch: int, files: list[str], rights: TokenRights, timeout_s: float
+    ) -> CommitDone | None:
         """The broker's answer; None if it has not come in time, and whether it was done is not known then."""
         answer = _Answer()
         with self._writing:
@@ -52,7 +55,7 @@ class BrokerPipe:
             self._next_key += 1
             self._waiting[key] = answer
         try:
-            self._write(Commit(key, query, batch, files))
+            self._write(Commit(key, query, batch, files, rights))
             answer.is_there.wait(timeout_s)
         finally:
             del self._waiting[key]

@@ -62,7 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", type=Path, required=True, help="the log's file")
     parser.add_argument("--stages", type=Path, required=True, help="the folder of staged writes")
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where to serve; port 0: any")
-    parser.add_argument("--token-file", type=Path, help="tokens, one a line; without it everybody may read and write")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        help="tokens and rights; without it everybody may read and write",
+    )
     parser.add_argument("--certificate", type=Path, help="serve with TLS: the certificate, PEM")
     parser.add_argument("--key", type=Path, help="and its private key, PEM")
     return parser
@@ -76,7 +80,9 @@ def _serve(options: argparse.Namespace, stages: Stages, pipe: BrokerPipe) -> tup
     if options.certificate is not None:
         certificate = (options.certificate.read_bytes(), options.key.read_bytes())
     scheme = "grpc" if certificate is None else "grpc+tls"
-    tokens = None if options.token_file is None else TokenFile(options.token_file)
+    tokens = None
+    if options.token_file is not None:
+        tokens = TokenFile(options.token_file, lambda text: pipe.log("warning", text))
     readers = Readers(options.log)
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdecimal():

@@ -6,6 +6,7 @@ an older copy of the log             FlightServerError, with `extra_info`: {"kin
 trouble with the disk or the log     FlightServerError; what and where is told to those who run the broker
 too much at once, or no room         FlightUnavailableError: try again later
 no token, or a wrong one             FlightUnauthenticatedError
+not allowed with this token          FlightUnauthorizedError
 anything else                        FlightInternalError; as with the disk
 
 Only errors of Flight's own reach a client as the sentence that they are: with all others, Flight sends the traceback.
@@ -33,7 +34,7 @@ from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import BadRequestError, ReadRequest, read_request, stage_request
 from godwit.archive.stages import Stages, StagesFullError
 from godwit.archive.staging import check_schema
-from godwit.archive.tokens import TokenCheck, TokenFile
+from godwit.archive.tokens import MIDDLEWARE, TokenCheck, TokenFile, TokenRightsError, require, rights_of
 from godwit.archive.uploads import Uploads
 from godwit.errors import StorageError
 
@@ -73,14 +74,14 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
         super().__init__(
             location,
             tls_certificates=None if certificate is None else [certificate],
-            middleware=None if tokens is None else {"tokens": TokenCheck(tokens)},
+            middleware=None if tokens is None else {MIDDLEWARE: TokenCheck(tokens)},
         )
 
     # -- the log's past -----------------------------------------------------------------------------------------------
 
     def list_flights(self, context: Any, criteria: bytes) -> Iterator[Any]:
         with self._told(), self._questions.entered():
-            for topic in self._actions.topics(criteria)[:MAX_FLIGHTS]:
+            for topic in self._actions.topics(criteria, rights_of(context))[:MAX_FLIGHTS]:
                 request = msgspec.json.encode({"filters": [topic.name]})
                 yield flight.FlightInfo(
                     schema_of(self._readers.log_id),
@@ -94,6 +95,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     def get_flight_info(self, context: Any, descriptor: Any) -> Any:
         with self._told(), self._questions.entered():
             request = read_request(_command(descriptor))
+            require(rights_of(context).read_problem(request.filters))
             reading = self._readers.ask(lambda reader: Reading(request, reader))
             ticket = msgspec.structs.replace(
                 request, start=reading.start, end=reading.end, gaps_known_below=reading.gaps_known_below
@@ -116,6 +118,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     def do_get(self, context: Any, ticket: Any) -> Any:
         with self._told():
             request = read_request(ticket.ticket)
+            require(rights_of(context).read_problem(request.filters))
             stream = self._stream(request)
             schema = next(stream)  # what is wrong with the request is found before the stream begins
             return flight.GeneratorStream(schema, stream)
@@ -143,9 +146,13 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         with self._told(), self._uploads.entered(context.peer()) as upload:
             request = stage_request(_command(descriptor))
+            rights = rights_of(context)
+            require(rights.staging_problem())
+            # Only the broker knows which names have a secret: it looks when it appends the rows.
+            require(rights.name_problem(request.publisher, has_secret=False))
             check_schema(reader.schema)
             with self._stages.begin(request) as stage:
-                gathering = Gathering(stage, request.publisher)
+                gathering = Gathering(stage, request.publisher, rights)
                 for chunk in reader:
                     if chunk.data is not None:
                         gathering.add(chunk.data)
@@ -166,7 +173,7 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
 
     def do_action(self, context: Any, action: Any) -> Iterator[bytes]:
         with self._told(), self._questions.entered():
-            yield from self._actions.answer(action.type, action.body.to_pybytes())
+            yield from self._actions.answer(action.type, action.body.to_pybytes(), rights_of(context))
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -177,6 +184,8 @@ class ArchiveServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow h
             raise
         except (BadRequestError, pa.ArrowInvalid) as error:
             raise flight.FlightServerError(str(error), BAD_REQUEST) from None
+        except TokenRightsError as error:
+            raise flight.FlightUnauthorizedError(str(error)) from None
         except (DataLossError, ReplacedLogError) as error:
             raise flight.FlightServerError(str(error), error.details) from None
         except (BusyError, StagesFullError) as error:

@@ -1,43 +1,79 @@
-"""Who may use the archive: whoever shows one of the tokens in a file, as `Authorization: Bearer TOKEN`.
+"""Who may use the archive: clients that send one of the tokens in a file, as `Authorization: Bearer TOKEN`.
 
-The file holds one token a line. It is read again when it has changed, so a token can be given or taken away while the
-archive runs.
+The file holds one token a line, perhaps followed by its rights as a JSON object (godwit.broker.token_rights):
+
+    5up3rs3cr3t
+    n1ghtj0b     {"publish": ["alerts/#"], "names": ["night-job"], "read": ["home/#"]}
+
+It is read again when it has changed, so a token or a right can be given or taken away while the archive runs.
 """
 
 from __future__ import annotations
 
 import hmac
+import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from pyarrow import flight
 
-from godwit.errors import ConfigurationError
+from godwit.broker.token_rights import TokenRights
+from godwit.errors import ConfigurationError, UsageError
 
 HEADER: Final = "authorization"
 SCHEME: Final = "bearer "
 MAX_TOKEN_BYTES: Final = 4096
+MIDDLEWARE: Final = "tokens"
+"""The name of TokenCheck among the middleware of a server."""
+_WITH_RIGHTS: Final = re.compile(rb"(\S+)\s+(\{.*\})")
+
+
+class TokenRightsError(UsageError):
+    """The client's token does not allow the request."""
+
+
+def require(problem: str) -> None:
+    """Raise TokenRightsError if a check of TokenRights returned a problem."""
+    if problem:
+        raise TokenRightsError(problem)
+
+
+def rights_of(context: Any) -> TokenRights:
+    """Return the rights of the token that a call was made with."""
+    call = context.get_middleware(MIDDLEWARE)
+    return TokenRights() if call is None else call.rights
 
 
 class TokenFile:
     """The tokens of a file, as it is now."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        """Read the file. ConfigurationError if it cannot be read or has an invalid line.
+
+        `warn` is called, from any thread, when the file has invalid lines after a later change.
+        """
         self._path = path
+        self._warn = warn
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
-        self._tokens: list[bytes] = []
+        self._tokens: list[tuple[bytes, TokenRights]] = []
         self._refresh()
         if not self._tokens:
             raise ConfigurationError(f"{path} holds no token, so nobody could read the archive: put one on a line")
 
-    def knows(self, token: bytes) -> bool:
-        """Takes as long for a token that is nearly right as for any other."""
+    def find(self, token: bytes) -> TokenRights | None:
+        """Return the rights of a token, or None if it is unknown.
+
+        It takes as long for a token that is nearly right as for any other.
+        """
         self._refresh()
-        found = False
-        for known in self._tokens:
-            found |= hmac.compare_digest(known, token)
+        found = None
+        for known, rights in self._tokens:
+            if hmac.compare_digest(known, token):
+                found = rights
         return found
 
     def _refresh(self) -> None:
@@ -46,8 +82,7 @@ class TokenFile:
                 status = self._path.stat()
                 stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
                 if stamp != self._stamp:
-                    lines = [line.strip() for line in self._path.read_bytes().splitlines()]
-                    self._tokens = [line for line in lines if line]
+                    self._load(self._path.read_bytes(), is_first=self._stamp is None)
                     self._stamp = stamp
             except OSError as error:
                 if self._stamp is None:
@@ -58,6 +93,34 @@ class TokenFile:
                 self._tokens = []  # a file that was taken away lets nobody in
                 self._stamp = (0, 0, 0)
 
+    def _load(self, data: bytes, *, is_first: bool) -> None:
+        tokens: dict[bytes, TokenRights] = {}
+        for number, line in enumerate(data.splitlines(), 1):
+            try:
+                if line := line.strip():
+                    token, rights = parse_line(line)
+                    if tokens.setdefault(token, rights) != rights:
+                        raise ConfigurationError("this token has other rights in a line before: give it once")
+            except ConfigurationError as error:
+                text = f"line {number} of {self._path} is invalid: {error}"
+                if is_first:
+                    raise ConfigurationError(text) from error
+                self._warn(f"{text}; its token is not accepted until the file is corrected")
+        self._tokens = list(tokens.items())
+
+
+def parse_line(line: bytes) -> tuple[bytes, TokenRights]:
+    """Return the token of a line and its rights. ConfigurationError if the rights are invalid."""
+    match = _WITH_RIGHTS.fullmatch(line)
+    if match is None:
+        return line, TokenRights()
+    try:
+        rights = msgspec.json.decode(match[2], type=TokenRights)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigurationError(f"the rights behind the token are not understood: {error}") from error
+    rights.check()
+    return match[1], rights
+
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
     """Stands before every call of a Flight server."""
@@ -66,13 +129,22 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarr
         super().__init__()
         self._tokens = tokens
 
-    def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> None:
+    def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> CheckedCall:
         for value in headers.get(HEADER, []):
             text = value.decode("latin-1") if isinstance(value, bytes) else value
             if text[: len(SCHEME)].lower() == SCHEME and len(text) <= MAX_TOKEN_BYTES:
-                if self._tokens.knows(text[len(SCHEME) :].strip().encode("latin-1", errors="replace")):
-                    return
+                rights = self._tokens.find(text[len(SCHEME) :].strip().encode("latin-1", errors="replace"))
+                if rights is not None:
+                    return CheckedCall(rights)
                 raise flight.FlightUnauthenticatedError("the token is not known here: ask whoever runs the broker")
         raise flight.FlightUnauthenticatedError(
             "this archive wants a token: send the header 'authorization: Bearer TOKEN'"
         )
+
+
+class CheckedCall(flight.ServerMiddleware):  # type: ignore[misc]
+    """One call, and the rights of its token."""
+
+    def __init__(self, rights: TokenRights) -> None:
+        super().__init__()
+        self.rights = rights

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from godwit.broker.token_rights import TokenRights
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
 from godwit.wire.changes import Change
@@ -81,6 +82,8 @@ class Import(msgspec.Struct, frozen=True):
     batch: int
     entries: list[Entry]
     """Without the time received, which the broker adds."""
+    rights: TokenRights = TokenRights()
+    """Of the token that asked for it."""
 
 
 class Tick(msgspec.Struct, frozen=True):

@@ -84,6 +84,7 @@ class Importing:
         query = self._find(event, now_us)
         is_known = event.batch <= query.batch
         if not is_known:
+            self._check_rights(event)
             self._check_entries(event.entries, held)
         before = sum([entry.count for pending in self._commits.fresh for entry in pending.entries])
         count = 0 if is_known else sum([entry.count for entry in event.entries])
@@ -134,6 +135,17 @@ class Importing:
         self._queries[event.query] = query
         self._queries.move_to_end(event.query)
         self._journal.query(QueryDone(event.query, event.batch, now_us))
+
+    def _check_rights(self, event: Import) -> None:
+        """Check names and topics against the token: what it may have staged before may be forbidden now."""
+        access = self._catalogue.settings.access
+        for publisher in {entry.publisher for entry in event.entries}:
+            has_secret = access.secret_of(publisher) is not None
+            if problem := event.rights.name_problem(publisher, has_secret=has_secret):
+                raise _ProblemError(problem)
+        for topic in {entry.topic for entry in event.entries}:
+            if problem := event.rights.publish_problem(topic):
+                raise _ProblemError(problem)
 
     def _check_entries(self, entries: list[Entry], held: list[Topic]) -> None:
         """As if a publisher had sent them."""

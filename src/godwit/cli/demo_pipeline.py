@@ -9,7 +9,7 @@ import asyncio
 import importlib.util
 import os
 import sys
-from asyncio.subprocess import PIPE, STDOUT
+from asyncio.subprocess import DEVNULL, PIPE
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -59,10 +59,10 @@ async def run_pipeline(archive: str, lake: Path, report: Path) -> PipelineReport
 
 
 async def _failure(command: list[str]) -> str | None:
-    """Why a command failed: its last line. None: it did not."""
-    process = await asyncio.create_subprocess_exec(*_PROGRAM, *command, stdout=PIPE, stderr=STDOUT)
+    """Return why a command failed, the last line of its errors, or None if it did not."""
+    process = await asyncio.create_subprocess_exec(*_PROGRAM, *command, stdout=DEVNULL, stderr=PIPE)
     try:
-        output, _ = await process.communicate()
+        _, errors = await process.communicate()
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
@@ -70,5 +70,5 @@ async def _failure(command: list[str]) -> str | None:
             await process.wait()
     if process.returncode == 0:
         return None
-    lines = output.decode(errors="replace").strip().splitlines()
+    lines = errors.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else f"exit code {process.returncode}"

@@ -27,7 +27,8 @@ def run_pipeline(spark: Spark, lake_address: str, sources: Sources, *, is_once: 
     options = sources.options()
     spark.settings()  # what is wrong with them is told before anybody waits
     with explained(), waiting(f"looking for the archive at {options['archive']}") as status:
-        checked(options)
+        if warning := checked(options).place.plain_token_warning():
+            tell(warning)
         if not sys.stderr.isatty():
             tell(f"looking for the archive at {options['archive']}")
         logs = look(options)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import csv
+import io
 import math
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -32,10 +34,16 @@ LOG_LETTERS: Final = 8
 def show_status(lake_address: str, sources: Sources, *, as_json: bool) -> None:
     """Print how far the pipeline has got."""
     lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.archives import checked
+    from godwit.pipeline.problems import PipelineError
     from godwit.pipeline.status import status_of
 
+    options = sources.options()
+    with suppress(PipelineError):  # options that are wrong are a problem of the status
+        if warning := checked(options).place.plain_token_warning():
+            tell(warning)
     with explained(), waiting("asking the archive"):
-        found = status_of(lake, sources.options())
+        found = status_of(lake, options)
     if as_json:
         told = asdict(found)
         for one in told["queries"]:
@@ -148,10 +156,18 @@ def _table(names: list[str], rows: list[dict[str, Any]], most: int) -> None:
 
 
 def _csv(names: list[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write CSV: to a terminal with control characters escaped, to a pipe or file exactly, in UTF-8."""
+    is_terminal = sys.stdout.isatty()
+    if not is_terminal and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8")  # a locale's character set may lack characters that payloads have
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(names)
+
+    def write(fields: Iterable[str | float | None]) -> None:
+        writer.writerow([safe(one) if is_terminal and isinstance(one, str) else one for one in fields])
+
+    write(names)
     for row in rows:
         shown = [plain(row[name]) for name in names]
-        writer.writerow(
+        write(
             [one if isinstance(one, str | int | float | None) else msgspec.json.encode(one).decode() for one in shown]
         )

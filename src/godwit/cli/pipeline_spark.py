@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import typer
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from godwit.cli.connecting import EXIT_TERMINATED, tell
+from godwit.cli.text import safe
 from godwit.errors import GodwitError, UsageError
 from godwit.net.address import parse_broker
 
@@ -129,7 +131,7 @@ def _agrees(command: list[str]) -> bool:
 @contextmanager
 def waiting(text: str) -> Iterator[Status]:
     """Says on a terminal what is going on; the status can be given other words."""
-    status = Status(text, console=Console(stderr=True))
+    status = Status(Text(safe(text)), console=Console(stderr=True))
     if not sys.stderr.isatty():
         yield status
         return

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from godwit.net.inbox import ReceivedFile
 
 
+MAX_SIZE_DIGITS: Final = 18
+
+
 def register(root: typer.Typer) -> None:
     """Adds `godwit sub`."""
     root.command("sub", epilog="Example: godwit sub 'home/+/temperature' --count 10")(sub)
@@ -53,6 +56,15 @@ def sub(
     save: Annotated[
         Path | None, typer.Option("--save", metavar="DIR", help="Receive files into this folder; prints their paths.")
     ] = None,
+    max_size: Annotated[
+        str, typer.Option("--max-size", metavar="SIZE", help="With --save: the largest file to receive.")
+    ] = "1GiB",
+    max_total: Annotated[
+        str,
+        typer.Option(
+            "--max-total", metavar="SIZE", help="With --save: end when the files received and not moved away have more."
+        ),
+    ] = "10GiB",
     start: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +98,8 @@ def sub(
     if save is not None:
         if start is not None or cursor is not None:
             raise UsageError("--save has no --from and no --cursor: files are received from now on")
-        run(_save(target, filters, save, count, as_json))
+        limits = parse_size("--max-size", max_size), parse_size("--max-total", max_total)
+        run(_save(target, filters, save, limits, count, as_json))
     else:
         run(_print(target, filters, count, as_json, start_at, since, cursor))
 
@@ -102,6 +115,18 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None]:
             "2025-03-01T12:00"
         )
     return (None, place) if isinstance(place, datetime) else (place, None)
+
+
+def parse_size(option: str, text: str) -> int:
+    """Return the bytes that a size with or without a unit means."""
+    from godwit.server.log_sections import SIZES_BYTES, WITH_UNIT
+
+    match = WITH_UNIT.fullmatch(text)
+    if match is not None and match[2] in SIZES_BYTES:
+        return int(float(match[1]) * SIZES_BYTES[match[2]])
+    if text.isascii() and text.isdigit() and len(text) <= MAX_SIZE_DIGITS:
+        return int(text)
+    raise UsageError(f"{option} {text!r} is no size; write it as 500MB, 10GiB or a number of bytes")
 
 
 async def _print(
@@ -160,7 +185,9 @@ def place_behind(messages: Sequence[Message], before: int) -> int:
     return max((offset + 1 for offset in logged), default=before)
 
 
-async def _save(target: Target, filters: list[str], folder: Path, count: int | None, as_json: bool) -> None:
+async def _save(
+    target: Target, filters: list[str], folder: Path, limits: tuple[int, int], count: int | None, as_json: bool
+) -> None:
     from godwit.cli.progress import FileProgress
     from godwit.cli.streams import Output
 
@@ -168,7 +195,14 @@ async def _save(target: Target, filters: list[str], folder: Path, count: int | N
 
     async def keep(client: AsyncClient, progress: FileProgress) -> None:
         left = count
-        receiver = client.receive_files(*filters, folder=folder, progress=progress.show, on_problem=tell)
+        receiver = client.receive_files(
+            *filters,
+            folder=folder,
+            progress=progress.show,
+            on_problem=tell,
+            max_file_bytes=limits[0],
+            max_total_bytes=limits[1],
+        )
         async with receiver as files:
             async for file in files:
                 progress.finish(file.name)

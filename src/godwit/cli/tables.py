@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -39,6 +39,7 @@ class Column:
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Columns on stdout, each row on one line: as wide as they are, or what fits the terminal."""
+    columns = [replace(column, title=safe(column.title)) for column in columns]  # a query may make titles of data
     cells = [[Text(safe(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         console = Console()
@@ -87,7 +88,7 @@ def show_objects(objects: Sequence[object]) -> None:
 def _table(titles: Sequence[str], columns: Sequence[Column], cells: Sequence[Sequence[Text]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for title, column in zip(titles, columns, strict=True):
-        table.add_column(title, justify="right" if column.right else "left", no_wrap=True, overflow="ellipsis")
+        table.add_column(Text(title), justify="right" if column.right else "left", no_wrap=True, overflow="ellipsis")
     for row in cells:
         table.add_row(*row)
     return table

@@ -19,6 +19,7 @@ from typing import Final
 from godwit.broker.effects import Import, Imported, Notice
 from godwit.errors import DecodeError, StorageError
 from godwit.limits import KIB, MIB
+from godwit.net.loop import completes
 from godwit.server.archive_pipe import (
     MAX_COMMIT_BATCHES,
     Commit,
@@ -166,8 +167,10 @@ class ArchiveProcess:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
-            await _end(process)
+            try:
+                await asyncio.wait(tasks)
+            finally:  # also if it is cancelled once more
+                await _end(process)
         return f"the archive ended with exit code {process.returncode}"
 
     async def _listen(self, process: Process, commits: asyncio.Queue[Commit]) -> None:
@@ -229,7 +232,7 @@ class ArchiveProcess:
         waiting: asyncio.Future[Imported] = asyncio.get_running_loop().create_future()
         self._waiting[key] = waiting
         try:
-            self._bring_in(Import(key, commit.query, commit.batch, entries))
+            self._bring_in(Import(key, commit.query, commit.batch, entries, commit.rights))
             done = await waiting
         finally:
             self._waiting.pop(key, None)
@@ -273,9 +276,9 @@ async def _end(process: Process) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
     try:
-        async with asyncio.timeout(END_PATIENCE_S):
-            await process.wait()
-    except TimeoutError:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+        await completes(process.wait(), END_PATIENCE_S)
+    finally:  # also if this is cancelled: a process that is left alive would serve the log beside its successor
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+    await process.wait()

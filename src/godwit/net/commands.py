@@ -12,6 +12,7 @@ from typing import Final, cast
 
 from godwit.errors import TaskFailedError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
+from godwit.net.loop import completes
 from godwit.net.task import Task
 
 TERMINATE_PATIENCE_S: Final = 1.0
@@ -145,10 +146,7 @@ async def _end(transport: asyncio.SubprocessTransport, talk: _Conversation) -> N
 async def _stop(transport: asyncio.SubprocessTransport, talk: _Conversation) -> None:
     _signal(transport, signal.SIGTERM)
     try:
-        async with asyncio.timeout(TERMINATE_PATIENCE_S):
-            await talk.has_exited.wait()
-    except TimeoutError:
-        pass
+        await completes(talk.has_exited.wait(), TERMINATE_PATIENCE_S)
     finally:  # also when somebody does not want to wait for it, and for those that it started
         _signal(transport, signal.SIGKILL)
 

@@ -285,6 +285,7 @@ class AsyncClient(Controller):
         progress: OnFileProgress | None = None,
         on_problem: Callable[[str], None] | None = None,
         max_file_bytes: int | None = None,
+        max_total_bytes: int | None = None,
         start: Start = None,
         since: Since | None = None,
         keep: bool = False,
@@ -292,11 +293,18 @@ class AsyncClient(Controller):
         """The files sent to topics that match, as an async iterator: each once it is complete and its hash is right.
 
         They are written into `folder` under a safe name that is free. `progress(name, done_bytes, total_bytes)` is told
-        of each chunk, `on_problem(text)` of files that could not be kept.
+        of each chunk, `on_problem(text)` of files that could not be kept. A file of more than `max_file_bytes` is
+        not kept; FileTransferError once received files that are still in the folder, and parts of files, exceed
+        `max_total_bytes`.
         """
         subscription = self.subscribe(*filters, start=start, since=since, keep=keep)
         return FileReceiver(
-            subscription, folder, progress=progress, on_problem=on_problem, max_file_bytes=max_file_bytes
+            subscription,
+            folder,
+            progress=progress,
+            on_problem=on_problem,
+            max_file_bytes=max_file_bytes,
+            max_total_bytes=max_total_bytes,
         )
 
 

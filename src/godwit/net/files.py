@@ -7,6 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from io import FileIO
 from operator import length_hint
 from pathlib import Path
@@ -201,6 +202,7 @@ class FileReceiver:
         progress: OnFileProgress | None,
         on_problem: Callable[[str], None] | None,
         max_file_bytes: int | None,
+        max_total_bytes: int | None,
     ) -> None:
         self.folder = Path(folder)
         self.problems = 0
@@ -208,7 +210,7 @@ class FileReceiver:
         self._subscription = subscription
         self._progress = progress
         self._on_problem = on_problem
-        self._max_file_bytes = max_file_bytes
+        self._make_inbox = partial(Inbox, self.folder, max_file_bytes=max_file_bytes, max_total_bytes=max_total_bytes)
         self._inbox: Inbox | None = None
         self._pending: asyncio.Future[Outcome] | None = None
         """A chunk that is being written. Kept, so that a cancel between does not lose what came of it."""
@@ -216,7 +218,7 @@ class FileReceiver:
         """A file that is complete and was not handed out yet. `fetch` brings the next one."""
 
     async def __aenter__(self) -> FileReceiver:
-        self._inbox = await _in_thread(lambda: Inbox(self.folder, max_file_bytes=self._max_file_bytes))
+        self._inbox = await _in_thread(self._make_inbox)
         await self._subscription.__aenter__()
         return self
 

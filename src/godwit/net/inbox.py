@@ -2,6 +2,7 @@
 
 Nothing here believes what the network says: a size is only claimed, and the bytes that came are what is kept; names are
 made safe; nothing is overwritten; there are never more than so many parts, of which the longest idle one gives way.
+Files and parts together are bounded by a limit if one is given.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import msgspec
 
 from godwit.client.files import PART_PATTERN, FileHeader, numbered, part_name, safe_name, unseen
 from godwit.errors import FileTransferError
-from godwit.limits import MIB
+from godwit.limits import KIB, MIB
 
 MAX_PARTS: Final = 256
 """Files that are not complete, in one folder. The longest idle one beyond it is removed."""
+FILE_COST_BYTES: Final = 4 * KIB
+"""What a file counts beside its content, so that a limit in bytes also bounds the number of small files."""
 _MAX_NUMBER: Final = 100_000
 _READ_BYTES: Final = 1 * MIB
 _NO_LINKS: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
@@ -117,8 +120,24 @@ class _Part:
 class Inbox:
     """One folder. Its methods may be called from any thread, one at a time goes ahead."""
 
-    def __init__(self, folder: Path, *, max_parts: int = MAX_PARTS, max_file_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_parts: int = MAX_PARTS,
+        max_file_bytes: int | None = None,
+        max_total_bytes: int | None = None,
+    ) -> None:
+        """Create the folder if needed, and find the parts in it.
+
+        `max_total_bytes` limits the parts and the files received from now on that are still in the folder.
+        """
         self.folder = folder
+        self._max_total_bytes = max_total_bytes
+        self._used_bytes = 0
+        """At least what `_count` would return; less often counted than changed."""
+        self._received: dict[Path, int] = {}
+        """The cost of each received file, if there is a limit for all."""
         self._max_parts = max_parts
         self._max_file_bytes = max_file_bytes
         self._parts: OrderedDict[str, _Part | None] = OrderedDict()  # the longest idle first; None: left by another run
@@ -129,6 +148,7 @@ class Inbox:
             left = sorted(folder.glob(PART_PATTERN), key=lambda path: path.lstat().st_mtime)
         for path in left:
             self._parts[path.name] = None
+        self._used_bytes = self._count()
 
     @property
     def parts(self) -> int:
@@ -145,7 +165,9 @@ class Inbox:
         name = safe_name(header.name)
         if self._max_file_bytes is not None and header.size > self._max_file_bytes:
             return self._complain(
-                key, f"{name} has {header.size:,} bytes: at most {self._max_file_bytes:,} are taken here"
+                key,
+                f"{name} is not received: it has {header.size:,} bytes, and at most {self._max_file_bytes:,} are "
+                "allowed for a file; raise the limit and have it sent again",
             )
         part = self._part(key, header)
         new = unseen(part.have_bytes, header.at, chunk)
@@ -157,6 +179,7 @@ class Inbox:
             )
         try:
             if new or part.have_bytes == 0:
+                self._reserve(key, part, name, len(new))
                 part.append(new)
         except FileNotFoundError:
             del self._parts[key]
@@ -172,6 +195,8 @@ class Inbox:
             part.path.unlink(missing_ok=True)
             return Problem(f"{name} arrived damaged: its SHA-256 is not the one that its sender named; send it again")
         path = part.settle(name)
+        if self._max_total_bytes is not None:
+            self._received[path] = FILE_COST_BYTES + header.size
         return ReceivedFile(path, header.name, topic, publisher, header.size, header.sha256)
 
     def _part(self, key: str, header: FileHeader) -> _Part:
@@ -182,6 +207,38 @@ class Inbox:
                 part.load()
             self._parts[key] = part
         return part
+
+    def _reserve(self, key: str, part: _Part, name: str, size_bytes: int) -> None:
+        """Account for bytes to be written; FileTransferError if they exceed the limit for all files."""
+        if self._max_total_bytes is None:
+            return
+        if part.have_bytes == 0:
+            size_bytes += FILE_COST_BYTES
+        if self._used_bytes + size_bytes > self._max_total_bytes:
+            if part.have_bytes == 0:
+                del self._parts[key]
+            self._used_bytes = self._count()  # files may have been moved away, and parts given up
+            if self._used_bytes + size_bytes > self._max_total_bytes:
+                raise FileTransferError(
+                    f"cannot keep {name} in {self.folder}: received files and parts there would exceed the limit of "
+                    f"{self._max_total_bytes:,} bytes in total; move files away or raise the limit, and start again: "
+                    "the transfer goes on where it stopped"
+                )
+            self._parts[key] = part
+        self._used_bytes += size_bytes
+
+    def _count(self) -> int:
+        """Return the cost of all parts, and of the received files that are still in the folder."""
+        if self._max_total_bytes is None:
+            return 0
+        self._received = {path: cost for path, cost in self._received.items() if path.exists()}
+        parts = 0
+        for name in self._parts:
+            try:
+                parts += FILE_COST_BYTES + (self.folder / name).lstat().st_size
+            except FileNotFoundError:
+                continue
+        return parts + sum(self._received.values())
 
     def _make_room(self) -> Problem | None:
         if len(self._parts) <= self._max_parts:

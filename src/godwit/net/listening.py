@@ -73,6 +73,15 @@ def is_only_here(listen: str) -> bool:
         return False
 
 
+def archive_without_tls(listen: str) -> str:
+    """Return the warning of an archive whose tokens travel unencrypted."""
+    return (
+        f"the archive on {listen} can be reached from other machines and has no certificate, so that tokens are sent "
+        "without encryption: give certificate and key under [archive] in the configuration, or let it listen on "
+        "127.0.0.1 only and reach it through a tunnel"
+    )
+
+
 def archive_open_to_all(listen: str) -> str:
     """The same of the archive."""
     return (

@@ -30,6 +30,22 @@ def switch_threads_quickly() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
+async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool:
+    """Run a coroutine for at most `timeout_s`, then cancel it. Return whether it completed.
+
+    For clean-up code, which may run in a task that is being cancelled: there asyncio.timeout raises CancelledError
+    instead of TimeoutError before Python 3.11.3, and the rest of the clean-up would be skipped.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=timeout_s)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run: Ctrl-C cancels `main`, which may tidy up, and comes out as KeyboardInterrupt."""
     with asyncio.Runner(loop_factory=new_event_loop) as runner:

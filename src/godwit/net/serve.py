@@ -26,6 +26,7 @@ from godwit.net.drive import EndpointDriver
 from godwit.net.durable import LOG_ID_BYTES, DurableLog
 from godwit.net.listening import (
     archive_open_to_all,
+    archive_without_tls,
     beside,
     is_only_here,
     listen_on,
@@ -225,8 +226,11 @@ class Service:
         listen = beside(self.configuration.listen[0], self.addresses[0])
         if section.listen is not None:
             listen = format_address(parse_broker(section.listen))
-        if section.token_file is None and not is_only_here(listen):
-            self._notices.write("warning", archive_open_to_all(listen), {})
+        if not is_only_here(listen):
+            if section.token_file is None:
+                self._notices.write("warning", archive_open_to_all(listen), {})
+            elif section.certificate is None:
+                self._notices.write("warning", archive_without_tls(listen), {})
         return archive_command(folder.log_path, folder.stages_path, listen, section)
 
     async def _announce_after(self, archive: ArchiveProcess) -> None:

@@ -36,6 +36,7 @@ from godwit.net.address import family_of
 from godwit.net.followed_jobs import FollowedJobs
 from godwit.net.fork import disown_in_children, forked_error
 from godwit.net.handlers import Handler
+from godwit.net.loop import completes
 from godwit.net.pair import ANY_HOST, open_driver
 from godwit.net.publishing import Publishing
 from godwit.net.subscribing import AsyncSubscription
@@ -168,12 +169,11 @@ class ClientShell:
         self._driver.close()
 
     async def _drain(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self.publishing.drained()
-                await self.followed_jobs.drained()
-        except TimeoutError:
-            pass
+        async def drained() -> None:
+            await self.publishing.drained()
+            await self.followed_jobs.drained()
+
+        await completes(drained(), timeout_s)
 
     async def _say_goodbye(self) -> None:
         until = time.monotonic() + GOODBYE_PATIENCE_S
@@ -227,11 +227,14 @@ class ClientShell:
         if self._subscriptions.pop(core, None) is not None:
             self._driver.flush()  # the word of what was delivered goes before
             number = self._core.unsubscribe(core, keep=keep, offset=offset)
-            try:
-                async with asyncio.timeout(LEAVE_PATIENCE_S if self.state == "online" else ABSENT_PATIENCE_S):
-                    await self._answer(number)
-            except TimeoutError:
-                pass  # it will be asked again when the broker is back
+            answer = self._requests[number] = self._loop.create_future()
+            self.schedule_flush()
+            try:  # without asyncio.timeout: see godwit.net.loop.completes
+                await asyncio.wait([answer], timeout=LEAVE_PATIENCE_S if self.state == "online" else ABSENT_PATIENCE_S)
+            finally:
+                self._requests.pop(number, None)
+            if answer.done():  # else it will be asked again when the broker is back
+                answer.result()
 
     def drop_subscription(self, core: Subscription, *, keep: bool, offset: int | None) -> None:
         """Ends it without waiting for the broker's answer."""

@@ -107,6 +107,7 @@ def _conf(master: str, quiet: Path, folder: Path, settings: Mapping[str, str]) -
         "spark.sql.streaming.numRecentProgressUpdates": "16",
         "spark.scheduler.mode": "FAIR",  # between pools: gold must not stand before micro-batches
         "spark.sql.streaming.stopTimeout": f"{POLITE_S / 2:g}s",
+        "spark.python.authenticate.socketTimeout": "120s",  # its own 15 s are too short for a very busy machine
     }
     return SparkConf().setMaster(master).setAll(list((ours | dict(settings)).items()))
 

@@ -16,6 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from godwit.broker.token_rights import TokenRights
 from godwit.errors import DecodeError
 from godwit.limits import MIB
 
@@ -44,6 +45,8 @@ class Commit(msgspec.Struct, frozen=True, tag_field="kind", tag="commit"):
     batch: int
     files: list[str]
     """Names in the folder of stages."""
+    rights: TokenRights = TokenRights()
+    """Of the token of the client that asked for it."""
 
 
 class LogLine(msgspec.Struct, frozen=True, tag_field="kind", tag="log"):

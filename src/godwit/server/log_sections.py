@@ -20,8 +20,8 @@ LEAST_BYTES: Final = MIB
 
 _AGES_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
 _THOUSANDS_BYTES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
-_SIZES_BYTES: Final = {**_THOUSANDS_BYTES, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024**2 * MIB}
-_WITH_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+SIZES_BYTES: Final = {**_THOUSANDS_BYTES, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024**2 * MIB}
+WITH_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class ArchiveSection:
     listen: str | None = None
     """HOST:PORT; None: the host of the first listener, and its port plus one."""
     token_file: Path | None = None
-    """One token a line: who shows one may read everything, and write."""
+    """One token a line, perhaps with its rights; see godwit.archive.tokens."""
     certificate: Path | None = None
     key: Path | None = None
 
@@ -87,7 +87,7 @@ def _age_s(table: Table) -> float | None:
 
 def _bytes(table: Table) -> int | None:
     """None: as much as there is room for."""
-    found = _quantity(table, "max_bytes", _SIZES_BYTES, LEAST_BYTES, "1 MiB", '"10GiB", "500MB" or a number of bytes')
+    found = _quantity(table, "max_bytes", SIZES_BYTES, LEAST_BYTES, "1 MiB", '"10GiB", "500MB" or a number of bytes')
     return None if found is None else int(found)
 
 
@@ -97,7 +97,7 @@ def _quantity(
     if key not in table:
         return None
     if table.is_text(key):
-        match = _WITH_UNIT.fullmatch(table.text(key))
+        match = WITH_UNIT.fullmatch(table.text(key))
         if match is None or match[2] not in units:
             raise ConfigurationError(f"{table.label(key)} is not understood: write it as {how}")
         value = float(match[1]) * units[match[2]]

@@ -41,7 +41,7 @@ class UnreachableError(ArchiveError):
 
 
 class RefusedError(ArchiveError):
-    """It lets nobody in with this token."""
+    """The archive does not know this token, or the token does not allow the request."""
 
 
 class DataLossError(ArchiveError):
@@ -193,6 +193,8 @@ class Archive:
                 f"the archive at {self.address} wants a token, or another one ({_first_line(error)}): "
                 "give the option token or tokenFile"
             )
+        if isinstance(error, flight.FlightUnauthorizedError):
+            return RefusedError(f"the archive at {self.address}: {_first_line(error)}")
         if _kind(error) == "data_loss":
             return DataLossError(
                 f"messages are gone from the archive at {self.address}: {_first_line(error)}. "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,8 @@ READING: Final = (
     "maxBytesPerTrigger", "minPartitions", "failOnDataLoss",
 )  # fmt: skip
 WRITING: Final = (*_COMMON, "publisher", "topic", "qos", "query", "batch")
+_WITHOUT_RIGHTS: Final = re.compile(r"^(\S+)\s+\{.*\}$")
+"""A line of the broker's own file of tokens may have the token's rights behind the token."""
 _SPARKS_OWN: Final = frozenset(("path", "checkpointlocation"))
 
 
@@ -38,6 +42,16 @@ class Place:
     token: str | None = field(default=None, repr=False)
     certificate: bytes | None = field(default=None, repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
+
+    def plain_token_warning(self) -> str:
+        """Return a warning if the token would travel unencrypted to another machine, else an empty text."""
+        exposed = [] if self.token is None else [each for each in self.addresses if _is_plain_elsewhere(each)]
+        if not exposed:
+            return ""
+        return (
+            f"the token for the archive at {', '.join(exposed)} is sent without encryption, and can be read and used "
+            "by anyone on the way: give the archive a certificate and use grpc+tls://, or reach it through a tunnel"
+        )
 
 
 @dataclass(frozen=True)
@@ -159,6 +173,17 @@ def _address(text: str) -> str:
     return f"{scheme}://{host}:{port}"
 
 
+def _is_plain_elsewhere(address: str) -> bool:
+    scheme, _, rest = address.partition("://")
+    host = rest.rpartition(":")[0].strip("[]")
+    if scheme == "grpc+tls" or host == "localhost":
+        return False
+    try:
+        return not ip_address(host).is_loopback
+    except ValueError:  # a name, which may be any machine's
+        return True
+
+
 def _token(options: Mapping[str, str]) -> str | None:
     if "token" in options and "tokenfile" in options:
         raise OptionError("token and tokenFile are two ways to say the same: give one of them")
@@ -167,7 +192,7 @@ def _token(options: Mapping[str, str]) -> str | None:
     if "tokenfile" in options:
         path = options["tokenfile"]
         lines = [line.strip() for line in _read(path, "tokenFile").decode(errors="replace").splitlines()]
-        found = next((line for line in lines if line), None)
+        found = next((_WITHOUT_RIGHTS.sub(r"\1", line) for line in lines if line), None)
         if found is None:
             raise OptionError(f"tokenFile: {path} has no token in it")
         return found

@@ -6,7 +6,7 @@ import json
 from datetime import timedelta
 
 from pyspark.sql import SparkSession
-from tests.pipeline.rows import NOON, messages
+from tests.pipeline.rows import NOON, local, messages
 
 from godwit.pipeline.datasets import readings
 
@@ -33,8 +33,8 @@ def test_readings_and_what_is_none(spark: SparkSession) -> None:
         (4, "temperature", 1.0, "°C"),
     ]  # fmt: skip
     assert good[0].extra == '{"x_y": 1}'
-    assert good[2].event_time == (NOON + timedelta(seconds=1)).replace(tzinfo=None)
-    assert good[3].event_time == (NOON + timedelta(minutes=4)).replace(tzinfo=None)
+    assert good[2].event_time == local(NOON + timedelta(seconds=1))
+    assert good[3].event_time == local(NOON + timedelta(minutes=4))
     bad = readings.bad(both).orderBy("offset").collect()
     assert [(row.offset, row.reason) for row in bad] == [(2, "not text"), (3, "time in the future")]
     assert bytes(bad[0].payload) == b"\xff"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from pyspark.sql import SparkSession
-from tests.pipeline.rows import NOON, day, messages
+from tests.pipeline.rows import NOON, day, local, messages
 
 from godwit.pipeline.datasets import traffic
 from godwit.pipeline.merging import rebuilt
@@ -14,7 +14,7 @@ from godwit.pipeline.merging import rebuilt
 def test_traffic_of_each_hour(spark: SparkSession) -> None:
     sent = [*day(), (10_000, "home/three", "b", 7199.0, b"12345")]
     found = rebuilt(traffic.MERGING, messages(spark, sent)).orderBy("publisher", "hour").collect()
-    second = (NOON + timedelta(hours=1)).replace(tzinfo=None)
+    second = local(NOON + timedelta(hours=1))
     of_b = [row for row in found if row.publisher == "b"]
     assert [(row.messages, row.topics, row.payload_bytes) for row in of_b] == [
         (180, 1, 180 * len(b'{"t": 1000000.25}')), (181, 2, 180 * len(b'{"t": 1000000.25}') + 5),

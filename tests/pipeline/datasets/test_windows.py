@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.rows import NOON, day, silver
+from tests.pipeline.rows import NOON, day, local, silver
 
 from godwit.pipeline.datasets import windows
 from godwit.pipeline.merging import rebuilt
@@ -17,7 +17,7 @@ def test_windows_are_what_statistics_say(spark: SparkSession) -> None:
     hours = rebuilt(windows.MERGING, silver(spark, sent)).where("window_s = 3600").orderBy("topic", "window_start")
     first, _, constant, _ = hours.collect()
     values = [float(payload) for _, topic, _, at_s, payload in sent if topic == "home/one" and at_s < 3600]
-    assert (first.topic, first.window_start) == ("home/one", NOON.replace(tzinfo=None))
+    assert (first.topic, first.window_start) == ("home/one", local(NOON))
     assert (first["count"], first.min, first.max) == (len(values), min(values), max(values))
     assert first["mean"] == pytest.approx(statistics.fmean(values))
     assert first.deviation == pytest.approx(statistics.pstdev(values))

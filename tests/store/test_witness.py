@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
 
 def opened(path: Path) -> Witness:
     witness = Witness(path, None)
-    witness.begin(LOG_ID)
+    witness.begin(LOG_ID, 0)
     witness.confirm(5, 50, 1)
     return witness
 
@@ -136,7 +136,7 @@ def test_all_slots_survive_a_new_start(path: Path) -> None:
         witness = Witness(path, None)
         assert witness.found is not None
         assert witness.found.confirmed == confirmed - 1
-        witness.begin(LOG_ID)
+        witness.begin(LOG_ID, 0)
         witness.confirm(confirmed, 1, 1)
         witness.sync()
         witness.close(is_final=False)
@@ -171,7 +171,7 @@ def test_a_torn_write_spares_a_synced_record(path: Path) -> None:
     synced = [decode(bytes(data[at : at + SLOT_BYTES])) for at in (2 * SLOT_BYTES, 3 * SLOT_BYTES)]
     assert sorted(record.confirmed for record in synced if record is not None) == [20, 30]
     again = Witness(path, None)
-    again.begin(LOG_ID)  # goes into the older one
+    again.begin(LOG_ID, 0)  # goes into the older one
     again.confirm(50, 1, 1)
     again.sync()
     again.close(is_final=False)
@@ -187,7 +187,7 @@ def test_a_damaged_one_is_not_believed(path: Path) -> None:
     assert read_witness(path) is None
     witness = Witness(path, None)
     assert (witness.found, witness.is_damaged) == (None, True)
-    witness.begin(LOG_ID)
+    witness.begin(LOG_ID, 0)
     witness.confirm(3, 1, 1)
     witness.close(is_final=False)
     assert read(path).confirmed == 3

@@ -160,7 +160,8 @@ class SqliteStore:
         none follows something there that an earlier sync has failed to save. Where another process reads and the WAL
         cannot be emptied, the sync of the commit has to do.
         """
-        self._witness.begin(self.log_id)
+        frames, _ = self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        self._witness.begin(self.log_id, max(frames, 0))
         self._checkpoint(truncate=True)
         with transaction(self.connection):
             self.connection.pragma("user_version", len(sql.MIGRATIONS))

@@ -42,8 +42,8 @@ class Inbox:
         self._next_number = 0
         self._announced: dict[Subscription, None] = {}
         """An Available is among the events that nobody has fetched yet."""
-        self._log = b""
-        """Which log the positions belong to."""
+        self.log = b""
+        """The log of the newest connection whose broker named one."""
 
     # -- the application's calls --------------------------------------------------------------------------------------
 
@@ -77,8 +77,7 @@ class Inbox:
     def attach(self, connection: Connection, log: bytes) -> None:
         """A broker has welcomed the client: it is asked for everything from where the application stands."""
         self.connection = connection
-        is_other_log = bool(self._log) and bool(log) and log != self._log
-        self._log = log or self._log
+        self.log = log or self.log
         wanted = {(known.filters, known.cursor) for known in self._subscriptions.values()}
         for subscription, keep in self._leaving.values():
             if not keep and (subscription.filters, subscription.cursor) not in wanted:
@@ -87,7 +86,7 @@ class Inbox:
         for subscription in self._subscriptions.values():
             if not subscription.has_position:
                 self._ask(subscription, subscription.start)
-            elif is_other_log:
+            elif subscription.log not in (b"", self.log):
                 self._ask(subscription, "earliest")  # all of it is newer than what the application has
             else:
                 self._ask(subscription, subscription.done_below)
@@ -185,6 +184,7 @@ class Inbox:
             self._events.append(SubscriptionStarted(subscription, reply.next_offset))
         if is_anew:
             self._events.append(Missed(subscription, None, next_offset=reply.next_offset))
+        subscription.log = self.log  # only now: until the reply, its offsets are those of the log before
         if subscription.has_records:
             self._announce(subscription)
         return True

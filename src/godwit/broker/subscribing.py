@@ -212,7 +212,13 @@ class Subscribing:
 
     def _reply(self, link: Link, request: Subscribe, feed: Feed, *, is_new: bool, must_wait: bool) -> None:
         """One that the session remembers is promised, so it must be safe first."""
-        reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=feed.position)
+        next_offset = feed.position
+        if is_new and next_offset == self._delivery.first_offset:
+            # Messages before the log's beginning are reported as missed, and the connection may end before that report
+            # arrives: the client asks for this offset again then, and gets the report again.
+            asked = request.start if isinstance(request.start, int) else 0
+            next_offset = max(next_offset - feed.lost, min(asked, next_offset))
+        reply = Subscribed(request=request.request, subscription=feed.number, is_new=is_new, next_offset=next_offset)
         if must_wait:
             self._commits.say(link, reply)
         else:

@@ -181,6 +181,28 @@ def test_a_gap_that_was_not_taken_is_told_again() -> None:
         bob.die()
 
 
+@pytest.mark.parametrize(("name", "start"), [(None, 0), (None, 3), ("bob", 0), ("bob", 3), ("bob", None)])
+def test_a_gap_before_the_start_is_told_again_to_a_client_that_returns_to_its_start(
+    name: str | None, start: int | None
+) -> None:
+    """Its connection ended before it took the gap, so it asks for the offset at which the broker said it begins."""
+    world = World(ring_bytes=64 * KIB)
+    alice, channel, bob = pair(world)
+    bob.die()
+    for _ in range(40):
+        alice.publish(channel, bytes(4 * KIB))
+    missed = world.store.first_offset - (start or 0)
+    for _ in range(3):
+        bob = world.client(name, session_expiry_s=1000)
+        bob.confirms_itself = False
+        start = bob.subscribe("news", start=start).next_offset
+        assert bob.gaps == [c.Gap(count=missed, next_offset=world.store.first_offset)]
+        bob.die()
+    bob = world.client(name, session_expiry_s=1000)
+    bob.subscribe("news", start=world.store.first_offset)
+    assert bob.gaps == [], "it took the gap"
+
+
 def test_what_was_sent_and_not_taken_may_leave_the_log_and_is_told_then() -> None:
     """It was live, and everything was under way to it, when its connection broke."""
     world = World(Settings(hold_back_s=0), ring_bytes=64 * KIB)

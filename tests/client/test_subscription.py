@@ -231,6 +231,30 @@ def test_another_log_is_read_from_its_beginning() -> None:
     assert payloads(take_all(subscription)) == [b"new"]
 
 
+def test_another_log_is_read_from_its_beginning_also_if_the_first_reply_does_not_arrive() -> None:
+    desk, subscription = started(next_offset=500)
+    for _ in range(3):
+        desk.detach()
+        desk.attach(b"another log")
+        (ask,) = desk.asked()
+        assert ask.start == "earliest"
+    desk.agree(ask, 40)
+    assert Missed(subscription, None, next_offset=40) in desk.events
+    desk.detach()
+    desk.attach(b"another log")
+    (ask,) = desk.asked()
+    assert ask.start == 40
+
+
+def test_a_log_that_returns_before_another_one_replied_is_read_on() -> None:
+    desk, _ = started(next_offset=500)
+    for log in (b"another log", b"log"):
+        desk.detach()
+        desk.attach(log)
+    (ask,) = desk.asked()
+    assert ask.start == 500
+
+
 def test_the_same_log_is_not_read_again() -> None:
     desk, subscription = started()
     reconnect(desk)

@@ -149,6 +149,17 @@ def test_who_comes_back_after_the_broker_died_may_have_been_too_late() -> None:
     left.checker.complete()
 
 
+def test_who_comes_back_after_the_broker_died_and_says_goodbye_before_the_welcome_arrives_leaves_no_will() -> None:
+    left = Left()
+    left.checker.welcomed(INSTANCE, is_safe=True)
+    left.die()
+    left.checker.closed(seat("peer", is_in=False), None)
+    assert not left.checker.outstanding()
+    left.checker.complete()
+    left.die(under_it=False)
+    assert not left.checker.outstanding(), "the broker may have forgotten the goodbye, or not"
+
+
 def test_a_will_that_the_disk_did_not_take_may_be_lost_with_the_broker() -> None:
     left = Left()
     left.checker.welcomed(INSTANCE, is_safe=False)
@@ -227,10 +238,13 @@ def test_a_subscription_is_kept_from_its_answer_on_unless_the_disk_fails() -> No
     roster.seats.append(made)
     checker = SessionChecker(roster)
     roster.doubt(2.0)
+    present, left, other = (Presence(("a",), 0.0, 0) for _ in range(3))
+    made.presences, made.left = {1: present}, {2: left, 3: other}
     for now, is_kept in ((2.0, False), (2.1, True)):
-        assert checker.settled(INSTANCE, now) is is_kept
-        assert made.is_settled is is_kept
-    assert not checker.settled(b"a stranger's id.", 2.1)
+        for number in (1, 2, 4):
+            assert checker.settled(INSTANCE, number, now) is is_kept
+        assert [one.is_settled for one in (present, left, other)] == [is_kept, is_kept, False]
+    assert not checker.settled(b"a stranger's id.", 1, 2.1)
 
 
 # -- live gaps --------------------------------------------------------------------------------------------------------

@@ -96,10 +96,27 @@ def test_who_comes_back_to_a_restarted_broker(is_settled: bool, expiry_s: int, a
     roster = Roster(Truth().ledger)
     line = Line(roster, name="a", session_expiry_s=expiry_s)
     line.subscribe(0, "a/#", at=1.0)
-    roster.seats[0].is_settled = is_settled
+    roster.seats[0].presences[0].is_settled = is_settled
     roster.cut_off(3.0)
     again = Line(roster, b"c" * 16)
     again.say(Login(request=0, instance=b"c" * 16, name="a"), at)
+    assert roster.seats[-1].resumes is resumes
+
+
+@pytest.mark.parametrize(("settled", "resumes"), [([0], None), ([0, 1], True)])
+def test_a_session_is_kept_for_a_subscription_that_is_there_and_was_answered(
+    settled: list[int], resumes: bool | None
+) -> None:
+    roster = Roster(Truth().ledger)
+    line = Line(roster, name="a", session_expiry_s=100)
+    for number in (0, 1):
+        line.subscribe(number, f"a/{number}", at=1.0)
+    for number in settled:
+        roster.seats[0].presences[number].is_settled = True
+    line.say(Unsubscribe(request=1, subscription=0), 2.0)
+    roster.cut_off(3.0)
+    again = Line(roster, b"c" * 16)
+    again.say(Login(request=0, instance=b"c" * 16, name="a"), 4.0)
     assert roster.seats[-1].resumes is resumes
 
 

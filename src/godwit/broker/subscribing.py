@@ -268,11 +268,17 @@ class Subscribing:
         known_below: int | None = None,
     ) -> None:
         """One that the session remembers is promised, so it must be safe first."""
+        next_offset = max(feed.position, feed.sent_below)
+        if is_new and next_offset == self._delivery.first_offset:
+            # Messages before the log's beginning are reported as missed, and the connection may end before that report
+            # arrives: the client asks for this offset again then, and gets the report again.
+            asked = request.start if isinstance(request.start, int) else 0
+            next_offset = max(next_offset - feed.lost, min(asked, next_offset))
         reply = Subscribed(
             request=request.request,
             subscription=feed.number,
             is_new=is_new,
-            next_offset=max(feed.position, feed.sent_below),
+            next_offset=next_offset,
             same_below=known_below,
         )
         if must_wait:

@@ -46,7 +46,7 @@ class Inbox:
         self._announced: dict[Subscription, None] = {}
         """An Available is among the events that nobody has fetched yet."""
         self.log = b""
-        """Which log the positions belong to."""
+        """The log of the newest connection whose broker named one."""
         self.epochs: tuple[Epoch, ...] = ()
         """The newest ones of the log of the present connection."""
 
@@ -87,7 +87,6 @@ class Inbox:
     def attach(self, connection: Connection, log: bytes, epochs: Sequence[Epoch]) -> None:
         """A broker has welcomed the client: it is asked for everything from where the application stands."""
         self.connection = connection
-        is_other_log = bool(self.log) and bool(log) and log != self.log
         self.log = log or self.log
         self.epochs = tuple(epochs)
         wanted = {(known.filters, known.cursor) for known in self._subscriptions.values()}
@@ -98,7 +97,7 @@ class Inbox:
         for subscription in self._subscriptions.values():
             if not subscription.has_position:
                 self._ask(subscription, subscription.start)
-            elif is_other_log:
+            elif subscription.log not in (b"", self.log):
                 self._ask(subscription, "earliest")  # all of it is newer than what the application has
             else:
                 # The broker that gave it its position is this very process: then there is nothing to compare.
@@ -213,6 +212,7 @@ class Inbox:
                 self._compare(subscription, bookmark, reply)
         if is_anew:
             self._events.append(Missed(subscription, None, next_offset=reply.next_offset))
+        subscription.log = self.log  # only now: until the reply, its offsets are those of the log before
         if subscription.has_records:
             self._announce(subscription)
         return True

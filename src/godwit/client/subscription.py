@@ -75,6 +75,8 @@ class Subscription:
         """The application has asked for more than everything below this offset."""
         self.has_position = False
         """Whether the broker has ever said where it begins."""
+        self.log = b""
+        """The log that its offsets belong to; empty if the broker did not name it."""
         self.is_answered = False
         """Whether it has on the present connection: before that, nobody knows what its offsets are worth."""
         self.was_asked = False

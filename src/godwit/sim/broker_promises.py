@@ -120,6 +120,7 @@ class WillChecker:
         testament.ends.append(f"{closed.origin} {closed.code}")
         if closed.origin == "peer" and closed.code in (Code.NORMAL, Code.SHUTDOWN):
             testament.is_unsaved = True
+            testament.is_adrift = None  # it was back, whether or not its client got the welcome
             return  # a goodbye
         if closed.origin == "local" and closed.code in REFUSALS and not seat.is_in:
             return
@@ -198,12 +199,14 @@ class SessionChecker:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
 
-    def settled(self, instance: bytes, now: float) -> bool:
+    def settled(self, instance: bytes, number: int, now: float) -> bool:
         """A subscription of this client was answered. Gives whether it is kept from now on, whatever happens."""
         seat = self._roster.seat_of(instance)
         is_safe = seat is not None and not self._roster.is_doubtful(now)
         if seat is not None and is_safe:
-            seat.is_settled = True
+            presence = seat.presences.get(number) or seat.left.get(number)
+            if presence is not None:
+                presence.is_settled = True
         return is_safe
 
     def welcomed(self, label: str, instance: bytes, resumed: bool) -> None:

@@ -30,6 +30,8 @@ class Presence:
     """How many messages of QoS 0 had arrived before it."""
     is_sure: bool = True
     """Asked for by somebody honest: the broker has surely agreed."""
+    is_settled: bool = False
+    """Its client was told that it stands: from then on the session is kept, as long as the subscription is there."""
     until_s: float | None = None
 
     def matches(self, topic: str) -> bool:
@@ -48,17 +50,16 @@ class Seat:
     resumes: bool | None = False
     """Whether its login finds a session of its name; None: perhaps."""
     presences: dict[int, Presence] = field(default_factory=dict)
+    """Its subscriptions, by their numbers."""
+    left: dict[int, Presence] = field(default_factory=dict)
+    """Those that it had when it ended."""
     channels: dict[int, Open] = field(default_factory=dict)
     next_sequences: dict[int, int] = field(default_factory=dict)
     """Of each channel of QoS 0 whose batches are numbered."""
     closed: Closed | None = None
     closed_s: float = 0.0
-    had_subscriptions: bool = False
-    """When it ended."""
     is_cut_off: bool = False
     """The broker died under it."""
-    is_settled: bool = False
-    """Its client was told that a subscription stands: from then on the session is kept."""
 
     @property
     def is_over(self) -> bool:
@@ -129,8 +130,7 @@ class Roster:
         seat.closed_s = now
         for presence in seat.presences.values():
             presence.until_s = now
-        seat.had_subscriptions = bool(seat.presences)
-        seat.presences = {}
+        seat.left, seat.presences = seat.presences, {}
 
     # -- look ---------------------------------------------------------------------------------------------------------
 
@@ -202,8 +202,9 @@ class Roster:
                 continue  # nobody else gets in under this name
             expires_s = float(seat.login.session_expiry_s)
             if seat.since_s <= self._doubts_s:
-                is_kept = seat.is_settled and (not seat.is_over or now < seat.closed_s + expires_s - CLOSE_CALL_S)
-                return True if is_kept and seat.had_subscriptions and expires_s else None
+                is_settled = any(presence.is_settled for presence in seat.left.values())
+                is_kept = is_settled and now < seat.closed_s + expires_s - CLOSE_CALL_S
+                return True if is_kept and expires_s else None
             if seat.closed is None:
                 return _but_empty(bool(expires_s), seat) if seat.is_in else None
             if not seat.is_in:
@@ -246,7 +247,7 @@ class Roster:
 
 def _but_empty(resumes: bool, seat: Seat) -> bool | None:
     """A session without subscriptions need not be kept; it may still have those of an earlier connection."""
-    return None if resumes and not seat.presences and not seat.had_subscriptions else resumes
+    return None if resumes and not seat.presences and not seat.left else resumes
 
 
 def _control(body: bytes) -> Any:

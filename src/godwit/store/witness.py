@@ -151,7 +151,7 @@ class Witness:
     def begin(self, log_id: bytes, frames: int) -> None:
         """Start to attest for this log, with this number of frames in its write-ahead log. A second call does nothing.
 
-        What was found in it is not confirmed by that: some of it may not have reached the disk yet.
+        The messages that were found in it are not confirmed by that: some may not have reached the disk yet.
         """
         if self._has_begun:
             return
@@ -160,9 +160,11 @@ class Witness:
             found = WitnessRecord(log_id=log_id)
         self._log_id = log_id
         self._confirmed, self._received_us = found.confirmed, found.received_us
-        # After a power failure the record may be older than the write-ahead log.
-        self._frames, self._backfilled, self._salts = frames, found.backfilled, found.salts
-        self._look_at_salts()
+        # The write-ahead log need not be the one that the last record is about: that one may be lost with the power,
+        # or may have been repaired. A record may only ask for frames that no power failure takes any more.
+        if frames:
+            _sync(self._wal_path, self._vfs)
+        self._frames, self._salts = frames, read_salts(self._wal_path, self._vfs)
         if self._file.xFileSize() < _SLOTS * SLOT_BYTES:
             self._file.xWrite(bytes(_SLOTS * SLOT_BYTES), 0)  # so that no later write has to make the file longer
             self._file.xSync(apsw.SQLITE_SYNC_NORMAL)
@@ -172,8 +174,10 @@ class Witness:
         """Record that the commit which begins now ends before this offset.
 
         Before every commit, whatever it changes: with it SQLite may begin the write-ahead log anew, and the record must
-        not say then that the old one is needed.
+        not say then that the old one is needed, not even after a power failure.
         """
+        if self._is_unsynced and 0 < self._frames == self._backfilled:
+            self.sync()  # the end of a checkpoint, which could not be recorded when it came
         self._write_next(end)
 
     def confirm(self, end: int, received_us: int, frames: int) -> None:
@@ -299,6 +303,14 @@ def _read(path: str, vfs: str | None, size_bytes: int, at: int) -> bytes:
         return file.xRead(size_bytes, at)
     except apsw.Error:
         return b""
+    finally:
+        file.xClose()
+
+
+def _sync(path: str, vfs: str | None) -> None:
+    file = apsw.VFSFile(vfs or "", path, [apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE, 0])
+    try:
+        file.xSync(apsw.SQLITE_SYNC_NORMAL)
     finally:
         file.xClose()
 

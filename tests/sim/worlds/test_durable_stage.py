@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import apsw
 import pytest
 from tests.sim.worlds.durable_scene import HastyStore, Lives, SplitStore, opener_of
+from tests.store.entries import LOG_ID, make_entry
 
 from godwit.broker.effects import Losing
 from godwit.errors import DiskError, LogDamagedError
 from godwit.sim.checkers import ViolationError
-from godwit.sim.disk import DiedError, Trouble
+from godwit.sim.disk import DAMAGES, Damage, DiedError, Disk, Trouble
 from godwit.sim.worlds.durable_plan import draw_durable_plan
-from godwit.sim.worlds.durable_stage import DIED, PATH, MortalShell, Opener, TrimmedLog
+from godwit.sim.worlds.durable_stage import DIED, PATH, DurableStore, MortalShell, Opener, TrimmedLog, open_store
 from godwit.store.sqlite import SqliteStore
+from godwit.store.witness import Witness
 
 PLAN = replace(draw_durable_plan(0), checkpoints=0.2, max_age_s=None)
 
@@ -53,6 +57,118 @@ def test_a_failed_append_says_so_and_the_next_one_works() -> None:
     lives.end()
     lives.open()
     lives.end()
+
+
+def interrupted_start(disk: Disk, calls: int) -> bool:
+    """Open the log on a machine that dies with this call; return False if the start needs fewer calls."""
+    disk.die_in(calls)
+    store = None
+    with suppress(DiedError, Exception):
+        store = open_store(disk, LOG_ID, 0)
+    has_died = disk.is_dead
+    disk.die()  # nothing is written any more
+    if store is not None:
+        store.close()
+    return has_died
+
+
+def begun(seed: int) -> tuple[Disk, DurableStore]:
+    """A log with four messages, whose write-ahead log is another one than that of the witness's last synced record."""
+    disk = Disk(Random(seed))
+    store = open_store(disk, LOG_ID, 0)
+    store.append([make_entry(b"1")])
+    store.checkpoint(truncate=False)
+    for payload in (b"2", b"3", b"4"):
+        store.append([make_entry(payload)])
+    return disk, store
+
+
+@pytest.mark.parametrize("end", [Disk.kill, Disk.cut_power])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_start_that_is_interrupted_after_a_power_cut_can_be_repeated(seed: int, end: Callable[[Disk], None]) -> None:
+    disk, store = begun(seed)
+    disk.die()
+    store.close()
+    disk.cut_power()  # takes the newest records of the witness
+    calls = 0
+    while interrupted_start(copy := disk.copy(Random(calls)), calls):
+        end(copy)
+        store = open_store(copy, LOG_ID, 0)
+        assert (store.next_offset, store.findings) == (4, []), f"after {calls} calls"
+        store.close()
+        calls += 1
+    assert calls > 5, "a start writes and syncs"
+
+
+@pytest.mark.parametrize("calls_before", range(6))
+def test_a_start_after_a_kill_can_be_interrupted_by_a_power_cut(calls_before: int) -> None:
+    """The killed process wrote frames that it did not sync: they may be gone, and nothing else."""
+    calls = 0
+    while True:
+        disk, store = begun(calls)
+        disk.die_in(calls_before)
+        with suppress(DiedError, Exception):
+            store.append([make_entry(b"5")])
+        disk.die()
+        store.close()
+        disk.kill()
+        if not interrupted_start(disk, calls):
+            break
+        disk.cut_power()
+        store = open_store(disk, LOG_ID, 0)
+        assert store.next_offset in (4, 5), f"after {calls} calls"
+        assert not store.findings
+        store.close()
+        calls += 1
+    assert calls > 5, "a start writes and syncs"
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_start_that_repairs_damage_can_be_interrupted(damage: Damage) -> None:
+    calls = 0
+    while True:
+        disk, store = begun(calls)
+        disk.die()
+        store.close()
+        disk.kill()
+        disk.damage(f"{PATH}-wal", damage)
+        if not interrupted_start(disk, calls):
+            break
+        disk.kill()
+        store = open_store(disk, LOG_ID, 0)
+        assert store.next_offset == 4, f"after {calls} calls"
+        store.close()
+        calls += 1
+    assert calls > 5, "a start writes and syncs"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_witness_that_could_not_record_the_end_of_a_checkpoint_does_so_before_the_next_commit(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That commit begins the write-ahead log anew: a record that needs the old one must not come back."""
+    disk = Disk(Random(seed))
+
+    def fail(witness: Witness, sync: Callable[[Witness], None] = Witness.sync) -> None:
+        disk.trouble = "sync"
+        try:
+            sync(witness)
+        finally:
+            disk.trouble = None
+
+    store = open_store(disk, LOG_ID, 0)
+    store.append([make_entry(b"1")])
+    with monkeypatch.context() as patched:
+        patched.setattr(Witness, "sync", fail)
+        with pytest.raises(DiskError):
+            store.checkpoint(truncate=False)
+    store.append([make_entry(b"2")])
+    disk.die()
+    store.close()
+    disk.cut_power()
+    store = open_store(disk, LOG_ID, 0)
+    assert (store.next_offset, store.findings) == (2, [])
+    store.close()
 
 
 def caught(

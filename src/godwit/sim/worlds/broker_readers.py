@@ -272,7 +272,8 @@ class Reader:
                 lowest = max(lowest, log.since(desk.since_us))
             past = desk.plan.start in ("earliest", "time")
             desk.stream.answered(max(lowest, log.gone_below) if past else None)
-            desk.is_kept = self.books.sessions.settled(self._client.instance, self.books.network.now)
+            number, now = desk.subscription.number, self.books.network.now
+            desk.is_kept = self.books.sessions.settled(self._client.instance, number, now)
         elif isinstance(event, told.SubscriptionEnded):
             self._on_refused(desk, event)
         elif isinstance(event, told.Missed):

@@ -9,6 +9,7 @@ import pytest
 from godwit.bench import spark
 
 
+@pytest.mark.java
 @pytest.mark.soak
 def test_a_short_run_measures_everything(tmp_path: Path) -> None:
     rounds: list[str] = []

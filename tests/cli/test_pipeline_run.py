@@ -38,6 +38,7 @@ def test_a_token_without_encryption_is_warned_of(tmp_path: Path, monkeypatch: py
 
 
 @needs_posix
+@pytest.mark.java
 @pytest.mark.soak
 def test_it_fills_the_lake_keeps_others_off_and_ends_at_once(tmp_path: Path) -> None:
     lake = tmp_path / "lake"

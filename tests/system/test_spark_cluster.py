@@ -33,7 +33,7 @@ POISON = [b"\xff\xfe", b'{"temperature": "NaN"}', b"1e400", b'{"temperature": {}
 ESTIMATES = ("p50", "p95", "p99")
 """They come from sketches, which Spark makes with random numbers."""
 
-pytestmark = [needs_linux, pytest.mark.soak]
+pytestmark = [needs_linux, pytest.mark.java, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")

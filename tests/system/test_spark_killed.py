@@ -39,6 +39,7 @@ IN_USE = "its Java process"
 
 
 @needs_linux
+@pytest.mark.java
 @pytest.mark.soak
 def test_each_message_and_each_alert_counts_once_whoever_is_killed(tmp_path: Path) -> None:
     rng = random.Random(SEED)

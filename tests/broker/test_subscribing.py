@@ -486,7 +486,7 @@ def test_who_has_read_nothing_yet_is_told_what_is_gone_whatever_epoch_it_knows()
     """A client may know a process that died before its first message: then nothing is known in common."""
     world = CopiedWorld()
     world.server.broker.handle(Losing(world.keeping.read(0, 2**20).entries[:3], 3), world.now_us)
-    for start, gaps in ((0, [c.Gap(count=3, next_offset=3)]), (7, [])):
+    for start, begins, gaps in ((0, 0, [c.Gap(count=3, next_offset=3)]), (7, 3, [])):
         bob = world.client(f"bob-{start}")
-        assert bob.subscribe("news", start=start, epochs=[LOST]).next_offset == 3
+        assert bob.subscribe("news", start=start, epochs=[LOST]).next_offset == begins
         assert bob.gaps == gaps

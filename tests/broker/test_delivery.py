@@ -203,6 +203,23 @@ def test_a_gap_before_the_start_is_told_again_to_a_client_that_returns_to_its_st
     assert bob.gaps == [], "it took the gap"
 
 
+def test_a_client_that_returns_to_its_last_message_is_told_what_it_missed_and_not_what_was_for_others() -> None:
+    world = World(ring_bytes=64 * KIB)
+    alice, channel, bob = pair(world)
+    other = alice.open("other")
+    alice.publish(channel, b"taken")
+    alice.publish(other, *[b"not for bob"] * 20)
+    bob.confirm_all()
+    world.run()
+    bob.die()
+    alice.publish(channel, b"missed", b"missed, too")
+    for _ in range(40):
+        alice.publish(other, bytes(4 * KIB))
+    bob = world.client("bob", session_expiry_s=1000)
+    bob.subscribe("news", start=1)
+    assert bob.gaps == [c.Gap(count=2, next_offset=world.store.first_offset)]
+
+
 def test_what_was_sent_and_not_taken_may_leave_the_log_and_is_told_then() -> None:
     """It was live, and everything was under way to it, when its connection broke."""
     world = World(Settings(hold_back_s=0), ring_bytes=64 * KIB)

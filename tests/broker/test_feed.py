@@ -37,3 +37,13 @@ def test_what_is_done_follows_the_oldest_record_that_is_not_confirmed() -> None:
     assert (feed.taken_below(), feed.done_below(6)) == (3, 4)
     feed.lane.cut()
     assert (feed.taken_below(), feed.done_below(6)) == (3, 4)
+
+
+def test_what_it_would_get_from_an_offset_depends_on_what_is_lost() -> None:
+    feed = Feed(0, Session("bob", 1, is_remembered=True), ("a",), "mine", 20)
+    feed.quiet_from = 10
+    assert [feed.is_resumed_from(offset, 50) for offset in (9, 10, 20, 21)] == [False, True, True, False]
+    feed.lost = 3
+    assert [feed.is_resumed_from(offset, 50) for offset in (9, 10, 19, 20, 30)] == [False, True, True, False, False]
+    feed.counted_from, feed.resume_at = 15, 30
+    assert [feed.is_resumed_from(offset, 50) for offset in (10, 14, 15, 30)] == [True, True, False, False]

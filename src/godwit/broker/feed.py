@@ -145,6 +145,8 @@ class Feed:
     def is_resumed_from(self, offset: int, end_offset: int) -> bool:
         """Return whether it would get the same from this offset on as from where it would resume. A client that comes
         back asks for what is behind the last message that it got."""
+        if self.lost:  # a client that names `counted_from` or a later offset does not miss all of it
+            return self.quiet_from <= offset < min(self.counted_from, self.resumes_at(end_offset))
         return self.quiet_from <= offset <= self.resumes_at(end_offset)
 
     def standing(self, end_offset: int) -> tuple[int, int, int]:

@@ -72,9 +72,8 @@ class Subscribing:
         with_retained = request.retained or (feed is None and is_latest)
         resumes = feed is not None and request.start is None and offset is None
         is_offset = offset is not None or isinstance(request.start, int)
-        # A client that names an offset says what it has: what its session has missed is counted from there.
         end = self._delivery.next_offset
-        if feed is not None and is_offset and not feed.lost and feed.is_resumed_from(start, end):
+        if feed is not None and is_offset and feed.is_resumed_from(start, end):
             start = feed.resumes_at(end)
             resumes = True
         must_wait = False

@@ -238,8 +238,10 @@ def test_another_log_is_read_from_its_beginning_also_if_the_first_reply_does_not
         desk.attach(b"another log")
         (ask,) = desk.asked()
         assert ask.start == "earliest"
+        assert subscription.bookmark(500).log == b"log"
     desk.agree(ask, 40)
     assert Missed(subscription, None, next_offset=40) in desk.events
+    assert subscription.bookmark(40).log == b"another log"
     desk.detach()
     desk.attach(b"another log")
     (ask,) = desk.asked()

@@ -179,7 +179,7 @@ class Subscription:
         return [epoch for epoch in self.epochs if offset is not None and epoch.first_offset < offset][-1:]
 
     def bookmark(self, offset: int) -> Bookmark:
-        return make_bookmark(offset, self._inbox.log, self.epochs)
+        return make_bookmark(offset, self.log, self.epochs)
 
     @property
     def held_bytes(self) -> int:

@@ -54,7 +54,7 @@ class Topic:
         """Whether it is written down, and outlives a restart."""
         self.is_gone = False
         self.creator: str | None = None
-        """The client that it counts for; None: nobody, as far as is known."""
+        """The client that it counts for; None if that is not known."""
         self.publishers = 0
         self.messages = 0
         self.messages_seen = -1
@@ -133,7 +133,7 @@ class Catalogue:
         return topic
 
     def attribute(self, topic: Topic, creator: str) -> None:
-        """Count a topic that counts for nobody for this client."""
+        """Count a topic that counts for no client yet for this one."""
         if topic.creator is None:
             topic.creator = creator
             self._topics_of.add(owner_of(creator, self.settings.access), 1)

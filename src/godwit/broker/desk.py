@@ -28,7 +28,7 @@ from godwit.wire.control import Code, ControlMessage, MalformedError, UnknownKin
 
 REQUEST_BURST_S: Final = 4
 BYTES_A_REQUEST: Final = 256
-"""So many bytes of a long control message cost as much as a request."""
+"""This number of bytes of a long control message costs as much as a request."""
 WATCHES_A_REQUEST: Final = 64
 """So many jobs that a client begins to watch cost as much as a request."""
 MAX_AWAITED: Final = 4 * REQUESTS_PER_S

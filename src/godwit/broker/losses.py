@@ -30,7 +30,7 @@ def lose(
     count_losses(losing, late, matching)
     if losing.pattern is None:
         for feed, first in late.items():
-            # What was thinned out before it came there nobody has counted: not more than these.
+            # Messages that retention removed before it came there were not counted: not more than these.
             feed.lost += max(min(floor, feed.holes_below) - first, 0)
             if feed.link is None:
                 feed.resume_at = floor

@@ -27,7 +27,7 @@ class _Queue(msgspec.Struct):
 
 
 class NameQueues:
-    """One queue for each name that is waited for, as long as somebody is in it."""
+    """One queue for each name that a client waits for, until it is empty."""
 
     def __init__(self) -> None:
         self._queues: dict[str, _Queue] = {}

@@ -291,7 +291,7 @@ class Stream:
         return sorted(damaged.union(self._log.matching(self.filters, first, offset)))
 
     def _may_miss(self, offset: int) -> bool:
-        """Return whether something before this offset is gone that was for it, or that nobody can tell the topic of."""
+        """Return whether a message before this offset is gone that was for it, or whose topic is unknown."""
         first = self._next if self._next is not None else self.start.lowest
         is_damaged = any(first <= one < offset for one in self._log.damaged)
         return is_damaged or any(map(self._log.is_gone, self._log.matching(self.filters, 0, offset)))

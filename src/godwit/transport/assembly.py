@@ -40,7 +40,7 @@ class Assembly:
         self.end_bytes: int | None = None
         self.ends_channel = False
         self._compact = 0
-        """So many at the front of the run are not worth joining."""
+        """How many at the front of the run are not worth joining."""
 
     def compact(self) -> None:
         """Joins small fragments as they become many: else a flood of tiny ones would cost many times its credit."""
@@ -69,7 +69,7 @@ class IncomingChannel:
         """A record that is longer than the window may be begun when all before it was consumed: hence the longest one
         beyond the window."""
         self.grants_at_bytes = window_bytes // 4
-        """When so much was consumed, the other side is told of a new limit."""
+        """When this much was consumed, a new limit is sent to the peer."""
         self.received_bytes = 0
         self.delivered_bytes = 0
         self.consumed_bytes = 0

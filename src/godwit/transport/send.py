@@ -334,7 +334,7 @@ class SendHalf:
         return fragment
 
     def take_bulk(self, record: OutgoingRecord, more_bytes: int) -> None:
-        """Count so many more bytes of the record, which next_bulk or one of the methods below returned, as cut."""
+        """Count this many more bytes of the record, which next_bulk or one of the methods below returned, as cut."""
         channel = record.channel
         is_control = channel is self._control
         if record.cut_bytes == 0:

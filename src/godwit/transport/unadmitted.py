@@ -13,7 +13,7 @@ from godwit.limits import LOGIN_GRACE_S, MAX_UNADMITTED_PER_HOST
 from godwit.transport.train import Address
 
 SHARE: Final = 4
-"""Not admitted may be one in so many of all connections."""
+"""One in this many of all connections may be without a login."""
 
 
 def host_of(address: Address) -> str:

@@ -20,7 +20,7 @@ from godwit.wire.message import Count
 
 EPOCH_ID_BYTES: Final = 8
 MAX_EPOCHS_TOLD: Final = 16
-"""The newest ones, which readers are told and remember."""
+"""The newest ones, which readers receive and remember."""
 UNKNOWN: Final = bytes(EPOCH_ID_BYTES)
 """The id of the epoch of all messages that are older than the epochs that a log has written down."""
 

@@ -69,7 +69,7 @@ class SubscriptionPlan:
     """With a cursor: so many takes, then a commit."""
     until_s: float | None = None
     is_quiet: bool = False
-    """Hardly anything is published for it: it is told of a gap only if that is gone, whatever others lose."""
+    """Hardly anything is published for it: it gets a gap only if that is gone, whatever others lose."""
 
 
 @dataclass(frozen=True, slots=True)

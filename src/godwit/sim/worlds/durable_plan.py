@@ -94,7 +94,7 @@ def draw_durable_plan(seed: int) -> DurablePlan:
 def with_restores(plan: DurablePlan, restores: tuple[Restore, ...]) -> DurablePlan:
     """A plan in which older copies are put back, and nothing whose loss by that could not be told from a fault.
 
-    Sessions, cursors and wills are in the copy as they were: whoever relies on them gets older ones, which is no fault.
+    Sessions, cursors and wills are in the copy as they were: clients get the older ones, which is no fault.
     An offset as a start cannot be checked by anybody.
     """
     clients = tuple(_without_session(client) for client in plan.broker.clients)

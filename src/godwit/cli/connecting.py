@@ -137,7 +137,7 @@ async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
 
 
 @asynccontextmanager
-async def connected(target: Target) -> AsyncIterator[AsyncClient]:
+async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncIterator[AsyncClient]:
     """A client that is online. While the block runs, the user hears when the broker is lost and found again.
 
     The block is ended with BrokerUnreachableError if there is a time limit and the broker is away for longer, and with
@@ -154,7 +154,8 @@ async def connected(target: Target) -> AsyncIterator[AsyncClient]:
         session_expiry_s=target.session_expiry_s,
         on_state=watch.on_state,
     )
-    waiting = asyncio.create_task(_say_what_it_waits_for(target, opening))
+    notice = _WaitNotice(target) if notice is None else notice
+    waiting = asyncio.create_task(notice.run(opening))
     try:
         client = await opening
     except AccessError as error:
@@ -187,8 +188,9 @@ def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
     """Connects, asks one thing, and gives the answer; BrokerUnreachableError if it does not come in time."""
 
     async def main() -> T:
-        async with connected(target) as client:
-            waiting = asyncio.create_task(_say_what_it_waits_for(target))
+        notice = _WaitNotice(target)
+        async with connected(target, notice) as client:
+            waiting = asyncio.create_task(notice.run())
             try:
                 async with asyncio.timeout(target.timeout_s):
                     return await question(client)
@@ -203,21 +205,32 @@ def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
     return run(main())
 
 
-async def _say_what_it_waits_for(target: Target, opening: Connecting | None = None) -> None:
-    """With `opening` for the broker's welcome, else for its answer to a question."""
-    limit = "" if target.timeout_s is None else f", for {target.timeout_s:g} s in all"
-    await asyncio.sleep(SILENCE_S if target.timeout_s is None else ANSWER_SILENCE_S)
-    if opening is not None and opening.is_answered:
-        if target.name is not None and not target.secret:
-            what = "cursor" if target.is_cursor else "name"
-            why = f"another connection still seems to hold the {what} {target.name!r}"
-        else:  # whoever proves a name, or has none, waits for nobody else
-            why = "it has not let this client in yet"
-        tell(f"the broker at {target.broker} answers, but {why}; waiting{limit} (Ctrl-C ends)")
-    elif target.timeout_s is None:
-        tell(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
-    else:
-        tell(f"waiting for an answer from {target.broker}{limit} (Ctrl-C ends)")
+class _WaitNotice:
+    """The line that a command prints, at most once, when the broker does not answer soon."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._is_printed = False
+
+    async def run(self, opening: Connecting | None = None) -> None:
+        """Wait, then print the line. With `opening` the command waits for the broker's welcome, else for a reply."""
+        target = self._target
+        await asyncio.sleep(SILENCE_S if target.timeout_s is None else ANSWER_SILENCE_S)
+        if self._is_printed:
+            return
+        self._is_printed = True
+        limit = "" if target.timeout_s is None else f", for {target.timeout_s:g} s in all"
+        if opening is not None and opening.is_answered:
+            if target.name is not None and not target.secret:
+                what = "cursor" if target.is_cursor else "name"
+                why = f"another connection still seems to hold the {what} {target.name!r}"
+            else:  # a client that proves its name, or has none, waits for no other client
+                why = "it has not let this client in yet"
+            tell(f"the broker at {target.broker} answers, but {why}; waiting{limit} (Ctrl-C ends)")
+        elif target.timeout_s is None:
+            tell(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
+        else:
+            tell(f"waiting for an answer from {target.broker}{limit} (Ctrl-C ends)")
 
 
 def _explained_login(error: AccessError, target: Target) -> AccessError:

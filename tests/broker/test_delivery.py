@@ -181,6 +181,32 @@ def test_a_gap_that_was_not_taken_is_told_again() -> None:
         bob.die()
 
 
+def test_a_gap_of_a_named_cursor_is_reported_until_a_commit_passes_it() -> None:
+    """A consumer that received the report and stopped before it committed anything must get it in its next run."""
+    world = World(ring_bytes=64 * KIB)
+    alice, channel, bob = pair(world)
+    bob.subscribe("news", cursor="billing", number=7)
+    bob.die()
+    for _ in range(40):
+        alice.publish(channel, bytes(4 * KIB))
+    missed = world.store.first_offset
+    reported = c.Gap(count=missed, next_offset=missed)
+    for _ in range(2):
+        bob = world.client("bob", session_expiry_s=1000)
+        bob.subscribe("news", cursor="billing", number=7)
+        assert bob.gaps == [reported]
+        bob.confirm_all()
+        bob.die()
+    bob = world.client("bob", session_expiry_s=1000)
+    bob.subscribe("news", cursor="billing", number=7)
+    assert bob.gaps == [reported]
+    bob.expect(c.Commit(request=50, subscription=7, offset=missed), c.Done)
+    bob.die()
+    bob = world.client("bob", session_expiry_s=1000)
+    bob.subscribe("news", cursor="billing", number=7)
+    assert bob.gaps == []
+
+
 @pytest.mark.parametrize(("name", "start"), [(None, 0), (None, 3), ("bob", 0), ("bob", 3), ("bob", None)])
 def test_a_gap_before_the_start_is_told_again_to_a_client_that_returns_to_its_start(
     name: str | None, start: int | None

@@ -93,7 +93,7 @@ class CatchingUp:
         gap = Gap(count=feed.lost, next_offset=feed.position)
         link.unconfirmed_bytes += feed.lane.say(gap, feed.position, feed.sent_below)
         feed.sent_below = feed.position
-        feed.gaps.append((feed.lane.next_record - 1, feed.lost))
+        feed.gaps.append((feed.lane.next_record - 1, feed.lost, feed.position))
         feed.lost = 0
 
     def send_retained(self, feed: Feed, link: Link) -> None:

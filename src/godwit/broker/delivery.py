@@ -136,13 +136,14 @@ class Delivery:
         feed.resume_at, feed.quiet_from, _ = feed.standing(self.next_offset)
         feed.counted_from = feed.resume_at
         gone = self.first_offset - feed.resume_at
-        feed.lost += sum(count for _, count in feed.gaps)
+        owed = feed.owed()
+        feed.lost += owed
         feed.gaps.clear()
         if gone > 0 and feed.cursor is None:
             # What it was sent and did not confirm, as far as the log cannot send it again.
             feed.lost += sum(count for _, offset, *_, count in feed.lane.unconfirmed if offset < self.first_offset)
         elif gone > 0:
-            feed.lost = gone  # how many of them were for it nobody knows: not more than these
+            feed.lost = gone + owed  # how many of them were for it is unknown: not more than these
         feed.resume_at = max(feed.resume_at, self.first_offset)
         self._note_holes(feed)
         self._settle(feed, link)
@@ -314,8 +315,8 @@ class Delivery:
             return
         lane = feed.lane if feed.lane.channel == channel else feed.live_lane
         link.unconfirmed_bytes -= lane.on_confirm(record)
-        while feed.gaps and lane is feed.lane and feed.gaps[0][0] <= record:
-            del feed.gaps[0]
+        if feed.gaps and feed.cursor is None and lane is feed.lane:
+            feed.gaps = [gap for gap in feed.gaps if gap[0] > record]
         if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
             self._lagging.pop(feed, None)
         if self._journal.keeps and feed.cursor is None and not feed.is_settled:

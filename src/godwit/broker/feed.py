@@ -92,8 +92,9 @@ class Feed:
         """Whether the store may have it as settled."""
         self.counted_from = self.NOWHERE
         """Where `lost` begins to count, since it is absent."""
-        self.gaps: list[tuple[int, int]] = []
-        """Those that the client has been told of and has not confirmed: record, count."""
+        self.gaps: list[tuple[int, int, int]] = []
+        """Reports of missed messages that are not settled: record, count, offset behind the missed messages. A confirm
+        of the record settles one; with a named cursor, a commit of the offset."""
         self.kept_before = 0
         """Retained messages up to this one are older than the subscription."""
         self.lost = 0
@@ -152,11 +153,18 @@ class Feed:
     def standing(self, end_offset: int) -> tuple[int, int, int]:
         """Return where it would resume after a restart, since where nothing was for it, and how much it would have
         missed."""
-        lost = self.lost + sum([count for _, count in self.gaps])
+        lost = self.lost + self.owed()
         if self.link is not None and self.cursor is None:
             return self.done_below(end_offset), self.taken_below(), lost
         has_everything = self.is_settled or (self.link is not None and self.has_everything())
         return end_offset if has_everything else self.resume_at, self.quiet_from, lost
+
+    def owed(self) -> int:
+        """Return how many messages were reported as missed, to be reported again to the next connection.
+
+        Those behind a cursor's position are found missing again when the log is read from there.
+        """
+        return sum([count for *_, count, offset in self.gaps if self.cursor is None or offset <= self.resume_at])
 
     def may_hold(self, link: Link, size: int) -> bool:
         """Whether so much more may be under way to it. One that holds nothing may have any message while there is room

@@ -160,6 +160,7 @@ class Subscribing:
             return  # of messages that this log does not have: it goes on from where its cursor stands here
         if offset > self._delivery.next_offset:
             raise RequestFailure(Code.MALFORMED, f"offset {offset} does not exist yet")
+        feed.gaps = [gap for gap in feed.gaps if gap[2] > offset]
         self._delivery.quiet.rewind(feed, offset, self._delivery.next_offset)
         self._journal.feed(feed)
 

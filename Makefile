@@ -38,7 +38,7 @@ writable:
 	fi
 
 # PYTHON may name an interpreter; else the first of these that is new enough is taken.
-$(STAMP): pyproject.toml $(LOCK) | writable
+$(STAMP): pyproject.toml tools/pyproject.toml $(LOCK) | writable
 	@python=
 	for candidate in $${PYTHON:-python3.11 python3 python3.13 python3.12 python}; do
 	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python=$$candidate; break; fi
@@ -56,7 +56,7 @@ $(STAMP): pyproject.toml $(LOCK) | writable
 	export PIP_DISABLE_PIP_VERSION_CHECK=1
 	echo "setup: installing $$(grep -c '==' $(LOCK)) locked packages, this takes about a minute"
 	$(BIN)/python -m pip install -qq --require-hashes -r $(LOCK)
-	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable . --editable tools
 	touch $@
 
 demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever goes on until Ctrl-C)
@@ -101,7 +101,7 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear $(BUILD)/lock
 	$(BUILD)/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
-	$(BUILD)/lock/bin/uv pip compile pyproject.toml --group dev --extra bench --extra spark --universal --python-version 3.11 --upgrade --quiet \
+	$(BUILD)/lock/bin/uv pip compile pyproject.toml --group dev --extra spark --universal --python-version 3.11 --upgrade --quiet \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file $(LOCK)
 	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK); then
 	  echo "error: $(LOCK) names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2
@@ -111,4 +111,4 @@ lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 
 clean: ## Remove everything that can be made again
 	@rm -rf $(VENV) $(BUILD) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tools tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -74,7 +74,7 @@ def test_the_limits_of_work_are_those_that_hold() -> None:
         "tasks of all jobs": f"{limits.MAX_TASKS:,}",
         "payloads and results of all jobs together": f"{limits.MAX_JOBS_BYTES // mib} MiB",
         "of these, jobs that have not ended, when another is submitted": f"{limits.MAX_SUBMITTED_BYTES // mib} MiB",
-        "what one controller has of all this": "half of what the others leave",
+        "share of one controller": "half of the room that the others leave",
         "ended jobs": {3600.0: "kept for an hour"}[limits.JOB_KEEP_S],
-        "silence of a worker": f"{limits.LEASE_S:g} s",
+        "idle timeout of a worker": f"{limits.LEASE_S:g} s",
     }

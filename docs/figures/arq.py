@@ -1,6 +1,6 @@
 """Draws docs/figures/arq.svg: the efficiency of the three ARQ disciplines over the loss rate.
 
-Points are measured in the simulator, lines are the textbook's formulas; both come from godwit.sim.arq_curve. The same
+Points are measured in the simulator, lines are the textbook's formulas; both come from godwit_sim.arq_curve. The same
 source gives the same file, byte for byte. Takes about two minutes:
 
     .venv/bin/python docs/figures/arq.py
@@ -20,7 +20,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from godwit.sim.arq_curve import (
+from godwit.wire.parameters import Arq
+from godwit_sim.arq_curve import (
     BANDWIDTH_BITS_PER_S,
     DATAGRAM_BYTES,
     DELAY_S,
@@ -30,7 +31,6 @@ from godwit.sim.arq_curve import (
     WINDOW,
     measure,
 )
-from godwit.wire.parameters import Arq
 
 SEEDS = (1, 2, 3, 4, 5)
 TARGET = Path(__file__).with_suffix(".svg")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import anomalies
-from godwit.bench.anomalies import RULE_READINGS, judged, rule, run, runs, with_pause
-from godwit.bench.anomalies_data import Mote, Series, Window
 from godwit.pipeline.detector import PAUSE
+from godwit_bench import anomalies
+from godwit_bench.anomalies import RULE_READINGS, judged, rule, run, runs, with_pause
+from godwit_bench.anomalies_data import Mote, Series, Window
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.anomalies_data import NAB, Window, read_motes, read_nab
 from godwit.errors import GodwitError
+from godwit_bench.anomalies_data import NAB, Window, read_motes, read_nab
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 

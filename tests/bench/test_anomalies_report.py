@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from godwit.bench.anomalies import METHODS, Comparison, Score
-from godwit.bench.anomalies_report import figures, print_comparisons
+from godwit_bench.anomalies import METHODS, Comparison, Score
+from godwit_bench.anomalies_report import figures, print_comparisons
 
 
 def comparisons(*, hits: list[bool]) -> list[Comparison]:

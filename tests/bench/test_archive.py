@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from godwit.bench import archive
+from godwit_bench import archive
 
 
 def test_a_short_run_measures_everything(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import threading
 import pyarrow as pa
 from pyarrow import flight
 
-from godwit.bench.archive_bare import BareServer
-from godwit.bench.archive_reading import open_stream
+from godwit_bench.archive_bare import BareServer
+from godwit_bench.archive_reading import open_stream
 
 
 def test_it_sends_what_it_has() -> None:

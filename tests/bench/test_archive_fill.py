@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.archive_fill import (
+from godwit.store.reader import LogReader
+from godwit.wire.batch import Batch, decode_batch, encode_head
+from godwit.wire.entry import Entry
+from godwit_bench.archive_fill import (
     FULL_BATCH_MESSAGES,
     MESSAGE_BYTES,
     PUBLISHERS,
     fill_with_full_batches,
     fill_with_lone_messages,
 )
-from godwit.store.reader import LogReader
-from godwit.wire.batch import Batch, decode_batch, encode_head
-from godwit.wire.entry import Entry
 
 
 def entries_of(data: Path) -> list[tuple[int, Entry]]:

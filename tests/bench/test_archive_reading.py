@@ -7,10 +7,10 @@ from multiprocessing.connection import Connection as Pipe
 import pyarrow as pa
 import pytest
 
-from godwit.bench.archive_bare import BareServer
-from godwit.bench.archive_reading import read_for_ever, rows_per_s
-from godwit.bench.stage import Stage, hear
 from godwit.errors import GodwitError
+from godwit_bench.archive_bare import BareServer
+from godwit_bench.archive_reading import read_for_ever, rows_per_s
+from godwit_bench.stage import Stage, hear
 
 ROWS = 1000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.bench import forward, peers
-from godwit.bench.report import median_ratio
 from godwit.errors import GodwitError
+from godwit_bench import forward, peers
+from godwit_bench.report import median_ratio
 
 MISSING = [program for program in peers.PROGRAMS if peers.find(program) is None]
 

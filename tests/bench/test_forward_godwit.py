@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from godwit.bench import forward_pair, small_senders
-from godwit.bench.forward_godwit import godwit_pair, godwit_system
+from godwit_bench import forward_pair, small_senders
+from godwit_bench.forward_godwit import godwit_pair, godwit_system
 
 
 def test_messages_come_through() -> None:

@@ -9,9 +9,18 @@ from multiprocessing.connection import Connection as Pipe
 
 import pytest
 
-from godwit.bench.forward_pair import BURST, Pair, bursts, count_in_loop, count_in_thread, counted, measure, rest
-from godwit.bench.stage import READY, Stage
 from godwit.errors import GodwitError
+from godwit_bench.forward_pair import (
+    BURST,
+    Pair,
+    bursts,
+    count_in_loop,
+    count_in_thread,
+    counted,
+    measure,
+    rest,
+)
+from godwit_bench.stage import READY, Stage
 
 
 def broker(_: Stage) -> str:

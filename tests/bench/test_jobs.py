@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import jobs, peers
+from godwit_bench import jobs, peers
 
 
 @pytest.mark.skipif(peers.find("beanstalkd") is None, reason="needs the program beanstalkd")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import jobs_beanstalkd, peers
-from godwit.bench.jobs_beanstalkd import beanstalkd, beanstalkd_one_by_one
-from godwit.bench.jobs_cycles import DATA_FOLDER, JOB_BYTES, measure
-from godwit.bench.stage import Stage
 from godwit.errors import GodwitError
+from godwit_bench import jobs_beanstalkd, peers
+from godwit_bench.jobs_beanstalkd import beanstalkd, beanstalkd_one_by_one
+from godwit_bench.jobs_cycles import DATA_FOLDER, JOB_BYTES, measure
+from godwit_bench.stage import Stage
 
 SERVER = peers.find("beanstalkd") or ""
 pytestmark = pytest.mark.skipif(not SERVER, reason="needs the program beanstalkd")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.jobs_cycles import Completed, Dispatcher, Submitted, measure
-from godwit.bench.stage import READY, Stage
 from godwit.errors import GodwitError
+from godwit_bench.jobs_cycles import Completed, Dispatcher, Submitted, measure
+from godwit_bench.stage import READY, Stage
 
 
 def broker(stage: Stage) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from godwit.bench.jobs_cycles import DATA_FOLDER, measure
-from godwit.bench.jobs_godwit import godwit_jobs, godwit_one_by_one
-from godwit.bench.stage import Stage
+from godwit_bench.jobs_cycles import DATA_FOLDER, measure
+from godwit_bench.jobs_godwit import godwit_jobs, godwit_one_by_one
+from godwit_bench.stage import Stage
 
 
 def test_jobs_are_done(tmp_path: Path) -> None:

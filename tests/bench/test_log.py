@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import log, peers
+from godwit_bench import log, peers
 
 
 @pytest.mark.skipif(peers.find("nats-server") is None, reason="needs the program nats-server")

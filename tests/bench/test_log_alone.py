@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.log_alone import BATCH_BYTES, write_and_commit
 from godwit.errors import DiskError, GodwitError
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import Change
 from godwit.wire.entry import Entry
+from godwit_bench.log_alone import BATCH_BYTES, write_and_commit
 
 
 def test_payload_is_committed_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from godwit.bench.log_godwit import durable_broker, godwit_logger
-from godwit.bench.log_publishing import LOG_FOLDER, measure
-from godwit.bench.stage import Stage
+from godwit_bench.log_godwit import durable_broker, godwit_logger
+from godwit_bench.log_publishing import LOG_FOLDER, measure
+from godwit_bench.stage import Stage
 
 
 def test_messages_are_confirmed_and_kept(tmp_path: Path) -> None:

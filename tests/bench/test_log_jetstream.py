@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import peers
-from godwit.bench.log_jetstream import jetstream, jetstream_counted
-from godwit.bench.log_publishing import LOG_FOLDER, Logger, measure
-from godwit.bench.stage import Stage
+from godwit_bench import peers
+from godwit_bench.log_jetstream import jetstream, jetstream_counted
+from godwit_bench.log_publishing import LOG_FOLDER, Logger, measure
+from godwit_bench.stage import Stage
 
 SERVER = peers.find("nats-server") or ""
 pytestmark = pytest.mark.skipif(not SERVER, reason="needs the program nats-server")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.log_publishing import Logger, Outcome, measure
-from godwit.bench.stage import Stage
 from godwit.errors import GodwitError
+from godwit_bench.log_publishing import Logger, Outcome, measure
+from godwit_bench.stage import Stage
 
 
 def broker(stage: Stage) -> str:

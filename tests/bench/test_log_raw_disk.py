@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import log_raw_disk
-from godwit.bench.log_raw_disk import SYNC_BYTES, append_and_sync
+from godwit_bench import log_raw_disk
+from godwit_bench.log_raw_disk import SYNC_BYTES, append_and_sync
 
 
 def test_every_piece_is_synced_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

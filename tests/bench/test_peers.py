@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from godwit.bench import peers
 from godwit.errors import GodwitError
+from godwit_bench import peers
 
 
 class Machine:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.bench import peers
-from godwit.bench.forward_pair import measure
-from godwit.bench.peers_nats import nats_pair
+from godwit_bench import peers
+from godwit_bench.forward_pair import measure
+from godwit_bench.peers_nats import nats_pair
 
 SERVER = peers.find("nats-server")
 

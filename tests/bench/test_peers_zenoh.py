@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from godwit.bench.forward_pair import measure
-from godwit.bench.peers_zenoh import zenoh_pair
+from godwit_bench.forward_pair import measure
+from godwit_bench.peers_zenoh import zenoh_pair
 
 
 def test_messages_come_through() -> None:

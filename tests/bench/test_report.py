@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from godwit.bench.report import Ratio, Report, Result, interleaved, machine, median_ratio, print_report
+from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio, print_report
 
 REPORT = Report(
     "example",

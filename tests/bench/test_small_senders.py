@@ -10,10 +10,10 @@ from multiprocessing.connection import Connection as Pipe
 
 import pytest
 
-from godwit.bench import small_senders
-from godwit.bench.small_senders import System, allow_files, measure, send_all, tell_arrived
-from godwit.bench.stage import READY, Stage
 from godwit.errors import GodwitError
+from godwit_bench import small_senders
+from godwit_bench.small_senders import System, allow_files, measure, send_all, tell_arrived
+from godwit_bench.stage import READY, Stage
 
 
 class Echo:

@@ -7,12 +7,12 @@ import socket
 import pytest
 from tests.bench.stand_in import StandIn
 
-from godwit.bench.small_senders import send_all
-from godwit.bench.small_senders_godwit import GodwitLane, confirmed_record, connect
 from godwit.errors import GodwitError
 from godwit.wire import frames as wire
 from godwit.wire.batch import decode_batches
 from godwit.wire.packet import decode_packet, encode_packet
+from godwit_bench.small_senders import send_all
+from godwit_bench.small_senders_godwit import GodwitLane, confirmed_record, connect
 
 ACK = wire.Ack(12, ((3, 4), (0, 1)))
 CONFIRM = wire.Confirm(7, 41, 1)
@@ -79,7 +79,7 @@ def test_senders_log_in_and_send() -> None:
 
 
 def test_what_is_lost_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.bench.small_senders.STALLED_S", 0.05)
+    monkeypatch.setattr("godwit_bench.small_senders.STALLED_S", 0.05)
     with StandIn(loses=3) as broker:
         lanes = connect(broker.port, 2)
         try:

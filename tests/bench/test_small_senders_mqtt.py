@@ -6,9 +6,10 @@ import socket
 
 import pytest
 
-from godwit.bench import peers
-from godwit.bench.small_senders import measure
-from godwit.bench.small_senders_mqtt import (
+from godwit.errors import GodwitError
+from godwit_bench import peers
+from godwit_bench.small_senders import measure
+from godwit_bench.small_senders_mqtt import (
     PUBLISH_QOS_1,
     MqttLane,
     acknowledge,
@@ -18,7 +19,6 @@ from godwit.bench.small_senders_mqtt import (
     publish_packet,
     subscribe_packet,
 )
-from godwit.errors import GodwitError
 
 MOSQUITTO = peers.find("mosquitto")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench import spark
+from godwit_bench import spark
 
 
 @pytest.mark.java

@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from godwit.bench import spark_delay
-from godwit.bench.spark_delay import WARM_BATCHES, percentile, watch
 from godwit.errors import GodwitError
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake, Table
+from godwit_bench import spark_delay
+from godwit_bench.spark_delay import WARM_BATCHES, percentile, watch
 
 
 def batch(number: int, age_s: float) -> pa.Table:

@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from tests.bench.test_spark_bare import bare_of
 from tests.spark.archives import options, served
 
-from godwit.bench.spark_bare import FORMAT, BareSource, rows_of
-from godwit.bench.spark_reading import TASKS, Source
+from godwit_bench.spark_bare import FORMAT, BareSource, rows_of
+from godwit_bench.spark_reading import TASKS, Source
 
 
 @pytest.mark.soak

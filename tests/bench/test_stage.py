@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from godwit.bench.stage import HOST, Stage, free_port, hear, wait_for_listener
 from godwit.errors import GodwitError
+from godwit_bench.stage import HOST, Stage, free_port, hear, wait_for_listener
 
 
 def echo(pipe: Pipe, word: str) -> None:
@@ -95,7 +95,7 @@ def test_all_are_ended_with_the_block_however_it_is_left() -> None:
 
 
 KILLED = """
-from godwit.bench.stage import Stage, hear
+from godwit_bench.stage import Stage, hear
 from tests.bench.test_stage import stay
 if __name__ == "__main__":
     with Stage() as stage:

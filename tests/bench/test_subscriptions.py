@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from godwit.bench.subscriptions import AT_ONCE, TOPIC, Hall, compare, filters
 from godwit.broker.topics import check_filter, matches
+from godwit_bench.subscriptions import AT_ONCE, TOPIC, Hall, compare, filters
 
 
 def test_the_others_are_valid_and_match_other_topics() -> None:

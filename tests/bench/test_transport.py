@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from godwit.bench import transport
+from godwit_bench import transport
 
 
 def test_a_short_run_measures_everything() -> None:

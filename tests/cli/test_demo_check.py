@@ -22,8 +22,8 @@ from godwit.cli.demo_check import (
     running_digest,
     topic_of,
 )
+from godwit.cli.house import Climate, Thermometer
 from godwit.client.message import Message
-from godwit.sim.rooms import Climate, Thermometer
 
 
 def payloads(count: int, room: str = "kitchen") -> list[bytes]:

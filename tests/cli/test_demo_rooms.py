@@ -14,10 +14,9 @@ from godwit.cli import demo_rooms
 from godwit.cli.demo_check import Watch, problems, running_digest, topic_of
 from godwit.cli.demo_processes import Line
 from godwit.cli.demo_rooms import Room, RoomsReport
+from godwit.cli.house import ROOMS, RoomReading, Sensor, sensors
 from godwit.net.connect import connect
 from godwit.net.serve import Service
-from godwit.sim.rooms import ROOMS, Reading
-from godwit.sim.sensors import Sensor, sensors
 
 
 def test_a_room_counts_what_it_sends() -> None:
@@ -49,7 +48,7 @@ def test_a_sensor_that_is_silent_sends_nothing() -> None:
     class Silent(Sensor):
         turn = 0
 
-        def read(self) -> Reading | None:
+        def read(self) -> RoomReading | None:
             self.turn += 1
             return super().read() if self.turn % 3 == 0 else None
 

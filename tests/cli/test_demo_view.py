@@ -15,7 +15,7 @@ from godwit.cli.demo_rooms import RoomsReport
 from godwit.cli.demo_run import Phase, Picture, Settings
 from godwit.cli.demo_view import SPARK_WIDTH, Display, Lines, bar, frame, joined, spark, summary, verdict
 from godwit.cli.demo_work import WorkReport
-from godwit.sim.rooms import ROOMS
+from godwit.cli.house import ROOMS
 
 SETTINGS = Settings(20.0, 0.05, 1000.0, 1)
 

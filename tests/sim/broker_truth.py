@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from godwit.sim.broker_ledger import Ledger, Publication
-from godwit.sim.broker_log import LogChecker
 from godwit.wire.batch import Batch, decode_head, encode_batch
 from godwit.wire.entry import Entry
+from godwit_sim.broker_ledger import Ledger, Publication
+from godwit_sim.broker_log import LogChecker
 
 RECEIVED_US: dict[Publication, int] = {}
 """When each was appended last."""

@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 
-from godwit.sim.broker_restarts import Rows, apply
-from godwit.sim.jobs_chronicle import Chronicle
-from godwit.sim.jobs_ledger import JobLedger
-from godwit.sim.jobs_roster import Presence, WorkRoster
-from godwit.sim.jobs_tellings import TellingChecker
 from godwit.wire.changes import Change, JobGone, JobKept, JobPayload, TaskKept
 from godwit.wire.work import Outcome, Submission
+from godwit_sim.broker_restarts import Rows, apply
+from godwit_sim.jobs_chronicle import Chronicle
+from godwit_sim.jobs_ledger import JobLedger
+from godwit_sim.jobs_roster import Presence, WorkRoster
+from godwit_sim.jobs_tellings import TellingChecker
 
 EPOCH_US = 1_000_000_000
 SECOND_US = 1_000_000

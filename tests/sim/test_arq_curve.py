@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.sim.arq_curve import (
+from godwit_sim.arq_curve import (
     FORMULAS,
     go_back_n_efficiency,
     measure_curve,

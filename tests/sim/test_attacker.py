@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from godwit.sim.attacker import BLIND, FORGING, SEEING, Attacker, AttackPlan
-from godwit.sim.link import Link, LinkSettings
-from godwit.sim.network import Host, Network, Observer
-from godwit.sim.packets import addressed_to, frames_of
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.transport.train import Address
 from godwit.wire import frames as f
 from godwit.wire.packet import encode_packet
+from godwit_sim.attacker import BLIND, FORGING, SEEING, Attacker, AttackPlan
+from godwit_sim.network import Host, Network, Observer
+from godwit_sim.packets import addressed_to, frames_of
 
 SERVER, CLIENT, EVIL = ("192.0.2.1", 4000), ("10.0.0.1", 40_000), ("203.0.113.66", 6666)
 SEEN = encode_packet(0xABC, 7, f.encode_frame(f.Data(f.WHOLE, 1, 2, 0, None, b"payload")))
@@ -36,8 +36,8 @@ def attack(kinds: Sequence[str], *, spoofs: bool = False, talk: bool = True) -> 
         network.add_host(Host(name, address))
         for name, address in (("server", SERVER), ("client", CLIENT), ("attacker", EVIL))
     )
-    network.join(client, server, Link(LinkSettings(), Random(1)))
-    network.join(evil, server, Link(LinkSettings(), Random(1)))
+    network.join(client, server, ImpairedLink(LinkSettings(), Random(1)))
+    network.join(evil, server, ImpairedLink(LinkSettings(), Random(1)))
     plan = AttackPlan(1.0, 2.0, 60, tuple(kinds), spoofs)
     Attacker(network, evil, [server, client], plan, Random(1)).schedule()
     if talk:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.sim.broker_truth import Truth
 
-from godwit.sim.broker_ledger import fits, fits_any
-from godwit.sim.checkers import ViolationError
+from godwit_sim.broker_ledger import fits, fits_any
+from godwit_sim.checkers import ViolationError
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.sim.broker_truth import Truth
 
-from godwit.sim.broker_log import LogChecker
-from godwit.sim.checkers import ViolationError
+from godwit_sim.broker_log import LogChecker
+from godwit_sim.checkers import ViolationError
 
 
 def test_a_good_log() -> None:

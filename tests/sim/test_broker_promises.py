@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 from tests.sim.broker_truth import Truth, got
 
-from godwit.sim.broker_promises import LiveChecker, ReachChecker, RetainedChecker, SessionChecker, WillChecker
-from godwit.sim.broker_roster import Presence, Roster, Seat
-from godwit.sim.broker_streams import Start, Stream
-from godwit.sim.checkers import ViolationError
 from godwit.transport.events import Closed
 from godwit.wire.control import Code, Login
+from godwit_sim.broker_promises import (
+    LiveChecker,
+    ReachChecker,
+    RetainedChecker,
+    SessionChecker,
+    WillChecker,
+)
+from godwit_sim.broker_roster import Presence, Roster, Seat
+from godwit_sim.broker_streams import Start, Stream
+from godwit_sim.checkers import ViolationError
 
 # -- retained ---------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from tests.sim.broker_truth import Truth
 
-from godwit.sim.broker_restarts import Found, RestartChecker, apply, rows_of
-from godwit.sim.checkers import ViolationError
 from godwit.wire.changes import (
     Change,
     FeedGone,
@@ -24,6 +22,8 @@ from godwit.wire.changes import (
     TopicKept,
 )
 from godwit.wire.entry import Entry
+from godwit_sim.broker_restarts import Found, RestartChecker, apply, rows_of
+from godwit_sim.checkers import ViolationError
 
 TOPIC = TopicKept("a/b", 1, 2, 3)
 FEED = FeedKept("alice", ("a/#",), "cursor", 7)

@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 from tests.sim.broker_truth import Truth
 
-from godwit.sim.broker_ledger import Publication
-from godwit.sim.broker_roster import Roster, Seat
 from godwit.transport.events import Closed, Confirmed, Connected, Received
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import Login, Open, Subscribe, Unsubscribe, encode_control
+from godwit_sim.broker_ledger import Publication
+from godwit_sim.broker_roster import Roster, Seat
 
 
 class Line:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.sim.broker_truth import Truth, got
 
-from godwit.sim.broker_ledger import Publication
-from godwit.sim.broker_streams import Start, Stream
-from godwit.sim.checkers import ViolationError
+from godwit_sim.broker_ledger import Publication
+from godwit_sim.broker_streams import Start, Stream
+from godwit_sim.checkers import ViolationError
 
 
 def stream(truth: Truth, *filters: str, lowest: int = 0, due: int | None = 0) -> Stream:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from godwit.sim.checkers import ConfirmChecker, DeliveryChecker, LifeChecker, ViolationError
+from godwit_sim.checkers import ConfirmChecker, DeliveryChecker, LifeChecker, ViolationError
 
 FLOW = ("c0.1", "up", 1)
 CLIENT, SERVER = "c0.1@client", "c0.1@server.1"

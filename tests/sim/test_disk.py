@@ -10,7 +10,7 @@ from random import Random
 import apsw
 import pytest
 
-from godwit.sim.disk import SECTOR_BYTES, DiedError, Disk, Trouble
+from godwit_sim.disk import SECTOR_BYTES, DiedError, Disk, Trouble
 
 PATH = "/data/log.sqlite"
 ROWS = 12

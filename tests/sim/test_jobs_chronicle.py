@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from tests.sim.jobs_truth import INSTANCE, SECOND_US, Truth
 
-from godwit.sim.checkers import ViolationError
+from godwit_sim.checkers import ViolationError
 
 
 def leased(**wishes: int) -> Truth:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.sim.checkers import ViolationError
-from godwit.sim.jobs_ledger import JobLedger
 from godwit.wire.work import Submission
+from godwit_sim.checkers import ViolationError
+from godwit_sim.jobs_ledger import JobLedger
 
 
 def test_the_same_key_is_the_same_order_for_the_same_controller() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.sim.jobs_truth import Truth
 
-from godwit.sim.checkers import ViolationError
-from godwit.sim.jobs_stories import read_event
+from godwit_sim.checkers import ViolationError
+from godwit_sim.jobs_stories import read_event
 
 
 def test_events_are_read() -> None:

@@ -11,9 +11,9 @@ from tests.sim.jobs_truth import Truth
 
 from godwit.client.comparing import JobView, TaskView
 from godwit.client.leasing import Lease
-from godwit.sim.checkers import ViolationError
-from godwit.sim.jobs_tellings import Following
 from godwit.wire.jobs import JobInfo, TaskInfo
+from godwit_sim.checkers import ViolationError
+from godwit_sim.jobs_tellings import Following
 
 INFO = JobInfo(job=1, key="key 1", controller="boss", of_kind="resize", state="done", agreed=1)
 LEASE = Lease((1, 0, 1), "resize", "boss", b"job 1", 1, 0, None, None)

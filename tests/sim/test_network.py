@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from godwit.sim.link import Link, LinkSettings
-from godwit.sim.network import Host, Network, Observer, UnrestError, join_datagrams
-from godwit.sim.trace import Trace
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.transport.train import Address, Train
+from godwit_sim.network import Host, Network, Observer, UnrestError, join_datagrams
+from godwit_sim.trace import Trace
 
 A: Address = ("10.0.0.1", 1)
 B: Address = ("10.0.0.2", 2)
@@ -60,8 +60,8 @@ def ignore(events: Sequence[Any], now: float) -> None:
 def world(trace: Trace | None = None, seed: int = 1, **settings: Any) -> tuple[Network, Host, Host]:
     network = Network(trace)
     one, other = network.add_host(Host("a", A)), network.add_host(Host("b", B))
-    network.join(one, other, Link(LinkSettings(**settings), Random(f"{seed} ab")))
-    network.join(other, one, Link(LinkSettings(**settings), Random(f"{seed} ba")))
+    network.join(one, other, ImpairedLink(LinkSettings(**settings), Random(f"{seed} ab")))
+    network.join(other, one, ImpairedLink(LinkSettings(**settings), Random(f"{seed} ba")))
     return network, one, other
 
 
@@ -143,8 +143,8 @@ def test_timers_ring_in_order_and_on_the_grid() -> None:
 def test_every_host_has_its_own_clock() -> None:
     network = Network()
     one, other = network.add_host(Host("a", A, epoch_s=1e6 / 3)), network.add_host(Host("b", B))
-    network.join(one, other, Link(LinkSettings(delay_s=0.1), Random(1)))
-    network.join(other, one, Link(LinkSettings(delay_s=0.1), Random(1)))
+    network.join(one, other, ImpairedLink(LinkSettings(delay_s=0.1), Random(1)))
+    network.join(other, one, ImpairedLink(LinkSettings(delay_s=0.1), Random(1)))
     due = 1e6 / 3 + 0.7
     a, b = started(network, one, Parrot(timers=[due])), started(network, other, Parrot(reply=b"r"))
     send(network, one, a, B, b"x")

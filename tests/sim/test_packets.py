@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.sim.packets import addressed_to, answers, challenges, describe, frames_of
 from godwit.wire import frames as f
 from godwit.wire.packet import encode_packet
+from godwit_sim.packets import addressed_to, answers, challenges, describe, frames_of
 
 
 def packet(*frames: f.Frame) -> bytes:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.sim import scenarios
-from godwit.sim.scenarios import SCENARIOS, run_scenario
-from godwit.sim.transfer import Progress, Transfer, TransferPlan, TransferResult
+from godwit_sim import scenarios
+from godwit_sim.scenarios import SCENARIOS, run_scenario
+from godwit_sim.transfer import Progress, Transfer, TransferPlan, TransferResult
 
 
 @pytest.mark.parametrize("name", ["handshake-loss", "handshake-corruption", "loss", "reordering", "duplication"])

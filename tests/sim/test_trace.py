@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from godwit.sim.trace import Trace
+from godwit_sim.trace import Trace
 
 
 def test_equal_notes_give_equal_digests() -> None:

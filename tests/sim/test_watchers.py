@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from godwit.sim.checkers import ViolationError
-from godwit.sim.network import Host
-from godwit.sim.watchers import TIMER_ROUNDS, AmplificationWatcher, HeardWatcher, MemoryWatcher, TimerWatcher
 from godwit.wire import frames as f
 from godwit.wire.packet import encode_packet
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Host
+from godwit_sim.watchers import TIMER_ROUNDS, AmplificationWatcher, HeardWatcher, MemoryWatcher, TimerWatcher
 
 SERVER = ("192.0.2.1", 4000)
 CLIENT = ("10.0.0.1", 40_000)

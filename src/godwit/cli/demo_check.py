@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from godwit.sim.rooms import Reading
+from godwit.cli.house import RoomReading
 
 if TYPE_CHECKING:
     from godwit.client.message import Message
@@ -95,7 +95,7 @@ class RoomCheck:
     """Every message of one room, in the order of arrival."""
 
     def __init__(self, room: str) -> None:
-        self._decoder = msgspec.json.Decoder(Reading)
+        self._decoder = msgspec.json.Decoder(RoomReading)
         self._digest = hashlib.sha256()
         self._room = room
         self._expected = 0

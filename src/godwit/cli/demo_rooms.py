@@ -13,9 +13,8 @@ import msgspec
 
 from godwit.cli.demo_check import SentRoom, running_digest, topic_of
 from godwit.cli.demo_processes import TICK_S, Line, run_child
+from godwit.cli.house import ROOMS, Sensor, sensors
 from godwit.errors import BufferFullError
-from godwit.sim.rooms import ROOMS
-from godwit.sim.sensors import Sensor, sensors
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient

@@ -29,11 +29,11 @@ from godwit.cli.demo_pipeline import PipelineReport, missing, run_pipeline
 from godwit.cli.demo_processes import TICK_S, Child
 from godwit.cli.demo_rooms import RoomsReport
 from godwit.cli.demo_work import WORKERS, WorkReport
+from godwit.cli.house import ROOMS
 from godwit.errors import GodwitError
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.address import format_address
 from godwit.net.relay import Direction, Impairment, Relay
-from godwit.sim.link import Link, LinkSettings
-from godwit.sim.rooms import ROOMS
 from godwit.transport.train import Address
 
 LINE_BITS_PER_S: Final = 20e6
@@ -119,7 +119,7 @@ class Demo:
     def __init__(self, settings: Settings, show: Callable[[Picture], None]) -> None:
         self._settings = settings
         self._show = show
-        self._links: list[tuple[Direction, Link]] = []
+        self._links: list[tuple[Direction, ImpairedLink]] = []
         self._rooms = RoomsReport()
         self._seen = WatchReport()
         self._work = WorkReport()
@@ -245,7 +245,7 @@ class Demo:
             raise GodwitError(self._seen.problem)
 
     def _impair(self, direction: Direction, _client: Address) -> Impairment:
-        link = Link(self._settings.link(), Random(f"{self._settings.seed} {direction} {len(self._links)}"))
+        link = ImpairedLink(self._settings.link(), Random(f"{self._settings.seed} {direction} {len(self._links)}"))
         self._links.append((direction, link))
         return link
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import inspect
 import io
 import sys
@@ -23,7 +24,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     name: f"godwit.cli.{name}"
     for name in (
         "broker", "pub", "sub", "job", "worker", "topics", "clients", "kick", "ping", "log", "pipeline", "shell",
-        "sensors", "demo", "sim", "bench",
+        "sensors", "demo",
     )
 }  # fmt: skip
 """The one place to register commands, in the order of the help text: the command, and the module that has it.
@@ -60,6 +61,10 @@ def build_app(wanted: str | None = None) -> typer.Typer:
     app.callback(epilog="Example: godwit demo. Each command explains itself: godwit COMMAND --help")(_root)
     for module in [COMMANDS[wanted]] if wanted is not None and wanted in COMMANDS else COMMANDS.values():
         importlib.import_module(module).register(app)
+    if wanted not in COMMANDS:
+        added = importlib.metadata.entry_points(group="godwit.commands")
+        for entry in [entry for entry in added if entry.name == wanted] or added:
+            app.add_typer(entry.load(), name=entry.name)
     _flow(app)
     return app
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from godwit.impairment import LinkSettings
 from godwit.limits import KIB
 from godwit.server.server import Server
-from godwit.sim.link import LinkSettings
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.broker import BrokerWorld
-from godwit.sim.worlds.broker_plan import (
+from godwit.transport.config import EndpointConfig
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.broker import BrokerWorld
+from godwit_sim.worlds.broker_plan import (
     BrokerPlan,
     ClientPlan,
     Fault,
@@ -19,8 +20,7 @@ from godwit.sim.worlds.broker_plan import (
     SubscriptionPlan,
     WillPlan,
 )
-from godwit.sim.worlds.transport_plan import HostPlan
-from godwit.transport.config import EndpointConfig
+from godwit_sim.worlds.transport_plan import HostPlan
 
 HOST = HostPlan(joins=True, wake_delay_s=0.0, timer_step_s=0.0, epoch_s=5.0)
 LINK = LinkSettings(delay_s=0.005)

@@ -9,15 +9,15 @@ from random import Random
 from tests.sim.broker_truth import Truth
 
 from godwit.errors import DiskError
-from godwit.sim.broker_restarts import RestartChecker
-from godwit.sim.disk import DiedError, Disk, Trouble
-from godwit.sim.network import Network
-from godwit.sim.worlds.broker_books import Books
-from godwit.sim.worlds.durable_plan import DurablePlan
-from godwit.sim.worlds.durable_stage import PATH, DurableStore, Opener, WatchedDurableStore, open_store
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import FeedKept, IdentityKept, RetainedKept, SessionGone, SessionKept, TopicKept
+from godwit_sim.broker_restarts import RestartChecker
+from godwit_sim.disk import DiedError, Disk, Trouble
+from godwit_sim.network import Network
+from godwit_sim.worlds.broker_books import Books
+from godwit_sim.worlds.durable_plan import DurablePlan
+from godwit_sim.worlds.durable_stage import PATH, DurableStore, Opener, WatchedDurableStore, open_store
 
 
 def opener_of(kind: type[SqliteStore], synchronous: str = "FULL") -> Opener:

@@ -8,11 +8,11 @@ from typing import Any
 
 from tests.sim.worlds.broker_scene import ENDPOINT, HOST, LINK, PLAN, client
 
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.broker_plan import PublicationPlan, SubscriptionPlan
-from godwit.sim.worlds.durable_plan import Death, DurablePlan, auditor
-from godwit.sim.worlds.jobs import JobsWorld
-from godwit.sim.worlds.jobs_plan import ActorFault, ActorPlan, ControllerPlan, JobPlan, JobsPlan, WorkerPlan
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.broker_plan import PublicationPlan, SubscriptionPlan
+from godwit_sim.worlds.durable_plan import Death, DurablePlan, auditor
+from godwit_sim.worlds.jobs import JobsWorld
+from godwit_sim.worlds.jobs_plan import ActorFault, ActorPlan, ControllerPlan, JobPlan, JobsPlan, WorkerPlan
 
 
 def actor(name: str | None, start_s: float = 0.0) -> ActorPlan:

@@ -21,15 +21,15 @@ from godwit.broker.identities import Identities
 from godwit.broker.lane import Lane
 from godwit.client.client import Client
 from godwit.client.subscription import Subscription
+from godwit.impairment import LinkSettings
 from godwit.limits import KIB
 from godwit.server.server import Server
-from godwit.sim.checkers import ViolationError
-from godwit.sim.link import LinkSettings
-from godwit.sim.trace import Trace
-from godwit.sim.worlds import WORLDS, run_seed
-from godwit.sim.worlds.broker import run_broker
-from godwit.sim.worlds.broker_plan import BrokerPlan, Fault, FaultKind, HostilePlan, ReadingPlan
 from godwit.wire.control import Gap
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds import WORLDS, run_seed
+from godwit_sim.worlds.broker import run_broker
+from godwit_sim.worlds.broker_plan import BrokerPlan, Fault, FaultKind, HostilePlan, ReadingPlan
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -108,7 +108,7 @@ def test_somebody_hostile_hurts_nobody() -> None:
 
 
 def test_the_same_seed_is_the_same_world_in_any_process() -> None:
-    code = "from godwit.sim.worlds import run_seed; print(*(run_seed('broker', seed).digest for seed in (3, 4)))"
+    code = "from godwit_sim.worlds import run_seed; print(*(run_seed('broker', seed).digest for seed in (3, 4)))"
     here = [run_seed("broker", seed).digest for seed in (3, 4)]
     assert here[0] != here[1]
     for hash_seed in ("1", "2"):

@@ -9,11 +9,11 @@ import pytest
 from tests.sim.worlds.broker_scene import PLAN, client, messages, run
 
 from godwit.client import events as told
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.broker import BrokerWorld
-from godwit.sim.worlds.broker_ends import Person
-from godwit.sim.worlds.broker_plan import Fault
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.broker import BrokerWorld
+from godwit_sim.worlds.broker_ends import Person
+from godwit_sim.worlds.broker_plan import Fault
 
 
 def begun() -> tuple[BrokerWorld, Person]:

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from tests.sim.worlds.broker_scene import PLAN, SLOW, run
 
-from godwit.sim.worlds.broker_plan import HostileKind, HostilePlan
+from godwit_sim.worlds.broker_plan import HostileKind, HostilePlan
 
 
 @pytest.mark.parametrize("kind", get_args(HostileKind))

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
-from godwit.sim.broker_ledger import fits_any
-from godwit.sim.worlds.broker_plan import FILTERS, MAX_MESSAGES, TOPICS, TROUBLES, FaultKind, ReadingPlan, draw_plan
+from godwit_sim.broker_ledger import fits_any
+from godwit_sim.worlds.broker_plan import (
+    FILTERS,
+    MAX_MESSAGES,
+    TOPICS,
+    TROUBLES,
+    FaultKind,
+    ReadingPlan,
+    draw_plan,
+)
 
 PLANS = [draw_plan(seed) for seed in range(300)]
 

@@ -9,13 +9,13 @@ import pytest
 from tests.sim.worlds.broker_scene import PLAN, SENDER, client, run
 
 from godwit.client import events as told
-from godwit.sim.broker_streams import Start
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.broker import BrokerWorld
-from godwit.sim.worlds.broker_plan import ClientPlan, Fault, ReadingPlan, SubscriptionPlan
-from godwit.sim.worlds.broker_readers import Reader
 from godwit.wire.control import Done, Error
+from godwit_sim.broker_streams import Start
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.broker import BrokerWorld
+from godwit_sim.worlds.broker_plan import ClientPlan, Fault, ReadingPlan, SubscriptionPlan
+from godwit_sim.worlds.broker_readers import Reader
 
 
 def begun(until_s: float = 0.5, **changes: Any) -> tuple[BrokerWorld, Reader]:

@@ -11,16 +11,16 @@ from tests.sim.broker_truth import Truth
 from godwit.broker.settings import Settings
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
-from godwit.sim.broker_ledger import Publication
-from godwit.sim.checkers import ViolationError
-from godwit.sim.network import Host, Network
-from godwit.sim.worlds.broker_books import Books
-from godwit.sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore, listen_at
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Entry
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Connected
 from godwit.transport.train import Train
+from godwit_sim.broker_ledger import Publication
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Host, Network
+from godwit_sim.worlds.broker_books import Books
+from godwit_sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore, listen_at
 
 
 def entry_of(books: Books, **how: Any) -> tuple[Publication, Entry]:

@@ -27,17 +27,17 @@ from godwit.broker.subscribing import Subscribing
 from godwit.client.subscription import Subscription
 from godwit.errors import LogDamagedError
 from godwit.server.server import Server
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds import WORLDS, run_seed
-from godwit.sim.worlds.broker_plan import Fault, PublicationPlan, ReadingPlan, SubscriptionPlan, WillPlan
-from godwit.sim.worlds.durable import DurableWorld, run_durable
-from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restore, auditor, with_restores
-from godwit.sim.worlds.durable_stage import Opener, open_store
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import FeedKept
 from godwit.wire.epochs import Epoch
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds import WORLDS, run_seed
+from godwit_sim.worlds.broker_plan import Fault, PublicationPlan, ReadingPlan, SubscriptionPlan, WillPlan
+from godwit_sim.worlds.durable import DurableWorld, run_durable
+from godwit_sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restore, auditor, with_restores
+from godwit_sim.worlds.durable_stage import Opener, open_store
 
 SEEDS = range(14)
 
@@ -48,7 +48,7 @@ def test_seeds_pass(seed: int) -> None:
 
 
 def test_the_same_seed_is_the_same_world_in_any_process() -> None:
-    code = "from godwit.sim.worlds import run_seed; print(*(run_seed('durable', seed).digest for seed in (2, 3)))"
+    code = "from godwit_sim.worlds import run_seed; print(*(run_seed('durable', seed).digest for seed in (2, 3)))"
     here = [run_seed("durable", seed).digest for seed in (2, 3)]
     assert here[0] != here[1]
     done = subprocess.run(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-from godwit.sim.disk import Trouble
-from godwit.sim.worlds.broker_plan import draw_plan
-from godwit.sim.worlds.durable_plan import AUDITOR, draw_durable_plan
+from godwit_sim.disk import Trouble
+from godwit_sim.worlds.broker_plan import draw_plan
+from godwit_sim.worlds.durable_plan import AUDITOR, draw_durable_plan
 
 PLANS = [draw_durable_plan(seed) for seed in range(200)]
 

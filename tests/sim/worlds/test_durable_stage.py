@@ -16,12 +16,20 @@ from tests.store.entries import LOG_ID, make_entry
 
 from godwit.broker.effects import Losing
 from godwit.errors import DiskError, LogDamagedError
-from godwit.sim.checkers import ViolationError
-from godwit.sim.disk import DAMAGES, Damage, DiedError, Disk, Trouble
-from godwit.sim.worlds.durable_plan import draw_durable_plan
-from godwit.sim.worlds.durable_stage import DIED, PATH, DurableStore, MortalShell, Opener, TrimmedLog, open_store
 from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import Witness
+from godwit_sim.checkers import ViolationError
+from godwit_sim.disk import DAMAGES, Damage, DiedError, Disk, Trouble
+from godwit_sim.worlds.durable_plan import draw_durable_plan
+from godwit_sim.worlds.durable_stage import (
+    DIED,
+    PATH,
+    DurableStore,
+    MortalShell,
+    Opener,
+    TrimmedLog,
+    open_store,
+)
 
 PLAN = replace(draw_durable_plan(0), checkpoints=0.2, max_age_s=None)
 

@@ -25,12 +25,12 @@ from godwit.broker.jobs.starts import Starts
 from godwit.broker.journal import Journal
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds import WORLDS, run_seed
-from godwit.sim.worlds.durable_plan import Death, DiskFault
-from godwit.sim.worlds.jobs import JobsWorld, run_jobs
-from godwit.sim.worlds.jobs_plan import ActorFault, JobsPlan
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds import WORLDS, run_seed
+from godwit_sim.worlds.durable_plan import Death, DiskFault
+from godwit_sim.worlds.jobs import JobsWorld, run_jobs
+from godwit_sim.worlds.jobs_plan import ActorFault, JobsPlan
 
 SEEDS = range(24)
 PATIENCE_S = 100.0
@@ -43,7 +43,7 @@ def test_seeds_pass(seed: int) -> None:
 
 
 def test_the_same_seed_is_the_same_world_in_any_process() -> None:
-    code = "from godwit.sim.worlds import run_seed; print(*(run_seed('jobs', seed).digest for seed in (1, 7)))"
+    code = "from godwit_sim.worlds import run_seed; print(*(run_seed('jobs', seed).digest for seed in (1, 7)))"
     here = [run_seed("jobs", seed).digest for seed in (1, 7)]
     assert here[0] != here[1]
     done = subprocess.run(

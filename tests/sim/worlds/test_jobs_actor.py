@@ -8,11 +8,11 @@ from tests.sim.worlds.jobs_scene import QUIET, quiet, run, worker
 from godwit.broker.session import made_name
 from godwit.client.events import Ended, Leased, Online
 from godwit.client.leasing import Lease
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.jobs import JobsWorld
-from godwit.sim.worlds.jobs_actor import Actor, describe
 from godwit.wire.codes import Code
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.jobs import JobsWorld
+from godwit_sim.worlds.jobs_actor import Actor, describe
 
 
 def world() -> JobsWorld:

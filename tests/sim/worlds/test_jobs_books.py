@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET
 
-from godwit.sim.checkers import ViolationError
-from godwit.sim.network import Network
-from godwit.sim.worlds.broker_books import EPOCH_US, Books
-from godwit.sim.worlds.jobs_books import TAIL, JobBooks
 from godwit.wire.batch import Batch, encode_batch, encode_head
 from godwit.wire.changes import JobKept, JobPayload
 from godwit.wire.entry import Entry
 from godwit.wire.work import Submission
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Network
+from godwit_sim.worlds.broker_books import EPOCH_US, Books
+from godwit_sim.worlds.jobs_books import TAIL, JobBooks
 
 KEPT = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
 

@@ -9,12 +9,12 @@ from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run
 
 from godwit.client.comparing import JobView
 from godwit.client.events import JobRefused, Leased, Reply
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.jobs import JobsWorld
-from godwit.sim.worlds.jobs_plan import ActorFault
 from godwit.wire.codes import Code
 from godwit.wire.control import Done
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.jobs import JobsWorld
+from godwit_sim.worlds.jobs_plan import ActorFault
 
 DEATH = (ActorFault(0.75, "dies", 3, 0.4),)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from godwit.sim.worlds.jobs_plan import KINDS, MAX_JOBS, ActorFaultKind, draw_jobs_plan
+from godwit_sim.worlds.jobs_plan import KINDS, MAX_JOBS, ActorFaultKind, draw_jobs_plan
 
 PLANS = [draw_jobs_plan(seed) for seed in range(200)]
 

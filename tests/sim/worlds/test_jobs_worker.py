@@ -8,10 +8,10 @@ import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, worker
 
 from godwit.client.events import VolunteerRefused, WorkRoom
-from godwit.sim.checkers import ViolationError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds.jobs import JobsWorld
-from godwit.sim.worlds.jobs_plan import ActorFault
+from godwit_sim.checkers import ViolationError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.jobs import JobsWorld
+from godwit_sim.worlds.jobs_plan import ActorFault
 
 BOSS = (controller("boss", *jobs(6)),)
 

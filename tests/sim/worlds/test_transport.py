@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from godwit.sim.attacker import BLIND, AttackPlan
-from godwit.sim.checkers import ViolationError
-from godwit.sim.network import UnrestError
-from godwit.sim.trace import Trace
-from godwit.sim.worlds import WORLDS, run_seed
-from godwit.sim.worlds.transport import TransportWorld, run_transport
-from godwit.sim.worlds.transport_plan import Fault, FaultKind, Sending, TransportPlan, draw_plan
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Closed, Received
 from godwit.transport.train import Train
+from godwit_sim.attacker import BLIND, AttackPlan
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import UnrestError
+from godwit_sim.trace import Trace
+from godwit_sim.worlds import WORLDS, run_seed
+from godwit_sim.worlds.transport import TransportWorld, run_transport
+from godwit_sim.worlds.transport_plan import Fault, FaultKind, Sending, TransportPlan, draw_plan
 
 QUIET = next(
     plan
@@ -62,7 +62,7 @@ def test_a_blind_attacker_does_no_harm(spoofs: bool) -> None:
 
 
 def test_the_same_seed_is_the_same_world_in_any_process() -> None:
-    code = "from godwit.sim.worlds import run_seed; print(*(run_seed('transport', seed).digest for seed in (3, 4)))"
+    code = "from godwit_sim.worlds import run_seed; print(*(run_seed('transport', seed).digest for seed in (3, 4)))"
     here = [run_seed("transport", seed).digest for seed in (3, 4)]
     assert here[0] != here[1]
     for hash_seed in ("1", "2"):

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from godwit.errors import ConnectionClosedError, SendBufferFullError
-from godwit.sim.checkers import ViolationError
-from godwit.sim.network import Host, Network
-from godwit.sim.worlds.transport_ends import Books, Client, End, describe_event
-from godwit.sim.worlds.transport_plan import CONTROL, Sending, draw_plan
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Host, Network
+from godwit_sim.worlds.transport_ends import Books, Client, End, describe_event
+from godwit_sim.worlds.transport_plan import CONTROL, Sending, draw_plan
 
 
 class Stub:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from godwit.limits import MAX_UNRELIABLE_BYTES
-from godwit.sim.worlds.transport_plan import CONTROL, TROUBLES, Sending, draw_plan
+from godwit_sim.worlds.transport_plan import CONTROL, TROUBLES, Sending, draw_plan
 
 PLANS = [draw_plan(seed) for seed in range(300)]
 SENDS = [sends for plan in PLANS for client in plan.clients for sends in (client.sends_up, client.sends_down)]

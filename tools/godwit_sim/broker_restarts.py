@@ -1,0 +1,383 @@
+"""The checker of restarts: what a log has when it is opened again is what it was given, and nothing of it is half.
+
+It keeps every batch and every change that an append brought. What the store said it has must be there, byte for byte;
+an append that was cut short, or failed, may turn up whole, batches and changes together, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from godwit.wire.changes import (
+    Change,
+    FeedGone,
+    FeedKept,
+    IdentityGone,
+    IdentityKept,
+    JobGone,
+    JobKept,
+    JobPayload,
+    NextJob,
+    QueryDone,
+    QueryGone,
+    RetainedKept,
+    SessionGone,
+    SessionKept,
+    State,
+    TaskKept,
+    TopicGone,
+    TopicKept,
+)
+from godwit.wire.entry import Entry
+from godwit_sim.broker_log import LogChecker
+from godwit_sim.checkers import ViolationError
+
+Rows: TypeAlias = dict[tuple[Any, ...], Any]
+"""What is kept beside the log, each by its kind and its key."""
+FeedKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
+"""Session, filters and cursor."""
+
+_GONE: Final[dict[type, str]] = {TopicGone: "topic", FeedGone: "feed", IdentityGone: "identity", QueryGone: "query"}
+"""What is over, of which kind it was; its fields are the key."""
+JOB_ROWS: Final = ("job", "payload", "task")
+"""The kinds of rows that a job has; behind them its number."""
+
+
+def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
+    """What is kept after these changes: their meaning, written down once more."""
+    rows = dict(rows)
+    for change in changes:
+        match change:
+            case TopicKept():
+                rows["topic", change.name] = change
+            case RetainedKept():
+                rows["retained", change.topic] = change
+                if not change.payload:
+                    del rows["retained", change.topic]
+            case SessionKept():
+                rows["session", change.name] = change
+            case SessionGone():
+                rows.pop(("session", change.name), None)
+                for key in [key for key in rows if key[:2] == ("feed", change.name)]:
+                    del rows[key]
+            case FeedKept():
+                rows["feed", change.session, change.filters, change.cursor] = change
+            case IdentityKept():
+                rows["identity", change.owner, change.publisher, change.topic] = change
+            case QueryDone():
+                rows["query", change.query] = change
+            case TopicGone() | FeedGone() | IdentityGone() | QueryGone():
+                rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
+            case _:
+                _apply_work(rows, change)
+    return rows
+
+
+def _apply_work(rows: Rows, change: Change) -> None:
+    match change:
+        case NextJob():
+            rows["next job",] = change
+        case JobKept():
+            rows["job", change.job] = change
+        case JobPayload():
+            rows["payload", change.job] = change
+        case TaskKept():
+            rows["task", change.job, change.number] = change
+        case JobGone():
+            for key in [key for key in rows if key[0] in JOB_ROWS and key[1] == change.job]:
+                del rows[key]
+
+
+def rows_of(state: State) -> Rows:
+    """The same of what a store gives at its start."""
+    lists: list[Sequence[Change]] = [
+        state.topics, state.retained, state.sessions, state.feeds, state.identities, state.queries, state.jobs,
+        state.payloads, state.tasks, [NextJob(state.next_job)] if state.next_job > 1 else [],
+    ]  # fmt: skip
+    return apply({}, [change for changes in lists for change in changes])
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An append of which nobody knows what became."""
+
+    entries: list[Entry]
+    changes: list[Change]
+    why: str = "was cut short"
+
+
+@dataclass(slots=True)
+class Found:
+    """What a store has after it was opened."""
+
+    log_id: bytes
+    first_offset: int
+    next_offset: int
+    entries: list[tuple[int, Entry]]
+    state: State
+    damaged: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is in a copy of a log's file."""
+
+    entries: list[tuple[int, Entry]]
+    rows: Rows
+
+
+@dataclass(slots=True)
+class RestartChecker:
+    """Feed: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped.
+
+    Then: reopened, check_retained, check_quiet.
+    """
+
+    log: LogChecker
+    reopenings: int = 0
+    surfaced: int = 0
+    """Appends that nobody had heard the end of and that were there."""
+    _log_id: bytes | None = None
+    _entries: list[tuple[int, Entry]] = field(default_factory=list)
+    _rows: Rows = field(default_factory=dict)
+    _history: list[tuple[int, Rows]] = field(default_factory=lambda: [(0, {})])
+    """The end of the log and the rows after each commit."""
+    _attempts: list[_Attempt] = field(default_factory=list)
+    _commits: dict[FeedKey, int] = field(default_factory=dict)
+    _floor: int = 0
+    _trims: int = 0
+    """Deletions of which nobody knows what became."""
+    _rotten: set[int] = field(default_factory=set)
+
+    NAME = "restart"
+
+    def copy(self) -> Kept:
+        """The log's file is copied as it is now: all is in it that the store said it has."""
+        return Kept(self._entries[:], dict(self._rows))
+
+    def put_back(self, kept: Kept) -> None:
+        """The file is replaced by a copy; what clients were told since is lost with it."""
+        self._entries, self._rows = kept.entries[:], dict(kept.rows)
+        self._commits.clear()
+        self._bury()
+
+    @property
+    def rows(self) -> Rows:
+        """What is kept beside the log, by all that the store said it has."""
+        return self._rows
+
+    # -- appends ------------------------------------------------------------------------------------------------------
+
+    def attempted(self, entries: Sequence[Entry], changes: Sequence[Change]) -> None:
+        """The store is about to get these."""
+        self._attempts.append(_Attempt(list(entries), list(changes)))
+
+    def failed(self) -> None:
+        """The store said that it could not take the last ones. Nothing of them counts, but they may turn up later."""
+        self._attempts[-1].why = "failed"
+
+    def succeeded(self, first_offset: int) -> None:
+        """The store said that it has the last ones: from now on they are there."""
+        attempt = self._attempts[-1]
+        self._bury()
+        self._keep(attempt, first_offset)
+
+    def _bury(self) -> None:
+        """A transaction has come to its end: it was written over those that had not."""
+        self._attempts.clear()
+        self._trims = 0
+
+    def trimming(self) -> None:
+        """The store is about to delete some of the oldest blocks, if that is due."""
+        self._trims += 1
+
+    def not_trimmed(self) -> None:
+        """Nothing was due."""
+        self._trims -= 1
+
+    def trimmed(self, first_offset: int) -> None:
+        """It said that it has done so."""
+        self._bury()
+        self._forget_below(first_offset)
+
+    def _forget_below(self, first_offset: int) -> None:
+        self._floor = first_offset
+        self._entries = [one for one in self._entries if one[0] >= first_offset]
+
+    def _keep(self, attempt: _Attempt, first_offset: int) -> None:
+        for entry in attempt.entries:
+            self._entries.append((first_offset, entry))
+            first_offset += entry.count
+        self._rows = apply(self._rows, attempt.changes)
+        self._history.append((first_offset, self._rows))
+
+    def rotted(self, offset: int) -> None:
+        """The disk has spoiled this message."""
+        self._rotten.add(offset)
+
+    # -- promises to subscribers --------------------------------------------------------------------------------------
+
+    def commit_answered(self, key: FeedKey, offset: int) -> None:
+        """A client was told that its cursor stands there."""
+        self._commits[key] = offset
+
+    def cursor_dropped(self, key: FeedKey) -> None:
+        """Its subscription or its session may be gone."""
+        self._commits.pop(key, None)
+
+    # -- openings -----------------------------------------------------------------------------------------------------
+
+    def reopened(self, found: Found) -> list[Entry]:
+        """The store was opened. Gives the batches of an append that turned out to be in it."""
+        self.reopenings += 1
+        self._log_id = self._log_id or found.log_id
+        if found.log_id != self._log_id:
+            raise self._violation("it is another log")
+        self._check_floor(found.first_offset)
+        self._check_damage(found.damaged)
+        more = self._check_entries(found)
+        self._check_rows(found, more)
+        self._check_cursors()
+        self._bury()
+        return [entry for _, entry in more]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the end of every transaction is known."""
+        return not self._attempts and not self._trims
+
+    def check_damaged(self, found: Found, findings: Sequence[str]) -> int:
+        """Check a log whose write-ahead log was damaged behind its back; return how many messages it lost.
+
+        It must be what it was after some commit. All that came later must be a lost range, and be reported.
+        """
+        ends = [
+            begin
+            for begin, end in found.damaged
+            if end == found.next_offset and self._rotten.isdisjoint(range(begin, end))
+        ]
+        end = ends[0] if ends else found.next_offset
+        if found.next_offset < self.log.next_offset:
+            raise self._violation(f"offset {found.next_offset} would be used again after damage")
+        expected = [one for one in self._entries if one[0] < end]
+        there = [one for one in found.entries if one[0] >= self._floor]
+        if there != expected:
+            raise self._violation(f"after damage there are {len(there)} batches before {end}, expected {len(expected)}")
+        if end < self.log.next_offset and (end, self.log.next_offset) not in found.damaged:
+            raise self._violation(f"offsets from {end} on are gone after damage, and no reader gets to know")
+        rows = {key: row for key, row in rows_of(found.state).items() if key != ("next job",)}
+        is_lost = end < found.next_offset
+        older = [
+            {key: _unsettled(row, end) if is_lost else row for key, row in known.items() if key != ("next job",)}
+            for at, known in self._history
+            if at == end
+        ]
+        if rows not in older:
+            raise self._violation(f"after damage there is {_difference(rows, older[-1] if older else {})}")
+        if (rows != older[-1] or end < self.log.next_offset) and not findings:
+            raise self._violation("commits are gone after damage, and the operator gets no report")
+        return self.log.next_offset - end
+
+    def _check_floor(self, first_offset: int) -> None:
+        if self._trims and first_offset > self._floor:
+            self._forget_below(first_offset)
+        if first_offset != min(self._floor, self.log.next_offset):
+            raise self._violation(f"the log begins at {first_offset}, it was {self._floor}")
+
+    def _check_damage(self, damaged: list[tuple[int, int]]) -> None:
+        """Only what was spoiled is damaged, and what was committed with it."""
+        for begin, end in damaged:
+            if self._rotten.isdisjoint(range(begin, end)):
+                raise self._violation(f"offsets {begin} to {end} are damaged, and nobody has spoiled them")
+            self.log.damaged.update(range(begin, end))
+        self._entries = [one for one in self._entries if one[0] not in self.log.damaged]
+
+    def _check_entries(self, found: Found) -> list[tuple[int, Entry]]:
+        """All that was given is there, in its order. Gives what comes behind that."""
+        for (offset, entry), there in zip_longest(self._entries, found.entries[: len(self._entries)]):
+            if there != (offset, entry):
+                raise self._violation(self._explain(offset, entry, there))
+        more = found.entries[len(self._entries) :]
+        end = more[-1][0] + more[-1][1].count if more else self.log.next_offset
+        if found.next_offset != end:
+            raise self._violation(f"the next offset is {found.next_offset}, behind the last message it is {end}")
+        return more
+
+    def _explain(self, offset: int, entry: Entry, there: tuple[int, Entry] | None) -> str:
+        lost = [self.log.at(at) for at in range(offset, offset + entry.count)]
+        confirmed = [one for one in lost if one is not None and one.confirmed_s is not None]
+        what = "is not there" if there is None else f"is not what it was: offset {there[0]}, {there[1].topic!r}"
+        claim = f"{confirmed[0]} in it was confirmed" if confirmed else "nobody was told that it is safe yet"
+        return f"the batch at offset {offset} on {entry.topic!r} {what}; {claim}"
+
+    def _check_rows(self, found: Found, more: list[tuple[int, Entry]]) -> None:
+        """The changes that are there belong to the batches that are."""
+        there = rows_of(found.state)
+        entries = [entry for _, entry in more]
+        fitting = [attempt for attempt in self._attempts if attempt.entries == entries]
+        if more and not fitting:
+            raise self._violation(f"{len(more)} batches from offset {more[0][0]} on that no append had together")
+        rows = self._rows
+        if not more and there == rows:
+            return
+        for attempt in fitting:
+            rows = apply(self._rows, attempt.changes)
+            if there == rows:
+                self.surfaced += 1
+                self._keep(attempt, found.next_offset - sum(entry.count for entry in entries))
+                return
+        raise self._violation(f"beside {len(more)} more batches there is {_difference(there, rows)}")
+
+    def _check_cursors(self) -> None:
+        for key, offset in self._commits.items():
+            kept = self._rows.get(("feed", *key))
+            if kept is None or kept.resume_at < offset:
+                stands = "is gone" if kept is None else f"stands at {kept.resume_at}"
+                raise self._violation(f"cursor {key} {stands}, the commit of {offset} was answered")
+
+    def check_retained(self, state: State, by_log: dict[str, bytes]) -> None:
+        """What topics retain is what the log says: the last message that was published so, of each topic that has one.
+
+        Call it when the log's checker knows what `reopened` gave.
+        """
+        there = {kept.topic: kept.payload for kept in state.retained if not kept.topic.startswith("$")}
+        wrong = sorted(topic for topic in there.keys() | by_log.keys() if there.get(topic) != by_log.get(topic))
+        if wrong:
+            topic = wrong[0]
+            raise self._violation(
+                f"{topic!r} retains {there.get(topic, b'')[:16]!r}, by the log it is {by_log.get(topic, b'')[:16]!r}"
+            )
+
+    def check_quiet(self, state: State, next_offset: int | None = None) -> None:
+        """What is stored as passed over by subscriptions was not for them. Call it as check_retained.
+
+        `next_offset`: the end of the log that the state is from, if it is not the whole one.
+        """
+        log_end = self.log.next_offset if next_offset is None else next_offset
+        for kept in state.feeds:
+            quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
+            end = log_end if kept.is_settled else kept.resume_at
+            passed = [one for one in self.log.matching(kept.filters, quiet_from, end) if not self.log.is_gone(one)]
+            if passed and not kept.lost:
+                raise self._violation(f"{kept} passes over offset {passed[0]}, which is for it")
+
+    def _violation(self, text: str) -> ViolationError:
+        return ViolationError(self.NAME, f"at opening number {self.reopenings}: {text}")
+
+
+def _unsettled(row: Any, end: int) -> Any:
+    """Return a row as it is when the log has lost what was behind an offset: some of that may be for a subscription."""
+    if isinstance(row, FeedKept) and row.is_settled:
+        return msgspec.structs.replace(row, resume_at=end, is_settled=False)
+    return row
+
+
+def _difference(there: Rows, expected: Rows) -> str:
+    """The first of the rows that differ, in words."""
+    key = min((key for key in there.keys() | expected.keys() if there.get(key) != expected.get(key)), key=str)
+    return f"{there.get(key)} for {key}, expected was {expected.get(key)}"

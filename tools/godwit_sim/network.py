@@ -1,0 +1,331 @@
+"""Hosts, addresses and links in virtual time: one heap of events, and every event has its place in one order.
+
+A host runs at most one node (an endpoint, say). The network feeds it, then drains it to rest, as a real shell would:
+
+    datagrams arrive -> inbox -> wake-up -> node.receive(train) -> events to the application, trains to the links
+    its timer is due -> node.handle_timers -> the same
+
+Time moves only from event to event. Equal times keep the order in which they were asked for. Nothing here depends on
+hash order or on a clock, so one seed gives one sequence of events; the trace's digest proves it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from godwit.impairment import ImpairedLink
+from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
+from godwit.transport.train import Address, Train
+from godwit_sim.packets import describe
+from godwit_sim.trace import Trace
+
+REST_ROUNDS = 2000
+"""A node that still has something to say after this many drains at one instant never comes to rest."""
+
+
+class Node(Protocol):
+    """What runs on a host: the sans-IO contract of an endpoint."""
+
+    def receive(self, train: Train, now: float) -> None: ...
+    def handle_timers(self, now: float) -> None: ...
+    def events(self) -> Sequence[Any]: ...
+    def trains(self, now: float) -> Sequence[Train]: ...
+    def next_timer(self) -> float | None: ...
+
+
+Application = Callable[[Sequence[Any], float], None]
+
+
+class UnrestError(Exception):
+    """A node went on producing at one instant of time."""
+
+
+class Observer:
+    """Sees everything that passes between hosts and the network. Checkers override what they need."""
+
+    def started(self, host: Host, now: float) -> None: ...
+    def stopped(self, host: Host, now: float) -> None: ...
+    def sent(self, host: Host, source: Address, destination: Address, datagram: bytes, now: float) -> None: ...
+    def arrived(self, host: Host, source: Address, datagram: bytes, now: float) -> None: ...
+    def fired(self, host: Host, due: float, now: float) -> None: ...
+    def rested(self, host: Host, now: float) -> None: ...
+
+
+class Host:
+    """A machine: an address that may change, and a process on it that may die and come back.
+
+    `joins`: equal datagrams of one flow that wait together arrive as one train, as with UDP_GRO. `wake_delay_s`: how
+    long the process takes to look at its socket. `timer_step_s`: its timers ring on this grid, as an event loop's do.
+    `epoch_s`: what its clock shows when the world begins. `inbox_bytes`: the socket's receive buffer; what does not fit
+    is dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        *,
+        joins: bool = True,
+        wake_delay_s: float = 0.0,
+        timer_step_s: float = 0.0,
+        epoch_s: float = 0.0,
+        inbox_bytes: int = 212_992,
+    ) -> None:
+        self.name = name
+        self.address = address
+        self.joins = joins
+        self.wake_delay_s = wake_delay_s
+        self.timer_step_s = timer_step_s
+        self.inbox_bytes = inbox_bytes
+        self._epoch_s = epoch_s
+        self._clock_s = 0.0
+        self.node: Node | None = None
+        self.application: Application | None = None
+        self.lives = 0
+        self.paused_until = 0.0
+        self.timer_due: float | None = None
+        self.inbox: list[tuple[Address, bytes]] = []
+        self.inbox_used_bytes = 0
+        self.wakes = False
+
+    @property
+    def alive(self) -> bool:
+        return self.node is not None
+
+    def clock(self, now: float, at_least_s: float = 0.0) -> float:
+        """The host's own monotonic time: no two machines count from the same moment."""
+        self._clock_s = max(self._clock_s, now + self._epoch_s, at_least_s)
+        return self._clock_s
+
+    def world_time(self, clock_s: float) -> float:
+        """The world's time when the host's clock shows this."""
+        return clock_s - self._epoch_s
+
+
+class Network:
+    """All hosts of a world, the links between them, and the time."""
+
+    def __init__(self, trace: Trace | None = None) -> None:
+        self.now = 0.0
+        self.trace = trace or Trace()
+        self.hosts: dict[str, Host] = {}
+        self.links: dict[tuple[str, str], ImpairedLink] = {}
+        self.observers: list[Observer] = []
+        self.vanished: Counter[str] = Counter()
+        """Datagrams that no link dropped and nobody got, by reason."""
+        self._by_address: dict[Address, Host] = {}
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def add_host(self, host: Host) -> Host:
+        """A host without a process."""
+        self.hosts[host.name] = host
+        self._by_address[host.address] = host
+        return host
+
+    def join(self, source: Host, destination: Host, link: ImpairedLink) -> None:
+        """Datagrams from source to destination take this link. Several pairs may share one."""
+        self.links[source.name, destination.name] = link
+
+    def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Calls the action at that time (now at the earliest)."""
+        self._count += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._count, action, arguments))
+
+    # -- what befalls hosts -------------------------------------------------------------------------------------------
+
+    def start(self, host: Host, node: Node, application: Application) -> None:
+        """A process begins on the host."""
+        host.node, host.application = node, application
+        host.lives += 1
+        host.timer_due = None
+        self.trace.note(self.now, f"start {host.name}")
+        for observer in self.observers:
+            observer.started(host, self.now)
+        self.pump(host)
+
+    def kill(self, host: Host) -> None:
+        """The process is gone, with all it knew; nobody is told."""
+        host.node = host.application = None
+        host.timer_due = None
+        host.inbox.clear()
+        host.inbox_used_bytes = 0
+        self.trace.note(self.now, f"kill {host.name}")
+        for observer in self.observers:
+            observer.stopped(host, self.now)
+
+    def rebind(self, host: Host, address: Address) -> None:
+        """The host is seen under another address from now on (a NAT forgot it); the old one leads nowhere."""
+        del self._by_address[host.address]
+        host.address = address
+        self._by_address[address] = host
+        self.trace.note(self.now, f"rebind {host.name} to {address}")
+
+    def pause(self, host: Host, until: float) -> None:
+        """The process gets no processor until then: its socket fills, its timers ring late."""
+        host.paused_until = max(host.paused_until, until)
+        self.trace.note(self.now, f"pause {host.name} until {until!r}")
+
+    def partition(self, one: Host, other: Host, *, both_ways: bool = True) -> None:
+        self._switch(one, other, both_ways, up=False)
+
+    def heal(self, one: Host, other: Host) -> None:
+        self._switch(one, other, both_ways=True, up=True)
+
+    def _switch(self, one: Host, other: Host, both_ways: bool, *, up: bool) -> None:
+        self.trace.note(self.now, f"{'heal' if up else 'partition'} {one.name} {other.name}")
+        for pair in ((one.name, other.name), (other.name, one.name))[: 2 if both_ways else 1]:
+            self.links[pair].up = up
+
+    # -- running ------------------------------------------------------------------------------------------------------
+
+    def run(self, until: float, done: Callable[[], bool] | None = None) -> bool:
+        """Goes on until that time, or until `done` says so after an event. True if it did."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            when, _, action, arguments = heapq.heappop(heap)
+            self.now = when
+            action(*arguments)
+            if done is not None and done():
+                return True
+        self.now = max(self.now, until)
+        return done is not None and done()
+
+    def pump(self, host: Host) -> None:
+        """Drains the host's node to rest. Call it after calling the node from outside the event loop."""
+        node = host.node
+        if node is None or host.application is None:
+            return
+        now = self.now
+        clock_s = host.clock(now)
+        for _ in range(REST_ROUNDS):
+            events = node.events()
+            if events:
+                host.application(events, now)
+                if host.node is not node:
+                    return  # the application's answer was to die
+            trains = node.trains(clock_s)
+            for train in trains:
+                for datagram in train.datagrams():
+                    self.inject(host, host.address, train.address, datagram)
+            if not events and not trains:
+                break
+        else:
+            raise UnrestError(f"{host.name} still produces events or trains after {REST_ROUNDS} drains at one instant")
+        for observer in self.observers:
+            observer.rested(host, now)
+        self._arm(host, node.next_timer())
+
+    def inject(self, via: Host, source: Address, destination: Address, datagram: bytes) -> None:
+        """Puts a datagram on the link of `via`, with any source address: an honest host uses its own."""
+        now = self.now
+        trace = self.trace
+        trace.note(now, f"> {via.name} {destination} {len(datagram)} {zlib.crc32(datagram):08x}")
+        if trace.readable:
+            trace.comment(now, f"  {describe(datagram)}")
+        for observer in self.observers:
+            observer.sent(via, source, destination, datagram, now)
+        target = self._by_address.get(destination)
+        link = self.links.get((via.name, target.name)) if target is not None else None
+        if link is None:
+            self.vanished["no_route"] += 1
+            return
+        for arrives_at, received in link.offer(datagram, now):
+            self._count += 1
+            heapq.heappush(self._heap, (arrives_at, self._count, self._arrive, (source, destination, received)))
+
+    def _arrive(self, source: Address, destination: Address, datagram: bytes) -> None:
+        host = self._by_address.get(destination)
+        if host is None or host.node is None:
+            self.vanished["no_host" if host is None else "no_process"] += 1
+            return
+        if host.inbox_used_bytes + len(datagram) > host.inbox_bytes:
+            self.vanished["inbox_full"] += 1
+            return
+        host.inbox.append((source, datagram))
+        host.inbox_used_bytes += len(datagram)
+        if not host.wakes:
+            host.wakes = True
+            self.at(self.now + host.wake_delay_s, self._wake, host)
+
+    def _wake(self, host: Host) -> None:
+        if self.now < host.paused_until:
+            self.at(host.paused_until, self._wake, host)
+            return
+        host.wakes = False
+        node = host.node
+        inbox, host.inbox, host.inbox_used_bytes = host.inbox, [], 0
+        if node is None:
+            return
+        now = self.now
+        for source, datagram in inbox:
+            self.trace.note(now, f"< {host.name} {source} {len(datagram)} {zlib.crc32(datagram):08x}")
+            for observer in self.observers:
+                observer.arrived(host, source, datagram, now)
+        for train in join_datagrams(inbox) if host.joins else map(_single, inbox):
+            node.receive(train, host.clock(now))
+        self.pump(host)
+
+    def _arm(self, host: Host, due: float | None) -> None:
+        if due is None or due == math.inf:
+            host.timer_due = None
+            return
+        if due == host.timer_due:
+            return  # an event for it is in the heap already
+        host.timer_due = due
+        rings_at = host.world_time(due)
+        if host.timer_step_s:
+            rings_at = max(rings_at, math.ceil(rings_at / host.timer_step_s) * host.timer_step_s)
+        self.at(rings_at, self._ring, host, due, host.lives)
+
+    def _ring(self, host: Host, due: float, life: int) -> None:
+        if host.node is None or host.timer_due != due or host.lives != life:
+            return  # the timer was moved since
+        if self.now < host.paused_until:
+            self.at(host.paused_until, self._ring, host, due, life)
+            return
+        host.timer_due = None
+        self.trace.note(self.now, f"timer {host.name}")
+        host.node.handle_timers(host.clock(self.now, due))  # never before its time by a rounding error
+        for observer in self.observers:
+            observer.fired(host, due, self.now)
+        self.pump(host)
+
+
+def _single(arrival: tuple[Address, bytes]) -> Train:
+    source, datagram = arrival
+    return Train(source, datagram, max(1, len(datagram)))
+
+
+def join_datagrams(inbox: Sequence[tuple[Address, bytes]]) -> list[Train]:
+    """Neighbours of one source and size become one train, as UDP_GRO does it; a shorter one may end a train."""
+    trains: list[Train] = []
+    parts: list[bytes] = []
+    size = used = 0
+    address: Address = ()
+    for source, datagram in inbox:
+        length = len(datagram)
+        fits = (
+            parts
+            and source == address
+            and 0 < length <= size
+            and len(parts[-1]) == size
+            and len(parts) < MAX_TRAIN_DATAGRAMS
+            and used + length <= MAX_TRAIN_BYTES
+        )
+        if not fits:
+            if parts:
+                trains.append(Train(address, b"".join(parts), max(1, size)))
+            parts, size, used, address = [], length, 0, source
+        parts.append(datagram)
+        used += length
+    if parts:
+        trains.append(Train(address, b"".join(parts), max(1, size)))
+    return trains

@@ -1,0 +1,43 @@
+"""The worlds by name. A world takes a seed, draws a whole scenario from it, runs it, and says what was violated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from godwit_sim.trace import Trace
+from godwit_sim.worlds.broker import run_broker
+from godwit_sim.worlds.durable import run_durable
+from godwit_sim.worlds.jobs import run_jobs
+from godwit_sim.worlds.transport import run_transport
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one seed."""
+
+    world: str
+    seed: int
+    violation: str | None
+    digest: str
+    """Equal for equal seeds, whatever the machine."""
+    summary: str
+
+
+World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
+"""Runs a seed, taking notes; gives the violation, if any, and a summary in a few words."""
+
+WORLDS: Mapping[str, World] = {
+    "transport": run_transport,
+    "broker": run_broker,
+    "durable": run_durable,
+    "jobs": run_jobs,
+}
+
+
+def run_seed(world: str, seed: int, trace: Trace | None = None) -> Outcome:
+    """Runs one seed of one world."""
+    trace = trace or Trace()
+    violation, summary = WORLDS[world](seed, trace)
+    return Outcome(world, seed, violation, trace.hexdigest(), summary)

@@ -1,0 +1,391 @@
+"""The transport world: real endpoints over an invented network, from one seed.
+
+Safety first: while faults last, nothing wrong may be delivered, held or sent. Then liveness: the network heals, and
+within a bounded time everything outstanding arrives, every client gets a record through in both directions, all
+connections close for the reason given, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+from godwit.impairment import ImpairedLink, LinkSettings
+from godwit.limits import CONTROL_WINDOW_BYTES, UNRELIABLE_QUEUE_BYTES
+from godwit.transport.config import EndpointConfig
+from godwit.transport.connection import Connection
+from godwit.transport.endpoint import Endpoint
+from godwit.transport.events import Closed, Connected, PathChanged
+from godwit.transport.train import Address
+from godwit_sim.attacker import Attacker
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Host, Network, UnrestError
+from godwit_sim.trace import Trace
+from godwit_sim.watchers import AmplificationWatcher, HeardWatcher, MemoryWatcher, TimerWatcher
+from godwit_sim.worlds.transport_ends import Books, Client, End, describe_event
+from godwit_sim.worlds.transport_plan import Fault, HostPlan, Sending, TransportPlan, draw_plan, patience_s
+
+RECONNECT_S = 0.25
+STEP_S = 0.25
+HARMLESS = frozenset(
+    ("duplication", "reordering", "jitter", "rebind", "client_closes", "server_closes", "late_readers", "small_windows",
+     "few_places", "eager", "coarse_timers", "slow_wakes", "short_idle", "small_buffers", "server_dies", "client_dies")
+)  # fmt: skip
+"""Troubles that silence no living connection: with these alone a time-out between living ends is a fault."""
+
+
+class TransportWorld:
+    """One seed, from its plan to its end."""
+
+    def __init__(self, plan: TransportPlan, trace: Trace, endpoint: type[Endpoint] = Endpoint) -> None:
+        self.plan = plan
+        self.network = Network(trace)
+        self.books = Books(plan.seed, self.network)
+        self._endpoint = endpoint
+        self._finishing = False
+        self._clean_since = 0.0 if HARMLESS.issuperset(plan.troubles) else float("inf")
+        self._ends: dict[Connection, End] = {}
+        self.server = self._add_host("server", ("192.0.2.1", 4000), plan.server_host)
+        self.clients = [
+            Client(number, client, self._add_host(f"client{number}", _address(number), client.host))
+            for number, client in enumerate(plan.clients)
+        ]
+        for client in self.clients:
+            self._join(client.host, self.server, client.plan.up)
+            self._join(self.server, client.host, client.plan.down)
+        self.heard = HeardWatcher()
+        self.memory = MemoryWatcher(lambda host: self._node(host).buffered_bytes, self._memory_bound)
+        self.network.observers += [
+            self.heard,
+            self.memory,
+            AmplificationWatcher("server"),
+            TimerWatcher(self._has_work),
+        ]
+
+    def run(self) -> None:
+        """Raises ViolationError, or whatever escapes from the transport."""
+        plan = self.plan
+        self._start_server()
+        for client in self.clients:
+            self.network.at(client.plan.start_s, self._start_client, client)
+        for fault in plan.faults:
+            self.network.at(fault.at_s, self._befall, fault)
+        if plan.attack is not None:
+            self._add_attacker()
+        self.network.run(plan.faults_end_s)
+        self._heal()
+        self._until(self._settled, patience_s(plan), "everything outstanding has arrived")
+        self._finish()
+
+    # -- building -----------------------------------------------------------------------------------------------------
+
+    def _add_host(self, name: str, address: Address, plan: HostPlan) -> Host:
+        return self.network.add_host(
+            Host(
+                name,
+                address,
+                joins=plan.joins,
+                wake_delay_s=plan.wake_delay_s,
+                timer_step_s=plan.timer_step_s,
+                epoch_s=plan.epoch_s,
+            )
+        )
+
+    def _join(self, source: Host, destination: Host, settings: LinkSettings) -> None:
+        rng = Random(f"{self.plan.seed} link {source.name} {destination.name}")
+        self.network.join(source, destination, ImpairedLink(settings, rng))
+
+    def _add_attacker(self) -> None:
+        assert self.plan.attack is not None
+        host = self.network.add_host(Host("attacker", ("203.0.113.66", 6666)))
+        victims = [self.server, *(client.host for client in self.clients)]
+        for victim in victims:
+            self._join(host, victim, LinkSettings(delay_s=0.002))
+            self._join(victim, host, LinkSettings(delay_s=0.002))
+        rng = Random(f"{self.plan.seed} attacker")
+        Attacker(self.network, host, victims, self.plan.attack, rng).schedule()
+
+    def _links(self, client: Client) -> tuple[ImpairedLink, ImpairedLink]:
+        """The line of this client, up and down."""
+        links = self.network.links
+        return links[client.host.name, "server"], links["server", client.host.name]
+
+    def _node(self, host: Host) -> Endpoint:
+        assert isinstance(host.node, Endpoint)
+        return host.node
+
+    def _config(self, host: Host) -> EndpointConfig:
+        return self.plan.server if host is self.server else self.plan.clients[int(host.name[6:])].config
+
+    def _new_node(self, host: Host) -> Endpoint:
+        entropy = Random(f"{self.plan.seed} entropy {host.name} {host.lives}").randbytes
+        return self._endpoint(self._config(host), entropy=entropy)
+
+    def _has_work(self, host: Host) -> bool:
+        return bool(self._node(host).connections) or any(
+            client.host is host and client.end is not None and not client.end.over for client in self.clients
+        )
+
+    def _memory_bound(self, host: Host) -> int:
+        config = self._config(host)
+        each = (
+            config.send_buffer_bytes
+            + config.connection_window_bytes
+            + UNRELIABLE_QUEUE_BYTES
+            + 2 * CONTROL_WINDOW_BYTES
+            + config.max_record_bytes
+        )
+        return each * (len(self._node(host).connections) + 1)  # one may still be in its handshake
+
+    # -- processes and connections ------------------------------------------------------------------------------------
+
+    def _start_server(self) -> None:
+        if not self.server.alive:
+            self.network.start(self.server, self._new_node(self.server), self._server_application)
+
+    def _start_client(self, client: Client) -> None:
+        if not client.host.alive:
+            node = self._new_node(client.host)
+            self.network.start(client.host, node, lambda events, now: self._client_application(client, events, now))
+        self._connect(client)
+
+    def _connect(self, client: Client) -> None:
+        if not client.host.alive or self._finishing or (client.end is not None and not client.end.over):
+            return
+        client.connections += 1
+        node = self._node(client.host)
+        clock_s = client.host.clock(self.network.now)
+        connection = node.connect(self.server.address, clock_s, application=client.label.encode())
+        client.end = self._ends[connection] = End(
+            self.books,
+            client.host,
+            connection,
+            client.label,
+            "client",
+            client.todo_up,
+            client.plan.reads_after_s,
+            eager=client.plan.eager,
+        )
+        client.end.work()
+
+    def _client_application(self, client: Client, events: Sequence[Any], now: float) -> None:
+        for event in events:
+            end = self._handle(client.host, event, now)
+            if isinstance(event, Closed) and end is client.end:
+                self.network.at(now + RECONNECT_S, self._connect, client)
+
+    def _server_application(self, events: Sequence[Any], now: float) -> None:
+        for event in events:
+            if isinstance(event, Connected):
+                self._accept(event.connection, event.application.decode())
+            self._handle(self.server, event, now)
+
+    def _accept(self, connection: Connection, label: str) -> None:
+        """The server meets a connection."""
+        client = self._client_of(label)
+        side = f"server.{self.server.lives}"
+        todo = client.todo_down if label == client.label else deque[Sending]()
+        known = [end for end in self._ends.values() if end.label == label and end.host is self.server]
+        if known:
+            side += f".{len(known)}"
+            todo = self._meet_again(client, known, todo)
+        self._ends[connection] = End(
+            self.books, self.server, connection, label, side, todo, self.plan.server_reads_after_s
+        )
+
+    def _meet_again(self, client: Client, known: list[End], todo: deque[Sending]) -> deque[Sending]:
+        """A second connection under one label.
+
+        The client moved during the handshake, or the server died: then the first one leads nowhere. Or somebody
+        repeated an old handshake: then the new one does.
+        """
+        label = known[0].label
+        if client.end is not None and client.end.label == label and not client.end.connected:
+            for end in known:
+                end.orphaned()
+            self.books.delivery.restart(label, "down")
+            return todo
+        if self.plan.attack is None or not self.plan.attack.sees:
+            raise ViolationError("life", f"{label}: the server was Connected to it twice")
+        return deque()
+
+    def _client_of(self, label: str) -> Client:
+        return self.clients[int(label[1 : label.index(".")])]
+
+    def _handle(self, host: Host, event: Any, now: float) -> End:
+        end = self._ends.get(event.connection)
+        if end is None:
+            raise ViolationError("life", f"{host.name}: {type(event).__name__} for an end that nobody opened")
+        self.network.trace.note(now, f"event {end.name} {describe_event(event)}")
+        if isinstance(event, PathChanged) and event.address not in self._client_of(end.label).addresses:
+            raise ViolationError("life", f"{end.name}: moved to {event.address}, where its peer never was")
+        if isinstance(event, Closed) and event.origin in ("timeout", "refused"):
+            self._check_time_out(host, end, event, now)
+        end.handle(event, now)
+        return end
+
+    def _check_time_out(self, host: Host, end: End, event: Closed, now: float) -> None:
+        """A refusal needs a lack of places, and giving up needs silence."""
+        client = self._client_of(end.label)
+        idle_timeout_s = min(client.plan.config.idle_timeout_s, self.plan.server.idle_timeout_s)
+        if event.origin == "refused":
+            if "few_places" not in self.plan.troubles:
+                raise ViolationError("life", f"{end.name}: refused with code {event.code}, {event.reason!r}")
+            return
+        if end.connected and not (self.plan.attack is not None and self.plan.attack.forges):
+            self.heard.timed_out(host, event.connection.id, event.connection.peer_address, idle_timeout_s, now)
+        others = [other for other in self._ends.values() if other.label == end.label and other is not end]
+        silent = not any(other.connected and not other.over for other in others)
+        if not silent and end.connected and now - self._clean_since > idle_timeout_s + 3.0:
+            raise ViolationError("life", f"{end.name}: timed out although both ends lived and the network was clean")
+
+    # -- trouble ------------------------------------------------------------------------------------------------------
+
+    def _befall(self, fault: Fault) -> None:
+        network = self.network
+        client = self.clients[fault.client]
+        match fault.kind:
+            case "partition":
+                network.partition(client.host, self.server, both_ways=fault.client % 2 == 0)
+                network.at(network.now + fault.lasts_s, network.heal, client.host, self.server)
+            case "rebind":
+                host, port, *rest = client.host.address
+                if fault.lasts_s > 0.3:
+                    host = f"{host}{len(host) % 10}"  # another network altogether, not just a NAT that forgot
+                network.rebind(client.host, (host, port + 1, *rest))
+                client.addresses.add(client.host.address)
+            case "route":
+                assert fault.route is not None
+                for settings, link in zip(fault.route, self._links(client), strict=True):
+                    link.change(settings)
+            case "pause":
+                host = self.server if fault.client % 3 == 2 else client.host
+                network.pause(host, network.now + fault.lasts_s)
+            case "server_dies":
+                self._die(self.server)
+                network.at(network.now + fault.lasts_s, self._start_server)
+            case "client_dies":
+                self._die(client.host)
+                network.at(network.now + fault.lasts_s, self._start_client, client)
+            case "client_closes":
+                if client.end is not None:
+                    client.end.close(7, f"client {fault.client} has enough")
+            case "server_closes":
+                for end in [end for end in self._ends.values() if end.host is self.server and end.connected]:
+                    if end.label == client.label:
+                        end.close(8, f"no more of client {fault.client}")
+
+    def _die(self, host: Host) -> None:
+        if host.alive:
+            self.network.kill(host)
+            for end in list(self._ends.values()):
+                if end.host is host:
+                    end.died()
+
+    def _heal(self) -> None:
+        """No more faults: every line is clean (as long and as wide as before), every process runs."""
+        network = self.network
+        network.trace.note(network.now, "heal everything")
+        for client in self.clients:
+            for settings, link in zip((client.plan.up, client.plan.down), self._links(client), strict=True):
+                link.up = True
+                link.change(
+                    LinkSettings(
+                        delay_s=settings.delay_s,
+                        bandwidth_bits_per_s=settings.bandwidth_bits_per_s,
+                        queue_packets=settings.queue_packets,
+                        mtu_bytes=settings.mtu_bytes,
+                    )
+                )
+        self._clean_since = min(self._clean_since, network.now)
+        self._start_server()
+        for client in self.clients:
+            if self.plan.attack is not None and self.plan.attack.forges:
+                self._die(client.host)  # someone who saw a connection may have stalled it; a new one must work
+            now = network.now
+            client.todo_up.append(Sending(now, 0, 100))
+            client.todo_down.append(Sending(now, 0, 100))
+            self._start_client(client)
+            for end in list(self._ends.values()):
+                if not end.over and end.connected and end.label == client.label:
+                    end.work()
+
+    # -- liveness -----------------------------------------------------------------------------------------------------
+
+    def _settled(self) -> bool:
+        return not (
+            any(client.todo_up or client.todo_down for client in self.clients)
+            or self.books.delivery.outstanding()
+            or self.books.confirms.outstanding()
+        )
+
+    def _until(self, done: Any, patience_s: float, what: str) -> None:
+        """Runs in steps until `done()`; a violation if that takes longer than `patience_s`."""
+        deadline = self.network.now + patience_s
+        while not done():
+            if self.network.now >= deadline:
+                self.books.delivery.complete()
+                self.books.confirms.complete()
+                raise ViolationError("liveness", f"it is not true after {patience_s:.1f} s that {what}{self._todo()}")
+            self.network.run(self.network.now + STEP_S)
+
+    def _todo(self) -> str:
+        waiting = {
+            client.label: (len(client.todo_up), len(client.todo_down))
+            for client in self.clients
+            if client.todo_up or client.todo_down
+        }
+        return f"; unsent (up, down): {waiting}" if waiting else ""
+
+    def _finish(self) -> None:
+        """Closes everything from one side or the other and looks at what is left."""
+        self._finishing = True
+        idle_s = self.plan.idle_timeout_s
+        for client in self.clients:
+            ends = [end for end in self._ends.values() if end.label == client.label and not end.over]
+            if ends:
+                ends[client.number % len(ends)].close(client.number, "the end of the world")
+        hosts = [self.server, *(client.host for client in self.clients)]
+        self._until(lambda: not self.books.life.unclosed(), idle_s + 30.0, "every end is closed")
+        self._until(
+            lambda: not any(self._node(host).connections for host in hosts), idle_s + 30.0, "no connection is left"
+        )
+        self._until(lambda: all(self._node(host).next_timer() is None for host in hosts), 30.0, "no timer is left")
+        for host in hosts:
+            if self._node(host).buffered_bytes:
+                raise ViolationError("memory", f"{host.name} holds {self._node(host).buffered_bytes} bytes for nobody")
+        self.books.life.complete()
+        self.books.delivery.complete()
+        self.books.confirms.complete()
+
+
+def _address(number: int) -> Address:
+    """Every second client has an address as IPv6 sockets give them."""
+    return (f"10.0.0.{number + 1}", 40_000) if number % 2 == 0 else (f"2001:db8::{number + 1}", 40_000, 0, 0)
+
+
+def run_transport(seed: int, trace: Trace, endpoint: type[Endpoint] = Endpoint) -> tuple[str | None, str]:
+    """Runs one seed; gives the violation, if any, and a summary."""
+    plan = draw_plan(seed)
+    trace.comment(0.0, f"plan {plan}")
+    world = TransportWorld(plan, trace, endpoint)
+    violation: str | None = None
+    try:
+        world.run()
+    except ViolationError as error:
+        violation = f"at {world.network.now:.6f} s: {error}"
+    except UnrestError as error:
+        violation = f"at {world.network.now:.6f} s: unrest: {error}"
+    except Exception:  # whatever escapes from the transport is a violation: that is what this world is for
+        violation = f"at {world.network.now:.6f} s: an exception escaped:\n{traceback.format_exc()}"
+    if violation is not None:
+        trace.note(world.network.now, f"VIOLATION {violation}")
+    delivery = world.books.delivery
+    summary = (
+        f"{len(plan.clients)} clients, {delivery.received_records} records, {delivery.received_bytes} bytes, "
+        f"{world.network.now:.0f} s, {trace.notes} notes"
+    )
+    return violation, summary

@@ -1,0 +1,1 @@
+"""The commands `godwit sim` and `godwit bench`, which a development checkout adds to the command line."""

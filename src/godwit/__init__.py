@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from godwit import sync
-    from godwit.client.bookmark import Bookmark
-    from godwit.client.message import Message
+    from godwit.client.message import Bookmark, Message
     from godwit.errors import (
         AccessError,
         BrokerError,
@@ -80,7 +79,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "godwit.net.connect",
     "AsyncJob": "godwit.net.jobs",
-    "Bookmark": "godwit.client.bookmark",
+    "Bookmark": "godwit.client.message",
     "BufferFull": "godwit.net.publishing",
     "Message": "godwit.client.message",
     "Task": "godwit.net.task",

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from tests.client.stubs import StubConnection
 
 from godwit.client.events import ClientEvent
-from godwit.client.inbox import Inbox
 from godwit.client.message import Message
-from godwit.client.requests import Requests
-from godwit.client.subscription import Start, Subscription
+from godwit.client.requests import RequestQueue
+from godwit.client.subscription import Start, Subscription, Subscriptions
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
@@ -31,9 +30,9 @@ class Desk:
     def __init__(self) -> None:
         self.events: list[ClientEvent] = []
         self.violations: list[str] = []
-        self.requests = Requests()
+        self.requests = RequestQueue()
         self.work: list[Received] = []
-        self.inbox = Inbox(self.requests, self.events, self._note, self.work.append)
+        self.inbox = Subscriptions(self.requests, self.events, self._note, self.work.append)
         self.connection = StubConnection()
         self.answered = 0
         self.records: dict[int, int] = {}
@@ -85,7 +84,7 @@ class Desk:
         reply = Subscribed(
             request=ask.request, subscription=ask.subscription, next_offset=next_offset, same_below=same_below
         )
-        assert self.inbox.on_subscribed(reply)
+        assert self.inbox.handle_subscribed(reply)
 
     def open(self, number: int = 0) -> None:
         for channel, live in ((FEED + 2 * number, False), (LIVE + 2 * number, True)):
@@ -99,7 +98,7 @@ class Desk:
         if reliable:
             number = self.records.get(channel, 0)
             self.records[channel] = number + 1
-        self.inbox.on_received(Received(self.connection.real, channel, number, body, reliable, last))
+        self.inbox.handle_received(Received(self.connection.real, channel, number, body, reliable, last))
         return number
 
     def bring_live(self, payloads: list[bytes], number: int) -> None:

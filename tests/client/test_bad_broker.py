@@ -11,7 +11,7 @@ from tests.client.world import BROKER, FakeBroker, Link, Network, User, online
 from tests.transport.world import examples
 from tests.wire import strategies as wire_strategies
 
-from godwit.client.events import Confirmed, Ended, Offline
+from godwit.client.events import Ended, Offline, PublishConfirmed
 from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
 from godwit.transport.train import Train
@@ -59,7 +59,7 @@ def test_nonsense_ends_the_connection_and_the_client_comes_back(nonsense: Callab
     nonsense(link)
 
     def taking() -> bool:
-        for subscription in list(user.client._inbox._subscriptions.values()):
+        for subscription in list(user.client._subscriptions._subscriptions.values()):
             user.take_all(subscription)
         return link.closed is not None
 
@@ -97,7 +97,7 @@ def test_words_that_mean_nothing_are_passed_over(words: Callable[[Link], object]
     network.run(1)
     broker.push(link, [b"still here"], broker.next_offset)
     network.run(1)
-    (subscription,) = user.client._inbox._subscriptions.values()
+    (subscription,) = user.client._subscriptions._subscriptions.values()
     assert [message.payload for message in user.take_all(subscription)] == [b"still here"]
     assert user.client.state == "online"
     assert user.client.name == "nameless"
@@ -141,7 +141,7 @@ def test_data_before_the_welcome_is_not_taken() -> None:
 def test_what_a_subscription_holds_is_bounded_by_its_credit() -> None:
     """The broker would send on, although nobody takes."""
     network, broker, user, link = subscribed()
-    (subscription,) = user.client._inbox._subscriptions.values()
+    (subscription,) = user.client._subscriptions._subscriptions.values()
     for place in range(80):
         broker.push(link, [bytes(50_000)], place)
         network.run(0.01)
@@ -167,7 +167,7 @@ def test_any_words_of_the_broker(words: list[bytes], data: st.DataObject) -> Non
         except GodwitError:
             break
         network.run(0.05)
-        for subscription in list(user.client._inbox._subscriptions.values()):
+        for subscription in list(user.client._subscriptions._subscriptions.values()):
             subscription.take()
     network.run(1)
     if not user.all(Ended):
@@ -181,4 +181,4 @@ def test_any_datagram(data: bytes, segment_bytes: int) -> None:
     user.client.receive(Train(BROKER, data, segment_bytes), network.now)
     network.run(1)
     assert user.client.state == "online"
-    assert len(user.all(Confirmed)) == 1
+    assert len(user.all(PublishConfirmed)) == 1

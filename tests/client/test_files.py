@@ -18,8 +18,8 @@ from godwit.client.files import (
     MAX_HEADER_BYTES,
     MAX_NAME_BYTES,
     MAX_WIRE_NAME_BYTES,
+    ChunkRange,
     FileHeader,
-    Run,
     chunk_count,
     decode_header,
     encode_header,
@@ -121,12 +121,12 @@ def test_chunks_of_a_file(size: int, chunks: int) -> None:
 
 def test_a_run_goes_on_where_the_last_one_broke_off() -> None:
     size = 5 * CHUNK_BYTES
-    assert plan(size, 0, 0) == Run(1, 0, 5)
-    assert plan(size, 1, 3) == Run(1, 3, 5)
+    assert plan(size, 0, 0) == ChunkRange(1, 0, 5)
+    assert plan(size, 1, 3) == ChunkRange(1, 3, 5)
     assert plan(size, 1, 3).first_byte == 3 * CHUNK_BYTES
-    assert plan(size, 4, 0) == Run(4, 0, 5)  # opened, nothing arrived
-    assert plan(size, 1, 5) == Run(2, 0, 5)  # done: this is the file's second time
-    assert plan(0, 1, 1) == Run(2, 0, 1)
+    assert plan(size, 4, 0) == ChunkRange(4, 0, 5)  # opened, nothing arrived
+    assert plan(size, 1, 5) == ChunkRange(2, 0, 5)  # done: this is the file's second time
+    assert plan(0, 1, 1) == ChunkRange(2, 0, 1)
 
 
 @given(st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(1, 20)), max_size=30))

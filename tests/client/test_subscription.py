@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.feeding import FEED, LIVE, Desk, batch, payloads, take_all
 
-from godwit.client.bookmark import Bookmark
 from godwit.client.events import Available, Missed
+from godwit.client.message import Bookmark
 from godwit.client.subscription import MAX_UNRELIABLE_HELD_BYTES, Subscription
 from godwit.wire.control import Done, Gap, Labels, Subscribed
 from godwit.wire.epochs import Epoch
@@ -20,7 +20,7 @@ def started(next_offset: int = 0) -> tuple[Desk, Subscription]:
     subscription = desk.started(next_offset=next_offset)
     take_all(subscription)
     desk.events.clear()
-    desk.inbox.on_events_fetched()
+    desk.inbox.announced.clear()
     desk.connection.confirmed.clear()
     desk.connection.consumed.clear()
     return desk, subscription
@@ -179,7 +179,7 @@ def test_what_has_arrived_is_given_though_the_connection_is_lost() -> None:
     desk.bring(FEED, batch([b"a", b"b"], 0))
     assert payloads(subscription.take()) == [b"live"]
     assert subscription.take() is None  # what the new connection brought waits for the broker's word
-    desk.inbox.on_subscribed(Subscribed(request=ask.request, subscription=0, next_offset=0))
+    desk.inbox.handle_subscribed(Subscribed(request=ask.request, subscription=0, next_offset=0))
     assert payloads(take_all(subscription)) == [b"b"]
 
 

@@ -10,10 +10,19 @@ from tests.client.test_with_server import Place
 from tests.client.world import User
 
 from godwit.broker.settings import Settings
-from godwit.client.comparing import JobView
 from godwit.client.config import ClientConfig
-from godwit.client.events import JobChanged, JobRefused, JobTaken, Leased, Offline, Reported, Revoked, Volunteered
-from godwit.client.leasing import Lease
+from godwit.client.events import (
+    JobChanged,
+    JobRefused,
+    JobTaken,
+    Leased,
+    Offline,
+    Reported,
+    Revoked,
+    VolunteerAccepted,
+)
+from godwit.client.jobs import JobView
+from godwit.client.worker import TaskLease
 from godwit.errors import BufferFullError, RecordTooLargeError
 from godwit.wire.codes import Code
 from godwit.wire.control import Done
@@ -25,7 +34,7 @@ class Handler:
 
     def __init__(self, place: Place, user: User, kinds: tuple[str, ...] = ("shout",), capacity: int = 4) -> None:
         self.user = user
-        self.running: list[Lease] = []
+        self.running: list[TaskLease] = []
         self.done: list[tuple[int, int, int]] = []
         self._seen = 0
         self.is_quick = True
@@ -64,7 +73,7 @@ def named(name: str) -> ClientConfig:
 
 def crew(place: Place, *names: str, capacity: int = 4) -> list[Handler]:
     handlers = [Handler(place, place.user(named(name)), capacity=capacity) for name in names]
-    place.network.run_until(lambda: all(handler.user.all(Volunteered) for handler in handlers))
+    place.network.run_until(lambda: all(handler.user.all(VolunteerAccepted) for handler in handlers))
     return handlers
 
 
@@ -244,7 +253,7 @@ def test_a_broker_that_takes_only_short_messages() -> None:
     boss = place.user(named("boss"))
     crew(place, "anna", capacity=500)
     views = [boss.client.submit("shout", b"x" * 1000, priority=number % 3) for number in range(500)]
-    with pytest.raises(RecordTooLargeError, match="the broker takes 1000"):
+    with pytest.raises(RecordTooLargeError, match="the broker accepts at most 1000"):
         boss.client.submit("shout", b"x" * 1001)
     place.network.run_until(lambda: all_ended(*views), 20)
     assert {view.tasks[0].result for view in views} == {b"X" * 1000}

@@ -1,4 +1,4 @@
-"""A worker with a scripted broker: leases, reports that are sent until they are confirmed, signs of life."""
+"""The worker in a client: volunteering, leases, reports and heartbeats."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ from tests.client.office import WorkBroker, at_work, break_connection
 from tests.client.world import Network, User
 
 from godwit.client.config import ClientConfig
-from godwit.client.events import Leased, Offline, Reported, Revoked, Volunteered, VolunteerRefused, WorkIdle, WorkRoom
-from godwit.client.leasing import Lease
-from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S
+from godwit.client.events import (
+    Leased,
+    Offline,
+    Reported,
+    Revoked,
+    VolunteerAccepted,
+    VolunteerRefused,
+    WorkBufferAvailable,
+    WorkIdle,
+)
+from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S, TaskLease
 from godwit.errors import BadKindError, BufferFullError, RecordTooLargeError, UsageError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES, MAX_KINDS
 from godwit.wire.codes import Code
@@ -26,7 +34,7 @@ def working(capacity: int = 8, config: ClientConfig | None = None) -> tuple[Netw
     return network, broker, user
 
 
-def leases(network: Network, broker: WorkBroker, user: User, *refs: Ref, payload: bytes = b"do it") -> list[Lease]:
+def leases(network: Network, broker: WorkBroker, user: User, *refs: Ref, payload: bytes = b"do it") -> list[TaskLease]:
     before = len(user.all(Leased))
     broker.lease(*refs, payload=payload)
     network.run(0.1)
@@ -44,7 +52,7 @@ def test_volunteering_is_answered() -> None:
     _, broker, user = working()
     (said,) = broker.link.all(Volunteer)
     assert (said.kinds, said.capacity, said.holding) == (["resize"], 8, [])
-    assert user.all(Volunteered) == [Volunteered(30.0)]
+    assert user.all(VolunteerAccepted) == [VolunteerAccepted(30.0)]
 
 
 def test_what_is_said_last_holds() -> None:
@@ -71,7 +79,7 @@ def test_it_is_said_again_with_what_is_held() -> None:
     network.run(0.1)
     (said,) = broker.link.all(Volunteer)
     assert sorted(said.holding) == [running.ref, done.ref, failed.ref]
-    assert len(user.all(Volunteered)) == 2
+    assert len(user.all(VolunteerAccepted)) == 2
 
 
 def test_a_client_that_never_volunteered_says_nothing() -> None:
@@ -268,7 +276,7 @@ def test_results_are_bounded() -> None:
     broker.confirms = True
     break_connection(network, broker, user)
     network.run(0.1)
-    assert len(user.all(WorkRoom)) == 1
+    assert len(user.all(WorkBufferAvailable)) == 1
     user.client.finish(two, bytes(15_000))
     network.run(0.1)
     assert len(user.all(Reported)) == 3
@@ -284,14 +292,14 @@ def test_a_broker_may_take_less() -> None:
     broker.max_message_bytes = 10_000
     broker.confirms = True
     break_connection(network, broker, user)
-    with pytest.raises(RecordTooLargeError, match="has 10001 bytes, the broker takes 10000"):
+    with pytest.raises(RecordTooLargeError, match="has 10001 bytes, the broker accepts at most 10000"):
         user.client.finish(two, bytes(10_001))
     user.client.finish(two, bytes(10_000))
     network.run(0.1)
     (failure, nothing), (_, result) = broker.outcomes
     assert (failure.task, failure.is_final, nothing) == (one.ref, True, b"")
     assert failure.error is not None
-    assert failure.error.startswith("the result of a task has 50000 bytes, the broker takes 10000")
+    assert failure.error.startswith("the result of a task has 50000 bytes, the broker accepts at most 10000")
     assert len(result) == 10_000
     assert (len(user.all(Reported)), user.client.work_held) == (2, 0)
 
@@ -471,3 +479,21 @@ def test_progress_out_of_range(progress: float) -> None:
         user.client.step(lease, progress)
     network.run(0.5)
     assert broker.steps == []
+
+
+def lease() -> TaskLease:
+    return TaskLease((7, 2, 3), "resize", "boss", b"payload", 4, 2, None, None)
+
+
+def test_its_numbers_have_names() -> None:
+    one = lease()
+    assert (one.job, one.task, one.fence) == (7, 2, 3)
+    assert one.state == "running"
+
+
+def test_each_is_itself() -> None:
+    one, other = lease(), lease()
+    assert one != other
+    assert len({one, other}) == 2
+    one.state = "ended"
+    assert one in {one}

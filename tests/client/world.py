@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.events import ClientEvent
 from godwit.client.message import Message
+from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
@@ -113,7 +113,7 @@ class User:
     ) -> None:
         self.network = network
         self.address: Address = ("192.0.2.1", 5000 + number)
-        self.client = Client(config or ClientConfig(), entropy=network.rng.randbytes, random=network.rng)
+        self.client = ClientProtocol(config or ClientConfig(), entropy=network.rng.randbytes, random=network.rng)
         self.log: list[ClientEvent] = []
         network.parties[self.address] = self.client
         network.after_step.append(self.note)

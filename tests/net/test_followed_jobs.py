@@ -10,8 +10,8 @@ import pytest
 from tests.net.running import run, turns
 from tests.net.work_stands import Core, as_client
 
-from godwit.client.comparing import JOB_ENDED, JobView
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
+from godwit.client.jobs import JOB_ENDED, JobView
 from godwit.errors import AccessError, BadKindError, BrokerError, JobError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.followed_jobs import FollowedJobs

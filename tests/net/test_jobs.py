@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.net.running import run, turns
 
-from godwit.client.comparing import Change, JobView, apply
+from godwit.client.jobs import Change, JobView, apply
 from godwit.errors import JobCancelledError, JobError, JobFailedError
 from godwit.net.jobs import AsyncJob, Countdown, TaskResult, Update
 from godwit.wire.codes import Code

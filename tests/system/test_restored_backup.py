@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tests.net.running import Notices, configuration, run
 
-from godwit.client.bookmark import Bookmark
-from godwit.client.message import Message
+from godwit.client.message import Bookmark, Message
 from godwit.net.connect import AsyncClient, connect
 from godwit.net.serve import Service
 from godwit.net.subscribing import AsyncSubscription

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 
-from godwit.client.comparing import TaskView, ViewState
+from godwit.client.jobs import TaskView, ViewState
 from godwit.net.jobs import AsyncJob, TaskResult, Update
 from godwit.net.thread import LoopThread
 

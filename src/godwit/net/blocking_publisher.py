@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from godwit.client.packing import Payload, to_bytes
+from godwit.client.batches import Payload, to_bytes
 from godwit.errors import BrokerError, BufferFullError, GodwitError, UsageError
 from godwit.limits import MIB
 from godwit.net.publishing import AsyncPublisher

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
-from godwit.client.bookmark import Bookmark
-from godwit.client.message import Message
+from godwit.client.message import Bookmark, Message
 from godwit.net.files import FileReceiver
 from godwit.net.inbox import ReceivedFile
 from godwit.net.subscribing import AsyncSubscription

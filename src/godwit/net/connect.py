@@ -22,8 +22,8 @@ from typing import Any, Final
 import msgspec
 
 from godwit.broker.topics import check_topic
+from godwit.client.batches import Payload, to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
-from godwit.client.packing import Payload, to_bytes
 from godwit.client.subscription import Start
 from godwit.errors import BrokerUnreachableError, UsageError
 from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Unpack
 
 from godwit.broker.topics import check_kind
-from godwit.client.packing import Payload
+from godwit.client.batches import Payload
 from godwit.errors import UsageError
 from godwit.net.jobs import AsyncJob
 from godwit.net.shell import ClientShell

@@ -18,8 +18,8 @@ import msgspec
 
 from godwit.client.files import (
     CHUNK_BYTES,
+    ChunkRange,
     FileHeader,
-    Run,
     decode_header,
     encode_header,
     file_id,
@@ -100,7 +100,7 @@ async def send_file(
 
 
 async def _send_chunks(
-    client: ClientShell, topic: str, file: FileIO, header: FileHeader, run: Run, progress: OnProgress | None
+    client: ClientShell, topic: str, file: FileIO, header: FileHeader, run: ChunkRange, progress: OnProgress | None
 ) -> int:
     """Sends what is missing, never more than the window ahead of the broker."""
     publishing = client.publishing

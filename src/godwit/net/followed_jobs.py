@@ -8,12 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
 from typing import Any, TypeAlias
 
-from godwit.client.client import Client
-from godwit.client.comparing import JobView
+from godwit.client.batches import Payload
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
-from godwit.client.jobs import PAYLOAD
-from godwit.client.packing import Payload
-from godwit.client.submitting import check_payload
+from godwit.client.jobs import PAYLOAD, JobView, check_payload
+from godwit.client.protocol import ClientProtocol
 from godwit.errors import BufferFullError, GodwitError, UsageError, broker_error
 from godwit.net.jobs import AsyncJob, Countdown, is_the_end
 from godwit.net.submitting import CoreOptions, JobLike, Wanted, check_number, wanted_jobs
@@ -27,7 +25,7 @@ Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awa
 class FollowedJobs:
     """The jobs that one client submitted or watches, until they end."""
 
-    def __init__(self, core: Client, schedule_flush: Callable[[], None], request: Request) -> None:
+    def __init__(self, core: ClientProtocol, schedule_flush: Callable[[], None], request: Request) -> None:
         self._core = core
         self._schedule_flush = schedule_flush
         self._request = request

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from godwit.client.comparing import Change, JobView, TaskView, ViewState
+from godwit.client.jobs import Change, JobView, TaskView, ViewState
 from godwit.errors import GodwitError, JobCancelledError, JobFailedError
 from godwit.wire.jobs import JobInfo
 

@@ -10,9 +10,9 @@ from copy import copy
 from typing import Any
 from weakref import WeakValueDictionary
 
-from godwit.client.client import Client
-from godwit.client.events import Confirmed, Refused, Room
-from godwit.client.packing import Payload, to_bytes
+from godwit.client.batches import Payload, to_bytes
+from godwit.client.events import BufferAvailable, PublishConfirmed, PublishRefused
+from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BrokerError, BufferFullError, GodwitError, broker_error
 
@@ -164,7 +164,7 @@ class Lane:
 class Publishing:
     """What all publishers of a client share, and the ways to publish."""
 
-    def __init__(self, core: Client, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
+    def __init__(self, core: ClientProtocol, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
         self.schedule_flush = schedule_flush
         self._core = core
         self._turn = Turn(flush, schedule_flush)
@@ -175,9 +175,9 @@ class Publishing:
         self._crowd: list[Lane] = []
         self._drained: list[asyncio.Future[None]] = []
         self.handlers: dict[type[Any], Callable[[Any], None]] = {
-            Confirmed: self._on_confirmed,
-            Room: self._on_room,
-            Refused: self._on_refused,
+            PublishConfirmed: self._on_confirmed,
+            BufferAvailable: self._on_room,
+            PublishRefused: self._on_refused,
         }
 
     def publisher(
@@ -242,18 +242,18 @@ class Publishing:
 
     # -- what the client tells ----------------------------------------------------------------------------------------
 
-    def _on_confirmed(self, event: Confirmed) -> None:
+    def _on_confirmed(self, event: PublishConfirmed) -> None:
         lane = self._lanes.get(event.publisher)
         if lane is not None:
             lane.on_confirmed(event.sequence, event.reached)
         self._on_progress()
 
-    def _on_room(self, event: Room) -> None:
+    def _on_room(self, event: BufferAvailable) -> None:
         lane = self._lanes.get(event.publisher)
         if lane is not None:
             lane.on_room()
 
-    def _on_refused(self, event: Refused) -> None:
+    def _on_refused(self, event: PublishRefused) -> None:
         lane = self._lanes.get(event.publisher)
         if lane is not None:
             lane.on_refused(event.code, event.text, event.first_sequence, event.sequence)

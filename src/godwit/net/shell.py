@@ -11,7 +11,6 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from godwit.client.client import Client, ClientState
 from godwit.client.config import ClientConfig
 from godwit.client.events import (
     Available,
@@ -26,10 +25,11 @@ from godwit.client.events import (
     Revoked,
     SubscriptionEnded,
     SubscriptionStarted,
-    Volunteered,
+    VolunteerAccepted,
     VolunteerRefused,
-    WorkRoom,
+    WorkBufferAvailable,
 )
+from godwit.client.protocol import ClientProtocol, ClientState
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import ForkedError, GodwitError, SocketError, UsageError, broker_error
 from godwit.net.address import family_of
@@ -70,7 +70,7 @@ class ClientShell:
         usable = {family_of(udp.local_address) for udp in sockets}
         receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in sockets)
         config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
-        self._core = core = Client(config, entropy=os.urandom, random=random.Random())
+        self._core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random())
         self._on_state = on_state
         self._failure: GodwitError | None = None
         """Why the client has ended."""
@@ -95,9 +95,9 @@ class ClientShell:
             Leased: self._on_work,
             Revoked: self._on_work,
             Reported: self._on_work,
-            Volunteered: self._on_work,
+            VolunteerAccepted: self._on_work,
             VolunteerRefused: self._on_work,
-            WorkRoom: self._on_work_room,
+            WorkBufferAvailable: self._on_work_room,
             **self.publishing.handlers,
             **self.followed_jobs.handlers,
         }
@@ -344,13 +344,13 @@ class ClientShell:
                 del self._subscriptions[event.subscription]
             subscription.on_event(event)
 
-    def _on_work(self, event: Leased | Revoked | Reported | Volunteered | VolunteerRefused) -> None:
+    def _on_work(self, event: Leased | Revoked | Reported | VolunteerAccepted | VolunteerRefused) -> None:
         if self._workbench is not None:
             self._workbench.on_event(event)
         elif isinstance(event, Leased):  # it was on its way when the work ended
             self._core.give_back(event.lease)
 
-    def _on_work_room(self, event: WorkRoom) -> None:
+    def _on_work_room(self, event: WorkBufferAvailable) -> None:
         self.followed_jobs.on_room()
         if self._workbench is not None:
             self._workbench.on_room()

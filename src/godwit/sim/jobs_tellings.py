@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from godwit.client.comparing import JobView
-from godwit.client.leasing import Lease
+from godwit.client.jobs import JobView
+from godwit.client.worker import TaskLease
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_chronicle import Chronicle
 from godwit.sim.jobs_ledger import JobLedger, Order, Run
@@ -131,7 +131,7 @@ class TellingChecker:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def leased(self, run: Run, lease: Lease) -> None:
+    def leased(self, run: Run, lease: TaskLease) -> None:
         """A worker has got a task."""
         number, task_number, fence = lease.ref
         story = self._chronicle.stories.get(number)

@@ -310,7 +310,7 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
         (cancels, Ends, "cancel", nothing, "told: .*is over"),
         (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
-        (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
+        (storm, client_jobs.JobTracker, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],
 )
 def test_a_broken_part_is_caught(

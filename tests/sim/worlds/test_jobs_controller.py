@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run
 
-from godwit.client.comparing import JobView
 from godwit.client.events import JobRefused, Leased, Reply
+from godwit.client.jobs import JobView
 from godwit.sim.checkers import ViolationError
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.jobs import JobsWorld

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from godwit.client import events as told
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
+from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BufferFullError
 from godwit.sim.broker_ledger import Publication
@@ -45,7 +45,7 @@ class Person:
         self.plan = plan
         self.host = host
         self.todo = deque(plan.publications)
-        self.client: Client | None = None
+        self.client: ClientProtocol | None = None
         self.is_online = False
         self.is_closing = False
         self.reader = Reader(books, plan, self._drain)
@@ -84,7 +84,9 @@ class Person:
         self._lives += 1
         self.is_closing = self._blocked = self.is_online = False
         entropy = Random(f"{books.seed} entropy {self.label}").randbytes
-        client = Client(self._config(fresh), entropy=entropy, random=Random(f"{books.seed} random {self.label}"))
+        client = ClientProtocol(
+            self._config(fresh), entropy=entropy, random=Random(f"{books.seed} random {self.label}")
+        )
         self.client = client
         self._register(client)
         if fresh:
@@ -119,7 +121,7 @@ class Person:
             endpoint=plan.endpoint,
         )
 
-    def _register(self, client: Client) -> None:
+    def _register(self, client: ClientProtocol) -> None:
         """The checkers hear of the new life."""
         books = self.books
         books.roster.honest.add(client.instance)
@@ -214,7 +216,7 @@ class Person:
             self._unconfirmed[publisher] = deque()
         return publisher
 
-    def _on_confirmed(self, event: told.Confirmed, now: float) -> None:
+    def _on_confirmed(self, event: told.PublishConfirmed, now: float) -> None:
         waiting = self._unconfirmed[event.publisher]
         last: Publication | None = None
         while waiting and waiting[0][0] < event.sequence:
@@ -229,7 +231,7 @@ class Person:
         if last.qos:
             self.books.reach.confirmed(last, event.reached, now)
 
-    def _on_refused(self, event: told.Refused) -> None:
+    def _on_refused(self, event: told.PublishRefused) -> None:
         """The broker could not write: these messages are given up, the next ones are sent as if nothing had been."""
         if event.code != Code.STORAGE or not self.books.is_storage_failing:
             raise ViolationError("refused", f"{self.label} on {event.publisher.topic!r}: {event.text}")
@@ -251,9 +253,9 @@ class Person:
         for event in events:
             self.books.note(f"{self.label} {describe(event)}")
             match event:
-                case told.Confirmed():
+                case told.PublishConfirmed():
                     self._on_confirmed(event, now)
-                case told.Room():
+                case told.BufferAvailable():
                     self._blocked = False
                     self.books.network.at(now, self.work)
                 case told.Online():
@@ -265,7 +267,7 @@ class Person:
                     self._on_ended(event)
                 case told.Reply():
                     self.reader.on_reply(event)
-                case told.Refused():
+                case told.PublishRefused():
                     self._on_refused(event)
                 case _:
                     self.reader.on_event(event)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from godwit.client import events as told
-from godwit.client.comparing import JobView
+from godwit.client.jobs import JobView
 from godwit.errors import BufferFullError
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_ledger import Order

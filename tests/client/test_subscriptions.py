@@ -1,4 +1,4 @@
-"""All subscriptions together: asking, answers, channels, the end."""
+"""All subscriptions together: requests on each connection, and the channels of records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def subscribe(desk: Desk, *filters: str, start: Start = None, cursor: str | None
 def test_asks_at_once_or_when_there_is_a_broker() -> None:
     desk = Desk()
     early = desk.inbox.subscribe(("a",), start=None, since_us=77, cursor="c")
-    assert desk.requests.has_unsent is False
+    assert not desk.requests.unsent
     desk.attach()
     (ask,) = desk.asked()
     assert (ask.filters, ask.start, ask.since_us, ask.cursor) == (["a"], None, 77, "c")
@@ -92,7 +92,7 @@ def test_data_may_come_before_the_reply() -> None:
     desk.bring(FEED, batch([b"x"], 3))
     assert desk.events == []
     assert subscription.take() is None
-    desk.inbox.on_subscribed(Subscribed(request=ask.request, subscription=0, next_offset=3))
+    desk.inbox.handle_subscribed(Subscribed(request=ask.request, subscription=0, next_offset=3))
     assert desk.events == [SubscriptionStarted(subscription, 3), Available(subscription)]
     assert payloads(take_all(subscription)) == [b"x"]
 
@@ -101,8 +101,8 @@ def test_a_refused_subscription_ends() -> None:
     desk = attached()
     subscription = subscribe(desk, "a")
     (ask,) = desk.asked()
-    assert not desk.inbox.on_error(ask.request + 1, Code.NOT_ALLOWED, "no")
-    assert desk.inbox.on_error(ask.request, Code.NOT_ALLOWED, "no")
+    assert not desk.inbox.handle_error(ask.request + 1, Code.NOT_ALLOWED, "no")
+    assert desk.inbox.handle_error(ask.request, Code.NOT_ALLOWED, "no")
     assert desk.events == [SubscriptionEnded(subscription, Code.NOT_ALLOWED, "no")]
     assert subscription.state == "ended"
     assert subscribe(desk, "a") is not subscription
@@ -115,8 +115,8 @@ def test_a_kicked_subscription_ends_with_the_reason() -> None:
     desk = attached()
     subscription = desk.started()
     desk.events.clear()
-    desk.inbox.on_kicked(Kicked(subscription=99, by="x"))
-    desk.inbox.on_kicked(Kicked(subscription=0, by="admin", reason="maintenance"))
+    desk.inbox.handle_kicked(Kicked(subscription=99, by="x"))
+    desk.inbox.handle_kicked(Kicked(subscription=0, by="admin", reason="maintenance"))
     assert desk.events == [SubscriptionEnded(subscription, Code.KICKED, "admin removed the subscription: maintenance")]
 
 
@@ -125,14 +125,14 @@ def test_a_broker_that_takes_two_for_one_ends_the_second() -> None:
     desk.started()
     other = subscribe(desk, "b")
     (ask,) = desk.asked()
-    desk.inbox.on_subscribed(Subscribed(request=ask.request, subscription=0))
+    desk.inbox.handle_subscribed(Subscribed(request=ask.request, subscription=0))
     assert other.state == "ended"
 
 
 def test_an_answer_to_nothing_is_not_ours() -> None:
     desk = attached()
-    assert not desk.inbox.on_subscribed(Subscribed(request=55, subscription=0))
-    assert not desk.inbox.on_answer(55)
+    assert not desk.inbox.handle_subscribed(Subscribed(request=55, subscription=0))
+    assert not desk.inbox.handle_answer(55)
 
 
 def test_an_answer_to_what_was_given_up_meanwhile_changes_nothing() -> None:
@@ -142,9 +142,9 @@ def test_an_answer_to_what_was_given_up_meanwhile_changes_nothing() -> None:
         (ask,) = desk.asked()
         desk.inbox.unsubscribe(subscription, keep=False)
         if reply == "error":
-            assert desk.inbox.on_error(ask.request, Code.NOT_ALLOWED, "no")
+            assert desk.inbox.handle_error(ask.request, Code.NOT_ALLOWED, "no")
         else:
-            assert desk.inbox.on_subscribed(Subscribed(request=ask.request, subscription=ask.subscription))
+            assert desk.inbox.handle_subscribed(Subscribed(request=ask.request, subscription=ask.subscription))
         assert subscription.state == "ended"
     assert desk.events == []
 
@@ -164,9 +164,9 @@ def test_leaving_is_asked_until_it_is_answered() -> None:
     assert isinstance(ask, Subscribe)
     assert (ask.subscription, ask.filters) == (0, ["a/#"])
     assert leave == Unsubscribe(request=request, subscription=0)
-    assert not desk.inbox.on_subscribed(Subscribed(request=ask.request, subscription=0))
-    assert desk.inbox.on_answer(request)
-    assert desk.requests.on_answer(request)
+    assert not desk.inbox.handle_subscribed(Subscribed(request=ask.request, subscription=0))
+    assert desk.inbox.handle_answer(request)
+    assert desk.requests.handle_answer(request)
     desk.detach()
     desk.attach()
     assert desk.said() == []

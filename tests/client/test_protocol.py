@@ -1,33 +1,38 @@
-"""A client and a scripted broker in virtual time: login, publishing, subscribing, reconnects, the end."""
+"""The client as a whole with a scripted broker: login, reconnects, application calls, events."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import get_args
 
 import pytest
+from tests.client.office import at_work
 from tests.client.world import BROKER, FakeBroker, Network, User, online
 
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.events import (
     Available,
-    Confirmed,
+    BufferAvailable,
+    ClientEvent,
     Ended,
     Offline,
     Online,
-    Refused,
+    PublishConfirmed,
+    PublishRefused,
     Reply,
-    Room,
     SubscriptionEnded,
     SubscriptionStarted,
 )
+from godwit.client.protocol import ClientProtocol, make_login, welcome_problem
 from godwit.errors import BadFilterError, BadTopicError, BufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS, MIB
 from godwit.transport.config import EndpointConfig
 from godwit.transport.train import Train
 from godwit.wire import control
 from godwit.wire.batch import decode_batches
-from godwit.wire.control import Code, Create, Done, Error, Login, Ping, Pong, TopicList, Topics, Will
+from godwit.wire.control import Code, Create, Done, Error, Login, Ping, Pong, TopicList, Topics, Welcome, Will
+from godwit.wire.proof import is_proof, make_proof
 
 NOWHERE = ("203.0.113.1", 50000)
 
@@ -203,7 +208,7 @@ def test_one_message_goes_at_once_and_is_confirmed() -> None:
     network.run(3 * network.delay_s)
     assert broker.messages("home/room1") == [b"21.5"]
     network.run_until(lambda: publisher.confirmed_sequence == 1, 0.1)
-    assert user.all(Confirmed) == [Confirmed(publisher, 1, 2)]
+    assert user.all(PublishConfirmed) == [PublishConfirmed(publisher, 1, 2)]
     assert (publisher.reached, publisher.subscribers) == (2, 3)
 
 
@@ -285,11 +290,11 @@ def test_the_buffer_fills_and_empties() -> None:
             publisher.send(bytes(1000), network.now_us)
     assert user.client.held_bytes > 90_000
     network.run(1)
-    assert user.all(Room) == []
+    assert user.all(BufferAvailable) == []
     for channel, inlet in broker.link.inlets.items():
         broker.link.connection.confirm(channel, len(inlet.records), 0)
     network.run(1)
-    assert user.all(Room) == [Room(publisher)]
+    assert user.all(BufferAvailable) == [BufferAvailable(publisher)]
     publisher.send(bytes(1000), network.now_us)
     assert user.client.held_bytes < 10_000
 
@@ -339,7 +344,7 @@ def test_more_topics_at_once_than_channels() -> None:
         user.client.publisher(f"t/{place}").send(b"%d" % place, network.now_us)
     network.run(30)
     assert sorted(topic for topic, _, _ in broker.stored) == sorted(f"t/{place}" for place in range(400))
-    assert len(user.all(Confirmed)) == 400
+    assert len(user.all(PublishConfirmed)) == 400
     assert user.all(Offline) == []
 
 
@@ -350,8 +355,8 @@ def test_a_refused_topic_fails_alone() -> None:
     good.send(b"x", network.now_us)
     bad.send(b"y", network.now_us)
     network.run(1)
-    assert user.all(Refused) == [Refused(bad, Code.NOT_ALLOWED, "you may not", 0, 1)]
-    assert user.all(Confirmed) == [Confirmed(good, 1, 2)]
+    assert user.all(PublishRefused) == [PublishRefused(bad, Code.NOT_ALLOWED, "you may not", 0, 1)]
+    assert user.all(PublishConfirmed) == [PublishConfirmed(good, 1, 2)]
     del broker.refuses["secret"]
     bad.send(b"z", network.now_us)
     network.run(1)
@@ -367,7 +372,7 @@ def test_a_queued_message_that_the_broker_finds_too_long_fails_alone() -> None:
     FakeBroker(network, config=EndpointConfig(accepts=True, max_record_bytes=30_000))
     user.until("online", 12.0)
     network.run_until(lambda: publisher.is_idle)
-    (refused,) = user.all(Refused)
+    (refused,) = user.all(PublishRefused)
     assert (refused.code, refused.first_sequence, refused.sequence) == (Code.TOO_LARGE, 1, 2)
 
 
@@ -614,9 +619,87 @@ def test_bad_calls_are_refused_at_once() -> None:
 
 def test_a_client_without_addresses_is_quiet() -> None:
     rng = random.Random(1)
-    client = Client(ClientConfig(), entropy=rng.randbytes, random=rng)
+    client = ClientProtocol(ClientConfig(), entropy=rng.randbytes, random=rng)
     assert client.next_train(0.0) is None
     assert client.next_timer() is None
     client.receive(Train(BROKER, b"anything at all", 15), 0.0)
     assert client.events() == []
     assert client.statistics.packets_sent == 0
+
+
+def test_a_closed_client_takes_no_more_work() -> None:
+    network, _, user = at_work()
+    user.client.close(network.now)
+    calls: list[Callable[[ClientProtocol], object]] = [
+        lambda client: client.submit("resize", b""),
+        lambda client: client.watch(1),
+        lambda client: client.volunteer(["resize"], 1),
+        lambda client: client.withdraw(),
+        lambda client: client.publisher("t"),
+        lambda client: client.subscribe(["t"]),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="the client is closed"):
+            call(user.client)
+
+
+def test_who_drives_the_client_is_told_when_to_ask_for_trains() -> None:
+    network, broker, user = at_work()
+    told: list[str] = []
+    user.client.on_sending(begun=lambda: told.append("begun"), full=lambda: told.append("full"))
+    user.client.submit("resize", b"")
+    user.client.submit("resize", b"")
+    assert told == ["begun"]
+    user.client.submit("resize", bytes(100_000))
+    assert told == ["begun", "full"]
+    network.run(0.1)
+    told.clear()
+    user.client.publisher("t").send(b"", network.now_us)
+    assert told == ["begun"]
+    network.run(0.1)
+    assert sorted(broker.groups) == [1, 2]
+
+
+INSTANCE = bytes(range(16))
+BINDING = bytes(32)
+
+
+def test_a_client_without_a_secret_proves_and_asks_nothing() -> None:
+    login = make_login(ClientConfig(name="n"), 3, INSTANCE, BINDING, is_first=True)
+    assert (login.request, login.name, login.instance, login.proof) == (3, "n", INSTANCE, b"")
+    assert welcome_problem(Welcome(request=3, name="n", max_message_bytes=1), ClientConfig(name="n"), BINDING) == ""
+
+
+def test_a_secret_is_proved_for_this_connection() -> None:
+    config = ClientConfig(name="n", secret=b"secret", will=Will(topic="t", payload=b""), session_expiry_s=5)
+    login = make_login(config, 0, INSTANCE, BINDING, is_first=True)
+    assert is_proof(login.proof, b"secret", "client", BINDING, "n")
+    assert not is_proof(login.proof, b"secret", "client", bytes([1] * 32), "n")
+    assert b"secret" not in login.proof
+    assert (login.will, login.session_expiry_s) == (config.will, 5)
+
+
+def test_a_fresh_session_is_asked_for_once() -> None:
+    config = ClientConfig(name="n", fresh=True)
+    assert make_login(config, 0, INSTANCE, BINDING, is_first=True).fresh
+    assert not make_login(config, 0, INSTANCE, BINDING, is_first=False).fresh
+
+
+def test_the_broker_must_prove_that_it_knows_the_secret() -> None:
+    config = ClientConfig(name="n", secret=b"secret")
+    right = make_proof(b"secret", "server", BINDING, "n")
+    assert welcome_problem(Welcome(request=0, name="n", proof=right, max_message_bytes=1), config, BINDING) == ""
+    for wrong in (b"", make_proof(b"other", "server", BINDING, "n"), make_proof(b"secret", "client", BINDING, "n")):
+        welcome = Welcome(request=0, name="n", proof=wrong, max_message_bytes=1)
+        assert "did not prove" in welcome_problem(welcome, config, BINDING)
+
+
+def test_events_are_frozen_values() -> None:
+    assert Offline(Code.TIMEOUT, "silence", 0.5) == Offline(6, "silence", 0.5)
+    assert Online(True, "a") != Online(False, "a")
+    assert "silence" in repr(Ended(Code.TIMEOUT, "silence"))
+    assert all(event.__struct_config__.frozen for event in get_args(ClientEvent))
+
+
+def test_every_event_says_what_it_is() -> None:
+    assert all(event.__doc__ for event in get_args(ClientEvent))

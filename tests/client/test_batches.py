@@ -35,7 +35,7 @@ def batch(payloads: list[bytes], offset: int, *, qos: int = 1, retain: bool = Fa
 
 
 def expected(batches: list[Batch], *, live: bool, position: int) -> tuple[list[Message], int, int]:
-    """Message by message, as the promise says it: messages, next position, missed."""
+    """Return messages, next position and missed count, computed message by message."""
     found = []
     missed = 0
     for one in batches:
@@ -117,7 +117,7 @@ def test_any_bytes_give_messages_or_one_error(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=12), st.integers(0, 30))
-def test_no_offset_is_given_twice_and_none_is_left_out(runs: list[tuple[int, int]], position: int) -> None:
+def test_no_offset_is_repeated_or_left_out(runs: list[tuple[int, int]], position: int) -> None:
     """Records that overlap in any way, as after reconnects."""
     one = reader(position=position)
     given_out: list[int] = []
@@ -138,7 +138,7 @@ def test_retained_messages_are_never_repeats() -> None:
     assert (message.qos, message.offset) == (0, None)
 
 
-def test_live_channel_counts_what_is_missing_and_drops_what_is_late() -> None:
+def test_a_live_channel_counts_missing_messages_and_drops_late_ones() -> None:
     one = reader(live=True)
     assert [m.payload for m in one.decode(encode_batch(batch([b"0", b"1"], 0, qos=0)))] == [b"0", b"1"]
     assert [m.payload for m in one.decode(encode_batch(batch([b"5"], 5, qos=0)))] == [b"5"]
@@ -186,7 +186,7 @@ def test_batches_of_any_shape(sizes: list[int]) -> None:
         encode_joinable(batch([b"abc"], 0))[:33] + b"\xff" * 8,
     ],
 )
-def test_what_is_no_routed_batch_is_an_error(record: bytes) -> None:
+def test_a_record_without_routed_batches_is_an_error(record: bytes) -> None:
     with pytest.raises(DecodeError):
         reader().decode(record)
 
@@ -224,7 +224,7 @@ def test_one_message_makes_a_lone_batch() -> None:
     assert len(packed) == 9 + 5
 
 
-def test_size_is_at_most_what_is_counted() -> None:
+def test_size_is_at_most_the_counted_bytes() -> None:
     payloads = [b"12345"] * 100
     packed = pack_batch(list(payloads), 2, 5, retain=False, sequence=0)
     assert len(packed) == HEAD_BYTES + 100 * (LENGTH_BYTES + 5)

@@ -43,7 +43,7 @@ def test_addresses_are_tried_one_after_another_with_little_time_between() -> Non
     assert one.due_at is None
 
 
-def test_the_first_that_answers_is_taken_and_the_others_given_up() -> None:
+def test_the_first_connection_is_used_and_the_others_are_cancelled() -> None:
     one, _ = dialer()
     one.begin(0.0)
     one.handle_timers(NEXT_ADDRESS_S)
@@ -79,7 +79,7 @@ def test_a_round_is_over_with_its_last_attempt_and_the_next_begins_elsewhere() -
     assert again.peer_address == ADDRESSES[1]
 
 
-def test_stopping_gives_everything_up() -> None:
+def test_stopping_cancels_all_attempts() -> None:
     one, endpoint = dialer()
     one.begin(0.0)
     one.stop(0.1)

@@ -1,4 +1,4 @@
-"""Headers of chunks, what to send and what is new of what arrived, names that stay where they should."""
+"""Files: headers of chunks, the chunks to send, the new bytes of a chunk, names that stay in their folder."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_identity_follows_from_content_name_and_topic() -> None:
     assert publisher_of(expected) == "file-" + expected.hex()
 
 
-def test_messages_that_are_no_files_are_told_apart() -> None:
+def test_messages_without_a_file_header() -> None:
     assert decode_header(None, TOPIC, 5) is None
     assert decode_header(cbor2.dumps({"expiry": 5}), TOPIC, 5) is None
     assert decode_header(cbor2.dumps({"file": None}), TOPIC, 5) is None
@@ -83,7 +83,7 @@ def test_messages_that_are_no_files_are_told_apart() -> None:
         cbor2.dumps({"file": msgspec.to_builtins(header(), builtin_types=(bytes,)) | {"sha256": bytes(32)}}),
     ],
 )
-def test_a_header_that_cannot_be_is_one_documented_error(extension: bytes) -> None:
+def test_an_invalid_header_is_a_documented_error(extension: bytes) -> None:
     with pytest.raises(DecodeError):
         decode_header(extension, TOPIC, 5)
 
@@ -198,7 +198,7 @@ def test_a_long_name_keeps_its_suffix() -> None:
 @given(st.text(max_size=400))
 @example("." * 300)
 @example("a" + " ." * 300 + "b")
-def test_any_text_gives_a_name_that_is_safe_everywhere(text: str) -> None:
+def test_any_text_becomes_a_safe_name(text: str) -> None:
     name = safe_name(text)
     assert 1 <= len(name.encode()) <= MAX_NAME_BYTES
     assert PurePosixPath(name).name == name == PureWindowsPath(name).name
@@ -208,7 +208,7 @@ def test_any_text_gives_a_name_that_is_safe_everywhere(text: str) -> None:
     assert safe_name(numbered(name, 12)) == numbered(name, 12) or len(numbered(name, 12).encode()) > MAX_NAME_BYTES
 
 
-def test_names_that_are_taken_get_a_number() -> None:
+def test_existing_names_get_a_number() -> None:
     assert [numbered("a.b.pdf", number) for number in range(3)] == ["a.b.pdf", "a.b (1).pdf", "a.b (2).pdf"]
     assert numbered("README", 7) == "README (7)"
 

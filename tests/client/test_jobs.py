@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.office import WorkBroker, at_work, break_connection
+from tests.client.work_broker import WorkBroker, at_work, break_connection
 from tests.client.world import Network, User
 from tests.transport.world import examples
 
@@ -52,7 +52,7 @@ def finished(fence: int = 1, worker: str = "anna") -> TaskUpdate:
     return TaskUpdate(task=0, state="finished", worker=worker, fence=fence)
 
 
-def test_a_job_is_taken_done_and_told() -> None:
+def test_a_job_is_accepted_done_and_reported() -> None:
     network, broker, user = at_work()
     view = user.client.submit("resize", b"image", workers=0, priority=3, delay_ms=5, deadline_ms=6, time_limit_ms=7)
     assert (view.state, view.number, user.client.work_held) == ("sending", None, 1)
@@ -109,7 +109,7 @@ def test_a_refused_job_is_at_its_end() -> None:
     broker.takes = False
     view = user.client.submit("resize", b"image")
     network.run(0.1)
-    broker.say(Taken(jobs=[TakenJob(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
+    broker.send_group(Taken(jobs=[TakenJob(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
     network.run(0.1)
     assert user.all(JobRefused) == [JobRefused(view, Code.NOT_ALLOWED, "no right")]
     assert (view.state, view.reason, view.is_ended, view.payload) == ("refused", "no right", True, b"")
@@ -121,7 +121,7 @@ def test_a_refused_job_is_at_its_end() -> None:
 # -- over reconnects --------------------------------------------------------------------------------------------------
 
 
-def test_what_was_not_answered_is_submitted_again_in_order_under_the_same_keys() -> None:
+def test_pending_jobs_are_submitted_again_in_order_under_the_same_keys() -> None:
     network, broker, user = at_work()
     broker.takes = False
     views = [user.client.submit("resize", b"%d" % number) for number in range(5)]
@@ -165,7 +165,7 @@ def test_jobs_submitted_without_a_broker_go_when_it_comes() -> None:
     assert broker.groups == [3]
 
 
-def test_what_has_not_ended_is_watched_again_and_nothing_is_told_twice() -> None:
+def test_followed_jobs_are_watched_again_and_no_change_is_reported_twice() -> None:
     network, broker, user = at_work()
     one, two = user.client.submit("resize", b""), user.client.submit("resize", b"")
     network.run(0.1)
@@ -223,7 +223,7 @@ def test_a_job_is_followed_by_its_number() -> None:
     assert view.reason == "enough"
 
 
-def test_a_job_that_is_not_there_cannot_be_watched() -> None:
+def test_a_job_that_does_not_exist_is_refused() -> None:
     network, broker, user = at_work()
     broker.unknown = {7}
     view = user.client.watch(7)
@@ -237,13 +237,13 @@ def test_a_refused_watch() -> None:
     view = user.client.watch(7)
     network.run(0.1)
     (watch,) = broker.link.all(Watch)
-    broker.link.tell(Error(request=watch.request, code=Code.TOO_MANY, text="enough"))
+    broker.link.send(Error(request=watch.request, code=Code.TOO_MANY, text="enough"))
     network.run(0.1)
     assert user.all(JobRefused) == [JobRefused(view, Code.TOO_MANY, "enough")]
     assert view.state == "refused"
 
 
-def test_who_does_not_want_to_know_is_told_nothing() -> None:
+def test_an_unwatched_job_reports_nothing() -> None:
     network, broker, user = at_work()
     one, two = user.client.submit("resize", b""), user.client.submit("resize", b"")
     network.run(0.1)
@@ -260,7 +260,7 @@ def test_who_does_not_want_to_know_is_told_nothing() -> None:
     assert broker.link.all(Watch) == []
 
 
-def test_who_does_not_want_to_know_before_it_is_taken() -> None:
+def test_unwatch_before_the_job_is_accepted() -> None:
     network, broker, user = at_work()
     view = user.client.submit("resize", b"")
     user.client.unwatch(view)
@@ -269,8 +269,8 @@ def test_who_does_not_want_to_know_before_it_is_taken() -> None:
     assert [unwatch.jobs for unwatch in broker.link.all(Unwatch)] == [[1]]
 
 
-def test_who_wants_to_know_again_is_not_taken_for_who_does_not() -> None:
-    """The word that nobody wants to know and the job itself go on two channels, and may be heard in either order."""
+def test_a_job_submitted_after_an_unwatch_is_watched() -> None:
+    """The unwatch and the submission of a job travel on two channels, and may arrive in either order."""
     network, broker, user = at_work()
     one = user.client.submit("resize", b"", key="k")
     network.run(0.1)
@@ -278,7 +278,10 @@ def test_who_wants_to_know_again_is_not_taken_for_who_does_not() -> None:
     again = user.client.submit("resize", b"", key="k")
     network.run(0.1)
     assert again.number == 1
-    assert [type(said) for said in broker.link.said if isinstance(said, Watch | Unwatch)] == [Unwatch, Watch]
+    assert [type(message) for message in broker.link.received if isinstance(message, Watch | Unwatch)] == [
+        Unwatch,
+        Watch,
+    ]
     user.client.unwatch(again)
     network.run(0.1)
     user.client.submit("resize", b"", key="k")
@@ -310,8 +313,8 @@ def test_several_views_of_one_job() -> None:
     assert [view.number for view in (one, two, three, four)] == [1, 1, 1, 1]
 
 
-def test_a_view_that_comes_late_hears_all_at_once() -> None:
-    """Before the broker says more: what that is may be the job's end and one task of many."""
+def test_a_late_view_gets_all_changes_at_once() -> None:
+    """Before the next update, which may contain the end of the job and only one task of many."""
     network, broker, user = at_work()
     broker.takes = False
     one = user.client.submit("resize", b"", workers=3, key="k")
@@ -329,7 +332,7 @@ def test_a_view_that_comes_late_hears_all_at_once() -> None:
     assert late.tasks[0].result == b"anna"
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- invalid calls ----------------------------------------------------------------------------------------------------
 
 
 def test_the_callers_errors_are_found_before_anything_is_sent() -> None:
@@ -352,7 +355,7 @@ def test_the_callers_errors_are_found_before_anything_is_sent() -> None:
     assert client.work_held == 0
 
 
-def test_a_broker_may_take_less() -> None:
+def test_a_broker_with_a_lower_limit() -> None:
     network = Network()
     user = User(network)
     early, short = user.client.submit("resize", bytes(50_000)), user.client.submit("resize", b"")
@@ -395,7 +398,7 @@ def test_answers_to_nothing_are_passed_over() -> None:
     network, broker, user = at_work()
     view = user.client.submit("resize", b"")
     network.run(0.1)
-    broker.take(broker.link, view.key, "nobody")
+    broker.take(broker.link, view.key, "unknown")
     broker.update(99, "done")
     network.run(0.1)
     assert len(user.all(JobTaken)) == 1
@@ -437,7 +440,7 @@ def test_the_defaults_are_those_of_the_wire_and_may_be() -> None:
         ("time_limit_ms", 0),
     ],
 )
-def test_what_cannot_be(name: str, value: object) -> None:
+def test_invalid_options(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=name):
         check_options(**options(**{name: value}))
 
@@ -452,7 +455,7 @@ def test_what_cannot_be(name: str, value: object) -> None:
         {"retries": 0, "retry_delay_ms": 0},
     ],
 )
-def test_what_can_be(changed: dict[str, int]) -> None:
+def test_valid_options(changed: dict[str, int]) -> None:
     check_options(**options(**changed))
 
 
@@ -514,7 +517,7 @@ def test_a_job_from_its_beginning_to_its_end() -> None:
     assert job.is_ended
 
 
-def test_the_same_state_again_says_nothing() -> None:
+def test_a_repeated_state_has_no_changes() -> None:
     job = view()
     state = [task(0, "leased", progress=0.5, note="half", failures=1), task(1, "finished")]
     assert tell(job, *state) == [("failure", 0), ("leased", 0), ("progress", 0), ("result", 1)]
@@ -523,7 +526,7 @@ def test_the_same_state_again_says_nothing() -> None:
     assert job.tasks == before
 
 
-def test_what_was_skipped_is_not_made_up() -> None:
+def test_skipped_states_are_not_invented() -> None:
     job = view()
     assert tell(job, task(0, "finished")) == [("result", 0)]
     assert tell(job, task(1, "leased", 4, failures=3)) == [("failure", 1), ("reassigned", 1)]
@@ -540,7 +543,7 @@ def test_the_last_failure_is_the_tasks() -> None:
     assert (job.tasks[0].error, job.tasks[1].state, job.reason) == ("never", "cancelled", "x")
 
 
-def test_a_lost_worker_is_told_by_the_next_lease() -> None:
+def test_a_lost_worker_is_reported_with_the_next_lease() -> None:
     job = view()
     tell(job, task(0, "leased", progress=0.9))
     assert tell(job, task(0, "waiting", losses=1)) == []
@@ -548,7 +551,7 @@ def test_a_lost_worker_is_told_by_the_next_lease() -> None:
     assert job.tasks[0].progress is None
 
 
-def test_progress_that_the_broker_has_forgotten_is_kept() -> None:
+def test_progress_that_the_broker_has_lost_remains() -> None:
     job = view()
     tell(job, task(0, "leased", progress=0.5, note="half"))
     assert tell(job, task(0, "leased")) == []
@@ -556,7 +559,7 @@ def test_progress_that_the_broker_has_forgotten_is_kept() -> None:
     assert tell(job, task(0, "leased", note="more")) == [("progress", 0)]
 
 
-def test_what_has_ended_stays() -> None:
+def test_an_ended_task_does_not_change() -> None:
     job = view()
     tell(job, task(0, "finished", 2))
     assert tell(job, task(0, "leased", 3), task(0, "finished", 3), task(0, "failed", 3)) == []
@@ -625,7 +628,7 @@ _updates = st.builds(
 
 @examples(1.0)
 @given(st.lists(st.lists(_updates, max_size=3), max_size=8))
-def test_whatever_comes_each_end_is_told_once(rounds: list[list[TaskUpdate]]) -> None:
+def test_each_end_is_reported_once(rounds: list[list[TaskUpdate]]) -> None:
     job = view()
     seen: list[tuple[str, int | None]] = []
     for tasks in rounds:

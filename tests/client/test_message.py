@@ -28,7 +28,7 @@ def test_far_times_do_not_break() -> None:
 
 
 def test_times_beyond_the_calendar_are_its_last_moment() -> None:
-    """A publisher's clock may say anything."""
+    """A publisher's clock may be wrong."""
     assert Message("a", b"", "p", 2**64 - 1, 0, 1, False, 5).published == datetime.max.replace(tzinfo=UTC)
 
 
@@ -47,7 +47,7 @@ def test_a_text_becomes_the_same_bookmark(offset: int, log: bytes, epochs: list[
     assert Bookmark.parse(str(bookmark)) == bookmark
 
 
-def test_it_has_the_newest_epochs_of_what_was_read() -> None:
+def test_it_has_the_newest_epochs_before_its_offset() -> None:
     epochs = [Epoch(bytes([number]) * 8, 10 * number) for number in range(8)]
     assert make_bookmark(60, bytes(16), epochs).epochs == tuple(epochs[2:6])
     assert make_bookmark(61, bytes(16), epochs).epochs == tuple(epochs[3:7])
@@ -62,7 +62,7 @@ GOOD = f"12@{'0f' * 16}/{'ab' * 8}:3"
     "text", ["", "12", "earliest", GOOD[:-1], f"{GOOD}/", f" {GOOD}", GOOD.upper(), GOOD + f"/{'ab' * 8}:4" * 4,
              GOOD.replace(":3", f":{2**63}"), GOOD.replace("12@", f"{2**63}@"), GOOD.replace("12@", "-1@")]
 )  # fmt: skip
-def test_what_is_not_a_bookmark(text: str) -> None:
+def test_invalid_texts(text: str) -> None:
     Bookmark.parse(GOOD)
     with pytest.raises(UsageError, match="is not a bookmark"):
         Bookmark.parse(text)

@@ -63,7 +63,7 @@ def test_a_message_without_an_answer_is_not_repeated() -> None:
     assert asked(connection) == [2]
 
 
-def test_no_faster_than_the_broker_takes_them() -> None:
+def test_no_faster_than_the_broker_accepts_them() -> None:
     requests = RequestQueue()
     connection = StubConnection()
     requests.attach(connection.real)

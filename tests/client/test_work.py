@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.office import WorkBroker, at_work, break_connection
 from tests.client.stubs import StubConnection
+from tests.client.work_broker import WorkBroker, at_work, break_connection
 from tests.client.world import Network, User
 from tests.transport.world import examples
 
@@ -59,27 +59,27 @@ CHANNEL = 1
 
 
 class Bench:
-    """A channel of work, and what it told."""
+    """A work channel, and its callbacks and events."""
 
     def __init__(self, limit_bytes: int = MIB) -> None:
         self.events: list[ClientEvent] = []
         self.reported: list[list[TaskLease]] = []
         self.violations: list[str] = []
-        self.told: list[str] = []
+        self.calls: list[str] = []
         self.channel = WorkChannel(
             limit_bytes,
             self.events,
             on_reported=self.reported.append,
             on_violation=lambda _, reason: self.violations.append(reason),
         )
-        self.channel.on_begun = lambda: self.told.append("begun")
+        self.channel.on_begun = lambda: self.calls.append("begun")
         self.channel.on_full = self._on_full
         self.connection = StubConnection()
         self.channel.attach(self.connection.real, MIB)
 
     def _on_full(self) -> None:
         assert not self.channel.has_begun, "the next group is about to fill"
-        self.told.append("full")
+        self.calls.append("full")
 
     def submit(self, number: int, payload: bytes = b"payload", kind: str = "kind") -> None:
         submission = Submission(key=f"k{number}", of_kind=kind, size=len(payload))
@@ -102,7 +102,7 @@ class Bench:
         return [[job.key for job in head.jobs] for head, _ in self.groups if isinstance(head, Submit)]
 
 
-def test_what_is_added_in_one_turn_is_one_record() -> None:
+def test_parts_of_one_turn_are_one_record() -> None:
     bench = Bench()
     for number in range(100):
         bench.submit(number)
@@ -110,7 +110,7 @@ def test_what_is_added_in_one_turn_is_one_record() -> None:
     for number in range(50):
         bench.report(number)
     assert bench.connection.sent == []
-    assert bench.told == ["begun", "begun"]
+    assert bench.calls == ["begun", "begun"]
     bench.channel.cut()
     assert not bench.channel.has_begun
     assert isinstance(decode_control(bench.connection.sent[0].body), Work)
@@ -129,7 +129,7 @@ def test_a_full_group_goes_at_once() -> None:
     for number in range(10):
         bench.submit(number, bytes(GROUP_BYTES // 4))
     assert bench.job_keys == [["k0", "k1", "k2"], ["k3", "k4", "k5"], ["k6", "k7", "k8"]]
-    assert bench.told == ["begun", "full", "full", "full"]
+    assert bench.calls == ["begun", "full", "full", "full"]
     bench.channel.cut()
     assert bench.job_keys[-1] == ["k9"]
     for number in range(5):
@@ -164,7 +164,7 @@ def test_the_longest_parts_fit() -> None:
     assert sum(len(body) > GROUP_BYTES + 100 for body in bench.connection.bodies(CHANNEL)) == 2
 
 
-def test_what_is_reckoned_for_a_part_is_enough() -> None:
+def test_the_counted_size_of_a_part_is_enough() -> None:
     """A broker with a small limit takes no more than a group should have."""
     bench = Bench()
     for number in range(MAX_GROUP):
@@ -211,7 +211,7 @@ def test_a_busy_transport_is_waited_for_a_little() -> None:
     assert bench.channel.due_at is None
 
 
-def test_what_the_transport_does_not_take_goes_later_and_in_order() -> None:
+def test_groups_wait_for_the_transport_in_order() -> None:
     bench = Bench()
     bench.connection.room = 2
     for number in range(4):
@@ -235,7 +235,7 @@ def test_without_a_channel_it_waits_for_one() -> None:
     assert not bench.channel.lacks_channel
 
 
-def test_a_broker_that_takes_only_short_records_breaks_the_rules() -> None:
+def test_a_broker_that_accepts_only_short_records_violates_the_protocol() -> None:
     bench = Bench()
     bench.connection.longest_bytes = 1000
     bench.submit(0, bytes(2000))
@@ -243,7 +243,7 @@ def test_a_broker_that_takes_only_short_records_breaks_the_rules() -> None:
     assert bench.violations == ["too long"]
 
 
-def test_a_connection_that_is_closing_takes_nothing_and_nothing_happens() -> None:
+def test_a_closing_connection_accepts_nothing() -> None:
     bench = Bench()
     bench.connection.is_closed = True
     bench.submit(0)
@@ -251,7 +251,7 @@ def test_a_connection_that_is_closing_takes_nothing_and_nothing_happens() -> Non
     assert bench.connection.sent == []
 
 
-def test_reports_are_told_when_their_record_is_confirmed() -> None:
+def test_reports_are_passed_on_when_their_record_is_confirmed() -> None:
     bench = Bench()
     one = bench.report(1)
     bench.channel.cut()
@@ -268,7 +268,7 @@ def test_reports_are_told_when_their_record_is_confirmed() -> None:
     assert bench.reported == [[one], [two, three]]
 
 
-def test_a_confirm_of_what_was_not_sent() -> None:
+def test_a_confirm_of_a_record_that_was_not_sent() -> None:
     bench = Bench()
     bench.report(1)
     bench.channel.cut()
@@ -302,7 +302,7 @@ def test_nothing_of_a_connection_outlives_it() -> None:
 # -- the buffer -------------------------------------------------------------------------------------------------------
 
 
-def test_the_buffer_is_bounded_and_tells_of_room_once_it_is_half_empty() -> None:
+def test_the_buffer_is_bounded_and_reports_room_when_half_empty() -> None:
     cost = 1000 + PART_COST_BYTES
     bench = Bench(10 * cost)
     for _ in range(10):
@@ -319,7 +319,7 @@ def test_the_buffer_is_bounded_and_tells_of_room_once_it_is_half_empty() -> None
     assert bench.events == [WorkBufferAvailable()]
 
 
-def test_one_part_always_fits_and_what_must_not_wait_too() -> None:
+def test_one_part_always_fits_and_reports_without_payload_too() -> None:
     bench = Bench(100)
     bench.channel.reserve(1000)
     bench.channel.reserve_always()
@@ -343,7 +343,7 @@ def busy() -> tuple[Network, WorkBroker, User]:
     return network, broker, user
 
 
-def test_what_the_broker_says_is_confirmed_and_its_credit_given_back() -> None:
+def test_records_of_the_broker_are_confirmed_and_their_credit_returned() -> None:
     network, broker, user = at_work()
     user.client.volunteer(["resize"], 4096)
     network.run(0.1)
@@ -387,7 +387,7 @@ def test_a_broker_with_another_log_knows_none_of_the_jobs() -> None:
 
 def unreliable(broker: WorkBroker) -> None:
     """The records before it have arrived, so that it may go unreliably."""
-    broker.say_bytes(encode_group(Revoke(tasks=[])), reliable=False)
+    broker.send_bytes(encode_group(Revoke(tasks=[])), reliable=False)
 
 
 def second_channel(broker: WorkBroker) -> None:
@@ -396,18 +396,24 @@ def second_channel(broker: WorkBroker) -> None:
 
 
 IMPOSSIBLE: list[tuple[str, Callable[[WorkBroker], None]]] = [
-    ("nothing", lambda broker: broker.say_bytes(b"")),
-    ("noise", lambda broker: broker.say_bytes(bytes(range(40)))),
-    ("a client's word", lambda broker: broker.say_bytes(encode_group(Report()))),
-    ("payloads that are missing", lambda broker: broker.say(Lease(tasks=[task((9, 0, 1), size=5)]))),
-    ("payloads too many", lambda broker: broker.say(Revoke(tasks=[]), [b"x"])),
-    ("a job without a number", lambda broker: broker.say(Taken(jobs=[TakenJob(key=broker.submitted[-1][0].key)]))),
+    ("nothing", lambda broker: broker.send_bytes(b"")),
+    ("noise", lambda broker: broker.send_bytes(bytes(range(40)))),
+    ("a client's message", lambda broker: broker.send_bytes(encode_group(Report()))),
+    ("payloads that are missing", lambda broker: broker.send_group(Lease(tasks=[task((9, 0, 1), size=5)]))),
+    ("payloads too many", lambda broker: broker.send_group(Revoke(tasks=[]), [b"x"])),
+    (
+        "a job without a number",
+        lambda broker: broker.send_group(Taken(jobs=[TakenJob(key=broker.submitted[-1][0].key)])),
+    ),
     ("a lease too many", lambda broker: broker.lease((9, 0, 1))),
     ("a task that was not agreed", lambda broker: broker.update(1, "running", TaskUpdate(task=1, state="waiting"))),
     ("unreliable", unreliable),
-    ("the end", lambda broker: broker.say_bytes(encode_group(Revoke(tasks=[])), last=True)),
+    ("the end", lambda broker: broker.send_bytes(encode_group(Revoke(tasks=[])), last=True)),
     ("a second channel", second_channel),
-    ("a confirm of what was not sent", lambda broker: broker.link.connection.confirm(broker._in[broker.link], 999, 0)),
+    (
+        "a confirm of a record that was not sent",
+        lambda broker: broker.link.connection.confirm(broker._in[broker.link], 999, 0),
+    ),
 ]
 
 
@@ -415,14 +421,14 @@ def task(ref: tuple[int, int, int], size: int = 0) -> LeasedTask:
     return LeasedTask(task=ref, of_kind="resize", controller="boss", size=size)
 
 
-@pytest.mark.parametrize("say", [act for _, act in IMPOSSIBLE], ids=[name for name, _ in IMPOSSIBLE])
-def test_what_cannot_be_ends_the_connection_and_nothing_else(say: Callable[[WorkBroker], None]) -> None:
+@pytest.mark.parametrize("violate", [act for _, act in IMPOSSIBLE], ids=[name for name, _ in IMPOSSIBLE])
+def test_a_violation_ends_the_connection_and_nothing_else(violate: Callable[[WorkBroker], None]) -> None:
     network, broker, user = busy()
     broker.takes = False
     pending = user.client.submit("resize", b"second")
     network.run(0.1)
     link = broker.link
-    say(broker)
+    violate(broker)
     network.run_until(lambda: link.closed is not None, 5)
     assert link.closed is not None
     assert link.closed.code == Code.PROTOCOL
@@ -469,11 +475,11 @@ _groups = st.one_of(
 
 @examples(0.5)
 @given(st.lists(st.one_of(_groups, st.binary(max_size=60)), max_size=8))
-def test_any_words_of_the_broker(words: list[bytes]) -> None:
+def test_any_groups_of_the_broker(words: list[bytes]) -> None:
     network, broker, user = busy()
     for word in words:
         try:
-            broker.say_bytes(word)
+            broker.send_bytes(word)
         except GodwitError:
             break  # the client has hung up
         network.run(0.05)

@@ -11,7 +11,7 @@ from tests.client.world import BROKER, FakeBroker, Link, Network, User, online
 from tests.transport.world import examples
 from tests.wire import strategies as wire_strategies
 
-from godwit.client.events import Ended, Offline, PublishConfirmed
+from godwit.client.events import Confirmed, Ended, Offline
 from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
 from godwit.transport.train import Train
@@ -184,4 +184,4 @@ def test_any_datagram(data: bytes, segment_bytes: int) -> None:
     user.client.receive(Train(BROKER, data, segment_bytes), network.now)
     network.run(1)
     assert user.client.state == "online"
-    assert len(user.all(PublishConfirmed)) == 1
+    assert len(user.all(Confirmed)) == 1

@@ -15,7 +15,7 @@ from tests.client.world import FakeBroker, Network, User
 from tests.transport.world import examples
 
 from godwit.client.config import ClientConfig
-from godwit.client.events import Ended, PublishConfirmed, PublishRefused
+from godwit.client.events import Confirmed, Ended, Refused
 from godwit.client.publisher import Publisher
 from godwit.errors import BufferFullError
 from godwit.transport.connection import State
@@ -96,12 +96,12 @@ class Model:
             self.check(publisher)
         assert self.user.client.held_bytes == 0
         assert self.user.all(Ended) == []
-        assert self.user.all(PublishRefused) == []
+        assert self.user.all(Refused) == []
 
     def check(self, publisher: Publisher) -> None:
         sent = self.sent[publisher.topic]
         assert publisher.confirmed_sequence == publisher.next_sequence == len(sent)
-        last = [event for event in self.user.all(PublishConfirmed) if event.publisher is publisher]
+        last = [event for event in self.user.all(Confirmed) if event.publisher is publisher]
         assert (last[-1].sequence if last else 0) == len(sent)
         assert without_repeats(self.broker.messages(publisher.topic)) == sent
         if publisher.qos == 2:

@@ -15,11 +15,11 @@ from godwit.client.events import (
     Available,
     BufferAvailable,
     ClientEvent,
+    Confirmed,
     Ended,
     Offline,
     Online,
-    PublishConfirmed,
-    PublishRefused,
+    Refused,
     Reply,
     SubscriptionEnded,
     SubscriptionStarted,
@@ -208,7 +208,7 @@ def test_one_message_goes_at_once_and_is_confirmed() -> None:
     network.run(3 * network.delay_s)
     assert broker.messages("home/room1") == [b"21.5"]
     network.run_until(lambda: publisher.confirmed_sequence == 1, 0.1)
-    assert user.all(PublishConfirmed) == [PublishConfirmed(publisher, 1, 2)]
+    assert user.all(Confirmed) == [Confirmed(publisher, 1, 2)]
     assert (publisher.reached, publisher.subscribers) == (2, 3)
 
 
@@ -347,7 +347,7 @@ def test_more_topics_at_once_than_channels() -> None:
         user.client.publisher(f"t/{place}").send(b"%d" % place, network.now_us)
     network.run(30)
     assert sorted(topic for topic, _, _ in broker.stored) == sorted(f"t/{place}" for place in range(400))
-    assert len(user.all(PublishConfirmed)) == 400
+    assert len(user.all(Confirmed)) == 400
     assert user.all(Offline) == []
 
 
@@ -358,8 +358,8 @@ def test_a_refused_topic_fails_alone() -> None:
     good.send(b"x", network.now_us)
     bad.send(b"y", network.now_us)
     network.run(1)
-    assert user.all(PublishRefused) == [PublishRefused(bad, Code.NOT_ALLOWED, "you may not", 0, 1)]
-    assert user.all(PublishConfirmed) == [PublishConfirmed(good, 1, 2)]
+    assert user.all(Refused) == [Refused(bad, Code.NOT_ALLOWED, "you may not", 0, 1)]
+    assert user.all(Confirmed) == [Confirmed(good, 1, 2)]
     del broker.refuses["secret"]
     bad.send(b"z", network.now_us)
     network.run(1)
@@ -375,7 +375,7 @@ def test_a_queued_message_that_the_broker_finds_too_long_fails_alone() -> None:
     FakeBroker(network, config=EndpointConfig(accepts=True, max_record_bytes=30_000))
     user.until("online", 12.0)
     network.run_until(lambda: publisher.is_idle)
-    (refused,) = user.all(PublishRefused)
+    (refused,) = user.all(Refused)
     assert (refused.code, refused.first_sequence, refused.sequence) == (Code.TOO_LARGE, 1, 2)
 
 

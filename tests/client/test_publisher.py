@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.stubs import StubConnection
 
-from godwit.client.events import ClientEvent, PublishConfirmed, PublishRefused
+from godwit.client.events import ClientEvent, Confirmed, Refused
 from godwit.client.publisher import (
     OFFLINE_UNRELIABLE_BYTES,
     ROUTE_BYTES,
@@ -188,7 +188,7 @@ def test_qos_0_goes_in_single_datagrams_and_long_ones_reliably() -> None:
         (False, 17 + 4 + 2 * 4 + 30),
     ]
     assert one.publisher.confirmed_sequence == 4
-    assert one.events == [PublishConfirmed(one.publisher, 4, 0)]
+    assert one.events == [Confirmed(one.publisher, 4, 0)]
     assert one.publishers.state.held_bytes == 0
 
 
@@ -241,12 +241,12 @@ def test_confirms_are_cumulative_and_reported_once() -> None:
     one.publishers.handle_confirmed(1, 0, 0)
     assert one.events == []
     one.publishers.handle_confirmed(1, 2, 7)
-    assert one.events == [PublishConfirmed(one.publisher, 2, 7)]
+    assert one.events == [Confirmed(one.publisher, 2, 7)]
     assert (one.publisher.confirmed_sequence, one.publisher.reached) == (2, 7)
     one.publishers.handle_confirmed(1, 2, 9)
     assert len(one.events) == 1
     one.publishers.handle_confirmed(1, 3, 1)
-    assert one.events == [PublishConfirmed(one.publisher, 3, 1)]  # the first was not fetched yet
+    assert one.events == [Confirmed(one.publisher, 3, 1)]  # the first was not fetched yet
     assert one.publisher.is_idle
 
 
@@ -256,14 +256,14 @@ def test_a_record_above_the_limit_of_the_broker_fails_alone() -> None:
     for size in (10, 500, 20):
         one.publisher.send(bytes(size), NOW_US)
         one.publishers.cut_open_batches()
-    assert one.events == [PublishRefused(one.publisher, Code.TOO_LARGE, "too long", 1, 2)]
+    assert one.events == [Refused(one.publisher, Code.TOO_LARGE, "too long", 1, 2)]
     one.publishers.handle_confirmed(1, 2, 0)
     assert one.publisher.confirmed_sequence == 3
     one.publisher.send(bytes(500), NOW_US)
     one.publishers.cut_open_batches()
     assert one.events[-2:] == [
-        PublishRefused(one.publisher, Code.TOO_LARGE, "too long", 3, 4),
-        PublishConfirmed(one.publisher, 4, 0),
+        Refused(one.publisher, Code.TOO_LARGE, "too long", 3, 4),
+        Confirmed(one.publisher, 4, 0),
     ]
     assert one.publishers.state.held_bytes == 0
 
@@ -319,9 +319,7 @@ def test_a_message_that_was_packed_before_the_limit_was_known_fails_alone(qos: Q
         one.publisher.send(bytes(size), NOW_US)
     one.publishers.attach(one.connection.real, 30_000)
     one.publishers.cut_open_batches()
-    assert [(event.first_sequence, event.sequence) for event in one.events if isinstance(event, PublishRefused)] == [
-        (2, 3)
-    ]
+    assert [(event.first_sequence, event.sequence) for event in one.events if isinstance(event, Refused)] == [(2, 3)]
     assert [len(batch.payloads[0]) for batch in one.batches()] == [100, 30_000, 200]
 
 
@@ -329,7 +327,7 @@ def test_qos_0_above_the_limit_of_the_broker_fails_alone() -> None:
     one = bench(0)
     one.connection.longest_bytes = 2000
     one.publisher.send(bytes(3000), NOW_US)
-    assert [type(event) for event in one.events] == [PublishRefused, PublishConfirmed]
+    assert [type(event) for event in one.events] == [Refused, Confirmed]
     assert one.publishers.state.held_bytes == 0
 
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 from tests.client.stubs import StubConnection
 
-from godwit.client.events import BufferAvailable, ClientEvent, PublishConfirmed, PublishRefused
+from godwit.client.events import BufferAvailable, ClientEvent, Confirmed, Refused
 from godwit.client.publisher import MAX_IDLE_CHANNELS, OFFLINE_BATCH_BYTES, SMALLEST_TRAIN_BYTES, Publisher, Publishers
 from godwit.errors import BufferFullError, DecodeError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES, MIB
@@ -250,7 +250,7 @@ def test_a_refused_channel_fails_everything_on_it_and_the_next_send_asks_again()
     publish(publishers, "t")
     publisher.send(b"open batch", NOW_US)
     publishers.handle_refused(1, Code.NOT_ALLOWED, "no")
-    assert events == [PublishRefused(publisher, Code.NOT_ALLOWED, "no", 0, 3)]
+    assert events == [Refused(publisher, Code.NOT_ALLOWED, "no", 0, 3)]
     assert publisher.is_idle
     assert publisher.confirmed_sequence == publisher.next_sequence == 3
     assert publishers.state.held_bytes == 0
@@ -261,7 +261,7 @@ def test_a_refused_channel_fails_everything_on_it_and_the_next_send_asks_again()
     publish(publishers, "t", b"again")
     assert [decode_batches(body)[0].payloads for body in connection.bodies(2)] == [[b"again"]]
     publishers.handle_confirmed(2, 1, 1)
-    assert events[-1] == PublishConfirmed(publisher, 4, 1)
+    assert events[-1] == Confirmed(publisher, 4, 1)
 
 
 def test_opened_has_the_number_of_subscriptions() -> None:

@@ -7,7 +7,7 @@ from tests.broker.durable import FULL, KeepingStore
 from tests.client.test_with_server import Place, RealBroker, bodies
 
 from godwit.client.config import ClientConfig
-from godwit.client.events import Missed, Offline, Online, PublishRefused
+from godwit.client.events import Missed, Offline, Online, Refused
 from godwit.client.message import Message
 from godwit.client.subscription import Start
 from godwit.server.direct_log import DirectLog
@@ -108,7 +108,7 @@ def test_a_full_disk_is_reported_to_publishers_and_later_messages_arrive() -> No
     publisher = sender.client.publisher("t", qos=2)
     publisher.send(b"lost", place.network.now_us)
     place.network.run(1)
-    (refused,) = sender.all(PublishRefused)
+    (refused,) = sender.all(Refused)
     assert (refused.code, refused.text, refused.first_sequence, refused.sequence) == (Code.STORAGE, FULL, 0, 1)
     broker.keeping.is_full = False
     publisher.send(b"kept", place.network.now_us)

@@ -15,7 +15,7 @@ from godwit.client.events import (
     Missed,
     Offline,
     Online,
-    PublishRefused,
+    Refused,
     Reply,
     SubscriptionEnded,
     SubscriptionStarted,
@@ -321,7 +321,7 @@ def test_progress_of_a_publisher_across_its_runs() -> None:
     stale = second.client.publisher("t", qos=2, identity="job", epoch=2)
     stale.send(b"x", place.network.now_us)
     place.network.run(1)
-    assert second.all(PublishRefused)[0].code == Code.STALE_EPOCH
+    assert second.all(Refused)[0].code == Code.STALE_EPOCH
 
 
 def test_a_second_run_of_a_named_client_is_no_repeat_of_the_first() -> None:

@@ -24,7 +24,7 @@ from godwit.client.events import (
 )
 from godwit.client.jobs import OPTIONS_BYTES
 from godwit.client.work import CUT_AFTER_S, GROUP_BYTES, PART_COST_BYTES, WorkChannel
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, DecodeError, GodwitError
 from godwit.limits import (
     MAX_GROUP,
@@ -39,7 +39,6 @@ from godwit.wire.codes import Code
 from godwit.wire.control import Work, decode_control, encode_control
 from godwit.wire.work import (
     JobUpdate,
-    Lease,
     LeasedTask,
     Outcome,
     Report,
@@ -54,6 +53,9 @@ from godwit.wire.work import (
     decode_from_client,
     encode_group,
 )
+from godwit.wire.work import (
+    Lease as LeaseGroup,
+)
 
 CHANNEL = 1
 
@@ -63,7 +65,7 @@ class Bench:
 
     def __init__(self, limit_bytes: int = MIB) -> None:
         self.events: list[ClientEvent] = []
-        self.reported: list[list[TaskLease]] = []
+        self.reported: list[list[Lease]] = []
         self.violations: list[str] = []
         self.calls: list[str] = []
         self.channel = WorkChannel(
@@ -85,8 +87,8 @@ class Bench:
         submission = Submission(key=f"k{number}", of_kind=kind, size=len(payload))
         self.channel.add_submission(submission, payload, len(kind.encode()) + 6)
 
-    def report(self, number: int, result: bytes | None = b"result", error: str | None = None) -> TaskLease:
-        lease = TaskLease((number, 0, 1), "kind", "boss", b"", 1, 0, None, None)
+    def report(self, number: int, result: bytes | None = b"result", error: str | None = None) -> Lease:
+        lease = Lease((number, 0, 1), "kind", "boss", b"", 1, 0, None, None)
         if result is not None:
             lease.outcome = Outcome(task=lease.ref, size=len(result), error=error)
             lease.result = result
@@ -181,7 +183,7 @@ def test_the_counted_size_of_a_part_is_enough() -> None:
             time_limit_ms=MAX_JOB_TIME_MS,
         )
         bench.channel.add_submission(longest, b"x", len("kind") + len(longest.key) + OPTIONS_BYTES)
-        lease = TaskLease((2**63 - 1, 2**32 - 1, 2**32 - 1), "kind", "boss", b"", 1, 0, None, None)
+        lease = Lease((2**63 - 1, 2**32 - 1, 2**32 - 1), "kind", "boss", b"", 1, 0, None, None)
         lease.outcome = Outcome(task=lease.ref, size=1, error="no", is_final=True)
         lease.result = b"x"
         bench.channel.add_outcome(lease)
@@ -399,7 +401,7 @@ IMPOSSIBLE: list[tuple[str, Callable[[WorkBroker], None]]] = [
     ("nothing", lambda broker: broker.send_bytes(b"")),
     ("noise", lambda broker: broker.send_bytes(bytes(range(40)))),
     ("a client's message", lambda broker: broker.send_bytes(encode_group(Report()))),
-    ("payloads that are missing", lambda broker: broker.send_group(Lease(tasks=[task((9, 0, 1), size=5)]))),
+    ("payloads that are missing", lambda broker: broker.send_group(LeaseGroup(tasks=[task((9, 0, 1), size=5)]))),
     ("payloads too many", lambda broker: broker.send_group(Revoke(tasks=[]), [b"x"])),
     (
         "a job without a number",
@@ -446,7 +448,7 @@ def test_a_violation_ends_the_connection_and_nothing_else(violate: Callable[[Wor
 _small = st.integers(0, 3)
 _groups = st.one_of(
     st.builds(Taken, jobs=st.lists(st.builds(TakenJob, key=st.text(max_size=3), job=_small, code=_small))),
-    st.builds(Lease, tasks=st.lists(st.builds(task, st.tuples(_small, _small, _small)), max_size=3)),
+    st.builds(LeaseGroup, tasks=st.lists(st.builds(task, st.tuples(_small, _small, _small)), max_size=3)),
     st.builds(Revoke, tasks=st.lists(st.tuples(_small, _small, _small), max_size=3)),
     st.builds(
         Update,

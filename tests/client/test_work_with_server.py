@@ -22,7 +22,7 @@ from godwit.client.events import (
     VolunteerAccepted,
 )
 from godwit.client.jobs import JobView
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, RecordTooLargeError
 from godwit.wire.codes import Code
 from godwit.wire.control import Done
@@ -34,7 +34,7 @@ class Handler:
 
     def __init__(self, place: Place, user: User, kinds: tuple[str, ...] = ("shout",), capacity: int = 4) -> None:
         self.user = user
-        self.running: list[TaskLease] = []
+        self.running: list[Lease] = []
         self.done: list[tuple[int, int, int]] = []
         self._seen = 0
         self.is_quick = True

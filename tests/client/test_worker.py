@@ -19,7 +19,7 @@ from godwit.client.events import (
     WorkBufferAvailable,
     WorkIdle,
 )
-from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S, TaskLease
+from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S, Lease
 from godwit.errors import BadKindError, BufferFullError, RecordTooLargeError, UsageError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES, MAX_KINDS
 from godwit.wire.codes import Code
@@ -34,7 +34,7 @@ def working(capacity: int = 8, config: ClientConfig | None = None) -> tuple[Netw
     return network, broker, user
 
 
-def leases(network: Network, broker: WorkBroker, user: User, *refs: Ref, payload: bytes = b"do it") -> list[TaskLease]:
+def leases(network: Network, broker: WorkBroker, user: User, *refs: Ref, payload: bytes = b"do it") -> list[Lease]:
     before = len(user.all(Leased))
     broker.lease(*refs, payload=payload)
     network.run(0.1)
@@ -481,8 +481,8 @@ def test_progress_out_of_range(progress: float) -> None:
     assert broker.steps == []
 
 
-def lease() -> TaskLease:
-    return TaskLease((7, 2, 3), "resize", "boss", b"payload", 4, 2, None, None)
+def lease() -> Lease:
+    return Lease((7, 2, 3), "resize", "boss", b"payload", 4, 2, None, None)
 
 
 def test_its_numbers_have_names() -> None:

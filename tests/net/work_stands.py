@@ -11,7 +11,7 @@ from tests.net.running import turns
 from godwit.client.events import Leased, Revoked
 from godwit.client.jobs import JobView, check_payload
 from godwit.client.protocol import ClientProtocol
-from godwit.client.worker import RESULT, TaskLease
+from godwit.client.worker import RESULT, Lease
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.handlers import Handlers
@@ -35,20 +35,20 @@ class Core:
     def withdraw(self) -> None:
         self.said.append(("withdraw",))
 
-    def finish(self, lease: TaskLease, result: bytes) -> None:
+    def finish(self, lease: Lease, result: bytes) -> None:
         check_payload(RESULT, result, self.max_payload_bytes)
         if not self.room:
             raise BufferFullError("full")
         self.room -= 1
         self.said.append(("finish", lease.job, result))
 
-    def fail(self, lease: TaskLease, error: str, is_final: bool = False) -> None:
+    def fail(self, lease: Lease, error: str, is_final: bool = False) -> None:
         self.said.append(("fail", lease.job, error, is_final))
 
-    def give_back(self, lease: TaskLease) -> None:
+    def give_back(self, lease: Lease) -> None:
         self.said.append(("give back", lease.job))
 
-    def step(self, lease: TaskLease, progress: float | None, note: str = "") -> None:
+    def step(self, lease: Lease, progress: float | None, note: str = "") -> None:
         self.said.append(("step", lease.job, progress, note))
 
     def submit(self, kind: str, payload: bytes, *, key: str | None = None, **options: Any) -> JobView:
@@ -72,8 +72,8 @@ def as_client(core: Core) -> ClientProtocol:
     return cast(ClientProtocol, core)
 
 
-def lease(job: int = 1, *, kind: str = "work", payload: bytes = b"", failures: int = 0) -> TaskLease:
-    return TaskLease((job, 0, 1), kind, "controller", payload, 1, failures, None, None)
+def lease(job: int = 1, *, kind: str = "work", payload: bytes = b"", failures: int = 0) -> Lease:
+    return Lease((job, 0, 1), kind, "controller", payload, 1, failures, None, None)
 
 
 class Bench:
@@ -92,7 +92,7 @@ class Bench:
         for kind, handler in handlers.items():
             chosen.add(kind, handler)
         self.bench = Workbench(as_client(self.core), lambda: None, chosen.by_kind, capacity, on_ready)
-        self.leases: dict[int, TaskLease] = {}
+        self.leases: dict[int, Lease] = {}
 
     def give(self, *jobs: int, kind: str = "work", payload: bytes = b"") -> None:
         for job in jobs:

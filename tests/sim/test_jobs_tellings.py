@@ -10,13 +10,13 @@ import pytest
 from tests.sim.jobs_truth import Truth
 
 from godwit.client.jobs import JobView, TaskView
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_tellings import Following
 from godwit.wire.jobs import JobInfo, TaskInfo
 
 INFO = JobInfo(job=1, key="key 1", controller="boss", of_kind="resize", state="done", agreed=1)
-LEASE = TaskLease((1, 0, 1), "resize", "boss", b"job 1", 1, 0, None, None)
+LEASE = Lease((1, 0, 1), "resize", "boss", b"job 1", 1, 0, None, None)
 
 
 def done() -> tuple[Truth, Following]:

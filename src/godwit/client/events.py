@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from godwit.client.jobs import Change, JobView
     from godwit.client.publisher import Publisher
     from godwit.client.subscription import Subscription
-    from godwit.client.worker import TaskLease
+    from godwit.client.worker import Lease
 
 
 class Online(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Ended(msgspec.Struct, frozen=True):
     reason: str
 
 
-class PublishConfirmed(msgspec.Struct, frozen=True):
+class Confirmed(msgspec.Struct, frozen=True):
     """The QoS of all messages of the publisher below `sequence` is met (QoS 0: they were handed to the transport)."""
 
     publisher: Publisher
@@ -54,7 +54,7 @@ class BufferAvailable(msgspec.Struct, frozen=True):
     publisher: Publisher
 
 
-class PublishRefused(msgspec.Struct, frozen=True):
+class Refused(msgspec.Struct, frozen=True):
     """The broker rejected messages of the publisher, and they were dropped. A later send asks the broker again."""
 
     publisher: Publisher
@@ -147,20 +147,20 @@ class VolunteerRefused(msgspec.Struct, frozen=True):
 class Leased(msgspec.Struct, frozen=True):
     """A task was assigned to this client. End it with finish, fail or give_back."""
 
-    lease: TaskLease
+    lease: Lease
 
 
 class Revoked(msgspec.Struct, frozen=True):
     """The task was cancelled or assigned to another worker: stop. Reports about it are ignored."""
 
-    lease: TaskLease
+    lease: Lease
     reason: str
 
 
 class Reported(msgspec.Struct, frozen=True):
     """The broker has confirmed the report of the lease. It has effect unless the lease had ended before."""
 
-    lease: TaskLease
+    lease: Lease
 
 
 class WorkBufferAvailable(msgspec.Struct, frozen=True):
@@ -172,7 +172,7 @@ class WorkIdle(msgspec.Struct, frozen=True):
 
 
 ClientEvent: TypeAlias = (
-    Online | Offline | Ended | PublishConfirmed | BufferAvailable | PublishRefused | SubscriptionStarted | Available
+    Online | Offline | Ended | Confirmed | BufferAvailable | Refused | SubscriptionStarted | Available
     | Missed | SubscriptionEnded | Reply
     | JobTaken | JobRefused | JobChanged | VolunteerAccepted | VolunteerRefused | Leased | Revoked | Reported
     | WorkBufferAvailable | WorkIdle

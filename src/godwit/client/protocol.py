@@ -29,7 +29,7 @@ from godwit.client.publisher import Publisher, Publishers
 from godwit.client.requests import RequestQueue
 from godwit.client.subscription import Start, Subscription, Subscriptions
 from godwit.client.work import ClientWork
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.errors import ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
 from godwit.transport.connection import Connection
@@ -292,7 +292,7 @@ class ClientProtocol:
         self._require_open()
         self._work.leases.withdraw()
 
-    def finish(self, lease: TaskLease, result: bytes) -> None:
+    def finish(self, lease: Lease, result: bytes) -> None:
         """Report the result of a task; the event Reported confirms it.
 
         For a lease that has ended nothing happens; the same holds for fail, give_back and step.
@@ -302,15 +302,15 @@ class ClientProtocol:
         """
         self._work.leases.finish(lease, result)
 
-    def fail(self, lease: TaskLease, error: str, is_final: bool = False) -> None:
+    def fail(self, lease: Lease, error: str, is_final: bool = False) -> None:
         """Report a failed attempt. With `is_final` the task is not tried again."""
         self._work.leases.fail(lease, error, is_final=is_final)
 
-    def give_back(self, lease: TaskLease) -> None:
+    def give_back(self, lease: Lease) -> None:
         """Return a task undone, for another worker."""
         self._work.leases.give_back(lease)
 
-    def step(self, lease: TaskLease, progress: float | None, note: str = "") -> None:
+    def step(self, lease: Lease, progress: float | None, note: str = "") -> None:
         """Report the progress of a task, between 0 and 1. Only the newest is sent, a few times a second."""
         self._work.leases.step(lease, progress, note)
 

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
 from godwit.client.batches import HEAD_BYTES, LENGTH_BYTES, Payload, pack_batch, to_bytes
-from godwit.client.events import BufferAvailable, ClientEvent, PublishConfirmed, PublishRefused
+from godwit.client.events import BufferAvailable, ClientEvent, Confirmed, Refused
 from godwit.errors import (
     BufferFullError,
     ChannelError,
@@ -547,7 +547,7 @@ class Publisher:
         first, count, body = self._waiting.popleft()
         self._waiting_bytes -= len(body)
         self._state.release(len(body) + RECORD_COST_BYTES)
-        self._state.events.append(PublishRefused(self, Code.TOO_LARGE, str(error), first, first + count))
+        self._state.events.append(Refused(self, Code.TOO_LARGE, str(error), first, first + count))
         self._report_progress()
 
     def _report_progress(self) -> None:
@@ -558,9 +558,9 @@ class Publisher:
             return
         self.confirmed_sequence = done
         events = self._state.events
-        if events and isinstance(last := events[-1], PublishConfirmed) and last.publisher is self:
+        if events and isinstance(last := events[-1], Confirmed) and last.publisher is self:
             events.pop()  # not fetched yet, and the new one includes it
-        events.append(PublishConfirmed(self, done, self.reached))
+        events.append(Confirmed(self, done, self.reached))
         if self.is_closed and self.is_idle:
             self._end()
 
@@ -613,7 +613,7 @@ class Publisher:
         ):
             publishers.pop(self, None)
         self._end()
-        state.events.append(PublishRefused(self, code, text, first, self.confirmed_sequence))
+        state.events.append(Refused(self, code, text, first, self.confirmed_sequence))
 
     def _end(self) -> None:
         """End the channel, and forget the publisher unless the application refers to it."""

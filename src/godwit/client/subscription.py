@@ -129,7 +129,7 @@ class Subscription:
         The call confirms the record before: its messages count as delivered.
         """
         if self._taken is not None:
-            self._release(self._taken)
+            self._confirm(self._taken)
             self._taken = None
         held = self._held
         self.done_below = self.position
@@ -156,7 +156,7 @@ class Subscription:
             if messages:
                 self._taken = record
                 return messages
-            self._release(record)
+            self._confirm(record)
             self.done_below = self.position
             self._in_hand = 0
             if self._same_below is not None:
@@ -275,14 +275,14 @@ class Subscription:
         self.missed += count
         self._owner.events.append(Missed(self, count, live, None if live else self.position))
 
-    def _release(self, record: HeldRecord, *, confirm: bool = True) -> None:
-        """Return the record's credit, so that the broker sends more, and confirm it unless `confirm` is False."""
+    def _confirm(self, record: HeldRecord, *, credit_only: bool = False) -> None:
+        """Confirm a record and return its credit, so that the broker sends more; or return only the credit."""
         channel = record.channel
         connection = channel.connection
         if record.reliable and connection is self._owner.connection:
             try:
                 connection.consume(channel.number, len(record.body))
-                if confirm:
+                if not credit_only:
                     connection.confirm(channel.number, record.number, 0)
             except ConnectionClosedError:
                 pass  # the record will be delivered again, and recognised by its offset
@@ -368,7 +368,7 @@ class Subscription:
         self.state = "ended"
         for record in [*self._held, self._taken]:
             if record is not None:
-                self._release(record, confirm=not keep)
+                self._confirm(record, credit_only=keep)
         self._taken = None
         self._held.clear()
         self._unreliable_bytes = 0

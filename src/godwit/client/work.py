@@ -21,7 +21,7 @@ from typing import Final
 from godwit.client.events import ClientEvent, WorkBufferAvailable, WorkIdle
 from godwit.client.jobs import JobTracker
 from godwit.client.requests import RequestQueue
-from godwit.client.worker import Leases, TaskLease
+from godwit.client.worker import Lease, Leases
 from godwit.errors import (
     BufferFullError,
     ChannelError,
@@ -37,7 +37,6 @@ from godwit.wire.control import ControlMessage, Done, Error, Work, encode_contro
 from godwit.wire.jobs import Ref, Volunteered, Watched
 from godwit.wire.work import (
     FromClient,
-    Lease,
     Outcome,
     Report,
     Revoke,
@@ -47,6 +46,9 @@ from godwit.wire.work import (
     Taken,
     decode_from_broker,
     encode_group,
+)
+from godwit.wire.work import (
+    Lease as LeaseGroup,
 )
 
 GROUP_BYTES: Final = 60_000
@@ -77,7 +79,7 @@ class WorkChannel:
         limit_bytes: int,
         events: list[ClientEvent],
         *,
-        on_reported: Callable[[list[TaskLease]], None],
+        on_reported: Callable[[list[Lease]], None],
         on_violation: Callable[[Connection, str], None],
     ) -> None:
         self.channel: int | None = None
@@ -109,12 +111,12 @@ class WorkChannel:
         self._results: list[bytes] = []
         self._returned: list[Ref] = []
         self._steps: list[Step] = []
-        self._leases: list[TaskLease] = []
+        self._leases: list[Lease] = []
         """The leases that the open report ends."""
         self._report_bytes = 0
         # Packed groups.
-        self._waiting: deque[tuple[bytes, list[TaskLease]]] = deque()
-        self._sent: deque[tuple[int, list[TaskLease]]] = deque()
+        self._waiting: deque[tuple[bytes, list[Lease]]] = deque()
+        self._sent: deque[tuple[int, list[Lease]]] = deque()
         """Unconfirmed reports with their record numbers."""
         self._next_record = 0
 
@@ -186,7 +188,7 @@ class WorkChannel:
         elif len(jobs) == 1:
             self.on_begun()
 
-    def add_outcome(self, lease: TaskLease) -> None:
+    def add_outcome(self, lease: Lease) -> None:
         """Add the report of a lease: its outcome, or that it was given back."""
         if self._connection is None:
             return
@@ -275,7 +277,7 @@ class WorkChannel:
         self._outcomes, self._steps, self._returned, self._results, self._leases = [], [], [], [], []
         self._jobs_bytes = self._report_bytes = 0
 
-    def _queue(self, head: FromClient, payloads: list[bytes], leases: list[TaskLease]) -> None:
+    def _queue(self, head: FromClient, payloads: list[bytes], leases: list[Lease]) -> None:
         self._waiting.append((encode_group(head, payloads), leases))
         self.hand_over()
 
@@ -396,7 +398,7 @@ class ClientWork:
         if not event.reliable or event.last:
             raise DecodeError("work", "a record that may get lost, or the end of the channel of work")
         head, payloads = decode_from_broker(event.body)
-        if isinstance(head, Lease):
+        if isinstance(head, LeaseGroup):
             self.leases.handle_leased(head, payloads)
         elif isinstance(head, Taken):
             self.jobs.handle_taken(head)

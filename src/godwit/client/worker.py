@@ -41,7 +41,7 @@ MAX_TEXT: Final = 1024
 LeaseState: TypeAlias = Literal["running", "reported", "ended"]
 
 
-class TaskLease(msgspec.Struct, eq=False, weakref=True):
+class Lease(msgspec.Struct, eq=False, weakref=True):
     """A task that the broker has assigned to this client (event Leased). Leases are compared by identity."""
 
     ref: Ref
@@ -100,10 +100,10 @@ class Leases:
         """The number of the last request to volunteer, until it is answered."""
         self._has_volunteered = False
         self._is_attached = False
-        self._running: dict[Ref, TaskLease] = {}
-        self._unconfirmed: dict[Ref, TaskLease] = {}
+        self._running: dict[Ref, Lease] = {}
+        self._unconfirmed: dict[Ref, Lease] = {}
         """Reported and not confirmed, in the order of their reports."""
-        self._steps: dict[TaskLease, Step] = {}
+        self._steps: dict[Lease, Step] = {}
         """The newest progress of each lease, until it is sent."""
         self._stepped_at = 0.0
         self._lease_s = LEASE_S
@@ -131,7 +131,7 @@ class Leases:
             self._kinds = ()
             self._send_request()
 
-    def finish(self, lease: TaskLease, result: bytes) -> None:
+    def finish(self, lease: Lease, result: bytes) -> None:
         """Report a result (see ClientProtocol.finish)."""
         if lease.state == "running":
             check_payload(RESULT, result, self.channel.max_payload_bytes)
@@ -140,20 +140,20 @@ class Leases:
             lease.result = result
             self._report(lease)
 
-    def fail(self, lease: TaskLease, error: str, *, is_final: bool) -> None:
+    def fail(self, lease: Lease, error: str, *, is_final: bool) -> None:
         """Report a failed attempt."""
         if lease.state == "running":
             self.channel.reserve_always()
             lease.outcome = Outcome(task=lease.ref, error=_text(error), is_final=is_final)
             self._report(lease)
 
-    def give_back(self, lease: TaskLease) -> None:
+    def give_back(self, lease: Lease) -> None:
         """Return a task to the broker, which assigns it to another worker."""
         if lease.state == "running":
             self.channel.reserve_always()
             self._report(lease)
 
-    def step(self, lease: TaskLease, progress: float | None, note: str) -> None:
+    def step(self, lease: Lease, progress: float | None, note: str) -> None:
         """Report the progress of a task. Raises UsageError if it is not between 0 and 1."""
         if lease.state == "running":
             if progress is not None and not 0 <= progress <= 1:
@@ -165,7 +165,7 @@ class Leases:
             if is_first:
                 self.channel.on_begun()
 
-    def _report(self, lease: TaskLease) -> None:
+    def _report(self, lease: Lease) -> None:
         lease.state = "reported"
         del self._running[lease.ref]
         self._unconfirmed[lease.ref] = lease
@@ -173,7 +173,7 @@ class Leases:
             self._steps.pop(lease, None)
         self.channel.add_outcome(lease)
 
-    def _replace_result(self, lease: TaskLease, error: str) -> None:
+    def _replace_result(self, lease: Lease, error: str) -> None:
         """Report a final failure instead of a result that this broker does not accept."""
         size_bytes, lease.result = len(lease.result), b""
         self.channel.reserve_always()
@@ -272,7 +272,7 @@ class Leases:
                 self._steps.pop(lease, None)
                 self._events.append(Revoked(lease, group.reason))
 
-    def on_reported(self, leases: list[TaskLease]) -> None:
+    def on_reported(self, leases: list[Lease]) -> None:
         """End leases whose reports the broker has confirmed."""
         for lease in leases:
             lease.state = "ended"
@@ -302,8 +302,8 @@ class Leases:
         return True
 
 
-def _make_lease(task: LeasedTask, payload: bytes) -> TaskLease:
-    return TaskLease(
+def _make_lease(task: LeasedTask, payload: bytes) -> Lease:
+    return Lease(
         task.task,
         task.of_kind,
         task.controller,

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from godwit.client.batches import Payload, to_bytes
-from godwit.client.events import BufferAvailable, PublishConfirmed, PublishRefused
+from godwit.client.events import BufferAvailable, Confirmed, Refused
 from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BrokerError, BufferFullError, GodwitError, broker_error
@@ -175,9 +175,9 @@ class Publishing:
         self._crowd: list[Lane] = []
         self._drained: list[asyncio.Future[None]] = []
         self.handlers: dict[type[Any], Callable[[Any], None]] = {
-            PublishConfirmed: self._on_confirmed,
+            Confirmed: self._on_confirmed,
             BufferAvailable: self._on_room,
-            PublishRefused: self._on_refused,
+            Refused: self._on_refused,
         }
 
     def publisher(
@@ -242,7 +242,7 @@ class Publishing:
 
     # -- what the client tells ----------------------------------------------------------------------------------------
 
-    def _on_confirmed(self, event: PublishConfirmed) -> None:
+    def _on_confirmed(self, event: Confirmed) -> None:
         lane = self._lanes.get(event.publisher)
         if lane is not None:
             lane.on_confirmed(event.sequence, event.reached)
@@ -253,7 +253,7 @@ class Publishing:
         if lane is not None:
             lane.on_room()
 
-    def _on_refused(self, event: PublishRefused) -> None:
+    def _on_refused(self, event: Refused) -> None:
         lane = self._lanes.get(event.publisher)
         if lane is not None:
             lane.on_refused(event.code, event.text, event.first_sequence, event.sequence)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final, Protocol
 
 from godwit.client.batches import to_bytes
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.errors import TaskFailedError, UsageError
 
 TaskFailed = TaskFailedError
@@ -36,7 +36,7 @@ class Task:
         "worker",
     )
 
-    def __init__(self, bench: Steps, lease: TaskLease, worker: str) -> None:
+    def __init__(self, bench: Steps, lease: Lease, worker: str) -> None:
         self.lease = lease
         self.worker = worker
         """The name of the worker that has it."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from godwit.client.events import Leased, Reported, Revoked, VolunteerAccepted, VolunteerRefused
 from godwit.client.protocol import ClientProtocol
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, GodwitError, TaskFailedError, UsageError, broker_error
 from godwit.net.handlers import Handler
 from godwit.net.task import Task, failure_text, to_result
@@ -66,7 +66,7 @@ class Workbench:
         self._in_threads = 0
         """Tasks that threads have, these among them."""
         self._loop = asyncio.get_running_loop()
-        self._tasks: dict[TaskLease, Task] = {}
+        self._tasks: dict[Lease, Task] = {}
         """Those that are waiting or at work here."""
         self._results: deque[tuple[Task, bytes]] = deque()
         """Those for which the client has no room yet."""
@@ -173,7 +173,7 @@ class Workbench:
             self._failure = broker_error(event.code, event.text)
             self.hand_back(event.text)  # what it had before its rights were changed
 
-    def _on_leased(self, lease: TaskLease) -> None:
+    def _on_leased(self, lease: Lease) -> None:
         handler = self._handlers.get(lease.kind)
         if self._is_leaving or handler is None:  # it was on its way
             self._core.give_back(lease)
@@ -196,7 +196,7 @@ class Workbench:
         if not self._is_starting:
             self._start_runner()
 
-    def _revoke(self, lease: TaskLease, reason: str) -> None:
+    def _revoke(self, lease: Lease, reason: str) -> None:
         task = self._tasks.pop(lease, None)
         if task is not None:
             task.revoked_because = reason

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from godwit.client.jobs import JobView
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_chronicle import Chronicle
 from godwit.sim.jobs_ledger import JobLedger, Order, Run
@@ -131,7 +131,7 @@ class TellingChecker:
 
     # -- workers ------------------------------------------------------------------------------------------------------
 
-    def leased(self, run: Run, lease: TaskLease) -> None:
+    def leased(self, run: Run, lease: Lease) -> None:
         """A worker has got a task."""
         number, task_number, fence = lease.ref
         story = self._chronicle.stories.get(number)

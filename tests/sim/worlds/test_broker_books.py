@@ -81,7 +81,7 @@ class Lane:
     ("event", "text"),
     [
         (told.Online(True, "sensor"), "Online resumed=True name=sensor"),
-        (told.PublishConfirmed(Lane(), 5, 2), "Confirmed a/b QoS 1 sequence=5 reached=2"),  # type: ignore[arg-type]
+        (told.Confirmed(Lane(), 5, 2), "Confirmed a/b QoS 1 sequence=5 reached=2"),  # type: ignore[arg-type]
         (told.Available(Lane()), "Available a/# and b "),  # type: ignore[arg-type]
     ],
 )

@@ -79,9 +79,9 @@ def test_who_has_no_room_waits_for_it() -> None:
 @pytest.mark.parametrize(
     ("event", "complaint"),
     [
-        (lambda publisher: told.PublishConfirmed(publisher, 0, 0), "brings nothing new"),
-        (lambda publisher: told.PublishConfirmed(publisher, 10**6, 0), "(not in the log|reached)"),
-        (lambda publisher: told.PublishRefused(publisher, 102, "no", 0, 1), "refused"),
+        (lambda publisher: told.Confirmed(publisher, 0, 0), "brings nothing new"),
+        (lambda publisher: told.Confirmed(publisher, 10**6, 0), "(not in the log|reached)"),
+        (lambda publisher: told.Refused(publisher, 102, "no", 0, 1), "refused"),
         (lambda publisher: told.Ended(111, "kicked"), "ended with code 111"),
         (lambda publisher: told.Online(False, "somebody else"), "welcomed as 'somebody else'"),
         (lambda publisher: told.Online(True, "sender"), "resumed=True, it should be False"),

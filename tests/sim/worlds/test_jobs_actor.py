@@ -7,7 +7,7 @@ from tests.sim.worlds.jobs_scene import QUIET, quiet, run, worker
 
 from godwit.broker.session import made_name
 from godwit.client.events import Ended, Leased, Online
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.sim.checkers import ViolationError
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.jobs import JobsWorld
@@ -90,6 +90,6 @@ def test_nameless_ones_are_called_by_their_instance() -> None:
 
 
 def test_events_are_described() -> None:
-    lease = TaskLease((1, 0, 2), "mail", "boss", b"x", 1, 0, None, None)
+    lease = Lease((1, 0, 2), "mail", "boss", b"x", 1, 0, None, None)
     assert describe(Leased(lease)) == "Leased (1, 0, 2) mail of boss running"
     assert describe(Online(True, "anna")) == "Online resumed=True name=anna"

@@ -216,7 +216,7 @@ class Person:
             self._unconfirmed[publisher] = deque()
         return publisher
 
-    def _on_confirmed(self, event: told.PublishConfirmed, now: float) -> None:
+    def _on_confirmed(self, event: told.Confirmed, now: float) -> None:
         waiting = self._unconfirmed[event.publisher]
         last: Publication | None = None
         while waiting and waiting[0][0] < event.sequence:
@@ -231,7 +231,7 @@ class Person:
         if last.qos:
             self.books.reach.confirmed(last, event.reached, now)
 
-    def _on_refused(self, event: told.PublishRefused) -> None:
+    def _on_refused(self, event: told.Refused) -> None:
         """The broker could not write: these messages are given up, the next ones are sent as if nothing had been."""
         if event.code != Code.STORAGE or not self.books.is_storage_failing:
             raise ViolationError("refused", f"{self.label} on {event.publisher.topic!r}: {event.text}")
@@ -253,7 +253,7 @@ class Person:
         for event in events:
             self.books.note(f"{self.label} {describe(event)}")
             match event:
-                case told.PublishConfirmed():
+                case told.Confirmed():
                     self._on_confirmed(event, now)
                 case told.BufferAvailable():
                     self._blocked = False
@@ -267,7 +267,7 @@ class Person:
                     self._on_ended(event)
                 case told.Reply():
                     self.reader.on_reply(event)
-                case told.PublishRefused():
+                case told.Refused():
                     self._on_refused(event)
                 case _:
                     self.reader.on_event(event)

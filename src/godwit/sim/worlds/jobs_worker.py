@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 from godwit.client import events as told
-from godwit.client.worker import TaskLease
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_ledger import Run
@@ -34,7 +34,7 @@ class WorkerActor(Actor):
         self._capacity = plan.capacity
         self._is_away = False
         """It has withdrawn."""
-        self._holding: dict[TaskLease, Run] = {}
+        self._holding: dict[Lease, Run] = {}
         self._claims: set[Ref] = set()
         """Tasks of others that it has reported."""
 
@@ -107,7 +107,7 @@ class WorkerActor(Actor):
             case _:
                 raise ViolationError("worker", f"{self.label} was told {event}")
 
-    def _on_leased(self, lease: TaskLease) -> None:
+    def _on_leased(self, lease: Lease) -> None:
         books = self.books
         run = books.ledger.begin(lease.ref, self.name, self.label, books.network.now)
         books.tellings.leased(run, lease)
@@ -119,7 +119,7 @@ class WorkerActor(Actor):
             takes_s = min(takes_s, CALM_TASK_S)
         for step in range(self.plan.steps):
             self.later(takes_s * (step + 1) / (self.plan.steps + 1), self._step, lease, run, step)
-        fate: Callable[[TaskLease, Run], None] = self._finish
+        fate: Callable[[Lease, Run], None] = self._finish
         if rng.random() < self.plan.returns:
             fate = self._give_back
         elif rng.random() < plan.fails:
@@ -128,17 +128,17 @@ class WorkerActor(Actor):
         if self.plan.is_deaf and not books.is_calm:
             self.later(takes_s / 2, self._claim)
 
-    def _step(self, lease: TaskLease, run: Run, step: int) -> None:
+    def _step(self, lease: Lease, run: Run, step: int) -> None:
         if lease in self._holding and not run.is_over:
             progress, note = round((step + 1) / (self.plan.steps + 1), 3), f"step {step} of {run.ref}"
             run.steps.append((progress, note))
             self.client.step(lease, progress, note)
 
-    def _end(self, lease: TaskLease, run: Run, fate: Callable[[TaskLease, Run], None]) -> None:
+    def _end(self, lease: Lease, run: Run, fate: Callable[[Lease, Run], None]) -> None:
         if lease in self._holding and not run.is_over:
             fate(lease, run)
 
-    def _finish(self, lease: TaskLease, run: Run) -> None:
+    def _finish(self, lease: Lease, run: Run) -> None:
         size_bytes = self.books.plans[lease.payload].result_bytes
         result = self.books.payload(size_bytes) if size_bytes else b""
         try:
@@ -148,21 +148,21 @@ class WorkerActor(Actor):
         else:
             run.result = result
 
-    def _fail(self, lease: TaskLease, run: Run) -> None:
+    def _fail(self, lease: Lease, run: Run) -> None:
         run.error = f"no luck with {lease.ref}"
         self.client.fail(lease, run.error)
 
-    def _fail_for_good(self, lease: TaskLease, run: Run) -> None:
+    def _fail_for_good(self, lease: Lease, run: Run) -> None:
         run.error, run.is_final = f"no hope for {lease.ref}", True
         self.client.fail(lease, run.error, is_final=True)
 
-    def _give_back(self, lease: TaskLease, run: Run) -> None:
+    def _give_back(self, lease: Lease, run: Run) -> None:
         run.is_returned = True
         self.client.give_back(lease)
 
     # -- bad manners: what is reported here must be ignored -----------------------------------------------------------
 
-    def _insist(self, lease: TaskLease, run: Run) -> None:
+    def _insist(self, lease: Lease, run: Run) -> None:
         """Reports what was revoked, as a worker would that knows nothing of revoking."""
         self._holding[lease] = run
         run.result = self._report_anyway(lease)
@@ -173,12 +173,12 @@ class WorkerActor(Actor):
             for task in story.tasks.values():
                 ref = (story.number, task.number, task.fence)
                 if task.state == "leased" and task.worker != self.name and ref not in self._claims:
-                    lease = TaskLease(ref, story.kept.kind, story.kept.controller, b"", 1, 0, None, None)
+                    lease = Lease(ref, story.kept.kind, story.kept.controller, b"", 1, 0, None, None)
                     self._claims.add(ref)
                     self._report_anyway(lease)
                     return
 
-    def _report_anyway(self, lease: TaskLease) -> bytes:
+    def _report_anyway(self, lease: Lease) -> bytes:
         result = self.books.payload(16)
         lease.state = "running"
         self.client._work.leases._running[lease.ref] = lease

@@ -375,7 +375,7 @@ def test_the_quick_way_packs_as_send_does() -> None:
         send(payload)
     assert looked_at == [b"a"]
     send("d")  # no bytes
-    one.publisher.end_moment()
+    one.publisher.end_time_sharing()
     now_us[0] = next(moments)
     send(b"e")
     send(b"f")  # the batch has times for each message by now

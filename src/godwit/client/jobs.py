@@ -179,7 +179,7 @@ class JobView(msgspec.Struct, eq=False, weakref=True):
     submission: Submission | None = None
     payload: bytes = b""
     """Stored until the broker has answered."""
-    mark: int | None = None
+    unwatches_before: int | None = None
     """For a job with a key of the application: the number of unwatch requests before it was submitted; -1 if one of
     them was not answered yet."""
     is_unwanted: bool = False
@@ -345,7 +345,7 @@ class JobTracker:
         if (workers, priority, delay_ms, deadline_ms, retries, retry_delay_ms, time_limit_ms) != DEFAULTS:
             check_options(workers, priority, delay_ms, deadline_ms, retries, retry_delay_ms, time_limit_ms)
             text_bytes += OPTIONS_BYTES
-        mark: int | None = None
+        unwatches_before: int | None = None
         if key is None:
             channel.reserve(len(payload))
             self._submitted += 1
@@ -359,7 +359,7 @@ class JobTracker:
                 known.twin = view
                 return view
             channel.reserve(len(payload))
-            mark = self._unwatch_count if not (self._unwatch_requests or self.to_unwatch) else -1
+            unwatches_before = self._unwatch_count if not (self._unwatch_requests or self.to_unwatch) else -1
         submission = Submission(
             key=key,
             of_kind=kind,
@@ -372,7 +372,9 @@ class JobTracker:
             retry_delay_ms=retry_delay_ms,
             time_limit_ms=time_limit_ms,
         )
-        view = self._pending[key] = JobView(key, kind, workers, submission=submission, payload=payload, mark=mark)
+        view = self._pending[key] = JobView(
+            key, kind, workers, submission=submission, payload=payload, unwatches_before=unwatches_before
+        )
         channel.add_submission(submission, payload, text_bytes)
         return view
 
@@ -487,7 +489,11 @@ class JobTracker:
                 self._refuse(view, taken.code, taken.text)
                 continue
             self._accept(view, number)
-            if view.mark is not None and view.mark != self._unwatch_count and number in self._followed:
+            if (
+                view.unwatches_before is not None
+                and view.unwatches_before != self._unwatch_count
+                and number in self._followed
+            ):
                 # An unwatch of this job, which travels on another channel, may have arrived after the submission.
                 self.to_watch[number] = None
 

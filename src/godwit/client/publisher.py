@@ -246,7 +246,7 @@ class Publisher:
         """Return a `send` without time, flag and result, for applications that send very many messages.
 
         A message that cannot join the open batch goes to `careful`, which calls `send`. The messages that follow share
-        its time until end_moment is called. The result is a closure, so that a call looks nothing up twice.
+        its time until end_time_sharing is called. The result is a closure, so that a call looks nothing up twice.
         """
 
         def send(payload: Payload) -> None:
@@ -260,7 +260,7 @@ class Publisher:
 
         return send
 
-    def end_moment(self) -> None:
+    def end_time_sharing(self) -> None:
         """Check the time and size of the next message, which may not share the time of the one before."""
         self._limit_bytes = 0
 
@@ -670,7 +670,7 @@ class Publishers:
         state.connection = connection
         state.max_message_bytes = min(max_message_bytes, MAX_MESSAGE_BYTES)
         for publisher in list(state.active):
-            publisher.end_moment()
+            publisher.end_time_sharing()
             publisher.hand_over(connection)
 
     def detach(self) -> None:

@@ -48,7 +48,7 @@ class Turn:
     def _end(self) -> None:
         self.now_us = 0
         for sender in self._senders:
-            sender.end_moment()
+            sender.end_time_sharing()
         self._senders.clear()
 
     def on_batch_begun(self) -> None:
@@ -152,7 +152,7 @@ class Lane:
 
     def on_ended(self, error: GodwitError) -> None:
         self.ended = error
-        self.core.end_moment()  # the next send is checked, and refused
+        self.core.end_time_sharing()  # the next send is checked, and refused
         futures: list[asyncio.Future[Any]] = [future for _, future in self._waiting]
         for future in futures + list(self._waiting_for_room):
             if not future.done():

@@ -236,11 +236,11 @@ class ClientProtocol:
             key: identifies the job: the same key again is the same job. None for a new key.
             workers: the number of workers, each with a task of its own; 0 for all volunteers.
             priority: jobs with a higher priority start first.
-            delay_ms: start no earlier than this time from now.
-            deadline_ms: fail tasks that have not finished by then.
-            retries: the number of further attempts after a failure.
-            retry_delay_ms: the pause before the first of them.
-            time_limit_ms: the longest time for one attempt.
+            delay_ms: the job starts no earlier than this long after its submission.
+            deadline_ms: the job fails if it has not ended this long after its submission.
+            retries: the number of further attempts at a task after a failure.
+            retry_delay_ms: the pause before the first retry; it doubles with each further one.
+            time_limit_ms: the time limit of one attempt at a task; a longer attempt fails.
 
         Returns the view of the job. Raises UsageError for an invalid argument, RecordTooLargeError for a payload that
         is too long, and BufferFullError if too much is not answered (wait for the event WorkBufferAvailable).

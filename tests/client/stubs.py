@@ -1,4 +1,4 @@
-"""A connection that notes what it is given and takes as much as a test allows."""
+"""A connection that collects its records and accepts as many as a test allows."""
 
 from __future__ import annotations
 

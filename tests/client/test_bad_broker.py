@@ -1,4 +1,4 @@
-"""A broker that is out of its mind, or hostile: the client raises nothing, stays bounded, and tries elsewhere."""
+"""A faulty or hostile broker: the client raises no error, its memory is bounded, and it reconnects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def new_channel(link: Link, *records: bytes) -> None:
 
 def on_feed(link: Link, *records: bytes) -> None:
     for record in records:
-        link.connection.send(link.outlets[0].feed, record)
+        link.connection.send(link.subscribed[0].feed, record)
 
 
 NONSENSE: list[tuple[str, Callable[[Link], object]]] = [
@@ -44,8 +44,8 @@ NONSENSE: list[tuple[str, Callable[[Link], object]]] = [
     ("a wrong field", lambda link: link.connection.send(0, encode_control(control.Pong(request=1))[:-1] + b"\x20")),
     ("a channel without a subscription", lambda link: new_channel(link, b"rubbish")),
     ("a channel with another first word", lambda link: new_channel(link, encode_control(control.Done(request=1)))),
-    ("a confirm of what was never sent", lambda link: link.connection.confirm(1, 55, 0)),
-    ("a batch that is none", lambda link: on_feed(link, b"\x00" * 50)),
+    ("a confirm of a record that was never sent", lambda link: link.connection.confirm(1, 55, 0)),
+    ("a record without a batch", lambda link: on_feed(link, b"\x00" * 50)),
     ("a batch without a route", lambda link: on_feed(link, b"\x41" + bytes(8) + b"x")),
     ("an empty record", lambda link: on_feed(link, b"", b"\x00")),
     ("in-band rubbish", lambda link: on_feed(link, b"\xff\xff")),
@@ -54,12 +54,12 @@ NONSENSE: list[tuple[str, Callable[[Link], object]]] = [
 
 
 @pytest.mark.parametrize("nonsense", [act for _, act in NONSENSE], ids=[name for name, _ in NONSENSE])
-def test_nonsense_ends_the_connection_and_the_client_comes_back(nonsense: Callable[[Link], object]) -> None:
+def test_protocol_violations_end_the_connection_and_the_client_reconnects(nonsense: Callable[[Link], object]) -> None:
     network, broker, user, link = subscribed()
     nonsense(link)
 
     def taking() -> bool:
-        for subscription in list(user.client._inbox._subscriptions.values()):
+        for subscription in list(user.client._subscriptions._subscriptions.values()):
             user.take_all(subscription)
         return link.closed is not None
 
@@ -75,29 +75,32 @@ def test_nonsense_ends_the_connection_and_the_client_comes_back(nonsense: Callab
 
 
 HARMLESS: list[tuple[str, Callable[[Link], object]]] = [
-    ("a reply to nothing", lambda link: link.tell(control.Done(request=12345))),
-    ("an error about nothing", lambda link: link.tell(control.Error(code=101, text="what?"))),
-    ("a second welcome", lambda link: link.tell(control.Welcome(request=0, name="z", max_message_bytes=1))),
-    ("subscribed to nothing", lambda link: link.tell(control.Subscribed(request=999, subscription=7))),
-    ("opened nothing", lambda link: link.tell(control.Opened(channel=999))),
-    ("refused nothing", lambda link: link.tell(control.Refused(channel=999, code=102, text=""))),
-    ("kicked nothing", lambda link: link.tell(control.Kicked(subscription=999, by=""))),
-    ("a client's word", lambda link: link.tell(control.Login(request=1, instance=bytes(16)))),
+    ("a reply to nothing", lambda link: link.send(control.Done(request=12345))),
+    ("an error about nothing", lambda link: link.send(control.Error(code=101, text="what?"))),
+    ("a second welcome", lambda link: link.send(control.Welcome(request=0, name="z", max_message_bytes=1))),
+    ("subscribed to nothing", lambda link: link.send(control.Subscribed(request=999, subscription=7))),
+    ("opened nothing", lambda link: link.send(control.Opened(channel=999))),
+    ("refused nothing", lambda link: link.send(control.Refused(channel=999, code=102, text=""))),
+    ("kicked nothing", lambda link: link.send(control.Kicked(subscription=999, by=""))),
+    ("a client's message", lambda link: link.send(control.Login(request=1, instance=bytes(16)))),
     ("a new kind", lambda link: link.connection.send(0, b"\xa1\x64kind\x63new")),
     ("a confirm for nothing", lambda link: link.connection.confirm(1234, 0, 0)),
-    ("a feed for nobody", lambda link: new_channel(link, encode_control(control.Feed(subscription=99)), b"junk")),
+    (
+        "a feed without a subscription",
+        lambda link: new_channel(link, encode_control(control.Feed(subscription=99)), b"junk"),
+    ),
     ("a gap backwards", lambda link: on_feed(link, encode_in_band(control.Gap(count=2**62, next_offset=0)))),
 ]
 
 
 @pytest.mark.parametrize("words", [act for _, act in HARMLESS], ids=[name for name, _ in HARMLESS])
-def test_words_that_mean_nothing_are_passed_over(words: Callable[[Link], object]) -> None:
+def test_messages_without_meaning_are_ignored(words: Callable[[Link], object]) -> None:
     network, broker, user, link = subscribed()
     words(link)
     network.run(1)
     broker.push(link, [b"still here"], broker.next_offset)
     network.run(1)
-    (subscription,) = user.client._inbox._subscriptions.values()
+    (subscription,) = user.client._subscriptions._subscriptions.values()
     assert [message.payload for message in user.take_all(subscription)] == [b"still here"]
     assert user.client.state == "online"
     assert user.client.name == "nameless"
@@ -114,14 +117,14 @@ def test_an_unknown_kind_that_asks_is_answered() -> None:
 def test_a_flood_of_questions_is_answered_as_far_as_the_broker_listens() -> None:
     network, broker, user, link = subscribed()
     for number in range(3000):
-        link.tell(control.Ping(request=number))
+        link.send(control.Ping(request=number))
     network.run(5)
     assert len(link.all(control.Pong)) == 3000
     assert user.client.state == "online"
     assert broker.link is link
 
 
-def test_data_before_the_welcome_is_not_taken() -> None:
+def test_data_before_the_welcome_is_ignored() -> None:
     network = Network()
     broker = FakeBroker(network)
     broker.welcomes = False
@@ -130,7 +133,7 @@ def test_data_before_the_welcome_is_not_taken() -> None:
     network.run_until(lambda: bool(broker.links and broker.link.login))
     link = broker.link
     new_channel(link, encode_control(control.Feed(subscription=0)), b"data")
-    link.tell(control.Subscribed(request=0, subscription=0))
+    link.send(control.Subscribed(request=0, subscription=0))
     link.connection.confirm(1, 5, 0)
     network.run(1)
     assert user.log == [] or user.client.state in ("connecting", "offline")
@@ -138,10 +141,10 @@ def test_data_before_the_welcome_is_not_taken() -> None:
     user.until("online", 15.0)
 
 
-def test_what_a_subscription_holds_is_bounded_by_its_credit() -> None:
-    """The broker would send on, although nobody takes."""
+def test_held_records_are_bounded_by_credit() -> None:
+    """The broker sends more than the application takes."""
     network, broker, user, link = subscribed()
-    (subscription,) = user.client._inbox._subscriptions.values()
+    (subscription,) = user.client._subscriptions._subscriptions.values()
     for place in range(80):
         broker.push(link, [bytes(50_000)], place)
         network.run(0.01)
@@ -155,9 +158,9 @@ def test_what_a_subscription_holds_is_bounded_by_its_credit() -> None:
     st.lists(st.one_of(st.binary(max_size=80), wire_strategies.control_messages.map(encode_control)), max_size=8),
     st.data(),
 )
-def test_any_words_of_the_broker(words: list[bytes], data: st.DataObject) -> None:
+def test_any_messages_of_the_broker(words: list[bytes], data: st.DataObject) -> None:
     network, _, user, link = subscribed()
-    channels = [0, link.outlets[0].feed, link.outlets[0].live, link.connection.open_channel()]
+    channels = [0, link.subscribed[0].feed, link.subscribed[0].live, link.connection.open_channel()]
     for word in words:
         channel = data.draw(st.sampled_from(channels))
         if channel and data.draw(st.booleans()):
@@ -167,7 +170,7 @@ def test_any_words_of_the_broker(words: list[bytes], data: st.DataObject) -> Non
         except GodwitError:
             break
         network.run(0.05)
-        for subscription in list(user.client._inbox._subscriptions.values()):
+        for subscription in list(user.client._subscriptions._subscriptions.values()):
             subscription.take()
     network.run(1)
     if not user.all(Ended):

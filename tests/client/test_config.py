@@ -31,7 +31,7 @@ def test_nothing_has_to_be_set() -> None:
         (lambda: ClientConfig(endpoint=EndpointConfig(accepts=True)), "endpoint.accepts"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_name(make: object, complaint: str) -> None:
+def test_invalid_settings_are_refused_with_their_name(make: object, complaint: str) -> None:
     assert callable(make)
     with pytest.raises(ConfigurationError, match=complaint):
         make()

@@ -88,7 +88,7 @@ class Model:
         self.loss = 0.0
         self.broker.confirms = True
         if self.broker.links and self.broker.link.connection.state is State.OPEN:
-            # What was not confirmed is confirmed by a new connection only.
+            # Pending messages can be confirmed by a new connection only.
             self.broker.link.connection.close(self.network.now, Code.SHUTDOWN)
         self.network.run_until(lambda: all(publisher.is_idle for publisher in self.publishers), 120.0)
         self.user.note()
@@ -143,7 +143,7 @@ def run_model(seed: int, steps: Sequence[str]) -> None:
     st.integers(0, 2**32),
     st.lists(st.sampled_from(["send"] * 6 + ["wait"] * 5 + FAULTS), max_size=60),
 )
-def test_what_is_confirmed_is_there_and_all_is_confirmed_in_the_end(seed: int, steps: list[str]) -> None:
+def test_confirmed_messages_exist_and_all_are_confirmed_in_the_end(seed: int, steps: list[str]) -> None:
     run_model(seed, steps)
 
 

@@ -1,4 +1,4 @@
-"""Headers of chunks, what to send and what is new of what arrived, names that stay where they should."""
+"""Files: headers of chunks, the chunks to send, the new bytes of a chunk, names that stay in their folder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from godwit.client.files import (
     MAX_HEADER_BYTES,
     MAX_NAME_BYTES,
     MAX_WIRE_NAME_BYTES,
+    ChunkRange,
     FileHeader,
-    Run,
     chunk_count,
     decode_header,
     encode_header,
@@ -60,7 +60,7 @@ def test_identity_follows_from_content_name_and_topic() -> None:
     assert publisher_of(expected) == "file-" + expected.hex()
 
 
-def test_messages_that_are_no_files_are_told_apart() -> None:
+def test_messages_without_a_file_header() -> None:
     assert decode_header(None, TOPIC, 5) is None
     assert decode_header(cbor2.dumps({"expiry": 5}), TOPIC, 5) is None
     assert decode_header(cbor2.dumps({"file": None}), TOPIC, 5) is None
@@ -83,7 +83,7 @@ def test_messages_that_are_no_files_are_told_apart() -> None:
         cbor2.dumps({"file": msgspec.to_builtins(header(), builtin_types=(bytes,)) | {"sha256": bytes(32)}}),
     ],
 )
-def test_a_header_that_cannot_be_is_one_documented_error(extension: bytes) -> None:
+def test_an_invalid_header_is_a_documented_error(extension: bytes) -> None:
     with pytest.raises(DecodeError):
         decode_header(extension, TOPIC, 5)
 
@@ -121,12 +121,12 @@ def test_chunks_of_a_file(size: int, chunks: int) -> None:
 
 def test_a_run_goes_on_where_the_last_one_broke_off() -> None:
     size = 5 * CHUNK_BYTES
-    assert plan(size, 0, 0) == Run(1, 0, 5)
-    assert plan(size, 1, 3) == Run(1, 3, 5)
+    assert plan(size, 0, 0) == ChunkRange(1, 0, 5)
+    assert plan(size, 1, 3) == ChunkRange(1, 3, 5)
     assert plan(size, 1, 3).first_byte == 3 * CHUNK_BYTES
-    assert plan(size, 4, 0) == Run(4, 0, 5)  # opened, nothing arrived
-    assert plan(size, 1, 5) == Run(2, 0, 5)  # done: this is the file's second time
-    assert plan(0, 1, 1) == Run(2, 0, 1)
+    assert plan(size, 4, 0) == ChunkRange(4, 0, 5)  # opened, nothing arrived
+    assert plan(size, 1, 5) == ChunkRange(2, 0, 5)  # done: this is the file's second time
+    assert plan(0, 1, 1) == ChunkRange(2, 0, 1)
 
 
 @given(st.binary(min_size=1, max_size=60), st.lists(st.tuples(st.integers(0, 59), st.integers(1, 20)), max_size=30))
@@ -198,7 +198,7 @@ def test_a_long_name_keeps_its_suffix() -> None:
 @given(st.text(max_size=400))
 @example("." * 300)
 @example("a" + " ." * 300 + "b")
-def test_any_text_gives_a_name_that_is_safe_everywhere(text: str) -> None:
+def test_any_text_becomes_a_safe_name(text: str) -> None:
     name = safe_name(text)
     assert 1 <= len(name.encode()) <= MAX_NAME_BYTES
     assert PurePosixPath(name).name == name == PureWindowsPath(name).name
@@ -208,7 +208,7 @@ def test_any_text_gives_a_name_that_is_safe_everywhere(text: str) -> None:
     assert safe_name(numbered(name, 12)) == numbered(name, 12) or len(numbered(name, 12).encode()) > MAX_NAME_BYTES
 
 
-def test_names_that_are_taken_get_a_number() -> None:
+def test_existing_names_get_a_number() -> None:
     assert [numbered("a.b.pdf", number) for number in range(3)] == ["a.b.pdf", "a.b (1).pdf", "a.b (2).pdf"]
     assert numbered("README", 7) == "README (7)"
 

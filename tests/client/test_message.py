@@ -1,11 +1,17 @@
-"""A message: exact times, cheap to make."""
+"""Messages and bookmarks: their times, and their text."""
 
 from __future__ import annotations
 
 import gc
 from datetime import UTC, datetime
 
-from godwit.client.message import Message
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from godwit.client.message import MAX_EPOCHS, Bookmark, Message, make_bookmark
+from godwit.errors import UsageError
+from godwit.wire.epochs import Epoch
 
 
 def test_times_are_exact_to_the_microsecond() -> None:
@@ -22,10 +28,41 @@ def test_far_times_do_not_break() -> None:
 
 
 def test_times_beyond_the_calendar_are_its_last_moment() -> None:
-    """A publisher's clock may say anything."""
+    """A publisher's clock may be wrong."""
     assert Message("a", b"", "p", 2**64 - 1, 0, 1, False, 5).published == datetime.max.replace(tzinfo=UTC)
 
 
 def test_garbage_collector_does_not_look_at_messages() -> None:
     """Millions of them would make every collection slow."""
     assert not gc.is_tracked(Message("a", b"x", "p", 1, 2, 1, False, 5))
+
+
+OFFSETS = st.integers(0, 2**63 - 1)
+EPOCHS = st.builds(Epoch, st.binary(min_size=8, max_size=8), OFFSETS)
+
+
+@given(OFFSETS, st.binary(min_size=16, max_size=16), st.lists(EPOCHS, max_size=MAX_EPOCHS))
+def test_a_text_becomes_the_same_bookmark(offset: int, log: bytes, epochs: list[Epoch]) -> None:
+    bookmark = Bookmark(offset, log, tuple(epochs))
+    assert Bookmark.parse(str(bookmark)) == bookmark
+
+
+def test_it_has_the_newest_epochs_before_its_offset() -> None:
+    epochs = [Epoch(bytes([number]) * 8, 10 * number) for number in range(8)]
+    assert make_bookmark(60, bytes(16), epochs).epochs == tuple(epochs[2:6])
+    assert make_bookmark(61, bytes(16), epochs).epochs == tuple(epochs[3:7])
+    assert make_bookmark(5, bytes(16), epochs).epochs == (epochs[0],)
+    assert make_bookmark(0, bytes(16), epochs) == Bookmark(0, bytes(16), ())
+
+
+GOOD = f"12@{'0f' * 16}/{'ab' * 8}:3"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "12", "earliest", GOOD[:-1], f"{GOOD}/", f" {GOOD}", GOOD.upper(), GOOD + f"/{'ab' * 8}:4" * 4,
+             GOOD.replace(":3", f":{2**63}"), GOOD.replace("12@", f"{2**63}@"), GOOD.replace("12@", "-1@")]
+)  # fmt: skip
+def test_invalid_texts(text: str) -> None:
+    Bookmark.parse(GOOD)
+    with pytest.raises(UsageError, match="is not a bookmark"):
+        Bookmark.parse(text)

@@ -1,4 +1,4 @@
-"""A publisher: how batches are cut, what is kept until it is confirmed, what is sent again."""
+"""A publisher: cutting batches, holding them until they are confirmed, sending them again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from tests.client.stubs import StubConnection
 
 from godwit.client.events import ClientEvent, Confirmed, Refused
-from godwit.client.outbox import Outbox
 from godwit.client.publisher import (
     OFFLINE_UNRELIABLE_BYTES,
     ROUTE_BYTES,
     TOGETHER_US,
     UNRELIABLE_AHEAD_BYTES,
     Publisher,
+    Publishers,
 )
 from godwit.errors import BufferFullError, RecordTooLargeError, UsageError
-from godwit.limits import MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, MIB
+from godwit.limits import MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, MIB, RECORD_COST_BYTES
 from godwit.wire.batch import LONE, Batch, decode_batches
 from godwit.wire.control import Code, Open, Qos, decode_control
 
@@ -30,22 +30,22 @@ class Bench(NamedTuple):
     """A publisher on its connection."""
 
     publisher: Publisher
-    outbox: Outbox
+    publishers: Publishers
     connection: StubConnection
     events: list[ClientEvent]
 
     def batches(self) -> list[Batch]:
-        """What has gone to the transport, opens left out."""
+        """Return the batches on channel 1 that were handed to the transport."""
         return [batch for record in self.connection.bodies(1) for batch in decode_batches(record)]
 
 
 def bench(qos: Qos = 1, *, online: bool = True, buffer_bytes: int = MIB, train_bytes: int = 1000) -> Bench:
     events: list[ClientEvent] = []
-    outbox = Outbox(buffer_bytes, events, "run")
+    publishers = Publishers(buffer_bytes, events, "run")
     connection = StubConnection(train_bytes)
     if online:
-        outbox.attach(connection.real, 16 * MIB)
-    return Bench(outbox.publisher("t", qos, None, 0, 0), outbox, connection, events)
+        publishers.attach(connection.real, 16 * MIB)
+    return Bench(publishers.publisher("t", qos, None, 0, 0), publishers, connection, events)
 
 
 class Sending(NamedTuple):
@@ -69,28 +69,28 @@ SENDINGS = st.lists(
 def test_every_message_is_in_one_batch_in_order_with_its_time(
     steps: list[tuple[bytes, int, bool, str]], qos: Qos, train_bytes: int, starts_online: bool
 ) -> None:
-    publisher, outbox, connection, _ = bench(qos, online=starts_online, train_bytes=train_bytes)
+    publisher, publishers, connection, _ = bench(qos, online=starts_online, train_bytes=train_bytes)
     asked: list[Sending] = []
     seen: list[bytes] = []
     now_us = NOW_US
     if not starts_online and qos == 0:
-        outbox.attach(connection.real, MIB)  # while there is no broker, old ones are dropped
+        publishers.attach(connection.real, MIB)  # offline, old messages are dropped
     for payload, more_us, retain, then in steps:
         now_us += more_us
         assert publisher.send(payload, now_us, retain) == len(asked)
         asked.append(Sending(payload, now_us, retain))
         if then == "cut":
-            outbox.cut_begun()
-        elif then == "confirm" and outbox.is_online:
-            outbox.on_confirmed(1, (publisher._backlog.last_record or 1) // 2, 5)
+            publishers.cut_open_batches()
+        elif then == "confirm" and publishers.state.connection is not None:
+            publishers.handle_confirmed(1, (publisher._sent[-1][0] if publisher._sent else 1) // 2, 5)
         elif then == "reconnect" and qos:
-            outbox.detach()
+            publishers.detach()
             seen += _new(seen, connection)
             connection = StubConnection(train_bytes)
-            outbox.attach(connection.real, MIB)
-    if not outbox.is_online:
-        outbox.attach(connection.real, MIB)
-    outbox.cut_begun()
+            publishers.attach(connection.real, MIB)
+    if publishers.state.connection is None:
+        publishers.attach(connection.real, MIB)
+    publishers.cut_open_batches()
     seen += _new(seen, connection)
     got: list[Sending] = []
     for record in seen:
@@ -108,10 +108,10 @@ def test_every_message_is_in_one_batch_in_order_with_its_time(
     for one, other in zip(got, asked, strict=True):
         assert 0 <= other.published_us - one.published_us <= TOGETHER_US
     if qos:
-        outbox.on_confirmed(1, publisher._backlog.last_record or 0, 5)
+        publishers.handle_confirmed(1, publisher._sent[-1][0] if publisher._sent else 0, 5)
     assert publisher.confirmed_sequence == publisher.next_sequence == len(asked)
     assert publisher.is_idle
-    assert outbox.held_bytes == 0
+    assert publishers.state.held_bytes == 0
 
 
 def _new(seen: list[bytes], connection: StubConnection) -> list[bytes]:
@@ -138,7 +138,7 @@ def test_first_record_opens_the_channel() -> None:
     one = bench(2)
     one.publisher.send(b"x", NOW_US)
     assert one.connection.sent == []
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     message = decode_control(one.connection.sent[0].body)
     assert message == Open(topic="t", qos=2, publisher="run", epoch=0)
     assert one.connection.sent[1].reliable
@@ -148,10 +148,10 @@ def test_messages_within_a_millisecond_share_a_time_others_have_their_own() -> N
     one = bench()
     for more_us in (0, 300, 1000):
         one.publisher.send(b"a", NOW_US + more_us)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     for more_us in (0, 300, 1001, 1002, 5_000_000):
         one.publisher.send(b"b", NOW_US + more_us)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     first, second = one.batches()
     assert first.deltas_us is None
     assert second.deltas_us == (0, 0, 1001, 1002, 5_000_000)
@@ -162,7 +162,7 @@ def test_a_clock_that_goes_back_begins_a_batch() -> None:
     one.publisher.send(b"a", NOW_US)
     one.publisher.send(b"b", NOW_US - 1)
     one.publisher.send(b"c", NOW_US - 1 + 2**32)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     assert [batch.published_us for batch in one.batches()] == [NOW_US, NOW_US - 1, NOW_US - 1 + 2**32]
 
 
@@ -170,18 +170,18 @@ def test_a_batch_has_a_bounded_number_of_messages() -> None:
     one = bench(train_bytes=10 * MIB, buffer_bytes=64 * MIB)
     for _ in range(MAX_BATCH_MESSAGES + 3):
         one.publisher.send(b"", NOW_US)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     first, second = [len(batch.payloads) for batch in one.batches()]
     assert MAX_BATCH_MESSAGES - 20 < first <= MAX_BATCH_MESSAGES
     assert first + second == MAX_BATCH_MESSAGES + 3
 
 
-def test_quality_0_goes_in_single_datagrams_and_long_ones_reliably() -> None:
+def test_qos_0_goes_in_single_datagrams_and_long_ones_reliably() -> None:
     one = bench(0)
     longest = MAX_UNRELIABLE_BYTES - 17
     for size in (longest, longest + 1, 10, 20):
         one.publisher.send(bytes(size), NOW_US)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     assert [(record.reliable, len(record.body)) for record in one.connection.sent[1:]] == [
         (False, MAX_UNRELIABLE_BYTES),
         (True, MAX_UNRELIABLE_BYTES + 1),
@@ -189,35 +189,35 @@ def test_quality_0_goes_in_single_datagrams_and_long_ones_reliably() -> None:
     ]
     assert one.publisher.confirmed_sequence == 4
     assert one.events == [Confirmed(one.publisher, 4, 0)]
-    assert one.outbox.held_bytes == 0
+    assert one.publishers.state.held_bytes == 0
 
 
-def test_quality_0_waits_while_the_transport_has_much_to_send() -> None:
+def test_qos_0_waits_while_the_transport_has_much_to_send() -> None:
     one = bench(0)
     one.connection.unsent_bytes = UNRELIABLE_AHEAD_BYTES + 1
     one.publisher.send(b"x", NOW_US)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     assert len(one.connection.sent) == 1
-    assert one.outbox.has_kept
+    assert one.publishers.state.waiting_for_transport
     assert one.publisher.confirmed_sequence == 0
     one.connection.unsent_bytes = 0
-    one.outbox.go_on()
+    one.publishers.retry_blocked()
     assert len(one.connection.sent) == 2
-    assert not one.outbox.has_kept
+    assert not one.publishers.state.waiting_for_transport
 
 
-def test_quality_0_keeps_only_the_newest_while_there_is_no_broker() -> None:
+def test_qos_0_keeps_only_the_newest_while_there_is_no_broker() -> None:
     one = bench(0, online=False)
     for place in range(200):
         one.publisher.send(b"%d" % place + bytes(1100), NOW_US)
-    one.outbox.attach(one.connection.real, MIB)
-    one.outbox.cut_begun()
+    one.publishers.attach(one.connection.real, MIB)
+    one.publishers.cut_open_batches()
     got = one.batches()
     assert one.publisher.dropped == 200 - len(got)
     assert 50 < len(got) < 60
     assert sum(len(batch.payloads[0]) for batch in got) < OFFLINE_UNRELIABLE_BYTES + 2 * 1200
     assert got[-1].payloads[0].startswith(b"199")
-    assert one.outbox.held_bytes == 0
+    assert one.publishers.state.held_bytes == 0
 
 
 def test_an_extension_has_a_batch_of_its_own() -> None:
@@ -225,44 +225,47 @@ def test_an_extension_has_a_batch_of_its_own() -> None:
     one.publisher.send(b"before", NOW_US)
     assert one.publisher.send_extended(b"chunk", NOW_US, b"about it") == 1
     one.publisher.send(b"behind", NOW_US)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     before, chunk, behind = one.batches()
     assert (chunk.payloads, chunk.extension, chunk.sequence) == ([b"chunk"], b"about it", 1)
     assert (before.extension, behind.extension, behind.sequence) == (None, None, 2)
-    one.outbox.on_confirmed(1, 3, 0)
-    assert one.outbox.held_bytes == 0
+    one.publishers.handle_confirmed(1, 3, 0)
+    assert one.publishers.state.held_bytes == 0
 
 
-def test_confirms_are_cumulative_and_told_once() -> None:
+def test_confirms_are_cumulative_and_reported_once() -> None:
     one = bench()
     for payload in (b"a", b"b", b"c"):
         one.publisher.send(payload, NOW_US)
-        one.outbox.cut_begun()
-    one.outbox.on_confirmed(1, 0, 0)
+        one.publishers.cut_open_batches()
+    one.publishers.handle_confirmed(1, 0, 0)
     assert one.events == []
-    one.outbox.on_confirmed(1, 2, 7)
+    one.publishers.handle_confirmed(1, 2, 7)
     assert one.events == [Confirmed(one.publisher, 2, 7)]
     assert (one.publisher.confirmed_sequence, one.publisher.reached) == (2, 7)
-    one.outbox.on_confirmed(1, 2, 9)
+    one.publishers.handle_confirmed(1, 2, 9)
     assert len(one.events) == 1
-    one.outbox.on_confirmed(1, 3, 1)
-    assert one.events == [Confirmed(one.publisher, 3, 1)]  # nobody had fetched the first
+    one.publishers.handle_confirmed(1, 3, 1)
+    assert one.events == [Confirmed(one.publisher, 3, 1)]  # the first was not fetched yet
     assert one.publisher.is_idle
 
 
-def test_a_record_that_the_other_side_does_not_take_fails_alone() -> None:
+def test_a_record_above_the_limit_of_the_broker_fails_alone() -> None:
     one = bench(train_bytes=50)
     one.connection.longest_bytes = 100
     for size in (10, 500, 20):
         one.publisher.send(bytes(size), NOW_US)
-        one.outbox.cut_begun()
+        one.publishers.cut_open_batches()
     assert one.events == [Refused(one.publisher, Code.TOO_LARGE, "too long", 1, 2)]
-    one.outbox.on_confirmed(1, 2, 0)
+    one.publishers.handle_confirmed(1, 2, 0)
     assert one.publisher.confirmed_sequence == 3
     one.publisher.send(bytes(500), NOW_US)
-    one.outbox.cut_begun()
-    assert one.events[-2:] == [Refused(one.publisher, Code.TOO_LARGE, "too long", 3, 4), Confirmed(one.publisher, 4, 0)]
-    assert one.outbox.held_bytes == 0
+    one.publishers.cut_open_batches()
+    assert one.events[-2:] == [
+        Refused(one.publisher, Code.TOO_LARGE, "too long", 3, 4),
+        Confirmed(one.publisher, 4, 0),
+    ]
+    assert one.publishers.state.held_bytes == 0
 
 
 @pytest.mark.parametrize("payload", [5, None, [b"x"], (1, 2)])
@@ -282,14 +285,14 @@ def test_other_kinds_of_bytes_are_copied() -> None:
     one.publisher.send(memoryview(b"def"), NOW_US)
     one.publisher.send("gr\u00fcn", NOW_US)
     changing[0] = 0
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     assert one.batches()[0].payloads == [b"x", b"abc", b"def", b"gr\xc3\xbcn"]
 
 
 def test_too_long_a_message_is_refused_at_once() -> None:
     one = bench()
-    one.outbox.max_message_bytes = 10
-    with pytest.raises(RecordTooLargeError, match="takes 10"):
+    one.publishers.state.max_message_bytes = 10
+    with pytest.raises(RecordTooLargeError, match="accepts at most 10"):
         one.publisher.send(bytes(11), NOW_US)
     with pytest.raises(RecordTooLargeError):
         one.publisher.send_extended(bytes(5), NOW_US, bytes(6))
@@ -300,12 +303,12 @@ def test_too_long_a_message_is_refused_at_once() -> None:
 def test_a_limit_below_the_size_of_a_batch_holds_for_every_message(qos: Qos) -> None:
     one = bench(qos, train_bytes=5000)
     one.publisher.send(b"begun before", NOW_US)
-    one.outbox.attach(one.connection.real, 50)
+    one.publishers.attach(one.connection.real, 50)
     for _ in range(3):
         one.publisher.send(bytes(50), NOW_US)
         with pytest.raises(RecordTooLargeError):
             one.publisher.send(bytes(51), NOW_US)
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     assert sum(len(batch.payloads) for batch in one.batches()) == 4
 
 
@@ -314,18 +317,18 @@ def test_a_message_that_was_packed_before_the_limit_was_known_fails_alone(qos: Q
     one = bench(qos, online=False)
     for size in (100, 30_000, 30_001, 200):
         one.publisher.send(bytes(size), NOW_US)
-    one.outbox.attach(one.connection.real, 30_000)
-    one.outbox.cut_begun()
+    one.publishers.attach(one.connection.real, 30_000)
+    one.publishers.cut_open_batches()
     assert [(event.first_sequence, event.sequence) for event in one.events if isinstance(event, Refused)] == [(2, 3)]
     assert [len(batch.payloads[0]) for batch in one.batches()] == [100, 30_000, 200]
 
 
-def test_quality_0_that_the_other_side_does_not_take_fails_alone() -> None:
+def test_qos_0_above_the_limit_of_the_broker_fails_alone() -> None:
     one = bench(0)
     one.connection.longest_bytes = 2000
     one.publisher.send(bytes(3000), NOW_US)
     assert [type(event) for event in one.events] == [Refused, Confirmed]
-    assert one.outbox.held_bytes == 0
+    assert one.publishers.state.held_bytes == 0
 
 
 def test_a_failed_send_changes_nothing() -> None:
@@ -336,9 +339,9 @@ def test_a_failed_send_changes_nothing() -> None:
         one.publisher.send(bytes(1000), NOW_US)
     sent = one.publisher.next_sequence
     assert sent == 15
-    assert one.outbox.is_full == (one.outbox.held_bytes >= 5000)
-    one.outbox.attach(one.connection.real, MIB)
-    one.outbox.cut_begun()
+    assert one.publishers.state.held_bytes <= 5000
+    one.publishers.attach(one.connection.real, MIB)
+    one.publishers.cut_open_batches()
     assert sum(len(batch.payloads) for batch in one.batches()) == sent
 
 
@@ -350,8 +353,8 @@ def test_closing_waits_for_the_confirm_then_ends_the_channel() -> None:
     assert [record.last for record in one.connection.sent] == [False, False]
     with pytest.raises(UsageError, match="closed"):
         one.publisher.send(b"y", NOW_US)
-    assert one.outbox.publisher("t", 1, None, 0, 0) is not one.publisher
-    one.outbox.on_confirmed(1, 1, 0)
+    assert one.publishers.publisher("t", 1, None, 0, 0) is not one.publisher
+    one.publishers.handle_confirmed(1, 1, 0)
     assert one.connection.sent[-1].last
     assert one.connection.sent[-1].body == b""
     assert one.publisher.channel is None
@@ -372,16 +375,79 @@ def test_the_quick_way_packs_as_send_does() -> None:
         send(payload)
     assert looked_at == [b"a"]
     send("d")  # no bytes
-    one.publisher.end_moment()
+    one.publisher.end_time_sharing()
     now_us[0] = next(moments)
     send(b"e")
     send(b"f")  # the batch has times for each message by now
     assert looked_at == [b"a", "d", b"e", b"f"]
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     send(b"g")
     assert looked_at[4:] == [b"g"]  # begins another batch
-    one.outbox.cut_begun()
+    one.publishers.cut_open_batches()
     first, second = one.batches()
     assert first.payloads == [b"a", b"b", b"c", b"d", b"e", b"f"]
     assert first.deltas_us == (0, 0, 0, 0, 5 * TOGETHER_US, 5 * TOGETHER_US)
     assert (second.payloads, second.published_us) == ([b"g"], NOW_US + 5 * TOGETHER_US)
+
+
+# -- packed batches ---------------------------------------------------------------------------------------------------
+
+
+def test_sent_batches_are_held_until_they_are_confirmed() -> None:
+    one = bench()
+    publisher, held = one.publisher, one.publishers.state
+    one.connection.room = 3  # for the first record, which opens the channel, and two batches
+    assert publisher.is_idle
+    for payload in (b"0", b"1", b"2"):
+        publisher.send(payload, NOW_US)
+        one.publishers.cut_open_batches()
+    assert [record for record, _ in publisher._sent] == [1, 2]
+    assert [first for first, _, _ in publisher._waiting] == [2]
+    cost_bytes = 10 + RECORD_COST_BYTES
+    assert held.held_bytes == 3 * cost_bytes
+    for record in range(3):
+        one.publishers.handle_confirmed(1, record, 0)
+        assert held.held_bytes == (3 - record) * cost_bytes
+        assert publisher.confirmed_sequence == record
+    assert publisher._waiting_bytes == 10
+
+
+def test_the_newest_batch_is_not_dropped_while_offline_however_long_it_is() -> None:
+    one = bench(0, online=False)
+    for _ in range(3):
+        one.publisher.send(bytes(OFFLINE_UNRELIABLE_BYTES + 1), NOW_US)
+    ((first, count, body),) = one.publisher._waiting
+    assert (first, count, one.publisher.dropped) == (2, 1, 2)
+    assert one.publishers.state.held_bytes == len(body) + RECORD_COST_BYTES
+    assert one.publisher._waiting_bytes == len(body)
+
+
+@given(st.lists(st.sampled_from(["add", "send", "confirm", "break"]), max_size=60))
+def test_no_batch_is_lost_and_order_holds(steps: list[str]) -> None:
+    one = bench()
+    publisher, publishers, connection = one.publisher, one.publishers, one.connection
+    connection.room = 0
+    added = confirmed = 0
+    for step in steps:
+        if step == "add":
+            publisher.send(b"%03d" % added, NOW_US)
+            publishers.cut_open_batches()
+            added += 1
+        elif step == "send":
+            connection.room = 1
+            publishers.handle_writable()
+            connection.room = 0
+        elif step == "confirm" and publisher._sent:
+            record, (first, _, _) = publisher._sent[-1]
+            publishers.handle_confirmed(1, record, 0)
+            confirmed = first + 1
+        elif step == "break":
+            publishers.detach()
+            assert publisher._waiting_bytes == 12 * (added - confirmed)
+            connection = StubConnection()
+            connection.room = 0
+            publishers.attach(connection.real, MIB)
+        assert publisher.confirmed_sequence == confirmed
+        assert publisher.is_idle == (confirmed == added)
+    publishers.detach()
+    assert [first for first, _, _ in publisher._waiting] == list(range(confirmed, added))

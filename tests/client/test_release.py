@@ -89,7 +89,7 @@ def test_a_client_that_leaves_with_work_undone_leaves_nothing_behind(end: Callab
     place.network.run(60)
     place.network.lost = lambda source, target: False
     place.network.after_step.remove(user.note)
-    del place.network.parties[address], user, publisher
+    del place.network.nodes[address], user, publisher
     place.publish(sender, "a/b", b"routes are worked out anew")
     place.network.run(60)
     left = {kind: count - before[kind] for kind, count in alive().items() if count > before[kind]}

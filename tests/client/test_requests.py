@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tests.client.stubs import StubConnection
 
-from godwit.client.requests import BURST, LAST_NUMBER, RATE_PER_S, Requests
+from godwit.client.requests import BURST, LAST_NUMBER, RATE_PER_S, RequestQueue
 from godwit.errors import UsageError
 from godwit.wire.control import Create, Ping, decode_control
 
 
-def ask(requests: Requests) -> int:
-    number = requests.number()
-    requests.ask(number, Ping(request=number))
+def ask(requests: RequestQueue) -> int:
+    number = requests.next_number()
+    requests.request(number, Ping(request=number))
     return number
 
 
@@ -27,18 +27,18 @@ def asked(connection: StubConnection) -> list[int]:
 
 
 def test_requests_go_in_order_and_again_until_answered() -> None:
-    requests = Requests()
+    requests = RequestQueue()
     first, second, third = (ask(requests) for _ in range(3))
     requests.pump(0.0)
-    assert not requests.has_unsent
+    assert not requests.unsent
     connection = StubConnection()
     requests.attach(connection.real)
     requests.resend()
     requests.pump(1.0)
     assert asked(connection) == [first, second, third]
-    assert requests.on_answer(second)
-    assert not requests.on_answer(second)
-    assert not requests.on_answer(999)
+    assert requests.handle_answer(second)
+    assert not requests.handle_answer(second)
+    assert not requests.handle_answer(999)
     requests.detach()
     again = StubConnection()
     requests.attach(again.real)
@@ -48,12 +48,12 @@ def test_requests_go_in_order_and_again_until_answered() -> None:
     assert asked(again) == [first, third, fourth]
 
 
-def test_what_is_only_said_is_not_said_again() -> None:
-    requests = Requests()
-    requests.say(Ping(request=1))
+def test_a_message_without_an_answer_is_not_repeated() -> None:
+    requests = RequestQueue()
+    requests.send(Ping(request=1))
     connection = StubConnection()
     requests.attach(connection.real)
-    requests.say(Ping(request=2))
+    requests.send(Ping(request=2))
     requests.pump(0.0)
     assert asked(connection) == [2]
     requests.detach()
@@ -63,8 +63,8 @@ def test_what_is_only_said_is_not_said_again() -> None:
     assert asked(connection) == [2]
 
 
-def test_no_faster_than_the_broker_takes_them() -> None:
-    requests = Requests()
+def test_no_faster_than_the_broker_accepts_them() -> None:
+    requests = RequestQueue()
     connection = StubConnection()
     requests.attach(connection.real)
     for _ in range(BURST + 500):
@@ -81,7 +81,7 @@ def test_no_faster_than_the_broker_takes_them() -> None:
 
 
 def test_waits_for_room_in_the_transport() -> None:
-    requests = Requests()
+    requests = RequestQueue()
     connection = StubConnection()
     connection.room = 1
     requests.attach(connection.real)
@@ -95,25 +95,25 @@ def test_waits_for_room_in_the_transport() -> None:
 
 
 def test_a_connection_that_has_just_closed_is_no_error() -> None:
-    requests = Requests()
+    requests = RequestQueue()
     connection = StubConnection()
     connection.is_closed = True
     requests.attach(connection.real)
     ask(requests)
     requests.pump(0.0)
-    assert not requests.has_unsent
+    assert not requests.unsent
 
 
 def test_numbers_wrap_around_and_leave_out_those_in_use() -> None:
-    requests = Requests()
+    requests = RequestQueue()
     assert ask(requests) == 0
     requests._next_number = LAST_NUMBER
     assert ask(requests) == LAST_NUMBER
     assert ask(requests) == 1
 
 
-def test_what_nobody_waits_for_is_not_asked_again() -> None:
-    requests = Requests()
+def test_a_forgotten_request_is_not_repeated() -> None:
+    requests = RequestQueue()
     first, second = ask(requests), ask(requests)
     requests.forget(first)
     requests.forget(first)
@@ -122,10 +122,10 @@ def test_what_nobody_waits_for_is_not_asked_again() -> None:
     requests.resend()
     requests.pump(0.0)
     assert asked(connection) == [second]
-    assert not requests.on_answer(first)
+    assert not requests.handle_answer(first)
 
 
 def test_too_long_a_request_is_refused_at_once() -> None:
-    requests = Requests()
+    requests = RequestQueue()
     with pytest.raises(UsageError, match="at most"):
-        requests.ask(0, Create(request=0, topic="x" * 200_000))
+        requests.request(0, Create(request=0, topic="x" * 200_000))

@@ -1,4 +1,4 @@
-"""Clients and a server that is killed and goes on with what it had written: nothing lost, nothing twice."""
+"""Clients and a server that is killed and resumes from its log: no message is lost or repeated."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_broker_that_was_killed_and_remembers(seed: int) -> None:
             place.broker.start()
             place.network.run(place.network.rng.choice([0.0, 0.4, 3]))
     place.network.run_until(lambda: publisher.is_idle)
-    got += place.taken(user, subscription, 15)  # who only listens finds out by its keep-alive
+    got += place.taken(user, subscription, 15)  # a pure subscriber detects it by its keep-alive
     got_by_other += place.taken(nameless, other, 5)
     assert bodies(got) == bodies(got_by_other) == [b"%d" % number for number in range(400)]
     assert user.all(Missed) == nameless.all(Missed) == []
@@ -98,7 +98,7 @@ def test_retained_messages_come_although_the_broker_was_killed_before_its_reply(
     assert user.all(Online)[-1].resumed
 
 
-def test_a_full_disk_is_told_to_publishers_and_what_they_send_later_arrives() -> None:
+def test_a_full_disk_is_reported_to_publishers_and_later_messages_arrive() -> None:
     place = Place(kind=DurableBroker)
     sender, user = place.user(), place.user()
     subscription = place.subscribe(user, "t")

@@ -1,4 +1,4 @@
-"""Clients and the real server in virtual time: what the two promise together."""
+"""Clients and the real server in virtual time."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ class RealBroker:
         )
         config = endpoint_config(self.settings, receive_buffer_bytes=1 << 20)
         self.listener: Listener = self.server.listen(replace(config, reset_key=reset_key))
-        network.parties[BROKER] = self
+        network.nodes[BROKER] = self
 
     def stop(self) -> None:
-        del self.network.parties[BROKER]
+        del self.network.nodes[BROKER]
 
     def receive(self, train: Train, now: float) -> None:
         self.listener.receive(train, now)
@@ -235,7 +235,7 @@ def test_a_broker_that_lost_its_memory() -> None:
     assert bodies(place.taken(user, subscription)) == [b"second"]
 
 
-def test_who_was_away_too_long_is_told_how_much_is_gone() -> None:
+def test_a_subscriber_away_too_long_gets_the_number_of_lost_messages() -> None:
     place = Place(settings=Settings(ring_bytes=64 * 1024, hold_back_s=0))
     sender, user = place.user(), place.user(ClientConfig(name="r"))
     subscription = place.subscribe(user, "t")
@@ -347,14 +347,14 @@ def test_rights_and_secrets() -> None:
         assert user.all(Ended)[0].code == Code.NOT_ALLOWED
 
 
-def test_the_will_of_a_client_that_dies_and_none_of_one_that_says_goodbye() -> None:
+def test_the_will_of_a_client_that_dies_and_none_after_a_close() -> None:
     place = Place()
     reader = place.user()
     subscription = place.subscribe(reader, "gone/+")
     will = [Will(topic=f"gone/{name}", payload=b"bye") for name in "ab"]
     polite, dying = (place.user(ClientConfig(name=name, will=one)) for name, one in zip("ab", will, strict=True))
     polite.client.close(place.network.now)
-    del place.network.parties[dying.address]
+    del place.network.nodes[dying.address]
     assert [message.topic for message in place.taken(reader, subscription, 60)] == ["gone/b"]
 
 
@@ -416,7 +416,7 @@ def test_everything_at_once_over_a_bad_network() -> None:
 
 
 def test_many_clients_of_one_host_come_back_at_once_and_all_get_in() -> None:
-    """More than there are slots for those without a login. Who finds none tries again, and no user notices."""
+    """More clients than slots without a login. A client without a slot tries again, and its user does not notice."""
     place = Place(settings=Settings(max_clients=100))
     users = [place.user(online=False) for _ in range(90)]
     place.network.run_until(lambda: all(user.client.state == "online" for user in users), 5)

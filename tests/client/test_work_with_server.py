@@ -1,4 +1,4 @@
-"""Controllers, workers and the real server in virtual time: what they promise together about work."""
+"""Controllers, workers and the real server in virtual time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from tests.client.test_with_server import Place
 from tests.client.world import User
 
 from godwit.broker.settings import Settings
-from godwit.client.comparing import JobView
 from godwit.client.config import ClientConfig
-from godwit.client.events import JobChanged, JobRefused, JobTaken, Leased, Offline, Reported, Revoked, Volunteered
-from godwit.client.leasing import Lease
+from godwit.client.events import (
+    JobChanged,
+    JobRefused,
+    JobTaken,
+    Leased,
+    Offline,
+    Reported,
+    Revoked,
+    VolunteerAccepted,
+)
+from godwit.client.jobs import JobView
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, RecordTooLargeError
 from godwit.wire.codes import Code
 from godwit.wire.control import Done
@@ -64,7 +73,7 @@ def named(name: str) -> ClientConfig:
 
 def crew(place: Place, *names: str, capacity: int = 4) -> list[Handler]:
     handlers = [Handler(place, place.user(named(name)), capacity=capacity) for name in names]
-    place.network.run_until(lambda: all(handler.user.all(Volunteered) for handler in handlers))
+    place.network.run_until(lambda: all(handler.user.all(VolunteerAccepted) for handler in handlers))
     return handlers
 
 
@@ -187,7 +196,7 @@ def test_the_same_key_is_the_same_job_also_in_another_run() -> None:
     assert [(view.number, view.state, view.tasks[0].result) for view in (one, again, later)] == [(1, "done", b"X")] * 3
 
 
-def test_two_views_of_one_job_both_hear_everything() -> None:
+def test_two_views_of_one_job_both_get_all_changes() -> None:
     place = Place()
     boss = place.user(named("boss"))
     (anna,) = crew(place, "anna")
@@ -204,7 +213,7 @@ def test_two_views_of_one_job_both_hear_everything() -> None:
         assert [what for what in changes(boss, view) if what != "settled"] == ["leased", "result", "ended"]
 
 
-def test_a_job_of_somebody_else_is_followed_or_not_there() -> None:
+def test_a_job_of_another_client_is_followed_or_refused() -> None:
     place = Place()
     boss, friend = place.user(named("boss")), place.user(named("friend"))
     view = boss.client.submit("shout", b"x")
@@ -219,7 +228,7 @@ def test_a_job_of_somebody_else_is_followed_or_not_there() -> None:
 
 
 def test_a_broker_that_has_lost_everything() -> None:
-    """Without a disk its numbers begin anew: nobody may take the new ones for the old."""
+    """Without a disk the numbers of jobs begin anew, and new ones must not be taken for old ones."""
     place = Place()
     boss = place.user(named("boss"))
     (anna,) = crew(place, "anna")
@@ -239,12 +248,12 @@ def test_a_broker_that_has_lost_everything() -> None:
     assert (old.number, new.number) == (1, 1)
 
 
-def test_a_broker_that_takes_only_short_messages() -> None:
+def test_a_broker_that_accepts_only_short_messages() -> None:
     place = Place(settings=Settings(max_message_bytes=1000))
     boss = place.user(named("boss"))
     crew(place, "anna", capacity=500)
     views = [boss.client.submit("shout", b"x" * 1000, priority=number % 3) for number in range(500)]
-    with pytest.raises(RecordTooLargeError, match="the broker takes 1000"):
+    with pytest.raises(RecordTooLargeError, match="the broker accepts at most 1000"):
         boss.client.submit("shout", b"x" * 1001)
     place.network.run_until(lambda: all_ended(*views), 20)
     assert {view.tasks[0].result for view in views} == {b"X" * 1000}

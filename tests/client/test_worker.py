@@ -1,17 +1,25 @@
-"""A worker with a scripted broker: leases, reports that are sent until they are confirmed, signs of life."""
+"""The worker in a client: volunteering, leases, reports and heartbeats."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import pytest
-from tests.client.office import WorkBroker, at_work, break_connection
+from tests.client.work_broker import WorkBroker, at_work, break_connection
 from tests.client.world import Network, User
 
 from godwit.client.config import ClientConfig
-from godwit.client.events import Leased, Offline, Reported, Revoked, Volunteered, VolunteerRefused, WorkIdle, WorkRoom
-from godwit.client.leasing import Lease
-from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S
+from godwit.client.events import (
+    Leased,
+    Offline,
+    Reported,
+    Revoked,
+    VolunteerAccepted,
+    VolunteerRefused,
+    WorkBufferAvailable,
+    WorkIdle,
+)
+from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S, Lease
 from godwit.errors import BadKindError, BufferFullError, RecordTooLargeError, UsageError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES, MAX_KINDS
 from godwit.wire.codes import Code
@@ -42,24 +50,24 @@ def refs(count: int) -> list[Ref]:
 
 def test_volunteering_is_answered() -> None:
     _, broker, user = working()
-    (said,) = broker.link.all(Volunteer)
-    assert (said.kinds, said.capacity, said.holding) == (["resize"], 8, [])
-    assert user.all(Volunteered) == [Volunteered(30.0)]
+    (sent,) = broker.link.all(Volunteer)
+    assert (sent.kinds, sent.capacity, sent.holding) == (["resize"], 8, [])
+    assert user.all(VolunteerAccepted) == [VolunteerAccepted(30.0)]
 
 
-def test_what_is_said_last_holds() -> None:
+def test_the_last_call_holds() -> None:
     network, broker, user = working()
     user.client.volunteer(["b", "a", "b"], 2)
     user.client.withdraw()
     user.client.withdraw()
     network.run(0.1)
-    assert [(said.kinds, said.capacity) for said in broker.link.all(Volunteer)[1:]] == [(["b", "a"], 2), ([], 2)]
+    assert [(sent.kinds, sent.capacity) for sent in broker.link.all(Volunteer)[1:]] == [(["b", "a"], 2), ([], 2)]
     break_connection(network, broker, user)
     network.run(0.1)
-    assert [said.kinds for said in broker.link.all(Volunteer)] == [[]]
+    assert [sent.kinds for sent in broker.link.all(Volunteer)] == [[]]
 
 
-def test_it_is_said_again_with_what_is_held() -> None:
+def test_volunteering_is_repeated_with_the_held_leases() -> None:
     network, broker, user = working()
     running, done, failed, returned = leases(network, broker, user, *refs(4))
     broker.confirms = False
@@ -69,12 +77,12 @@ def test_it_is_said_again_with_what_is_held() -> None:
     network.run(0.1)
     break_connection(network, broker, user)
     network.run(0.1)
-    (said,) = broker.link.all(Volunteer)
-    assert sorted(said.holding) == [running.ref, done.ref, failed.ref]
-    assert len(user.all(Volunteered)) == 2
+    (sent,) = broker.link.all(Volunteer)
+    assert sorted(sent.holding) == [running.ref, done.ref, failed.ref]
+    assert len(user.all(VolunteerAccepted)) == 2
 
 
-def test_a_client_that_never_volunteered_says_nothing() -> None:
+def test_a_client_that_never_volunteered_sends_nothing() -> None:
     network, broker, user = at_work()
     user.client.withdraw()
     break_connection(network, broker, user)
@@ -83,21 +91,21 @@ def test_a_client_that_never_volunteered_says_nothing() -> None:
     assert broker.report_times == []
 
 
-def test_a_refusal_is_told_and_not_asked_again() -> None:
+def test_a_refusal_is_reported_and_not_repeated() -> None:
     network, broker, user = at_work()
     broker.volunteers = False
     user.client.volunteer(["resize"], 1)
     network.run(0.1)
-    (said,) = broker.link.all(Volunteer)
-    broker.link.tell(Error(request=said.request, code=Code.NOT_ALLOWED, text="no right"))
+    (sent,) = broker.link.all(Volunteer)
+    broker.link.send(Error(request=sent.request, code=Code.NOT_ALLOWED, text="no right"))
     network.run(0.1)
     assert user.all(VolunteerRefused) == [VolunteerRefused(Code.NOT_ALLOWED, "no right")]
     break_connection(network, broker, user)
     network.run(0.1)
-    assert [said.kinds for said in broker.link.all(Volunteer)] == [[]]
+    assert [sent.kinds for sent in broker.link.all(Volunteer)] == [[]]
 
 
-def test_what_cannot_be_volunteered_for() -> None:
+def test_invalid_kinds_and_capacities() -> None:
     network, broker, user = at_work()
     for kinds in ([], [f"kind/{number}" for number in range(MAX_KINDS + 1)]):
         with pytest.raises(UsageError, match="kinds of work"):
@@ -114,14 +122,14 @@ def test_what_cannot_be_volunteered_for() -> None:
 # -- leases and reports -----------------------------------------------------------------------------------------------
 
 
-def test_a_lease_brings_what_a_worker_needs() -> None:
+def test_a_lease_has_all_data_of_the_task() -> None:
     network, broker, user = working()
     (lease,) = leases(network, broker, user, (7, 3, 2), payload=b"image")
     assert (lease.ref, lease.kind, lease.controller, lease.payload) == ((7, 3, 2), "resize", "boss", b"image")
     assert (lease.state, lease.agreed, lease.failures) == ("running", 1, 0)
 
 
-def test_reports_of_a_turn_are_one_record_and_are_told_when_they_are_safe() -> None:
+def test_reports_of_a_turn_are_one_record_and_reported_when_confirmed() -> None:
     network, broker, user = working()
     done, failed, hopeless, returned = leases(network, broker, user, *refs(4))
     before = len(broker.report_times)
@@ -191,7 +199,7 @@ def test_a_task_that_ends_without_a_broker_is_reported_when_it_is_back() -> None
     assert broker.link.all(Volunteer)[0].holding == [one.ref, two.ref]
 
 
-def test_a_revoked_lease_is_told_once_and_its_report_is_not_sent() -> None:
+def test_a_revoked_lease_is_reported_once_and_its_report_is_not_sent() -> None:
     network, broker, user = working()
     one, two = leases(network, broker, user, *refs(2))
     user.client.step(one, 0.5)
@@ -205,7 +213,7 @@ def test_a_revoked_lease_is_told_once_and_its_report_is_not_sent() -> None:
     assert [result for _, result in broker.outcomes] == [b"in time"]
 
 
-def test_a_revoke_of_what_was_reported_changes_nothing() -> None:
+def test_a_revoke_of_a_reported_lease_changes_nothing() -> None:
     network, broker, user = working()
     (lease,) = leases(network, broker, user, *refs(1))
     broker.confirms = False
@@ -268,13 +276,13 @@ def test_results_are_bounded() -> None:
     broker.confirms = True
     break_connection(network, broker, user)
     network.run(0.1)
-    assert len(user.all(WorkRoom)) == 1
+    assert len(user.all(WorkBufferAvailable)) == 1
     user.client.finish(two, bytes(15_000))
     network.run(0.1)
     assert len(user.all(Reported)) == 3
 
 
-def test_a_broker_may_take_less() -> None:
+def test_a_broker_with_a_lower_limit() -> None:
     network, broker, user = working()
     one, two = leases(network, broker, user, *refs(2))
     broker.confirms = False
@@ -284,19 +292,19 @@ def test_a_broker_may_take_less() -> None:
     broker.max_message_bytes = 10_000
     broker.confirms = True
     break_connection(network, broker, user)
-    with pytest.raises(RecordTooLargeError, match="has 10001 bytes, the broker takes 10000"):
+    with pytest.raises(RecordTooLargeError, match="has 10001 bytes, the broker accepts at most 10000"):
         user.client.finish(two, bytes(10_001))
     user.client.finish(two, bytes(10_000))
     network.run(0.1)
     (failure, nothing), (_, result) = broker.outcomes
     assert (failure.task, failure.is_final, nothing) == (one.ref, True, b"")
     assert failure.error is not None
-    assert failure.error.startswith("the result of a task has 50000 bytes, the broker takes 10000")
+    assert failure.error.startswith("the result of a task has 50000 bytes, the broker accepts at most 10000")
     assert len(result) == 10_000
     assert (len(user.all(Reported)), user.client.work_held) == (2, 0)
 
 
-def test_errors_and_notes_travel_whatever_is_in_them() -> None:
+def test_errors_and_notes_with_any_characters_are_sent() -> None:
     network, broker, user = working()
     one, two = leases(network, broker, user, *refs(2))
     user.client.step(one, None, "\ud800" + "ü" * 2000)
@@ -337,7 +345,7 @@ def test_a_place_is_free_when_its_task_was_reported() -> None:
     assert broker.link.closed is None
 
 
-def test_leases_for_nobody_are_bounded_too() -> None:
+def test_unwanted_leases_are_bounded_too() -> None:
     network, broker, user = working(capacity=1)
     user.client.withdraw()
     broker.confirms = False
@@ -365,7 +373,7 @@ def longest_silence_s(times: list[float]) -> float:
     return max(later - earlier for earlier, later in pairwise(times))
 
 
-def test_a_worker_without_work_says_that_it_lives() -> None:
+def test_a_worker_without_work_sends_heartbeats() -> None:
     network, broker, user = working()
     began = network.now
     network.run(100)
@@ -379,7 +387,7 @@ def test_a_worker_without_work_says_that_it_lives() -> None:
     assert broker.report_times == []
 
 
-def test_a_worker_that_has_withdrawn_says_that_it_lives_while_it_has_a_task() -> None:
+def test_a_withdrawn_worker_sends_heartbeats_while_it_has_a_task() -> None:
     network, broker, user = working()
     (lease,) = leases(network, broker, user, *refs(1))
     user.client.withdraw()
@@ -393,7 +401,7 @@ def test_a_worker_that_has_withdrawn_says_that_it_lives_while_it_has_a_task() ->
     assert broker.report_times == []
 
 
-def test_the_broker_says_how_often() -> None:
+def test_the_broker_sets_the_heartbeat_interval() -> None:
     network, broker, user = at_work()
     broker.lease_ms = 900
     user.client.volunteer(["resize"], 1)
@@ -401,7 +409,7 @@ def test_the_broker_says_how_often() -> None:
     assert 30 <= len(broker.report_times) <= 36
 
 
-def test_a_broker_that_wants_to_hear_all_the_time_does_not() -> None:
+def test_the_heartbeat_interval_has_a_lower_bound() -> None:
     network, broker, user = at_work()
     broker.lease_ms = 0
     user.client.volunteer(["resize"], 1)
@@ -417,7 +425,7 @@ def test_reports_are_signs_of_life() -> None:
     assert len(broker.report_times) == 20
 
 
-def test_a_publisher_that_the_broker_holds_up_does_not_hold_up_the_worker() -> None:
+def test_a_blocked_publisher_does_not_delay_heartbeats() -> None:
     network, broker, user = working()
     (lease,) = leases(network, broker, user, *refs(1))
     broker.confirms = False
@@ -471,3 +479,21 @@ def test_progress_out_of_range(progress: float) -> None:
         user.client.step(lease, progress)
     network.run(0.5)
     assert broker.steps == []
+
+
+def lease() -> Lease:
+    return Lease((7, 2, 3), "resize", "boss", b"payload", 4, 2, None, None)
+
+
+def test_its_numbers_have_names() -> None:
+    one = lease()
+    assert (one.job, one.task, one.fence) == (7, 2, 3)
+    assert one.state == "running"
+
+
+def test_leases_are_compared_by_identity() -> None:
+    one, other = lease(), lease()
+    assert one != other
+    assert len({one, other}) == 2
+    one.state = "ended"
+    assert one in {one}

@@ -9,10 +9,10 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.events import ClientEvent
 from godwit.client.message import Message
+from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
@@ -30,7 +30,7 @@ MAX_STEPS_AT_ONE_TIME = 3000
 E = TypeVar("E")
 
 
-class Party(Protocol):
+class NetworkNode(Protocol):
     """Anything with the driver's contract."""
 
     def receive(self, train: Train, now: float) -> None: ...
@@ -40,14 +40,14 @@ class Party(Protocol):
 
 
 class Network:
-    """Moves trains between parties; `lossy` decides about each."""
+    """Moves trains between nodes; `lossy` decides about each."""
 
     def __init__(self, seed: int = 1, *, delay_s: float = 0.005, start: float = 1000.0) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.now = start
         self.delay_s = delay_s
-        self.parties: dict[Address, Party] = {}
+        self.nodes: dict[Address, NetworkNode] = {}
         self.lost: Callable[[Address, Address], bool] = lambda _source, _target: False
         self.after_step: list[Callable[[], None]] = []
         self._air: list[tuple[float, int, Address, Address, Train]] = []
@@ -59,29 +59,29 @@ class Network:
         return int(self.now * 1e6) + 1_700_000_000_000_000
 
     def drain(self) -> None:
-        for address, party in list(self.parties.items()):
-            while (train := party.next_train(self.now)) is not None:
+        for address, node in list(self.nodes.items()):
+            while (train := node.next_train(self.now)) is not None:
                 if not self.lost(address, train.address):
                     self._count += 1
                     heappush(self._air, (self.now + self.delay_s, self._count, address, train.address, train))
 
     def step(self, until: float) -> bool:
         self.drain()
-        times = [time for party in self.parties.values() if (time := party.next_timer()) is not None]
+        times = [time for node in self.nodes.values() if (time := node.next_timer()) is not None]
         if self._air:
             times.append(self._air[0][0])
         if not times or min(times) > until:
             self.now = max(self.now, until)
             return False
         self._steps_now = self._steps_now + 1 if min(times) <= self.now else 0
-        assert self._steps_now < MAX_STEPS_AT_ONE_TIME, f"seed {self.seed}: time stands still at {self.now}"
+        assert self._steps_now < MAX_STEPS_AT_ONE_TIME, f"seed {self.seed}: time does not advance at {self.now}"
         self.now = max(self.now, min(times))
         while self._air and self._air[0][0] <= self.now:
             _, _, source, target, train = heappop(self._air)
-            if target in self.parties:
-                self.parties[target].receive(Train(source, train.data, train.segment_bytes), self.now)
-        for party in list(self.parties.values()):
-            party.handle_timers(self.now)
+            if target in self.nodes:
+                self.nodes[target].receive(Train(source, train.data, train.segment_bytes), self.now)
+        for node in list(self.nodes.values()):
+            node.handle_timers(self.now)
         for act in self.after_step:
             act()
         return True
@@ -101,7 +101,7 @@ class Network:
 
 
 class User:
-    """A client, and what it told."""
+    """A client, and its events."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class User:
     ) -> None:
         self.network = network
         self.address: Address = ("192.0.2.1", 5000 + number)
-        self.client = Client(config or ClientConfig(), entropy=network.rng.randbytes, random=network.rng)
+        self.client = ClientProtocol(config or ClientConfig(), entropy=network.rng.randbytes, random=network.rng)
         self.log: list[ClientEvent] = []
-        network.parties[self.address] = self.client
+        network.nodes[self.address] = self.client
         network.after_step.append(self.note)
         self.client.connect(targets, network.now)
 
@@ -137,7 +137,7 @@ class User:
         return found
 
 
-class Inlet(msgspec.Struct):
+class PublishedChannel(msgspec.Struct):
     """A channel of a publisher, as the broker sees it."""
 
     open: Open
@@ -145,7 +145,7 @@ class Inlet(msgspec.Struct):
     ended: bool = False
 
 
-class Outlet(msgspec.Struct):
+class SubscriberChannels(msgspec.Struct):
     """A subscription, as the broker sees it."""
 
     ask: control.Subscribe
@@ -160,18 +160,18 @@ class Link:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.login: control.Login | None = None
-        self.inlets: dict[int, Inlet] = {}
-        self.outlets: dict[int, Outlet] = {}
-        self.said: list[ControlMessage] = []
-        """What the client said on channel 0."""
+        self.published: dict[int, PublishedChannel] = {}
+        self.subscribed: dict[int, SubscriberChannels] = {}
+        self.received: list[ControlMessage] = []
+        """The messages of the client on channel 0."""
         self.confirmed: list[tuple[int, int]] = []
         self.closed: Closed | None = None
 
-    def tell(self, message: ControlMessage) -> None:
+    def send(self, message: ControlMessage) -> None:
         self.connection.send(0, encode_control(message))
 
     def all(self, kind: type[E]) -> list[E]:
-        return [message for message in self.said if isinstance(message, kind)]
+        return [message for message in self.received if isinstance(message, kind)]
 
 
 class FakeBroker:
@@ -199,18 +199,18 @@ class FakeBroker:
     def start(self) -> None:
         """A new process: it knows nothing of older connections."""
         self.endpoint = Endpoint(self.config, entropy=self.network.rng.randbytes)
-        self.network.parties[self.address] = self
+        self.network.nodes[self.address] = self
 
     def stop(self) -> None:
         """Dead without a word."""
-        del self.network.parties[self.address]
+        del self.network.nodes[self.address]
 
     @property
     def link(self) -> Link:
         return self.links[-1]
 
     def messages(self, topic: str, qos: int | None = None) -> list[bytes]:
-        """What was published to the topic, repeats included."""
+        """Return the messages published to the topic, with repeats."""
         return [
             payload
             for name, level, batch in self.stored
@@ -254,7 +254,7 @@ class FakeBroker:
                 if event.channel == 0:
                     message = decode_control(event.body)
                     assert not isinstance(message, control.UnknownKind)
-                    link.said.append(message)
+                    link.received.append(message)
                     self._on_control(link, message)
                 else:
                     self._on_record(link, event)
@@ -272,20 +272,20 @@ class FakeBroker:
             start = message.start if isinstance(message.start, int) else self.next_offset
             start = 0 if message.start == "earliest" else min(start, self.next_offset)
             self.attach(link, message)
-            link.tell(control.Subscribed(request=message.request, subscription=message.subscription, next_offset=start))
+            link.send(control.Subscribed(request=message.request, subscription=message.subscription, next_offset=start))
         elif isinstance(message, control.Unsubscribe | control.Commit | control.Create | control.Kick):
-            link.tell(control.Done(request=message.request))
+            link.send(control.Done(request=message.request))
         elif isinstance(message, control.Ping):
-            link.tell(control.Pong(request=message.request))
+            link.send(control.Pong(request=message.request))
         elif isinstance(message, control.Topics):
-            link.tell(control.TopicList(request=message.request))
+            link.send(control.TopicList(request=message.request))
 
     def welcome(self, link: Link) -> None:
         assert link.login is not None
         name = link.login.name or "nameless"
         secret = self.secrets.get(name)
         proof = make_proof(secret, "server", link.connection.binding, name) if secret else b""
-        link.tell(
+        link.send(
             control.Welcome(
                 request=link.login.request,
                 name=name,
@@ -296,17 +296,17 @@ class FakeBroker:
         )
 
     def _on_record(self, link: Link, event: Received) -> None:
-        inlet = link.inlets.get(event.channel)
+        inlet = link.published.get(event.channel)
         if inlet is None:
             assert event.record == 0
             message = decode_control(event.body)
             assert isinstance(message, Open)
-            link.inlets[event.channel] = Inlet(message)
+            link.published[event.channel] = PublishedChannel(message)
             if message.topic in self.refuses:
                 code, text = self.refuses[message.topic]
-                link.tell(control.Refused(channel=event.channel, code=code, text=text))
+                link.send(control.Refused(channel=event.channel, code=code, text=text))
             else:
-                link.tell(control.Opened(channel=event.channel, subscribers=3))
+                link.send(control.Opened(channel=event.channel, subscribers=3))
             return
         if event.last:
             assert event.body == b""
@@ -324,13 +324,13 @@ class FakeBroker:
 
     # -- towards subscribers ------------------------------------------------------------------------------------------
 
-    def attach(self, link: Link, ask: control.Subscribe) -> Outlet:
+    def attach(self, link: Link, ask: control.Subscribe) -> SubscriberChannels:
         channels = []
         for live in (False, True):
             channel = link.connection.open_channel()
             link.connection.send(channel, encode_control(control.Feed(subscription=ask.subscription, live=live)))
             channels.append(channel)
-        outlet = link.outlets[ask.subscription] = Outlet(ask, *channels)
+        outlet = link.subscribed[ask.subscription] = SubscriberChannels(ask, *channels)
         labels = control.Labels(topics=[(1, "a/b"), (2, "c")], publishers=[(1, "someone"), (2, "other")])
         for channel in channels:
             link.connection.send(channel, encode_in_band(labels))
@@ -349,12 +349,12 @@ class FakeBroker:
     ) -> None:
         """A batch on the channel of the log."""
         batch = self.batch(payloads, offset, qos=qos, retain=retain, topic=topic)
-        link.connection.send(link.outlets[number].feed, encode_joinable(batch))
+        link.connection.send(link.subscribed[number].feed, encode_joinable(batch))
         self.next_offset = max(self.next_offset, offset + len(payloads))
 
     def push_live(self, link: Link, payloads: list[bytes], *, number: int = 0, lost: bool = False) -> None:
         """A batch of QoS 0."""
-        outlet = link.outlets[number]
+        outlet = link.subscribed[number]
         batch = self.batch(payloads, outlet.number, qos=0)
         outlet.number += len(payloads)
         if not lost:

@@ -1,1 +1,1 @@
-"""The client's side of a broker, sans-IO: publishers, subscriptions, requests, reconnect."""
+"""The client side of a broker, sans-IO: publishers, subscriptions, jobs, work, requests and reconnects."""

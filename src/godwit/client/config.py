@@ -15,24 +15,27 @@ SEND_BUFFER_BYTES: Final = 16 * limits.MIB
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientConfig:
-    """Who the client is, and what it may hold. Nothing has to be set."""
+    """The identity and the limits of a client. Every setting has a default.
+
+    Raises ConfigurationError for a value out of its range.
+    """
 
     name: str | None = None
-    """Without one there is no session at the broker, which makes a name up."""
+    """The client's name. Without one the broker assigns a name and stores no session."""
     secret: bytes = b""
-    """Proves the name, and the broker must prove that it knows it too. It never travels."""
+    """Proves the name to the broker and the broker to the client. It is never sent."""
     session_expiry_s: int = limits.SESSION_EXPIRY_S
-    """How long the broker keeps this name's subscriptions after the connection has ended."""
+    """How long the broker stores this name's subscriptions after the connection has ended."""
     fresh: bool = False
-    """Forget the session of an earlier run."""
+    """Discard the session of an earlier run."""
     will: Will | None = None
-    """Published by the broker if the client is gone without a goodbye."""
+    """A message that the broker publishes if the connection ends without being closed by the client."""
     send_buffer_bytes: int = SEND_BUFFER_BYTES
-    """What all publishers may hold that is not confirmed; beyond it `send` raises BufferFullError. Jobs and results may
-    take as much again."""
+    """Limit for the unconfirmed messages of all publishers together; beyond it `send` raises BufferFullError. Jobs and
+    results have a second buffer of the same size."""
     retry_min_s: float = 0.1
     retry_max_s: float = 5.0
-    """Between two attempts to connect lies a random time between these, which grows with each failure."""
+    """Bounds of the random pause between two attempts to connect. It grows with each failure."""
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a client tells the layer above."""
+"""The events that a client reports to the layer above (`ClientProtocol.events`)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import msgspec
 from godwit.wire.control import ControlMessage
 
 if TYPE_CHECKING:
-    from godwit.client.comparing import Change, JobView
-    from godwit.client.leasing import Lease
+    from godwit.client.jobs import Change, JobView
     from godwit.client.publisher import Publisher
     from godwit.client.subscription import Subscription
+    from godwit.client.worker import Lease
 
 
 class Online(msgspec.Struct, frozen=True):
-    """The broker has welcomed the client: what was waiting is on its way."""
+    """The broker has accepted the login. Messages sent before now travel."""
 
     resumed: bool
-    """The broker knew the client's session."""
+    """Whether the broker had stored a session of this client."""
     name: str
-    """The client's, given by the broker if it had none."""
+    """The client's name; assigned by the broker if the configuration has none."""
 
 
 class Offline(msgspec.Struct, frozen=True):
-    """The connection was lost or could not be made; the client tries again by itself."""
+    """The connection was lost or could not be opened. The client tries again after `retry_in_s`."""
 
     code: int
     reason: str
@@ -33,14 +33,14 @@ class Offline(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The client will not come back: closed by the application (code NORMAL), or for good by the broker."""
+    """The client does not reconnect: closed by the application (code NORMAL), or rejected by the broker for good."""
 
     code: int
     reason: str
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """All messages of the publisher below `sequence` are safe as promised (QoS 0: handed to the transport)."""
+    """The QoS of all messages of the publisher below `sequence` is met (QoS 0: they were handed to the transport)."""
 
     publisher: Publisher
     sequence: int
@@ -48,42 +48,43 @@ class Confirmed(msgspec.Struct, frozen=True):
     """Connected subscriptions that the last record matched; 0 at QoS 0."""
 
 
-class Room(msgspec.Struct, frozen=True):
-    """There is room in the buffer again, after a BufferFullError of this publisher."""
+class BufferAvailable(msgspec.Struct, frozen=True):
+    """The send buffer is at most half full again, after a BufferFullError of this publisher."""
 
     publisher: Publisher
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The broker does not take these messages of the publisher: they are dropped. A later send asks again."""
+    """The broker rejected messages of the publisher, and they were dropped. A later send asks the broker again."""
 
     publisher: Publisher
     code: int
     text: str
     first_sequence: int
     sequence: int
-    """The messages from first_sequence on and below this one are those that were dropped."""
+    """The end of the dropped range: the messages from first_sequence on and below this one were dropped."""
 
 
 class SubscriptionStarted(msgspec.Struct, frozen=True):
-    """The broker has agreed to the subscription, for the first time."""
+    """The broker has accepted the subscription, for the first time."""
 
     subscription: Subscription
     next_offset: int
 
 
 class Available(msgspec.Struct, frozen=True):
-    """`subscription.take()` may give messages now; call it until it gives None."""
+    """`subscription.take()` may return messages now; call it until it returns None."""
 
     subscription: Subscription
 
 
 class Missed(msgspec.Struct, frozen=True):
-    """Messages that could not be delivered stood before what `take()` gives next.
+    """Messages before the next ones of `take()` could not be delivered.
 
-    `live`: of QoS 0. Else they are gone from the log, and `next_offset` is where it goes on. A count of None: nobody
-    knows how many, because the broker has another log than before, or an older copy of it. Of an older copy,
-    `had_below` is where the application had got to: from `next_offset` on and below it the log has other messages now.
+    With `live` they were messages of QoS 0. Otherwise they are no longer in the log, which resumes at `next_offset`.
+    A count of None is unknown: the broker has another log than before, or an older copy of it. For an older copy,
+    `had_below` is the position that the application had reached: the log has other messages now from `next_offset` on
+    and below `had_below`.
     """
 
     subscription: Subscription
@@ -94,7 +95,7 @@ class Missed(msgspec.Struct, frozen=True):
 
 
 class SubscriptionEnded(msgspec.Struct, frozen=True):
-    """Refused by the broker, or removed by somebody (code KICKED)."""
+    """The broker rejected the subscription, or an administrator removed it (code KICKED)."""
 
     subscription: Subscription
     code: int
@@ -109,13 +110,13 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class JobTaken(msgspec.Struct, frozen=True):
-    """The broker has the job, safe: `number`, `agreed` and `state` are known."""
+    """The broker has stored the job: `number`, `agreed` and `state` of the view are known."""
 
     view: JobView
 
 
 class JobRefused(msgspec.Struct, frozen=True):
-    """The broker does not take the job, or does not know it (NO_SUCH_JOB; also after a reconnect). This is its end."""
+    """The broker rejects the job or does not know it (NO_SUCH_JOB, also after a reconnect). The view has ended."""
 
     view: JobView
     code: int
@@ -123,56 +124,56 @@ class JobRefused(msgspec.Struct, frozen=True):
 
 
 class JobChanged(msgspec.Struct, frozen=True):
-    """The job stands differently. The first one of a job that is watched by its number may tell no change."""
+    """The state of the job has changed. The first event of a job watched by its number may have no changes."""
 
     view: JobView
     changes: list[Change]
 
 
-class Volunteered(msgspec.Struct, frozen=True):
-    """The broker knows what this client volunteers for: after each `volunteer`, and again on each connection."""
+class VolunteerAccepted(msgspec.Struct, frozen=True):
+    """The broker knows the kinds that this client volunteers for: after each `volunteer`, and on each connection."""
 
     lease_s: float
-    """A worker that is silent for so long loses its tasks. The client is not, while it is driven."""
+    """A worker that sends nothing for this time loses its tasks. The client sends heartbeats while it is driven."""
 
 
 class VolunteerRefused(msgspec.Struct, frozen=True):
-    """The client volunteers for nothing any more."""
+    """The broker rejected the request: the client volunteers for nothing now."""
 
     code: int
     text: str
 
 
 class Leased(msgspec.Struct, frozen=True):
-    """A task to do. End it with finish, fail or give_back."""
+    """A task was assigned to this client. End it with finish, fail or give_back."""
 
     lease: Lease
 
 
 class Revoked(msgspec.Struct, frozen=True):
-    """The task is not wanted any more, or not from this client: stop. What is reported of it is ignored."""
+    """The task was cancelled or assigned to another worker: stop. Reports about it are ignored."""
 
     lease: Lease
     reason: str
 
 
 class Reported(msgspec.Struct, frozen=True):
-    """The broker has confirmed how the lease ended: that is safe, unless the lease had ended before."""
+    """The broker has confirmed the report of the lease. It has effect unless the lease had ended before."""
 
     lease: Lease
 
 
-class WorkRoom(msgspec.Struct, frozen=True):
-    """There is room in the buffer of jobs and results again, after a BufferFullError."""
+class WorkBufferAvailable(msgspec.Struct, frozen=True):
+    """The buffer of jobs and results is at most half full again, after a BufferFullError."""
 
 
 class WorkIdle(msgspec.Struct, frozen=True):
-    """All jobs that were submitted are answered, and all reports confirmed."""
+    """All submitted jobs are answered and all reports confirmed."""
 
 
 ClientEvent: TypeAlias = (
-    Online | Offline | Ended | Confirmed | Room | Refused | SubscriptionStarted | Available | Missed
-    | SubscriptionEnded | Reply
-    | JobTaken | JobRefused | JobChanged | Volunteered | VolunteerRefused | Leased | Revoked | Reported
-    | WorkRoom | WorkIdle
+    Online | Offline | Ended | Confirmed | BufferAvailable | Refused | SubscriptionStarted | Available
+    | Missed | SubscriptionEnded | Reply
+    | JobTaken | JobRefused | JobChanged | VolunteerAccepted | VolunteerRefused | Leased | Revoked | Reported
+    | WorkBufferAvailable | WorkIdle
 )  # fmt: skip

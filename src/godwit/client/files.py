@@ -1,10 +1,10 @@
-"""Files as messages, sans-IO: the header of a chunk, which chunks to send, which bytes of one are new, safe names.
+"""Files as messages, sans-IO: headers of chunks, the chunks to send, the new bytes of a chunk, safe names.
 
-A file is a run of QoS 2 messages on a topic, each a batch of its own. The payload is a chunk, the batch's extension a
-CBOR map with the header of the file and the chunk's place in it. Chunks are numbered by the publisher's sequence and a
-run by its epoch, so the broker recognises what is sent again and knows how far a broken run got.
+A file is a run of QoS 2 messages on a topic, each a batch of its own. The payload is a chunk, and the batch's extension
+is a CBOR map with the header of the file and the position of the chunk. Chunks are numbered by the publisher's sequence
+and runs by its epoch, so the broker recognises repeated chunks and knows how far an interrupted run came.
 
-A receiver keeps what it has from the beginning on; the length of that is all it has to know after a break.
+A receiver stores the beginning of the file; after an interruption, its length is all the receiver needs to know.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from godwit.wire import cbor
 
 CHUNK_BYTES: Final = 256 * KIB
 MAX_HEADER_BYTES: Final = 4 * KIB
-"""Of the extension: a longer one is not even looked at."""
+"""Limit for the extension of a chunk; a longer one is not decoded."""
 MAX_WIRE_NAME_BYTES: Final = 1024
 MAX_NAME_BYTES: Final = 200
-"""Of a name that is written to: file systems take 255, and a number may have to go in."""
+"""Limit for the name of a received file: file systems allow 255, and a number may have to be inserted."""
 MAX_SUFFIX_BYTES: Final = 24
 FALLBACK_NAME: Final = "file"
 PART_PATTERN: Final = ".godwit-*.part"
-"""The names of files that are not complete."""
+"""Pattern of the names of incomplete files."""
 
 _ID_BYTES: Final = 16
 _FORBIDDEN: Final = frozenset('<>:"|?*')
-"""What some file systems do not take, or take for something else."""
+"""Characters that some file systems refuse or give a special meaning."""
 _DEVICES: Final = frozenset({"con", "prn", "aux", "nul", *(f"{kind}{n}" for kind in ("com", "lpt") for n in range(10))})
 
 
 class FileHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What every chunk says of its file."""
+    """The header of a chunk: its file, and its position in it."""
 
     id: Annotated[bytes, msgspec.Meta(min_length=_ID_BYTES, max_length=_ID_BYTES)]
-    """Made from content, name and topic: the same file sent again has the same one."""
+    """Made from content, name and topic: the same file sent again has the same id."""
     run: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    """Which sending of it this is."""
+    """The number of this transfer of the file, from 1."""
     name: Annotated[str, msgspec.Meta(max_length=MAX_WIRE_NAME_BYTES)]
     size: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
     at: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-    """Where in the file this chunk begins."""
+    """The position of the chunk's first byte in the file."""
     sha256: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 
@@ -55,8 +55,8 @@ class _Extension(msgspec.Struct, frozen=True):
     file: FileHeader | None = None
 
 
-class Run(msgspec.Struct, frozen=True):
-    """Which chunks to send, and under which epoch."""
+class ChunkRange(msgspec.Struct, frozen=True):
+    """The chunks to send, and the publisher's epoch."""
 
     epoch: int
     first_chunk: int
@@ -64,6 +64,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def first_byte(self) -> int:
+        """The position of the first chunk in the file."""
         return self.first_chunk * CHUNK_BYTES
 
 
@@ -71,35 +72,42 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def file_id(sha256: bytes, name: str, topic: str) -> bytes:
+    """Return the id of a file with this hash and name on this topic."""
     return hashlib.sha256(sha256 + name.encode() + topic.encode()).digest()[:_ID_BYTES]
 
 
 def publisher_of(id_: bytes) -> str:
-    """The publisher's identity of a file."""
+    """Return the publisher's identity for a file."""
     return f"file-{id_.hex()}"
 
 
 def wire_name(name: str) -> str:
-    """A file's name as it travels: always UTF-8, of bounded length. The end is kept, because the suffix is there."""
+    """Return a file's name as UTF-8 of bounded length. A long name loses its beginning, so that the suffix remains."""
     encoded = name.encode("utf-8", "replace")
     return encoded[-MAX_WIRE_NAME_BYTES:].decode("utf-8", "ignore")
 
 
 def chunk_count(size_bytes: int) -> int:
-    """An empty file is one empty chunk."""
+    """Return the number of chunks of a file; an empty file has one empty chunk."""
     return max(1, -(-size_bytes // CHUNK_BYTES))
 
 
-def plan(size_bytes: int, known_epoch: int, known_next: int) -> Run:
-    """What to send, from what the broker knows of this file (epoch 0: nothing)."""
+def plan(size_bytes: int, known_epoch: int, known_next: int) -> ChunkRange:
+    """Return the chunks to send.
+
+    Args:
+        size_bytes: the size of the file.
+        known_epoch: the epoch of the last run that the broker knows of this file; 0 if there is none.
+        known_next: the first chunk of that run that the broker does not have.
+    """
     chunks = chunk_count(size_bytes)
     if known_epoch and known_next < chunks:
-        return Run(known_epoch, known_next, chunks)  # it broke off there
-    return Run(known_epoch + 1, 0, chunks)
+        return ChunkRange(known_epoch, known_next, chunks)  # resume the interrupted run
+    return ChunkRange(known_epoch + 1, 0, chunks)
 
 
 def encode_header(header: FileHeader) -> bytes:
-    """The extension of a chunk's batch."""
+    """Return the extension of a chunk's batch."""
     return cbor.encode(_Extension(header))
 
 
@@ -107,7 +115,10 @@ def encode_header(header: FileHeader) -> bytes:
 
 
 def decode_header(extension: bytes | None, topic: str, chunk_bytes: int) -> FileHeader | None:
-    """The header of a chunk; None for a message that is no part of a file; DecodeError for one that cannot be."""
+    """Return the header of a chunk, or None for a message that is not part of a file.
+
+    Raises DecodeError for a header that is invalid or contradicts itself, the topic or the length of the chunk.
+    """
     if extension is None:
         return None
     if len(extension) > MAX_HEADER_BYTES:
@@ -125,25 +136,28 @@ def decode_header(extension: bytes | None, topic: str, chunk_bytes: int) -> File
 
 
 def unseen(have_bytes: int, at: int, chunk: bytes) -> bytes | None:
-    """What of a chunk comes right behind the bytes that are there already; None if something is missing between."""
+    """Return the bytes of a chunk that follow the first `have_bytes` of the file, or None if bytes between are missing.
+
+    `at` is the position of the chunk in the file.
+    """
     if at > have_bytes:
         return None
     return chunk[have_bytes - at :] if at < have_bytes else chunk
 
 
 def part_name(topic: str, id_: bytes, size: int) -> str:
-    """Where a file that is not complete yet is kept: hidden, the same whoever sends the rest of it.
+    """Return the hidden name of an incomplete file. It does not depend on the publisher, which may change.
 
-    The size is part of it, so that nobody spoils another's file by a false one.
+    It depends on the size, so that a chunk with a false size cannot damage another publisher's file.
     """
     return PART_PATTERN.replace("*", hashlib.sha256(id_ + size.to_bytes(8, "big") + topic.encode()).hexdigest()[:32])
 
 
 def safe_name(name: str) -> str:
-    """A name from the network reduced to a plain base name that stays in its folder on any system."""
+    """Return a name from the network as a base name that is valid on any system and cannot leave its folder."""
     base = name.replace("\\", "/").rpartition("/")[2]
     base = unicodedata.normalize("NFC", base)
-    # Category C: control characters, lone surrogates, and the invisible ones that turn the reading direction.
+    # Category C: control characters, lone surrogates, and invisible characters that change the reading direction.
     base = "".join(
         "_" if character in _FORBIDDEN else character for character in base if unicodedata.category(character)[0] != "C"
     )
@@ -154,7 +168,7 @@ def safe_name(name: str) -> str:
 
 
 def numbered(name: str, number: int) -> str:
-    """`report.pdf`, `report (1).pdf`, `report (2).pdf`: what to try when a name is taken."""
+    """Return the name to try if earlier ones exist: `report.pdf`, `report (1).pdf`, `report (2).pdf`."""
     if number == 0:
         return name
     path = PurePosixPath(name)
@@ -162,7 +176,7 @@ def numbered(name: str, number: int) -> str:
 
 
 def _shorten(name: str, max_bytes: int) -> str:
-    """Cut in the middle of the name, so that the suffix stays if it is a reasonable one."""
+    """Shorten the stem of a name. The suffix remains, unless it is very long."""
     if len(name.encode()) <= max_bytes:
         return name
     suffix = PurePosixPath(name).suffix

@@ -1,44 +1,98 @@
-"""What a subscriber gets: one message."""
+"""The values that an application gets from a subscription: messages, and bookmarks of positions in the log."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
 
+from godwit.errors import UsageError
+from godwit.wire.epochs import EPOCH_ID_BYTES, Epoch
+
+MAX_EPOCHS: Final = 4
+"""Epochs in a bookmark, which keep its text short. If the log was restored from a copy older than all of them, nothing
+in it counts as read."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_BOOKMARK: Final = re.compile(r"(\d{1,19})@([0-9a-f]{32})((?:/[0-9a-f]{16}:\d{1,19}){0,4})")
+
+assert EPOCH_ID_BYTES == 8, "the pattern of a bookmark's text has ids of 16 digits"
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """One message as it was published, and what the broker knows of it. Times are microseconds since the epoch."""
+    """A message as it was published, with the broker's metadata. Times are microseconds since the epoch."""
 
     topic: str
     payload: bytes
     publisher: str
+    """The name of the client that published it."""
     published_us: int
-    """By the publisher's clock."""
+    """The time of publishing, by the publisher's clock."""
     received_us: int
-    """By the broker's clock."""
+    """The time of arrival at the broker, by the broker's clock."""
     qos: int
     retained: bool
-    """Delivered because the broker kept it for new subscriptions; it may be old."""
+    """Whether it was delivered because the broker retains it for new subscriptions; it may be old."""
     offset: int | None
-    """Its place in the broker's log; None at QoS 0."""
+    """Its position in the broker's log; None at QoS 0."""
     extension: bytes | None = None
+    """Data that the publisher attached to the message's batch, such as the header of a file's chunk."""
 
     @property
     def published(self) -> datetime:
-        """When it was published, in UTC, to the microsecond."""
-        return _at(self.published_us)
+        """The time of publishing in UTC, to the microsecond."""
+        return _datetime(self.published_us)
 
     @property
     def received(self) -> datetime:
-        """When the broker received it, in UTC, to the microsecond."""
-        return _at(self.received_us)
+        """The time of arrival at the broker in UTC, to the microsecond."""
+        return _datetime(self.received_us)
 
 
-def _at(time_us: int) -> datetime:
-    """Exactly; what lies beyond the calendar (a publisher's clock may say anything) is its last moment."""
+def _datetime(time_us: int) -> datetime:
+    """Convert exactly. A time beyond the calendar (a publisher's clock may be wrong) becomes its last microsecond."""
     return _EPOCH + timedelta(microseconds=min(time_us, _LAST_US))
+
+
+class Bookmark(msgspec.Struct, frozen=True):
+    """A position in a log that can be stored, and checked later against an older copy of the log.
+
+    `str` and `parse` convert it to a text and back, so that it can be stored with results.
+    """
+
+    offset: int
+    """The first offset that was not read."""
+    log: bytes
+    """The id of the log."""
+    epochs: tuple[Epoch, ...]
+    """The newest epochs of the log that began before `offset`."""
+
+    def __str__(self) -> str:
+        parts = (f"/{epoch.id.hex()}:{epoch.first_offset}" for epoch in self.epochs)
+        return f"{self.offset}@{self.log.hex()}{''.join(parts)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Bookmark:
+        """Return the bookmark of a text that `str` made.
+
+        Raises UsageError for any other text.
+        """
+        match = _BOOKMARK.fullmatch(text)
+        if match is None:
+            raise UsageError(f"{text[:80]!r} is not a bookmark: give the text of `subscription.bookmark`, unchanged")
+        pairs = [pair.split(":") for pair in match[3].split("/")[1:]]
+        epochs = tuple(Epoch(bytes.fromhex(id_), int(first_offset)) for id_, first_offset in pairs)
+        numbers = [int(match[1]), *(epoch.first_offset for epoch in epochs)]
+        if max(numbers) >= 2**63:
+            raise UsageError(f"{text[:80]!r} is not a bookmark: {max(numbers)} is not an offset")
+        return cls(numbers[0], bytes.fromhex(match[2]), epochs)
+
+
+def make_bookmark(offset: int, log: bytes, epochs: Sequence[Epoch]) -> Bookmark:
+    """Return the bookmark of an offset in the log with this id and these epochs."""
+    before = [epoch for epoch in epochs if epoch.first_offset < offset]
+    return Bookmark(offset, log, tuple(before[-MAX_EPOCHS:]))

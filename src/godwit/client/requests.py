@@ -1,4 +1,4 @@
-"""Control messages to the broker: in order, no faster than it takes them; requests again until they are answered."""
+"""Control messages to the broker: sent in order, within the broker's rate limit; requests repeat until answered."""
 
 from __future__ import annotations
 
@@ -11,89 +11,94 @@ from godwit.transport.connection import Connection
 from godwit.wire.control import ControlMessage, encode_control
 
 RATE_PER_S: Final = REQUESTS_PER_S / 2
-"""A broker closes the connection of a client that asks more than REQUESTS_PER_S."""
+"""Half of the rate at which a broker closes the connection."""
 BURST: Final = REQUESTS_PER_S // 2
 LAST_NUMBER: Final = 2**32 - 1
 
 
-class Requests:
-    """Feed: number, ask, say, attach, detach, on_answer. Drain: pump, due_at."""
+class RequestQueue:
+    """The control messages of one client.
+
+    Input: next_number, request, send, forget; attach, resend, detach, handle_answer. Output: pump, due_at.
+    """
 
     def __init__(self) -> None:
         self.due_at: float | None = None
-        """When pump wants to be called."""
+        """When to call pump."""
+        self.unsent: deque[bytes] = deque()
+        """Messages that pump has not handed to the transport yet."""
         self._next_number = 0
         self._pending: dict[int, bytes] = {}
-        """Not answered yet, in the order in which they were asked."""
-        self._unsent: deque[bytes] = deque()
+        """Requests without an answer, in the order in which they were made."""
         self._connection: Connection | None = None
         self._tokens = float(BURST)
         self._counted_at: float | None = None
 
-    @property
-    def has_unsent(self) -> bool:
-        return bool(self._unsent)
-
-    def number(self) -> int:
-        """A number for a request that nobody uses now."""
+    def next_number(self) -> int:
+        """Return a number that no pending request has."""
         while True:
             number = self._next_number
             self._next_number = number + 1 if number < LAST_NUMBER else 0
             if number not in self._pending:
                 return number
 
-    def ask(self, number: int, message: ControlMessage) -> None:
-        """Sends a request, and again after each reconnect until it is answered."""
+    def request(self, number: int, message: ControlMessage) -> None:
+        """Send a request, and again on each new connection until it is answered.
+
+        Raises UsageError if its encoding is longer than a control record may be.
+        """
         body = encode_control(message)
         if len(body) > MAX_CONTROL_RECORD_BYTES:
             raise UsageError(f"a request of {len(body)} bytes: it has at most {MAX_CONTROL_RECORD_BYTES}")
         self._pending[number] = body
         if self._connection is not None:
-            self._unsent.append(body)
+            self.unsent.append(body)
 
-    def say(self, message: ControlMessage) -> None:
-        """Sends a message on the present connection, if there is one; behind what waits."""
+    def send(self, message: ControlMessage) -> None:
+        """Send a message on the present connection only; without a connection it is dropped."""
         if self._connection is not None:
-            self._unsent.append(encode_control(message))
+            self.unsent.append(encode_control(message))
 
     def attach(self, connection: Connection) -> None:
-        """There is a broker. What is said from here on goes first, then `resend` brings the old requests."""
+        """Use a new connection. Call `resend` after the messages that must precede the pending requests."""
         self._connection = connection
 
     def resend(self) -> None:
-        self._unsent.extend(self._pending.values())
+        """Send all pending requests again."""
+        self.unsent.extend(self._pending.values())
 
     def detach(self) -> None:
+        """Drop all unsent messages: the connection is gone. Pending requests remain."""
         self._connection = None
-        self._unsent.clear()
+        self.unsent.clear()
         self.due_at = None
 
-    def on_answer(self, number: int) -> bool:
-        """Whether it is the answer to a request that waited for it."""
+    def handle_answer(self, number: int) -> bool:
+        """Remove an answered request. Return whether it was pending."""
         return self._pending.pop(number, None) is not None
 
     def forget(self, number: int) -> None:
-        """Nobody waits for the answer any more: it is not asked again."""
+        """Do not send this request again; its answer is ignored."""
         self._pending.pop(number, None)
 
     def pump(self, now: float) -> None:
-        """Sends what the broker's patience and the transport's queue allow."""
+        """Hand unsent messages to the transport, as far as the rate limit and its send buffer allow."""
         connection = self._connection
-        if connection is None or not self._unsent:
+        if connection is None or not self.unsent:
             self.due_at = None
             return
         if self._counted_at is not None:
             self._tokens = min(self._tokens + (now - self._counted_at) * RATE_PER_S, float(BURST))
         self._counted_at = now
         try:
-            while self._unsent and self._tokens >= 1:
-                connection.send(0, self._unsent[0])
-                self._unsent.popleft()
+            while self.unsent and self._tokens >= 1:
+                connection.send(0, self.unsent[0])
+                self.unsent.popleft()
                 self._tokens -= 1
         except SendBufferFullError:
-            self.due_at = None  # Writable brings it back
+            self.due_at = None  # the event Writable leads to the next call
             return
         except ConnectionClosedError:
             self.detach()
             return
-        self.due_at = now + max((1 - self._tokens) / RATE_PER_S, TIMER_GRANULARITY_S) if self._unsent else None
+        self.due_at = now + max((1 - self._tokens) / RATE_PER_S, TIMER_GRANULARITY_S) if self.unsent else None

@@ -1,19 +1,27 @@
-"""The work channel towards the broker: groups of submissions and reports, and the buffer that bounds them.
+"""Jobs and leases of a client, and the work channels that carry them.
 
-    added --> the open group --full, or trains are asked for--> waiting --handed over--> sent --confirmed--> gone
+`WorkChannel` is the channel towards the broker: groups of submissions and reports, and the buffer that bounds them.
 
-A group does not outlive its connection. Whoever added a part remembers it until it is answered, and adds it again on
-the next connection: a submission is known by its key and a report by its fencing number, so repeats are harmless.
+    added --> open group --full, or trains are polled--> waiting --handed over--> sent --confirmed--> released
+
+A group does not outlive its connection. Each part is stored by the object that added it until it is answered, and is
+added again on the next connection: a submission is identified by its key and a report by its fencing number, so
+repeats are harmless.
+
+`ClientWork` joins this channel, the broker's channel, the JobTracker and the Leases.
 """
 
 from __future__ import annotations
 
+from base64 import b32encode
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from godwit.client.events import ClientEvent, WorkIdle, WorkRoom
-from godwit.client.leasing import Lease
+from godwit.client.events import ClientEvent, WorkBufferAvailable, WorkIdle
+from godwit.client.jobs import JobTracker
+from godwit.client.requests import RequestQueue
+from godwit.client.worker import Lease, Leases
 from godwit.errors import (
     BufferFullError,
     ChannelError,
@@ -24,28 +32,47 @@ from godwit.errors import (
 )
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.control import Work, encode_control
-from godwit.wire.jobs import Ref
-from godwit.wire.work import FromClient, Outcome, Report, Step, Submission, Submit, encode_group
+from godwit.transport.events import Received
+from godwit.wire.control import ControlMessage, Done, Error, Work, encode_control
+from godwit.wire.jobs import Ref, Volunteered, Watched
+from godwit.wire.work import (
+    FromClient,
+    Outcome,
+    Report,
+    Revoke,
+    Step,
+    Submission,
+    Submit,
+    Taken,
+    decode_from_broker,
+    encode_group,
+)
+from godwit.wire.work import (
+    Lease as LeaseGroup,
+)
 
 GROUP_BYTES: Final = 60_000
-"""A group that would be longer with one more part is full: it fits one train, and what any broker takes."""
+"""Size at which a group is full: it fits one train, and the record limit of every broker."""
 PART_HEAD_BYTES: Final = 64
-"""Of a part in a group's head, beside its texts: no more."""
-OPTIONS_BYTES: Final = 128
-"""What a submission has beside that, if it is not as most are: no more."""
+"""Upper bound of the encoding of a part in a group's head, without its texts."""
 PART_COST_BYTES: Final = 512
-"""What a part takes of the buffer beside its payload."""
+"""Bytes of the buffer that a part uses beside its payload."""
 CUT_AFTER_S: Final = 0.005
-"""A group waits so long for a transport that is busy with something else."""
+"""The time that an open group waits for a transport that is busy with other records."""
+
+_RUN: Final = slice(8, 13)
+"""The bytes of the instance that become the prefix of keys. Its first bytes are public: they are part of names."""
 
 
-def _nothing() -> None:
-    """Nobody wants to be told."""
+def _ignore() -> None:
+    """Do nothing: the default of the callbacks."""
 
 
 class WorkChannel:
-    """Feed: take, give_back, add_...; attach, detach, cut, on_confirmed, on_writable. Gives WorkRoom and WorkIdle."""
+    """The work channel towards the broker.
+
+    Input: reserve, release, add_*; attach, detach, cut, hand_over, handle_confirmed. Output: events.
+    """
 
     def __init__(
         self,
@@ -56,15 +83,17 @@ class WorkChannel:
         on_violation: Callable[[Connection, str], None],
     ) -> None:
         self.channel: int | None = None
-        """On the present connection."""
+        """Its number on the present connection."""
         self.max_payload_bytes = MAX_JOB_PAYLOAD_BYTES
-        """What the broker takes, once it has said so."""
+        """The limit of the broker, once it is known."""
         self.held_parts = 0
-        """Submissions and reports that the broker has not answered."""
-        self.on_begun: Callable[[], None] = _nothing
-        """Called when a group has its first part: trains should be asked for before long."""
-        self.on_full: Callable[[], None] = _nothing
-        """Called when a full group was handed to the transport: trains should be asked for now."""
+        """The number of submissions and reports without an answer."""
+        self.lacks_channel = False
+        """Whether groups wait for a channel, because publishers use all of them."""
+        self.on_begun: Callable[[], None] = _ignore
+        """Called when a group gets its first part: poll for trains soon."""
+        self.on_full: Callable[[], None] = _ignore
+        """Called when a full group was handed to the transport: poll for trains now."""
         self._events = events
         self._on_reported = on_reported
         self._on_violation = on_violation
@@ -83,42 +112,37 @@ class WorkChannel:
         self._returned: list[Ref] = []
         self._steps: list[Step] = []
         self._leases: list[Lease] = []
-        """Those that the open report ends."""
+        """The leases that the open report ends."""
         self._report_bytes = 0
         # Packed groups.
         self._waiting: deque[tuple[bytes, list[Lease]]] = deque()
         self._sent: deque[tuple[int, list[Lease]]] = deque()
-        """Reports that are not confirmed, with their record numbers."""
+        """Unconfirmed reports with their record numbers."""
         self._next_record = 0
-        self._lacks_channel = False
-
-    # -- look ---------------------------------------------------------------------------------------------------------
 
     @property
     def has_begun(self) -> bool:
-        """Whether a group is open. Not in the middle of a run that just filled one: the next is about to fill too."""
+        """Whether an open group may be cut. Not while on_full runs: the next group is about to fill too."""
         return bool(self._jobs_bytes or self._report_bytes) and not self._is_filling
 
     @property
     def has_report(self) -> bool:
-        """Whether the open group is a sign of life."""
+        """Whether a report is open, which counts as a heartbeat."""
         return self._report_bytes > 0
 
     @property
-    def lacks_channel(self) -> bool:
-        """Whether groups wait for a channel, because publishers have them all."""
-        return self._lacks_channel
-
-    @property
     def due_at(self) -> float | None:
-        """When the open group has waited long enough."""
+        """When the open group has waited long enough for a busy transport."""
         since = self._waits_since if self.has_begun else None
         return None if since is None else since + CUT_AFTER_S
 
     # -- the buffer ---------------------------------------------------------------------------------------------------
 
-    def take(self, payload_bytes: int) -> None:
-        """Room in the buffer for a part, or BufferFullError. One for itself always fits."""
+    def reserve(self, payload_bytes: int) -> None:
+        """Reserve room in the buffer for a part. An empty buffer accepts a part of any size.
+
+        Raises BufferFullError if there is too little room.
+        """
         held_bytes = self._held_bytes + payload_bytes + PART_COST_BYTES
         if held_bytes > self._limit_bytes and self.held_parts:
             self._is_starved = True
@@ -129,25 +153,25 @@ class WorkChannel:
         self._held_bytes = held_bytes
         self.held_parts += 1
 
-    def take_anyway(self) -> None:
-        """Room for a part without a payload that must not wait: there are no more of them than leases."""
+    def reserve_always(self) -> None:
+        """Reserve room for a part without a payload, above the limit if necessary: there are no more than leases."""
         self._held_bytes += PART_COST_BYTES
         self.held_parts += 1
 
-    def give_back(self, payload_bytes: int) -> None:
-        """The broker has answered a part."""
+    def release(self, payload_bytes: int) -> None:
+        """Release the room of a part that was answered."""
         self._held_bytes -= payload_bytes + PART_COST_BYTES
         self.held_parts -= 1
         if self._is_starved and 2 * self._held_bytes <= self._limit_bytes:
             self._is_starved = False
-            self._events.append(WorkRoom())
+            self._events.append(WorkBufferAvailable())
         if not self.held_parts:
             self._events.append(WorkIdle())
 
-    # -- the open groups: nothing is added while there is no connection ------------------------------------------------
+    # -- the open groups: without a connection nothing is added --------------------------------------------------------
 
     def add_submission(self, submission: Submission, payload: bytes, text_bytes: int) -> None:
-        """`text_bytes`: of its kind and its key, and OPTIONS_BYTES if it has any."""
+        """Add a job. `text_bytes` is the length of its kind and key, and the upper bound of its options."""
         if self._connection is None:
             return
         size_bytes = len(payload) + text_bytes + PART_HEAD_BYTES
@@ -160,12 +184,12 @@ class WorkChannel:
         self._job_payloads.append(payload)
         self._jobs_bytes += size_bytes
         if is_full:
-            self._tell_full()
+            self._flush_full()
         elif len(jobs) == 1:
             self.on_begun()
 
     def add_outcome(self, lease: Lease) -> None:
-        """How the lease ended: with an outcome, or handed back."""
+        """Add the report of a lease: its outcome, or that it was given back."""
         if self._connection is None:
             return
         outcome, result = lease.outcome, lease.result
@@ -184,23 +208,24 @@ class WorkChannel:
         self._leases.append(lease)
         self._report_bytes += size_bytes
         if is_full:
-            self._tell_full()
+            self._flush_full()
         elif is_first:
             self.on_begun()
 
     def add_step(self, step: Step) -> None:
+        """Add the progress of a task."""
         size_bytes = len(step.note.encode()) + PART_HEAD_BYTES
         if len(self._steps) >= MAX_GROUP or self._report_bytes + size_bytes > GROUP_BYTES:
             self._cut_report()
         self._steps.append(step)
         self._report_bytes += size_bytes
 
-    def add_nothing(self) -> None:
-        """A sign of life."""
+    def add_heartbeat(self) -> None:
+        """Open a report without parts: its arrival keeps the leases."""
         self._report_bytes += PART_HEAD_BYTES
 
     def cut(self) -> None:
-        """What is open goes."""
+        """Pack all open groups and hand them to the transport."""
         self._waits_since = None
         if self._jobs:
             self._cut_jobs()
@@ -208,13 +233,13 @@ class WorkChannel:
             self._cut_report()
 
     def cut_if_late(self, now: float) -> None:
-        """The transport is busy: a little later the open groups go nevertheless, for it may be busy for long."""
+        """Cut the open groups if the transport was busy for CUT_AFTER_S: it may stay busy for long."""
         if self._waits_since is None:
             self._waits_since = now
         elif now >= self._waits_since + CUT_AFTER_S:
             self.cut()
 
-    def _tell_full(self) -> None:
+    def _flush_full(self) -> None:
         self._is_filling = True
         try:
             self.on_full()
@@ -237,14 +262,14 @@ class WorkChannel:
     # -- the connection -----------------------------------------------------------------------------------------------
 
     def attach(self, connection: Connection, max_message_bytes: int) -> None:
-        """There is a broker, which takes records that are a little longer than this."""
+        """Use a new connection whose broker accepts messages of this size."""
         self._connection = connection
         self.max_payload_bytes = min(max_message_bytes, MAX_JOB_PAYLOAD_BYTES)
 
     def detach(self) -> None:
-        """All groups are gone; those who added parts remember them."""
+        """Drop all groups: the connection is gone, and the parts will be added again."""
         self._connection = self.channel = self._waits_since = None
-        self._lacks_channel = False
+        self.lacks_channel = False
         self._next_record = 0
         self._waiting.clear()
         self._sent.clear()
@@ -257,11 +282,11 @@ class WorkChannel:
         self.hand_over()
 
     def hand_over(self) -> None:
-        """Gives what waits to the transport, as far as it takes it."""
+        """Hand waiting groups to the transport, as far as it accepts them."""
         connection = self._connection
         if connection is None:
             return
-        self._lacks_channel = False
+        self.lacks_channel = False
         try:
             while self._waiting:
                 if self.channel is None:
@@ -275,17 +300,124 @@ class WorkChannel:
                     self._sent.append((self._next_record, leases))
                 self._next_record += 1
                 self._waiting.popleft()
-        except RecordTooLargeError as error:  # a broker that takes work takes records of this length
+        except RecordTooLargeError as error:  # a broker with work must accept records of this length
             self._on_violation(connection, str(error))
         except ChannelError:
-            self._lacks_channel = True
+            self.lacks_channel = True
         except (SendBufferFullError, ConnectionClosedError):
-            pass  # it goes on with Writable, or the next connection
+            pass  # the event Writable or the next connection leads to the next call
 
-    def on_confirmed(self, record: int) -> None:
-        """All that the client said up to this record is safe."""
+    def handle_confirmed(self, record: int) -> None:
+        """Pass on that reports up to this record are confirmed. Raises DecodeError if the record was never sent."""
         if record >= self._next_record:
             raise DecodeError("confirm", f"of record {record} on the channel of work, which was not sent")
         sent = self._sent
         while sent and sent[0][0] <= record:
             self._on_reported(sent.popleft()[1])
+
+
+class ClientWork:
+    """The work of a client: its jobs, its leases and the channels in both directions.
+
+    Application calls go to `jobs` and `leases`. Input: attach, detach, poll, handle_*. Output: next_timer.
+    """
+
+    def __init__(
+        self,
+        send_buffer_bytes: int,
+        requests: RequestQueue,
+        events: list[ClientEvent],
+        instance: bytes,
+        on_violation: Callable[[Connection, str], None],
+    ) -> None:
+        self.leases = Leases(requests, events)
+        self.channel = WorkChannel(
+            send_buffer_bytes, events, on_reported=self.leases.on_reported, on_violation=on_violation
+        )
+        self.leases.channel = self.channel
+        self.jobs = JobTracker(self.channel, requests, events, b32encode(instance[_RUN]).decode().lower())
+        self.is_used = False
+        """Whether the client has ever submitted, watched or volunteered: without it, work costs messages nothing."""
+        self.inbound: int | None = None
+        """The number of the broker's channel on the present connection."""
+        self._log = b""
+        """The id of the log that the numbers of jobs belong to."""
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    def attach(self, connection: Connection, log: bytes, max_message_bytes: int, now: float) -> None:
+        """Resume on a new connection, whose broker has accepted the login."""
+        is_other_log = bool(self._log) and bool(log) and log != self._log
+        self._log = log or self._log
+        self.channel.attach(connection, max_message_bytes)
+        self.leases.attach(now, is_other_log=is_other_log)
+        self.jobs.attach(is_other_log=is_other_log)
+
+    def detach(self) -> None:
+        """Forget the state of the connection, which is gone."""
+        self.inbound = None
+        self.channel.detach()
+        self.leases.detach()
+        self.jobs.detach()
+
+    def next_timer(self) -> float | None:
+        """Return when to poll for trains, if nothing else happens before."""
+        group_at, lease_at = self.channel.due_at, self.leases.due_at
+        if group_at is None or lease_at is None:
+            return group_at if lease_at is None else lease_at
+        return min(group_at, lease_at)
+
+    def poll(self, connection: Connection, now: float) -> None:
+        """Cut open groups and due reports, because trains are polled."""
+        channel = self.channel
+        if channel.lacks_channel:
+            channel.hand_over()
+        due_at = self.leases.due_at
+        if due_at is not None and now >= due_at:
+            self.leases.add_due(now)
+            self.leases.handle_cut(now)
+            channel.cut()
+        elif channel.has_begun:
+            if channel.has_report:
+                self.leases.handle_cut(now)
+            if connection.has_unsent:
+                channel.cut_if_late(now)
+            else:
+                channel.cut()
+
+    # -- input from the broker ----------------------------------------------------------------------------------------
+
+    def handle_opened(self, event: Received) -> None:
+        """Store the number of the broker's channel. Raises DecodeError if there is one already."""
+        if self.inbound is not None:
+            raise DecodeError("work", f"a second channel of work, {event.channel}")
+        self.inbound = event.channel
+
+    def handle_received(self, event: Received) -> None:
+        """Handle a record on the broker's channel. Raises DecodeError if it violates the protocol."""
+        if not event.reliable or event.last:
+            raise DecodeError("work", "a record that may get lost, or the end of the channel of work")
+        head, payloads = decode_from_broker(event.body)
+        if isinstance(head, LeaseGroup):
+            self.leases.handle_leased(head, payloads)
+        elif isinstance(head, Taken):
+            self.jobs.handle_taken(head)
+        elif isinstance(head, Revoke):
+            self.leases.handle_revoked(head)
+        else:
+            self.jobs.handle_update(head, payloads)
+        event.connection.consume(event.channel, len(event.body))
+        event.connection.confirm(event.channel, event.record, 0)
+
+    def handle_reply(self, message: ControlMessage) -> bool:
+        """Handle a control message. Return whether it answers a request about work."""
+        if isinstance(message, Volunteered):
+            return self.leases.handle_volunteered(message)
+        if isinstance(message, Watched):
+            return self.jobs.handle_watched(message)
+        if isinstance(message, Done):
+            return self.jobs.handle_unwatched(message.request)
+        if isinstance(message, Error) and message.request is not None:
+            request, code, text = message.request, message.code, message.text
+            return self.leases.handle_error(request, code, text) or self.jobs.handle_error(request, code, text)
+        return False

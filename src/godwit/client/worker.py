@@ -1,23 +1,23 @@
-"""The worker in a client: what it volunteers for, the leases that it holds, and the signs of life that keep them.
+"""The worker in a client: the kinds that it volunteers for, its leases, and the heartbeats that keep them.
 
     leased --> running --finish, fail, give_back--> reported --confirmed--> ended
                   \\--revoked--> ended
 
-A report is remembered until it is confirmed, and goes again on each connection. What the client volunteers for is said
-again too, with the leases that it still has: the broker gives back to others what is not among them.
+A report is stored until it is confirmed, and sent again on each connection. The request to volunteer is repeated too,
+with the leases that the client still holds: the broker reassigns all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from godwit.broker.topics import check_kind
-from godwit.client.events import ClientEvent, Leased, Reported, Revoked, Volunteered, VolunteerRefused
-from godwit.client.leasing import Lease
-from godwit.client.requests import Requests
-from godwit.client.submitting import check_payload, too_large
-from godwit.client.work import WorkChannel
+from godwit.client.events import ClientEvent, Leased, Reported, Revoked, VolunteerAccepted, VolunteerRefused
+from godwit.client.jobs import check_payload, too_large
+from godwit.client.requests import RequestQueue
 from godwit.errors import DecodeError, UsageError
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_KINDS
 from godwit.wire import jobs as wire
@@ -25,46 +25,94 @@ from godwit.wire.jobs import Ref, Volunteer
 from godwit.wire.work import Lease as LeaseGroup
 from godwit.wire.work import LeasedTask, Outcome, Revoke, Step
 
+if TYPE_CHECKING:
+    from godwit.client.work import WorkChannel
+
 RESULT: Final = "the result of a task"
 STEP_INTERVAL_S: Final = 0.1
-"""How far tasks are is told no more often than this."""
+"""The least time between two reports of progress."""
 BEATS_PER_LEASE: Final = 3
-"""A worker says so often that it lives, in the time after which the broker would take its leases away."""
+"""The number of heartbeats in the time after which the broker would revoke a silent worker's leases."""
 LEAST_LEASE_S: Final = 0.1
-"""Whatever the broker says."""
+"""Lower bound for the lease time that a broker announces."""
 MAX_TEXT: Final = 1024
-"""Characters of an error or a note; the rest is cut off."""
+"""Characters of an error or a note; longer ones are cut off."""
+
+LeaseState: TypeAlias = Literal["running", "reported", "ended"]
+
+
+class Lease(msgspec.Struct, eq=False, weakref=True):
+    """A task that the broker has assigned to this client (event Leased). Leases are compared by identity."""
+
+    ref: Ref
+    """The numbers of the job and the task, and the fencing number."""
+    kind: str
+    controller: str
+    payload: bytes
+    agreed: int
+    """The number of tasks of the job."""
+    failures: int
+    """The number of failed attempts before this one."""
+    time_limit_ms: int | None
+    deadline_us: int | None
+    state: LeaseState = "running"
+    """`reported` until the broker has confirmed the report; `ended` then, or if the lease was revoked."""
+    outcome: Outcome | None = None
+    """The reported outcome; None while the task runs, or if it was given back."""
+    result: bytes = b""
+    is_known: bool = True
+    """Whether the application received the event Leased. Not if the client had just withdrawn."""
+    owner: Any = None
+    """Free for use by the layer above."""
+
+    @property
+    def job(self) -> int:
+        """The number of the job."""
+        return self.ref[0]
+
+    @property
+    def task(self) -> int:
+        """The number of the task in its job."""
+        return self.ref[1]
+
+    @property
+    def fence(self) -> int:
+        """The fencing number of this lease."""
+        return self.ref[2]
 
 
 class Leases:
-    """Feed: volunteer, withdraw, finish, fail, give_back, step; attach, detach, the broker's words. Gives events."""
+    """The leases of a client, and the kinds that it volunteers for.
 
-    def __init__(self, requests: Requests, events: list[ClientEvent]) -> None:
+    Input: volunteer, withdraw, finish, fail, give_back, step; attach, detach, handle_*. Output: due_at, events.
+    """
+
+    def __init__(self, requests: RequestQueue, events: list[ClientEvent]) -> None:
         self.channel: WorkChannel
-        """Set by who makes both."""
+        """Set after construction: the channel needs on_reported of this object."""
         self._requests = requests
         self._events = events
         self._kinds: tuple[str, ...] = ()
         self._capacity = 1
-        self._most = 0
-        """The largest capacity that the broker was told on this connection."""
-        self._asked: int | None = None
-        """The last request to volunteer, until it is answered."""
+        self._max_capacity = 0
+        """The largest capacity that was sent to the broker on this connection."""
+        self._request: int | None = None
+        """The number of the last request to volunteer, until it is answered."""
         self._has_volunteered = False
         self._is_attached = False
         self._running: dict[Ref, Lease] = {}
         self._unconfirmed: dict[Ref, Lease] = {}
         """Reported and not confirmed, in the order of their reports."""
         self._steps: dict[Lease, Step] = {}
-        """The newest of each lease, until it is sent."""
+        """The newest progress of each lease, until it is sent."""
         self._stepped_at = 0.0
         self._lease_s = LEASE_S
         self._reported_at = 0.0
 
-    # -- the application's calls --------------------------------------------------------------------------------------
+    # -- application calls --------------------------------------------------------------------------------------------
 
     def volunteer(self, kinds: Sequence[str], capacity: int) -> None:
-        """From now on this, and not what was said before. Volunteered or VolunteerRefused tells what became of it."""
+        """Replace the kinds and the capacity (see ClientProtocol.volunteer)."""
         unique = tuple(dict.fromkeys(kinds))
         if not 1 <= len(unique) <= MAX_KINDS:
             raise UsageError(f"{len(unique)} kinds of work: a worker has 1 to {MAX_KINDS}")
@@ -75,35 +123,38 @@ class Leases:
         self._kinds = unique
         self._capacity = capacity
         self._has_volunteered = True
-        self._say()
+        self._send_request()
 
     def withdraw(self) -> None:
-        """No more tasks. Those that are there may be finished, or handed back."""
+        """Volunteer for nothing any more. Running tasks may still be finished or given back."""
         if self._kinds:
             self._kinds = ()
-            self._say()
+            self._send_request()
 
     def finish(self, lease: Lease, result: bytes) -> None:
-        """BufferFullError: wait for the event WorkRoom."""
+        """Report a result (see ClientProtocol.finish)."""
         if lease.state == "running":
             check_payload(RESULT, result, self.channel.max_payload_bytes)
-            self.channel.take(len(result))
+            self.channel.reserve(len(result))
             lease.outcome = Outcome(task=lease.ref, size=len(result))
             lease.result = result
             self._report(lease)
 
     def fail(self, lease: Lease, error: str, *, is_final: bool) -> None:
+        """Report a failed attempt."""
         if lease.state == "running":
-            self.channel.take_anyway()
+            self.channel.reserve_always()
             lease.outcome = Outcome(task=lease.ref, error=_text(error), is_final=is_final)
             self._report(lease)
 
     def give_back(self, lease: Lease) -> None:
+        """Return a task to the broker, which assigns it to another worker."""
         if lease.state == "running":
-            self.channel.take_anyway()
+            self.channel.reserve_always()
             self._report(lease)
 
     def step(self, lease: Lease, progress: float | None, note: str) -> None:
+        """Report the progress of a task. Raises UsageError if it is not between 0 and 1."""
         if lease.state == "running":
             if progress is not None and not 0 <= progress <= 1:
                 raise UsageError(f"progress is {progress!r}: it lies between 0 and 1")
@@ -122,44 +173,45 @@ class Leases:
             self._steps.pop(lease, None)
         self.channel.add_outcome(lease)
 
-    def _give_up(self, lease: Lease, error: str) -> None:
-        """Its result was taken for one that could be sent. Nobody else would get a shorter one."""
+    def _replace_result(self, lease: Lease, error: str) -> None:
+        """Report a final failure instead of a result that this broker does not accept."""
         size_bytes, lease.result = len(lease.result), b""
-        self.channel.take_anyway()
-        self.channel.give_back(size_bytes)
+        self.channel.reserve_always()
+        self.channel.release(size_bytes)
         lease.outcome = Outcome(task=lease.ref, error=error, is_final=True)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
     def attach(self, now: float, *, is_other_log: bool) -> None:
-        """There is a broker: it is told what this client does and has, and what it has not confirmed."""
-        if is_other_log:  # its numbers mean other tasks
-            self.on_revoked(Revoke(tasks=list(self._running), reason="the broker has another log than before"))
+        """Volunteer again and repeat unconfirmed reports, on a new connection."""
+        if is_other_log:  # the numbers of the tasks mean other tasks there
+            self.handle_revoked(Revoke(tasks=list(self._running), reason="the broker has another log than before"))
             self.on_reported(list(self._unconfirmed.values()))
         self._is_attached = True
-        self._most = 0
+        self._max_capacity = 0
         self._reported_at = now
         if self._has_volunteered:
-            self._say()
+            self._send_request()
         most_bytes = self.channel.max_payload_bytes
         for lease in self._unconfirmed.values():
             if len(lease.result) > most_bytes:
-                self._give_up(lease, too_large(RESULT, len(lease.result), most_bytes))
+                self._replace_result(lease, too_large(RESULT, len(lease.result), most_bytes))
             self.channel.add_outcome(lease)
 
     def detach(self) -> None:
+        """Forget the request of the connection, which is gone."""
         self._is_attached = False
-        self._asked = None
+        self._request = None
 
-    def _say(self) -> None:
+    def _send_request(self) -> None:
         if not self._is_attached:
             return
-        self._most = max(self._most, self._capacity)
-        self._asked = self._requests.number()
+        self._max_capacity = max(self._max_capacity, self._capacity)
+        self._request = self._requests.next_number()
         done = [ref for ref, lease in self._unconfirmed.items() if lease.outcome is not None]
-        self._requests.say(
+        self._requests.send(
             Volunteer(
-                request=self._asked,
+                request=self._request,
                 kinds=list(self._kinds),
                 capacity=self._capacity,
                 holding=[*done, *self._running][:MAX_CAPACITY],
@@ -168,7 +220,7 @@ class Leases:
 
     @property
     def due_at(self) -> float | None:
-        """When something is to be said, if there is a broker."""
+        """When to call add_due; None without a connection, or if there is nothing to report."""
         if not self._is_attached:
             return None
         due_at = None
@@ -180,7 +232,7 @@ class Leases:
         return due_at
 
     def add_due(self, now: float) -> None:
-        """Adds to the open report what is due: how far tasks are, or only that the worker lives."""
+        """Add the due reports of progress to the open group, or a heartbeat."""
         channel = self.channel
         if self._steps and now >= self._stepped_at + STEP_INTERVAL_S:
             self._stepped_at = now
@@ -188,30 +240,31 @@ class Leases:
                 channel.add_step(step)
             self._steps.clear()
         if not channel.has_report and now >= self._reported_at + self._lease_s / BEATS_PER_LEASE:
-            channel.add_nothing()
+            channel.add_heartbeat()
 
-    def on_cut(self, now: float) -> None:
-        """A report goes."""
+    def handle_cut(self, now: float) -> None:
+        """Note that a report is sent, which counts as a heartbeat."""
         self._reported_at = now
 
-    # -- what the broker says -----------------------------------------------------------------------------------------
+    # -- input from the broker ----------------------------------------------------------------------------------------
 
-    def on_leased(self, group: LeaseGroup, payloads: list[bytes]) -> None:
+    def handle_leased(self, group: LeaseGroup, payloads: list[bytes]) -> None:
+        """Hold new leases. Raises DecodeError for a repeated one, and if there are more than the capacity."""
         for task, payload in zip(group.tasks, payloads, strict=True):
-            if len(self._running) >= self._most or len(self._unconfirmed) > self._most + MAX_CAPACITY:
-                raise DecodeError("work", f"more leases than the {self._most} that this worker can hold")
-            lease = _make(task, payload)
+            if len(self._running) >= self._max_capacity or len(self._unconfirmed) > self._max_capacity + MAX_CAPACITY:
+                raise DecodeError("work", f"more leases than the {self._max_capacity} that this worker can hold")
+            lease = _make_lease(task, payload)
             if lease.ref in self._running or lease.ref in self._unconfirmed:
                 raise DecodeError("work", f"the lease {lease.ref} a second time")
             self._running[lease.ref] = lease
             if lease.kind in self._kinds:
                 self._events.append(Leased(lease))
-            else:  # it was under way when the client said that it wants no more of this kind
+            else:  # it was under way when the client withdrew from this kind
                 lease.is_known = False
                 self.give_back(lease)
 
-    def on_revoked(self, group: Revoke) -> None:
-        """What was reported already is confirmed by and by, whether or not the broker had use for it."""
+    def handle_revoked(self, group: Revoke) -> None:
+        """End running leases. Reported ones are confirmed later, whether or not the broker used the report."""
         for ref in group.tasks:
             lease = self._running.pop(ref, None)
             if lease is not None:
@@ -220,36 +273,36 @@ class Leases:
                 self._events.append(Revoked(lease, group.reason))
 
     def on_reported(self, leases: list[Lease]) -> None:
-        """The broker has confirmed their reports."""
+        """End leases whose reports the broker has confirmed."""
         for lease in leases:
             lease.state = "ended"
             del self._unconfirmed[lease.ref]
-            self.channel.give_back(len(lease.result))
+            self.channel.release(len(lease.result))
             if lease.is_known:
                 self._events.append(Reported(lease))
 
-    def on_volunteered(self, reply: wire.Volunteered) -> bool:
-        """Whether it answers a question of ours."""
-        if reply.request != self._asked:
+    def handle_volunteered(self, reply: wire.Volunteered) -> bool:
+        """Return whether the reply answers the last request to volunteer."""
+        if reply.request != self._request:
             return False
-        self._asked = None
+        self._request = None
         self._lease_s = max(reply.lease_ms / 1000, LEAST_LEASE_S)
         if self._kinds:
-            self._events.append(Volunteered(self._lease_s))
+            self._events.append(VolunteerAccepted(self._lease_s))
         return True
 
-    def on_error(self, request: int, code: int, text: str) -> bool:
-        """Whether it answers a question of ours. What was refused is not asked again."""
-        if request != self._asked:
+    def handle_error(self, request: int, code: int, text: str) -> bool:
+        """Return whether the error answers the last request to volunteer, which is not repeated then."""
+        if request != self._request:
             return False
-        self._asked = None
+        self._request = None
         if self._kinds:
             self._kinds = ()
             self._events.append(VolunteerRefused(code, text))
         return True
 
 
-def _make(task: LeasedTask, payload: bytes) -> Lease:
+def _make_lease(task: LeasedTask, payload: bytes) -> Lease:
     return Lease(
         task.task,
         task.of_kind,
@@ -263,5 +316,5 @@ def _make(task: LeasedTask, payload: bytes) -> Lease:
 
 
 def _text(text: str) -> str:
-    """As it can travel: cut off, and without halves of surrogate pairs."""
+    """Return a text of limited length that can be encoded as UTF-8."""
     return text[:MAX_TEXT].encode(errors="replace").decode()

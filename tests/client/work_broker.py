@@ -1,4 +1,4 @@
-"""A scripted broker that also knows work: it takes jobs and reports, and says what a test has it say."""
+"""A scripted broker with work: it accepts jobs and reports, and sends the groups that a test asks for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from godwit.wire.work import (
 
 
 class WorkBroker(FakeBroker):
-    """What it was told, over all connections; each reaction can be turned off."""
+    """Collects jobs and reports over all connections; each reaction can be turned off."""
 
     def __init__(self, network: Network) -> None:
         self.takes = True
@@ -54,12 +54,12 @@ class WorkBroker(FakeBroker):
     def _on_control(self, link: Link, message: ControlMessage) -> None:
         super()._on_control(link, message)
         if isinstance(message, wire.Volunteer) and self.volunteers:
-            link.tell(wire.Volunteered(request=message.request, lease_ms=self.lease_ms))
+            link.send(wire.Volunteered(request=message.request, lease_ms=self.lease_ms))
         elif isinstance(message, wire.Watch) and self.answers:
             unknown = [number for number in message.jobs if number in self.unknown]
-            link.tell(wire.Watched(request=message.request, unknown=unknown))
+            link.send(wire.Watched(request=message.request, unknown=unknown))
         elif isinstance(message, wire.Unwatch) and self.answers:
-            link.tell(Done(request=message.request))
+            link.send(Done(request=message.request))
 
     def _on_record(self, link: Link, event: Received) -> None:
         if event.record == 0 and isinstance(decode_control(event.body), Work):
@@ -86,12 +86,12 @@ class WorkBroker(FakeBroker):
         if self.confirms:
             link.connection.confirm(event.channel, event.record, 0)
 
-    # -- what it says -------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
-    def say(self, head: FromBroker, payloads: Sequence[bytes] = ()) -> None:
-        self.say_bytes(encode_group(head, payloads))
+    def send_group(self, head: FromBroker, payloads: Sequence[bytes] = ()) -> None:
+        self.send_bytes(encode_group(head, payloads))
 
-    def say_bytes(self, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
+    def send_bytes(self, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
         link = self.link
         if link not in self._out:
             self._out[link] = link.connection.open_channel()
@@ -99,18 +99,18 @@ class WorkBroker(FakeBroker):
         link.connection.send(self._out[link], body, reliable=reliable, last=last)
 
     def take(self, link: Link, *keys: str, agreed: int | None = 1) -> None:
-        """Gives each its number, the same one again for the same key."""
+        """Accept jobs: assign a number to each, and the same one again for the same key."""
         assert link is self.link
         jobs = [
             TakenJob(key=key, job=self.numbers.setdefault(key, len(self.numbers) + 1), agreed=agreed) for key in keys
         ]
-        self.say(Taken(jobs=jobs))
+        self.send_group(Taken(jobs=jobs))
 
     def update(
         self, job: int, state: wire.JobState, *tasks: TaskUpdate, agreed: int | None = 1, reason: str = ""
     ) -> None:
         """Tasks that are finished have their worker's name as their result."""
-        told = [
+        updates = [
             TaskUpdate(
                 task=task.task,
                 state=task.state,
@@ -125,14 +125,16 @@ class WorkBroker(FakeBroker):
             for task in tasks
         ]
         payloads = [task.worker.encode() for task in tasks if task.state == "finished"]
-        self.say(Update(jobs=[JobUpdate(job=job, state=state, agreed=agreed, reason=reason, tasks=told)]), payloads)
+        self.send_group(
+            Update(jobs=[JobUpdate(job=job, state=state, agreed=agreed, reason=reason, tasks=updates)]), payloads
+        )
 
     def lease(self, *refs: Ref, kind: str = "resize", payload: bytes = b"do it") -> None:
         tasks = [LeasedTask(task=ref, of_kind=kind, controller="boss", size=len(payload)) for ref in refs]
-        self.say(Lease(tasks=tasks), [payload] * len(refs))
+        self.send_group(Lease(tasks=tasks), [payload] * len(refs))
 
     def revoke(self, *refs: Ref, reason: str = "") -> None:
-        self.say(Revoke(tasks=list(refs), reason=reason))
+        self.send_group(Revoke(tasks=list(refs), reason=reason))
 
 
 def at_work(config: ClientConfig | None = None, seed: int = 1) -> tuple[Network, WorkBroker, User]:

@@ -1,11 +1,10 @@
-"""Dialing: addresses in turn, the first that answers, a pause, the next round."""
+"""Dialing: addresses in turn, the first that answers, a random pause that grows, the next round."""
 
 from __future__ import annotations
 
 import random
 
-from godwit.client.backoff import Backoff
-from godwit.client.dialing import NEXT_ADDRESS_S, Dialer
+from godwit.client.dialer import NEXT_ADDRESS_S, Backoff, Dialer
 from godwit.limits import HANDSHAKE_TIMEOUT_S
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection, State
@@ -28,7 +27,7 @@ def dialed(endpoint: Endpoint, now: float) -> list[Address]:
 
 
 def connections(one: Dialer) -> list[Connection]:
-    return list(one._dials.values())
+    return list(one._attempts.values())
 
 
 def test_addresses_are_tried_one_after_another_with_little_time_between() -> None:
@@ -44,16 +43,16 @@ def test_addresses_are_tried_one_after_another_with_little_time_between() -> Non
     assert one.due_at is None
 
 
-def test_the_first_that_answers_is_taken_and_the_others_given_up() -> None:
+def test_the_first_connection_is_used_and_the_others_are_cancelled() -> None:
     one, _ = dialer()
     one.begin(0.0)
     one.handle_timers(NEXT_ADDRESS_S)
     first, second = connections(one)
-    assert one.on_connected(second, 0.3)
+    assert one.handle_connected(second, 0.3)
     assert first.state is State.CLOSED
     assert not one.is_dialing
-    assert not one.on_connected(first, 0.4)
-    assert not one.on_closed(first, 0.4)
+    assert not one.handle_connected(first, 0.4)
+    assert not one.handle_closed(first, 0.4)
     assert one.due_at is None
 
 
@@ -61,7 +60,7 @@ def test_a_refused_address_makes_way_at_once() -> None:
     one, _ = dialer()
     one.begin(0.0)
     (first,) = connections(one)
-    assert not one.on_closed(first, 0.01)
+    assert not one.handle_closed(first, 0.01)
     (second,) = connections(one)
     assert second.peer_address == ADDRESSES[1]
 
@@ -71,7 +70,7 @@ def test_a_round_is_over_with_its_last_attempt_and_the_next_begins_elsewhere() -
     one.begin(0.0)
     one.handle_timers(NEXT_ADDRESS_S)
     one.handle_timers(2 * NEXT_ADDRESS_S)
-    overs = [one.on_closed(connection, HANDSHAKE_TIMEOUT_S) for connection in connections(one)]
+    overs = [one.handle_closed(connection, HANDSHAKE_TIMEOUT_S) for connection in connections(one)]
     assert overs == [False, False, True]
     wait_s = one.retry(11.0)
     assert one.due_at == 11.0 + wait_s
@@ -80,7 +79,7 @@ def test_a_round_is_over_with_its_last_attempt_and_the_next_begins_elsewhere() -
     assert again.peer_address == ADDRESSES[1]
 
 
-def test_stopping_gives_everything_up() -> None:
+def test_stopping_cancels_all_attempts() -> None:
     one, endpoint = dialer()
     one.begin(0.0)
     one.stop(0.1)
@@ -88,3 +87,40 @@ def test_stopping_gives_everything_up() -> None:
     assert one.due_at is None
     one.handle_timers(100.0)
     assert dialed(endpoint, 0.1) == []
+
+
+class Fixed:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def random(self) -> float:
+        return self.value
+
+
+def test_bound_doubles_up_to_the_longest() -> None:
+    backoff = Backoff(0.1, 1.0, Fixed(1.0))
+    assert [round(backoff.next_pause_s(), 3) for _ in range(6)] == [0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
+
+
+def test_never_shorter_than_the_shortest() -> None:
+    backoff = Backoff(0.1, 1.0, Fixed(0.0))
+    assert {backoff.next_pause_s() for _ in range(5)} == {0.1}
+
+
+def test_reset_begins_anew() -> None:
+    backoff = Backoff(0.1, 1.0, Fixed(1.0))
+    backoff.next_pause_s()
+    backoff.next_pause_s()
+    backoff.reset()
+    assert backoff.next_pause_s() == 0.2
+
+
+def test_clients_do_not_come_back_together() -> None:
+    waits = []
+    for seed in range(200):
+        backoff = Backoff(0.1, 5.0, random.Random(seed))
+        for _ in range(7):
+            wait_s = backoff.next_pause_s()
+        waits.append(wait_s)
+    assert min(waits) < 0.5
+    assert max(waits) > 4.5

@@ -1,4 +1,4 @@
-"""Reading records: the quick way gives what the plain decoder gives, what is known is dropped, nonsense is an error."""
+"""Batches: the hot path encodes and decodes as godwit.wire.batch does, drops repeats and detects errors."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.client.decoding import MOST_REMEMBERED, Reader, UnknownLabelError
+from godwit.client.batches import (
+    HEAD_BYTES,
+    LENGTH_BYTES,
+    MAX_CACHED_COUNT,
+    ChannelDecoder,
+    UnknownLabelError,
+    pack_batch,
+)
 from godwit.client.message import Message
 from godwit.errors import DecodeError
 from godwit.limits import MAX_LABELS
-from godwit.wire.batch import Batch, Route, decode_batches, encode_batch, encode_joinable
+from godwit.wire.batch import LONE, Batch, Route, decode_batches, encode_batch, encode_joinable
 from godwit.wire.control import Labels
 
 TOPICS = {1: "a/b", 2: "c"}
 PUBLISHERS = {1: "someone", 9: "other"}
 
 
-def reader(*, live: bool = False, position: int = 0) -> Reader:
-    made = Reader(live=live, position=position)
+def reader(*, live: bool = False, position: int = 0) -> ChannelDecoder:
+    made = ChannelDecoder(live=live, position=position)
     made.learn(Labels(topics=list(TOPICS.items()), publishers=list(PUBLISHERS.items())))
     return made
 
@@ -28,7 +35,7 @@ def batch(payloads: list[bytes], offset: int, *, qos: int = 1, retain: bool = Fa
 
 
 def expected(batches: list[Batch], *, live: bool, position: int) -> tuple[list[Message], int, int]:
-    """Message by message, as the promise says it: messages, next position, missed."""
+    """Return messages, next position and missed count, computed message by message."""
     found = []
     missed = 0
     for one in batches:
@@ -91,7 +98,7 @@ def test_same_messages_as_the_plain_decoder(
     )
     assert decode_batches(record) == batches
     one = reader(live=live, position=position)
-    assert (one.read(record), one.position, one.missed) == expected(batches, live=live, position=position)
+    assert (one.decode(record), one.position, one.missed) == expected(batches, live=live, position=position)
 
 
 @given(st.data())
@@ -102,7 +109,7 @@ def test_any_bytes_give_messages_or_one_error(data: st.DataObject) -> None:
     broken = record[:start] + change + record[start + data.draw(st.integers(0, 6)) :]
     one = reader(live=data.draw(st.booleans()))
     try:
-        messages = one.read(broken)
+        messages = one.decode(broken)
     except DecodeError:
         assert one.position == 0
     else:
@@ -110,12 +117,12 @@ def test_any_bytes_give_messages_or_one_error(data: st.DataObject) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 6)), max_size=12), st.integers(0, 30))
-def test_no_offset_is_given_twice_and_none_is_left_out(runs: list[tuple[int, int]], position: int) -> None:
+def test_no_offset_is_repeated_or_left_out(runs: list[tuple[int, int]], position: int) -> None:
     """Records that overlap in any way, as after reconnects."""
     one = reader(position=position)
     given_out: list[int] = []
     for start, count in runs:
-        messages = one.read(encode_joinable(batch([b"x"] * count, start)))
+        messages = one.decode(encode_joinable(batch([b"x"] * count, start)))
         given_out += [message.offset for message in messages if message.offset is not None]
         new = [offset for offset in range(start, start + count) if offset >= position]
         assert [message.offset for message in messages] == new
@@ -125,31 +132,31 @@ def test_no_offset_is_given_twice_and_none_is_left_out(runs: list[tuple[int, int
 
 def test_retained_messages_are_never_repeats() -> None:
     one = reader(position=100)
-    (message,) = one.read(encode_joinable(batch([b"old"], 3, retain=True)))
+    (message,) = one.decode(encode_joinable(batch([b"old"], 3, retain=True)))
     assert (message.retained, message.offset, one.position) == (True, 3, 100)
-    (message,) = one.read(encode_joinable(batch([b"old"], 0, retain=True, qos=0)))
+    (message,) = one.decode(encode_joinable(batch([b"old"], 0, retain=True, qos=0)))
     assert (message.qos, message.offset) == (0, None)
 
 
-def test_live_channel_counts_what_is_missing_and_drops_what_is_late() -> None:
+def test_a_live_channel_counts_missing_messages_and_drops_late_ones() -> None:
     one = reader(live=True)
-    assert [m.payload for m in one.read(encode_batch(batch([b"0", b"1"], 0, qos=0)))] == [b"0", b"1"]
-    assert [m.payload for m in one.read(encode_batch(batch([b"5"], 5, qos=0)))] == [b"5"]
+    assert [m.payload for m in one.decode(encode_batch(batch([b"0", b"1"], 0, qos=0)))] == [b"0", b"1"]
+    assert [m.payload for m in one.decode(encode_batch(batch([b"5"], 5, qos=0)))] == [b"5"]
     assert one.missed == 3
-    assert one.read(encode_batch(batch([b"2"], 2, qos=0))) == []
+    assert one.decode(encode_batch(batch([b"2"], 2, qos=0))) == []
     assert one.missed == 3
-    assert [m.offset for m in one.read(encode_batch(batch([b"6"], 6, qos=0)))] == [None]
+    assert [m.offset for m in one.decode(encode_batch(batch([b"6"], 6, qos=0)))] == [None]
 
 
 def test_labels_are_forgotten_and_learned_anew() -> None:
     one = reader()
     one.learn(Labels(topics=[(1, "new")], publishers=[(1, "newer")], forget=True))
-    (message,) = one.read(encode_joinable(batch([b"x"], 0)))
+    (message,) = one.decode(encode_joinable(batch([b"x"], 0)))
     assert (message.topic, message.publisher) == ("new", "newer")
     with pytest.raises(UnknownLabelError):
-        one.read(encode_joinable(Batch([b"x"], 0, 1, False, None, Route(2, 1, 1, 0))))
+        one.decode(encode_joinable(Batch([b"x"], 0, 1, False, None, Route(2, 1, 1, 0))))
     with pytest.raises(UnknownLabelError):
-        one.read(encode_batch(Batch([b"x"], 0, 1, False, None, Route(1, 9, 1, 0))))
+        one.decode(encode_batch(Batch([b"x"], 0, 1, False, None, Route(1, 9, 1, 0))))
 
 
 def test_labels_are_bounded() -> None:
@@ -159,10 +166,10 @@ def test_labels_are_bounded() -> None:
         one.learn(Labels(publishers=[(number, "x") for number in range(MAX_LABELS + 1)]))
 
 
-@pytest.mark.parametrize("sizes", [[7] * (MOST_REMEMBERED + 1), [0] * 3, [0, 1, 0], [5]])
+@pytest.mark.parametrize("sizes", [[7] * (MAX_CACHED_COUNT + 1), [0] * 3, [0, 1, 0], [5]])
 def test_batches_of_any_shape(sizes: list[int]) -> None:
     payloads = [bytes(size) for size in sizes]
-    assert [m.payload for m in reader().read(encode_joinable(batch(payloads, 0)))] == payloads
+    assert [m.payload for m in reader().decode(encode_joinable(batch(payloads, 0)))] == payloads
 
 
 @pytest.mark.parametrize(
@@ -179,6 +186,45 @@ def test_batches_of_any_shape(sizes: list[int]) -> None:
         encode_joinable(batch([b"abc"], 0))[:33] + b"\xff" * 8,
     ],
 )
-def test_what_is_no_routed_batch_is_an_error(record: bytes) -> None:
+def test_a_record_without_routed_batches_is_an_error(record: bytes) -> None:
     with pytest.raises(DecodeError):
-        reader().read(record)
+        reader().decode(record)
+
+
+PAYLOADS = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
+TIMES = st.integers(0, 2**62)
+
+
+@given(PAYLOADS, st.integers(0, 2), TIMES, st.booleans(), st.booleans(), st.none() | st.binary(max_size=50))
+def test_same_bytes_as_the_plain_encoder(
+    payloads: list[bytes], qos: int, published_us: int, retain: bool, with_deltas: bool, extension: bytes | None
+) -> None:
+    sequence = 7 if qos == 2 else None
+    deltas = list(range(len(payloads))) if with_deltas else None
+    plain = Batch(
+        list(payloads),
+        published_us,
+        qos,
+        retain,
+        sequence,
+        None,
+        tuple(deltas) if deltas is not None else None,
+        extension,
+    )
+    packed = pack_batch(
+        list(payloads), qos, published_us, retain=retain, sequence=sequence, deltas_us=deltas, extension=extension
+    )
+    assert packed == encode_batch(plain)
+    assert decode_batches(packed) == [plain]
+
+
+def test_one_message_makes_a_lone_batch() -> None:
+    packed = pack_batch([b"hello"], 1, 5, retain=False, sequence=None)
+    assert packed[0] & LONE
+    assert len(packed) == 9 + 5
+
+
+def test_size_is_at_most_the_counted_bytes() -> None:
+    payloads = [b"12345"] * 100
+    packed = pack_batch(list(payloads), 2, 5, retain=False, sequence=0)
+    assert len(packed) == HEAD_BYTES + 100 * (LENGTH_BYTES + 5)

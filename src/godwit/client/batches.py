@@ -1,7 +1,7 @@
-"""Turns the records of a subscription into messages: the subscriber's hot path.
+"""Encode and decode batches: the hot path of publishers and subscribers.
 
-What a batch says once (topic, publisher, times) is looked up once; then its messages are made by calls into C that work
-on all of them. tests/client/test_decoding.py compares it with the plain godwit.wire.batch.
+What a batch stores once (topic, publisher, times) is handled once; its messages are packed and unpacked by calls into C
+that work on all of them. tests/client/test_batches.py compares both with the plain godwit.wire.batch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import struct
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate, pairwise, repeat
-from typing import Final
+from typing import Final, TypeAlias
 
 from godwit.client.message import Message
-from godwit.errors import DecodeError
+from godwit.errors import DecodeError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_LABELS
 from godwit.wire.batch import (
     HAS_DELTAS,
@@ -27,26 +27,91 @@ from godwit.wire.batch import (
 )
 from godwit.wire.control import Labels
 
+Payload: TypeAlias = bytes | bytearray | memoryview | str
+"""The types that a publisher accepts; a text is sent as UTF-8."""
+LENGTH_BYTES: Final = 4
+"""Overhead of a message in a batch; twice that if the batch stores a time for each message."""
+HEAD_BYTES: Final = 9 + 8 + 4
+"""The longest head of a publisher's batch: with its sequence, and the count that follows it."""
+MAX_CACHED_COUNT: Final = 4096
+"""Formats for batches with more messages are not cached: they are long."""
+
+_HEAD: Final = struct.Struct(">BQ")
+_HEAD_WITH_SEQUENCE: Final = struct.Struct(">BQQ")
 _ROUTED: Final = struct.Struct(">BQIIQQII")
 """Head, route, count and the first length of a batch that has nothing else."""
 _SHAPE: Final = LONE | HAS_DELTAS | HAS_SEQUENCE | HAS_ROUTE | HAS_EXTENSION
 _U32: Final = struct.Struct(">I")
-MOST_REMEMBERED: Final = 4096
-"""Formats for batches of more messages are not kept: they are long."""
+
+
+# -- the publisher's side ---------------------------------------------------------------------------------------------
+
+
+def to_bytes(payload: Payload) -> bytes:
+    """Return the payload as bytes, a text as UTF-8.
+
+    Raises UsageError for any other type.
+    """
+    if isinstance(payload, str):
+        return payload.encode()
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    raise UsageError(f"a payload of type {type(payload).__name__}: give bytes or a text")
+
+
+def pack_batch(
+    payloads: list[bytes],
+    qos: int,
+    published_us: int,
+    *,
+    retain: bool,
+    sequence: int | None,
+    deltas_us: list[int] | None = None,
+    extension: bytes | None = None,
+) -> bytes:
+    """Return the encoding of a batch (see godwit.wire.batch).
+
+    The list `payloads` is modified. `sequence` is None at QoS 1; `deltas_us` has a time for each message, relative to
+    `published_us`, or is None if all share that time.
+    """
+    flags = qos << QOS_SHIFT
+    if retain:
+        flags |= RETAIN
+    count = len(payloads)
+    parts: list[bytes] = []
+    if extension is not None:
+        flags |= HAS_EXTENSION
+        parts += (_U32.pack(len(extension)), extension)
+    if deltas_us is not None:
+        flags |= HAS_DELTAS
+        parts.append(struct.pack(f">{2 * count + 1}I", count, *map(len, payloads), *deltas_us))
+    elif count == 1:
+        flags |= LONE
+    else:
+        parts.append(struct.pack(f">{count + 1}I", count, *map(len, payloads)))
+    if sequence is None:
+        parts.insert(0, _HEAD.pack(flags, published_us))
+    else:
+        parts.insert(0, _HEAD_WITH_SEQUENCE.pack(flags | HAS_SEQUENCE, published_us, sequence))
+    payloads[:0] = parts
+    return b"".join(payloads)
+
+
+# -- the subscriber's side --------------------------------------------------------------------------------------------
 
 
 class UnknownLabelError(DecodeError):
-    """A batch names its topic or publisher by a number that was not introduced on its channel."""
+    """The topic or publisher of a batch is a number that the broker has not introduced on this channel."""
 
     def __init__(self, topic: int, publisher: int) -> None:
         super().__init__("label", f"topic {topic} or publisher {publisher} was not introduced on this channel")
 
 
-class Reader:
-    """Reads one channel: knows what the numbers in its routes stand for, and how far it has come.
+class ChannelDecoder:
+    """Decodes the records of one channel: stores its labels, drops repeated messages and counts missing ones.
 
-    On a channel of the log `position` is the next offset that the application has not had. On a live one it is the
-    running number of the next message, and what is missing before a batch was lost.
+    On a channel of the log, `position` is the next offset to hand to the application; messages below it are repeats.
+    On a live channel (QoS 0) it is the running number of the next message, and a jump in it is a loss.
     """
 
     __slots__ = ("_publishers", "_topics", "live", "missed", "position", "repeated")
@@ -55,14 +120,17 @@ class Reader:
         self.live = live
         self.position = position
         self.missed = 0
-        """On a live channel: how many were missing so far."""
+        """On a live channel: the number of lost messages so far."""
         self.repeated = 0
-        """How many were left out so far because the application has had them."""
+        """The number of messages dropped so far as repeats."""
         self._topics: dict[int, str] = {}
         self._publishers: dict[int, str] = {}
 
     def learn(self, labels: Labels) -> None:
-        """Names for numbers."""
+        """Store the names of topics and publishers for the numbers in the batches that follow.
+
+        Raises DecodeError if the channel has too many labels.
+        """
         if labels.forget:
             self._topics.clear()
             self._publishers.clear()
@@ -71,8 +139,11 @@ class Reader:
         if len(self._topics) + len(self._publishers) > 2 * MAX_LABELS:
             raise DecodeError("labels", f"more than {MAX_LABELS} on one channel")
 
-    def read(self, record: bytes) -> list[Message]:
-        """The messages of a record that the application has not had. DecodeError: it is not made of routed batches."""
+    def decode(self, record: bytes) -> list[Message]:
+        """Return the messages of a record, without repeats.
+
+        Raises DecodeError if the record does not consist of routed batches, UnknownLabelError for a missing label.
+        """
         found: list[Message] = []
         position = self.position
         live = self.live
@@ -84,9 +155,9 @@ class Reader:
         try:
             while at < stop:
                 is_plain = record[at] & _SHAPE == HAS_ROUTE
-                messages, offset, retain, at = (self._plain if is_plain else self._unusual)(record, at)
+                messages, offset, retain, at = (self._plain if is_plain else self._general)(record, at)
                 if retain and not live:
-                    found += messages  # sent because of the subscription: its offset says nothing
+                    found += messages  # retained: its offset is unrelated to the position
                     continue
                 known = position - offset
                 if known > 0:
@@ -109,7 +180,7 @@ class Reader:
         return found
 
     def _plain(self, record: bytes, at: int) -> tuple[list[Message], int, int, int]:
-        """A batch of the usual shape: its messages, its offset, whether it is retained, where it ends."""
+        """Decode a batch of the usual shape: return its messages, offset, retain flag and end."""
         flags, published_us, topic, publisher, offset, received_us, count, length = _ROUTED.unpack_from(record, at)
         try:
             topic_name = self._topics[topic]
@@ -121,9 +192,9 @@ class Reader:
         qos = flags >> QOS_SHIFT
         if count == 1 and qos < 3:
             end = at + length
-            place = None if self.live or not qos else offset
+            message_offset = None if self.live or not qos else offset
             message = Message(
-                topic_name, record[at:end], publisher_name, published_us, received_us, qos, retain != 0, place
+                topic_name, record[at:end], publisher_name, published_us, received_us, qos, retain != 0, message_offset
             )
             return [message], offset, retain, end
         if not 1 <= count <= MAX_BATCH_MESSAGES or qos == 3:
@@ -142,12 +213,12 @@ class Reader:
         )
         return list(messages), offset, retain, end
 
-    def _unusual(self, record: bytes, at: int) -> tuple[list[Message], int, int, int]:
-        """As _plain, for a batch with times for each message, with an extension, or without lengths."""
+    def _general(self, record: bytes, at: int) -> tuple[list[Message], int, int, int]:
+        """Decode a batch with a time for each message, with an extension, or with a single message."""
         batch, end = decode_batch(record, at)
         route = batch.route
         if route is None:
-            raise DecodeError("batch", "one for a subscriber has a route")
+            raise DecodeError("batch", "a batch for a subscriber must have a route")
         topic = self._topics.get(route.topic)
         publisher = self._publishers.get(route.publisher)
         if topic is None or publisher is None:
@@ -163,19 +234,19 @@ class Reader:
                 route.received_us,
                 batch.qos,
                 batch.retain,
-                route.offset + place if has_offset else None,
+                route.offset + index if has_offset else None,
                 batch.extension,
             )
-            for place, (payload, delta_us) in enumerate(zip(batch.payloads, batch.deltas_us or repeat(0), strict=False))
+            for index, (payload, delta_us) in enumerate(zip(batch.payloads, batch.deltas_us or repeat(0), strict=False))
         ]
         return messages, route.offset, int(batch.retain), end
 
 
 def _bodies(record: bytes, at: int, count: int, first_bytes: int) -> tuple[Iterable[bytes], int]:
-    """The bodies of a batch whose lengths stand at `at`, and where they end."""
+    """Return the bodies of a batch whose lengths begin at `at`, and the end of the last one."""
     bodies_at = at + _U32.size * count
     if record[at:bodies_at] == _U32.pack(first_bytes) * count:
-        # All have one length, as the readings of a sensor do: then one call cuts them all.
+        # All bodies have the same length, as sensor readings often do: one call splits them.
         end = bodies_at + count * first_bytes
         if end > len(record):
             raise DecodeError("batch", "bodies are cut short")
@@ -185,9 +256,9 @@ def _bodies(record: bytes, at: int, count: int, first_bytes: int) -> tuple[Itera
 
 
 def _same_lengths(length: int, count: int) -> struct.Struct:
-    return _remembered(length, count) if count <= MOST_REMEMBERED else struct.Struct(f"{length}s" * count)
+    return _cached_lengths(length, count) if count <= MAX_CACHED_COUNT else struct.Struct(f"{length}s" * count)
 
 
 @lru_cache(maxsize=64)
-def _remembered(length: int, count: int) -> struct.Struct:
+def _cached_lengths(length: int, count: int) -> struct.Struct:
     return struct.Struct(f"{length}s" * count)

@@ -1,33 +1,38 @@
-"""A client and a scripted broker in virtual time: login, publishing, subscribing, reconnects, the end."""
+"""The client as a whole with a scripted broker: login, reconnects, application calls, events."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import get_args
 
 import pytest
+from tests.client.work_broker import at_work
 from tests.client.world import BROKER, FakeBroker, Network, User, online
 
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.events import (
     Available,
+    BufferAvailable,
+    ClientEvent,
     Confirmed,
     Ended,
     Offline,
     Online,
     Refused,
     Reply,
-    Room,
     SubscriptionEnded,
     SubscriptionStarted,
 )
+from godwit.client.protocol import ClientProtocol, make_login, welcome_problem
 from godwit.errors import BadFilterError, BadTopicError, BufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS, MIB
 from godwit.transport.config import EndpointConfig
 from godwit.transport.train import Train
 from godwit.wire import control
 from godwit.wire.batch import decode_batches
-from godwit.wire.control import Code, Create, Done, Error, Login, Ping, Pong, TopicList, Topics, Will
+from godwit.wire.control import Code, Create, Done, Error, Login, Ping, Pong, TopicList, Topics, Welcome, Will
+from godwit.wire.proof import is_proof, make_proof
 
 NOWHERE = ("203.0.113.1", 50000)
 
@@ -35,7 +40,7 @@ NOWHERE = ("203.0.113.1", 50000)
 # -- coming online ----------------------------------------------------------------------------------------------------
 
 
-def test_login_is_the_first_word_and_the_welcome_gives_the_name() -> None:
+def test_login_is_the_first_message_and_the_welcome_has_the_name() -> None:
     will = Will(topic="gone", payload=b"bye")
     _, broker, user = online(config=ClientConfig(name="sensor-1", will=will, session_expiry_s=60))
     login = broker.link.login
@@ -46,12 +51,12 @@ def test_login_is_the_first_word_and_the_welcome_gives_the_name() -> None:
         will,
         60,
     )
-    assert broker.link.said == [login]
+    assert broker.link.received == [login]
     assert user.log == [Online(False, "sensor-1")]
     assert user.client.name == "sensor-1"
 
 
-def test_a_nameless_client_is_given_a_name() -> None:
+def test_the_broker_assigns_a_name_to_a_nameless_client() -> None:
     _, _, user = online()
     assert user.client.name == "nameless"
 
@@ -79,7 +84,7 @@ def test_a_broker_that_does_not_know_the_secret_is_left_for_good() -> None:
 @pytest.mark.parametrize(
     "code", [Code.NOT_ALLOWED, Code.BAD_NAME, Code.NAME_IN_USE, Code.TAKEN_OVER, Code.KICKED, Code.VERSION]
 )
-def test_final_words_at_the_door(code: Code) -> None:
+def test_final_codes_at_the_login(code: Code) -> None:
     network = Network()
     broker = FakeBroker(network)
     broker.welcomes = False
@@ -93,7 +98,7 @@ def test_final_words_at_the_door(code: Code) -> None:
 
 
 @pytest.mark.parametrize("code", [Code.TAKEN_OVER, Code.KICKED, Code.NOT_ALLOWED])
-def test_final_words_later(code: Code) -> None:
+def test_final_codes_later(code: Code) -> None:
     network, broker, user = online()
     broker.link.connection.close(network.now, code, "go away")
     user.until("closed")
@@ -106,7 +111,7 @@ def test_final_words_later(code: Code) -> None:
 @pytest.mark.parametrize(
     "code", [Code.NORMAL, Code.SHUTDOWN, Code.PROTOCOL, Code.LIMIT, Code.BUSY, Code.INTERNAL, Code.NAME_IN_USE, 9999]
 )
-def test_after_other_words_it_comes_back(code: int) -> None:
+def test_after_other_codes_it_reconnects(code: int) -> None:
     network, broker, user = online()
     broker.link.connection.close(network.now, code, "later")
     user.until("offline")
@@ -126,11 +131,11 @@ def test_a_refused_login_that_comes_as_an_error_counts_too() -> None:
     network.run_until(lambda: bool(broker.links and broker.link.login))
     login = broker.link.login
     assert login is not None
-    broker.link.tell(Error(code=Code.BAD_NAME, text="no such name", request=login.request))
+    broker.link.send(Error(code=Code.BAD_NAME, text="no such name", request=login.request))
     user.until("closed")
 
 
-def test_a_broker_that_gives_no_welcome_is_tried_again() -> None:
+def test_a_broker_without_a_welcome_is_tried_again() -> None:
     network = Network()
     broker = FakeBroker(network)
     broker.welcomes = False
@@ -158,7 +163,7 @@ def test_the_address_that_answers_is_found_soon() -> None:
     user.until("online", 1.0)
 
 
-def test_a_second_answer_is_not_kept() -> None:
+def test_a_second_connection_is_closed() -> None:
     """Both addresses lead to a broker, the first of them slowly."""
     network = Network(delay_s=0.3)
     first, second = FakeBroker(network), FakeBroker(network, address=NOWHERE)
@@ -231,7 +236,7 @@ def test_while_there_is_no_broker_messages_wait() -> None:
     user.until("online", 12.0)
     network.run_until(lambda: publisher.confirmed_sequence == 100)
     assert broker.messages("t") == [b"%d" % place for place in range(100)]
-    (batch,) = decode_batches(broker.link.inlets[1].records[0])
+    (batch,) = decode_batches(broker.link.published[1].records[0])
     assert batch.deltas_us is not None
     assert batch.deltas_us[-1] == 99_000_000
 
@@ -245,7 +250,7 @@ def test_unconfirmed_records_are_sent_again_byte_for_byte_in_order() -> None:
             publisher.send(b"%d" % place, network.now_us)
         network.run(0.1)
     first = broker.link
-    assert [len(inlet.records) for inlet in first.inlets.values()] == [5, 5]
+    assert [len(channel.records) for channel in first.published.values()] == [5, 5]
     broker.stop()
     network.run(1)
     broker.start()
@@ -253,16 +258,19 @@ def test_unconfirmed_records_are_sent_again_byte_for_byte_in_order() -> None:
     network.run_until(lambda: all(publisher.is_idle for publisher in publishers))
     second = broker.link
     assert second is not first
-    assert {inlet.open.topic: inlet.records for inlet in first.inlets.values()} == {
-        inlet.open.topic: inlet.records for inlet in second.inlets.values()
+    assert {channel.open.topic: channel.records for channel in first.published.values()} == {
+        channel.open.topic: channel.records for channel in second.published.values()
     }
     identities = {
-        inlet.open.publisher for link in (first, second) for inlet in link.inlets.values() if inlet.open.qos == 2
+        channel.open.publisher
+        for link in (first, second)
+        for channel in link.published.values()
+        if channel.open.qos == 2
     }
     assert identities == {user.client.instance.hex()}
 
 
-def test_what_was_confirmed_is_not_sent_again() -> None:
+def test_confirmed_messages_are_not_sent_again() -> None:
     network, broker, user = online()
     publisher = user.client.publisher("t")
     publisher.send(b"safe", network.now_us)
@@ -285,11 +293,11 @@ def test_the_buffer_fills_and_empties() -> None:
             publisher.send(bytes(1000), network.now_us)
     assert user.client.held_bytes > 90_000
     network.run(1)
-    assert user.all(Room) == []
-    for channel, inlet in broker.link.inlets.items():
-        broker.link.connection.confirm(channel, len(inlet.records), 0)
+    assert user.all(BufferAvailable) == []
+    for number, channel in broker.link.published.items():
+        broker.link.connection.confirm(number, len(channel.records), 0)
     network.run(1)
-    assert user.all(Room) == [Room(publisher)]
+    assert user.all(BufferAvailable) == [BufferAvailable(publisher)]
     publisher.send(bytes(1000), network.now_us)
     assert user.client.held_bytes < 10_000
 
@@ -306,7 +314,7 @@ def test_more_than_the_transport_holds_waits_for_room_there() -> None:
         assert [int(payload[:4]) for payload in broker.messages(f"t/{place}")] == list(range(1000))
 
 
-def test_quality_0_flows_without_loss_where_the_network_has_none() -> None:
+def test_qos_0_flows_without_loss_where_the_network_has_none() -> None:
     network, broker, user = online()
     publisher = user.client.publisher("t", qos=0)
     for place in range(10_000):
@@ -325,7 +333,7 @@ def test_very_many_topics_on_few_channels() -> None:
             user.client.publisher(f"t/{round_}/{place}").send(b"x", network.now_us)
         network.run(2)
     assert len(broker.stored) == 2100
-    open_ones = [inlet for inlet in broker.link.inlets.values() if not inlet.ended]
+    open_ones = [channel for channel in broker.link.published.values() if not channel.ended]
     assert len(open_ones) <= 1024 + 8
     assert user.client.held_bytes == 0
 
@@ -377,7 +385,7 @@ def test_a_closed_publisher_ends_its_channel() -> None:
     publisher.send(b"x", network.now_us)
     publisher.close()
     network.run(1)
-    assert broker.link.inlets[1].ended
+    assert broker.link.published[1].ended
     assert broker.messages("t") == [b"x"]
 
 
@@ -402,8 +410,8 @@ def test_messages_come_in_order_and_are_confirmed_as_they_are_taken() -> None:
     ]
     assert user.take_all(subscription)[0].topic == "c"
     network.run(1)
-    outlet = broker.link.outlets[0]
-    assert (outlet.feed, 3) in broker.link.confirmed
+    channels = broker.link.subscribed[0]
+    assert (channels.feed, 3) in broker.link.confirmed
 
 
 def test_a_slow_application_holds_the_broker_back() -> None:
@@ -432,7 +440,7 @@ def test_resubscribes_after_a_reconnect_without_loss_or_repeat() -> None:
     assert len(subscription.take() or []) == 3
     broker.link.connection.close(network.now, Code.SHUTDOWN)
     network.run(1)
-    ask = broker.link.outlets[0].ask
+    ask = broker.link.subscribed[0].ask
     assert ask.start == 0  # the application has not asked for more than it was given
     broker.push(broker.link, [b"0", b"1", b"2", b"3"], 0)
     network.run(1)
@@ -446,7 +454,7 @@ def test_a_subscription_that_is_refused() -> None:
     subscription = user.client.subscribe(["a/b"])
     network.run(1)
     (ask,) = broker.link.all(control.Subscribe)
-    broker.link.tell(Error(code=Code.NOT_ALLOWED, text="you may not", request=ask.request))
+    broker.link.send(Error(code=Code.NOT_ALLOWED, text="you may not", request=ask.request))
     network.run(1)
     assert user.all(SubscriptionEnded) == [SubscriptionEnded(subscription, Code.NOT_ALLOWED, "you may not")]
     assert user.all(Reply) == []
@@ -456,7 +464,7 @@ def test_a_kicked_subscription() -> None:
     network, broker, user = online()
     subscription = user.client.subscribe(["a/b"])
     network.run(1)
-    broker.link.tell(control.Kicked(subscription=subscription.number, by="admin"))
+    broker.link.send(control.Kicked(subscription=subscription.number, by="admin"))
     network.run(1)
     assert user.all(SubscriptionEnded)[0].code == Code.KICKED
 
@@ -471,7 +479,7 @@ def test_unsubscribing_is_answered() -> None:
     again = user.client.unsubscribe(subscription)
     broker.answers = False
     network.run(1)
-    broker.link.tell(Error(code=Code.NOT_SUBSCRIBED, text="not subscribed", request=again))
+    broker.link.send(Error(code=Code.NOT_SUBSCRIBED, text="not subscribed", request=again))
     network.run(1)
     assert isinstance(user.all(Reply)[-1].message, Error)
 
@@ -485,8 +493,12 @@ def test_requests_are_answered_and_asked_again_until_then() -> None:
     create = user.client.request(lambda number: Create(request=number, topic="new"))
     topics = user.client.request(lambda number: Topics(request=number))
     network.run(1)
-    assert [message.request for message in broker.link.said[1:] if not isinstance(message, Login)] == [create, topics]  # type: ignore[union-attr]
-    broker.link.tell(Error(code=Code.TOPIC_EXISTS, text="is there", request=create))
+    assert [message.request for message in broker.link.received if isinstance(message, Create | Topics)] == [
+        create,
+        topics,
+    ]
+    assert len(broker.link.received) == 3
+    broker.link.send(Error(code=Code.TOPIC_EXISTS, text="is there", request=create))
     network.run(1)
     broker.answers = True
     broker.link.connection.close(network.now, Code.SHUTDOWN)
@@ -506,16 +518,16 @@ def test_a_forgotten_request_brings_no_reply() -> None:
     assert user.all(Reply) == []
 
 
-def test_the_caller_is_told_when_to_ask_for_trains() -> None:
+def test_callbacks_when_to_poll_for_trains() -> None:
     network, _, user = online()
-    told: list[str] = []
-    user.client.on_sending(begun=lambda: told.append("begun"), full=lambda: told.append("full"))
+    called: list[str] = []
+    user.client.on_sending(begun=lambda: called.append("begun"), full=lambda: called.append("full"))
     publisher = user.client.publisher("t")
     publisher.send(b"x", network.now_us)
-    assert told == ["begun"]
+    assert called == ["begun"]
     for _ in range(1000):
         publisher.send(bytes(100), network.now_us)
-    assert "full" in told
+    assert "full" in called
     assert user.client.statistics.packets_sent > 0
     assert len(user.client.endpoint.connections) == 1
 
@@ -536,7 +548,7 @@ def test_a_ping_is_answered_also_before_the_welcome() -> None:
     broker.welcomes = False
     user = User(network)
     network.run_until(lambda: bool(broker.links and broker.link.login))
-    broker.link.tell(Ping(request=7))
+    broker.link.send(Ping(request=7))
     network.run(1)
     assert broker.link.all(Pong) == [Pong(request=7)]
     broker.welcome(broker.link)
@@ -546,7 +558,7 @@ def test_a_ping_is_answered_also_before_the_welcome() -> None:
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_closing_says_goodbye_and_waits_for_nothing() -> None:
+def test_closing_sends_a_close_and_waits_for_nothing() -> None:
     network, broker, user = online()
     publisher = user.client.publisher("t")
     subscription = user.client.subscribe(["a"])
@@ -574,7 +586,7 @@ def test_closing_says_goodbye_and_waits_for_nothing() -> None:
     assert user.client.next_timer() is None
 
 
-def test_closing_before_it_was_online_is_silent() -> None:
+def test_closing_before_it_was_online_sends_no_confirm() -> None:
     network = Network()
     user = User(network)
     network.run(1)
@@ -614,9 +626,87 @@ def test_bad_calls_are_refused_at_once() -> None:
 
 def test_a_client_without_addresses_is_quiet() -> None:
     rng = random.Random(1)
-    client = Client(ClientConfig(), entropy=rng.randbytes, random=rng)
+    client = ClientProtocol(ClientConfig(), entropy=rng.randbytes, random=rng)
     assert client.next_train(0.0) is None
     assert client.next_timer() is None
     client.receive(Train(BROKER, b"anything at all", 15), 0.0)
     assert client.events() == []
     assert client.statistics.packets_sent == 0
+
+
+def test_a_closed_client_refuses_calls() -> None:
+    network, _, user = at_work()
+    user.client.close(network.now)
+    calls: list[Callable[[ClientProtocol], object]] = [
+        lambda client: client.submit("resize", b""),
+        lambda client: client.watch(1),
+        lambda client: client.volunteer(["resize"], 1),
+        lambda client: client.withdraw(),
+        lambda client: client.publisher("t"),
+        lambda client: client.subscribe(["t"]),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="the client is closed"):
+            call(user.client)
+
+
+def test_callbacks_of_work_when_to_poll_for_trains() -> None:
+    network, broker, user = at_work()
+    called: list[str] = []
+    user.client.on_sending(begun=lambda: called.append("begun"), full=lambda: called.append("full"))
+    user.client.submit("resize", b"")
+    user.client.submit("resize", b"")
+    assert called == ["begun"]
+    user.client.submit("resize", bytes(100_000))
+    assert called == ["begun", "full"]
+    network.run(0.1)
+    called.clear()
+    user.client.publisher("t").send(b"", network.now_us)
+    assert called == ["begun"]
+    network.run(0.1)
+    assert sorted(broker.groups) == [1, 2]
+
+
+INSTANCE = bytes(range(16))
+BINDING = bytes(32)
+
+
+def test_a_client_without_a_secret_proves_and_asks_nothing() -> None:
+    login = make_login(ClientConfig(name="n"), 3, INSTANCE, BINDING, is_first=True)
+    assert (login.request, login.name, login.instance, login.proof) == (3, "n", INSTANCE, b"")
+    assert welcome_problem(Welcome(request=3, name="n", max_message_bytes=1), ClientConfig(name="n"), BINDING) == ""
+
+
+def test_a_secret_is_proved_for_this_connection() -> None:
+    config = ClientConfig(name="n", secret=b"secret", will=Will(topic="t", payload=b""), session_expiry_s=5)
+    login = make_login(config, 0, INSTANCE, BINDING, is_first=True)
+    assert is_proof(login.proof, b"secret", "client", BINDING, "n")
+    assert not is_proof(login.proof, b"secret", "client", bytes([1] * 32), "n")
+    assert b"secret" not in login.proof
+    assert (login.will, login.session_expiry_s) == (config.will, 5)
+
+
+def test_a_fresh_session_is_asked_for_once() -> None:
+    config = ClientConfig(name="n", fresh=True)
+    assert make_login(config, 0, INSTANCE, BINDING, is_first=True).fresh
+    assert not make_login(config, 0, INSTANCE, BINDING, is_first=False).fresh
+
+
+def test_the_broker_must_prove_that_it_knows_the_secret() -> None:
+    config = ClientConfig(name="n", secret=b"secret")
+    right = make_proof(b"secret", "server", BINDING, "n")
+    assert welcome_problem(Welcome(request=0, name="n", proof=right, max_message_bytes=1), config, BINDING) == ""
+    for wrong in (b"", make_proof(b"other", "server", BINDING, "n"), make_proof(b"secret", "client", BINDING, "n")):
+        welcome = Welcome(request=0, name="n", proof=wrong, max_message_bytes=1)
+        assert "did not prove" in welcome_problem(welcome, config, BINDING)
+
+
+def test_events_are_frozen_values() -> None:
+    assert Offline(Code.TIMEOUT, "silence", 0.5) == Offline(6, "silence", 0.5)
+    assert Online(True, "a") != Online(False, "a")
+    assert "silence" in repr(Ended(Code.TIMEOUT, "silence"))
+    assert all(event.__struct_config__.frozen for event in get_args(ClientEvent))
+
+
+def test_every_event_has_a_docstring() -> None:
+    assert all(event.__doc__ for event in get_args(ClientEvent))

@@ -1,4 +1,4 @@
-"""An inbox on a stub connection, and the broker's side of its channels, record by record."""
+"""Subscriptions on a stub connection, and the broker's side of their channels, record by record."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from tests.client.stubs import StubConnection
 
 from godwit.client.events import ClientEvent
-from godwit.client.inbox import Inbox
 from godwit.client.message import Message
-from godwit.client.requests import Requests
-from godwit.client.subscription import Start, Subscription
+from godwit.client.requests import RequestQueue
+from godwit.client.subscription import Start, Subscription, Subscriptions
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
@@ -25,15 +24,15 @@ def batch(payloads: list[bytes], offset: int, *, qos: int = 1, retain: bool = Fa
     return encode_joinable(Batch(payloads, 100, qos, retain, None, Route(topic, 1, offset, 200)))
 
 
-class Desk:
-    """What the tests hold on to."""
+class SubscriptionBench:
+    """The subscriptions of a client with a stub connection, and the broker's side of it."""
 
     def __init__(self) -> None:
         self.events: list[ClientEvent] = []
         self.violations: list[str] = []
-        self.requests = Requests()
+        self.requests = RequestQueue()
         self.work: list[Received] = []
-        self.inbox = Inbox(self.requests, self.events, self._note, self.work.append)
+        self.subscriptions = Subscriptions(self.requests, self.events, self._note, self.work.append)
         self.connection = StubConnection()
         self.answered = 0
         self.records: dict[int, int] = {}
@@ -49,15 +48,15 @@ class Desk:
         self.records = {}
         self.answered = 0
         self.requests.attach(self.connection.real)
-        self.inbox.attach(self.connection.real, log, epochs)
+        self.subscriptions.attach(self.connection.real, log, epochs)
         self.requests.resend()
 
     def detach(self) -> None:
         self.requests.detach()
-        self.inbox.detach()
+        self.subscriptions.detach()
 
-    def said(self) -> list[ControlMessage]:
-        """What the client has said since the last call."""
+    def sent(self) -> list[ControlMessage]:
+        """Return the control messages of the client since the last call."""
         self.requests.pump(0.0)
         new = self.connection.sent[self.answered :]
         self.answered = len(self.connection.sent)
@@ -69,13 +68,13 @@ class Desk:
         return messages
 
     def asked(self) -> list[Subscribe]:
-        return [message for message in self.said() if isinstance(message, Subscribe)]
+        return [message for message in self.sent() if isinstance(message, Subscribe)]
 
     # -- the broker ---------------------------------------------------------------------------------------------------
 
     def started(self, *, start: Start = None, next_offset: int = 0, cursor: str | None = None) -> Subscription:
         """A subscription that the broker has agreed to."""
-        subscription = self.inbox.subscribe(("a/#",), start=start, since_us=None, cursor=cursor)
+        subscription = self.subscriptions.subscribe(("a/#",), start=start, since_us=None, cursor=cursor)
         (ask,) = self.asked()
         self.agree(ask, next_offset)
         return subscription
@@ -85,26 +84,26 @@ class Desk:
         reply = Subscribed(
             request=ask.request, subscription=ask.subscription, next_offset=next_offset, same_below=same_below
         )
-        assert self.inbox.on_subscribed(reply)
+        assert self.subscriptions.handle_subscribed(reply)
 
     def open(self, number: int = 0) -> None:
         for channel, live in ((FEED + 2 * number, False), (LIVE + 2 * number, True)):
-            self.bring(channel, encode_control(Feed(subscription=number, live=live)))
+            self.receive(channel, encode_control(Feed(subscription=number, live=live)))
             labels = Labels(topics=[(1, "a/b"), (2, "a/c")], publishers=[(1, "someone")])
-            self.bring(channel, encode_in_band(labels))
+            self.receive(channel, encode_in_band(labels))
 
-    def bring(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> int:
-        """A record arrives; gives its number."""
+    def receive(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> int:
+        """Receive a record, and return its number."""
         number = 0
         if reliable:
             number = self.records.get(channel, 0)
             self.records[channel] = number + 1
-        self.inbox.on_received(Received(self.connection.real, channel, number, body, reliable, last))
+        self.subscriptions.handle_received(Received(self.connection.real, channel, number, body, reliable, last))
         return number
 
-    def bring_live(self, payloads: list[bytes], number: int) -> None:
+    def receive_live(self, payloads: list[bytes], number: int) -> None:
         body = encode_batch(Batch(payloads, 100, 0, False, None, Route(1, 1, number, 200)))
-        self.bring(LIVE, body, reliable=False)
+        self.receive(LIVE, body, reliable=False)
 
 
 def take_all(subscription: Subscription) -> list[Message]:

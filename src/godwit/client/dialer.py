@@ -1,0 +1,125 @@
+"""Connect to one of several addresses: a round of attempts, a pause, the next round.
+
+Within a round the addresses are tried one after another with a short delay, and the first connection that opens is
+used: a host name may resolve to several addresses of which only some lead to the broker. An attempt repeats its first
+packet twice a second for as long as the transport allows, so a client started before its broker connects soon after
+the broker is up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from godwit.transport.connection import Connection
+from godwit.transport.endpoint import Endpoint
+from godwit.transport.train import Address
+
+NEXT_ADDRESS_S: Final = 0.25
+"""Delay before the next address of a round is tried too (as RFC 8305 recommends)."""
+
+
+class Random(Protocol):
+    """The part of `random.Random` that a client needs."""
+
+    def random(self) -> float: ...
+
+
+class Backoff:
+    """The pause before the next attempt to connect.
+
+    A pause is random between `shortest_s` and a bound that doubles with each failure, up to `longest_s`. Drawing from
+    the whole range spreads the clients out that reconnect after a broker's restart.
+    """
+
+    def __init__(self, shortest_s: float, longest_s: float, random: Random) -> None:
+        self._shortest_s = shortest_s
+        self._longest_s = longest_s
+        self._random = random
+        self._bound_s = shortest_s
+
+    def next_pause_s(self) -> float:
+        """Count a failure and return the pause that follows it."""
+        self._bound_s = min(2 * self._bound_s, self._longest_s)
+        return self._shortest_s + (self._bound_s - self._shortest_s) * self._random.random()
+
+    def reset(self) -> None:
+        """Forget the failures so far, after a connection that lasted."""
+        self._bound_s = self._shortest_s
+
+
+class Dialer:
+    """Makes the attempts to connect and reports which of them succeeded.
+
+    Input: set_addresses, begin, retry, stop, handle_*. Getters: is_dialing, due_at.
+    """
+
+    def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
+        self.due_at: float | None = None
+        """When to call handle_timers."""
+        self._endpoint = endpoint
+        self._backoff = backoff
+        self._addresses: deque[Address] = deque()
+        self._untried: deque[Address] = deque()
+        """Addresses of the present round that were not tried yet."""
+        self._attempts: dict[int, Connection] = {}
+
+    @property
+    def is_dialing(self) -> bool:
+        """Whether an attempt is under way."""
+        return bool(self._attempts)
+
+    def set_addresses(self, addresses: Sequence[Address]) -> None:
+        """Replace the addresses, from the next round on."""
+        self._addresses = deque(addresses)
+
+    def begin(self, now: float) -> None:
+        """Begin a round at once. Each round begins with another address."""
+        self._untried = deque(self._addresses)
+        self._addresses.rotate(-1)
+        self._dial(now)
+
+    def retry(self, now: float) -> float:
+        """Schedule the next round, and return the pause before it in seconds."""
+        pause_s = self._backoff.next_pause_s()
+        self.due_at = now + pause_s
+        return pause_s
+
+    def stop(self, now: float) -> None:
+        """Cancel all attempts and timers."""
+        self.due_at = None
+        self._untried.clear()
+        attempts = list(self._attempts.values())
+        self._attempts.clear()
+        for connection in attempts:
+            connection.close(now)
+
+    def handle_timers(self, now: float) -> None:
+        """Try the next address, or begin the next round, if that is due."""
+        if self.due_at is not None and now >= self.due_at:
+            self.due_at = None
+            if self._untried:
+                self._dial(now)
+            elif not self._attempts:
+                self.begin(now)
+
+    def handle_connected(self, connection: Connection, now: float) -> bool:
+        """Return whether this connection is to be used: the first of its round. The other attempts are cancelled."""
+        if self._attempts.pop(connection.id, None) is None:
+            return False
+        self.stop(now)
+        return True
+
+    def handle_closed(self, connection: Connection, now: float) -> bool:
+        """Return whether this was an attempt, and the last one of its round."""
+        if self._attempts.pop(connection.id, None) is None:
+            return False
+        if self._untried:
+            self._dial(now)
+        return not self._attempts
+
+    def _dial(self, now: float) -> None:
+        connection = self._endpoint.connect(self._untried.popleft(), now)
+        self._attempts[connection.id] = connection
+        self.due_at = now + NEXT_ADDRESS_S if self._untried else None

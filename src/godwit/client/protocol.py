@@ -1,0 +1,611 @@
+"""The sans-IO client of one broker, over reconnects: the counterpart of the server.
+
+    application   publisher, subscribe, unsubscribe, commit, request, submit, watch, volunteer, finish and others
+    input         connect, close, receive (a train), handle_timers
+    output        events, next_train, next_timer
+    getters       state, name, statistics, held_bytes, work_held, max_payload_bytes
+
+    connecting --welcome--> online --connection lost--> offline --pause--> connecting
+        \\--no answer, refused--> offline        any --close(), or a final refusal by the broker--> closed
+
+After any input or application call, poll the output. Data from the broker never raises an error here: a protocol
+violation closes the connection, and the client connects again later. Application calls check their arguments before
+they change anything: a UsageError has no effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, Literal, TypeAlias
+
+from godwit.broker.topics import check_filter, check_topic
+from godwit.client.config import ClientConfig
+from godwit.client.dialer import Backoff, Dialer, Random
+from godwit.client.events import ClientEvent, Ended, Offline, Online, Reply
+from godwit.client.jobs import JobView
+from godwit.client.message import Bookmark
+from godwit.client.publisher import Publisher, Publishers
+from godwit.client.requests import RequestQueue
+from godwit.client.subscription import Start, Subscription, Subscriptions
+from godwit.client.work import ClientWork
+from godwit.client.worker import Lease
+from godwit.errors import ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
+from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
+from godwit.transport.connection import Connection
+from godwit.transport.endpoint import Endpoint
+from godwit.transport.events import Closed, Confirmed, Connected, Event, Received, Writable
+from godwit.transport.statistics import Statistics
+from godwit.transport.train import Address, Train
+from godwit.wire.control import (
+    Code,
+    Commit,
+    ControlMessage,
+    Done,
+    Error,
+    Kicked,
+    Login,
+    Opened,
+    Ping,
+    Pong,
+    Qos,
+    Refused,
+    Subscribed,
+    UnknownKind,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+from godwit.wire.proof import is_proof, make_proof
+
+ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
+
+FINAL_CODES: Final = frozenset((Code.NOT_ALLOWED, Code.BAD_NAME, Code.TAKEN_OVER, Code.KICKED, Code.VERSION))
+"""After these codes the client does not reconnect: it would be refused again."""
+INSTANCE_BYTES: Final = 16
+
+
+class ClientProtocol:
+    """The sans-IO client; see the module's documentation.
+
+    Args:
+        config: the settings.
+        entropy: returns the given number of random bytes.
+        random: a source of random numbers for pauses.
+    """
+
+    def __init__(self, config: ClientConfig, *, entropy: Callable[[int], bytes], random: Random) -> None:
+        self.config = config
+        self.state: ClientState = "offline"
+        self.name = config.name or ""
+        """The client's name; assigned by the broker if the configuration has none."""
+        self.instance = entropy(INSTANCE_BYTES)
+        """Identifies this run of the client."""
+        self._events: list[ClientEvent] = []
+        self._requests = RequestQueue()
+        self._publishers = Publishers(config.send_buffer_bytes, self._events, self.instance.hex())
+        self._sending = self._publishers.state
+        self._work = ClientWork(
+            config.send_buffer_bytes, self._requests, self._events, self.instance, self._note_violation
+        )
+        self._subscriptions = Subscriptions(
+            self._requests, self._events, self._note_violation, self._work.handle_opened
+        )
+        self._endpoint = Endpoint(config.endpoint, entropy=entropy)
+        self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
+        self._dialer = Dialer(self._endpoint, self._backoff)
+        self._connection: Connection | None = None
+        self._login: int | None = None
+        """The number of the login request, until it is answered."""
+        self._login_by: float | None = None
+        self._online_since: float | None = None
+        self._was_online = False
+        self._violation: tuple[Connection, str] | None = None
+
+    # -- application calls: publish, subscribe, request ---------------------------------------------------------------
+
+    def on_sending(self, *, begun: Callable[[], None], full: Callable[[], None]) -> None:
+        """Set the callbacks that ask for trains to be polled, from inside `Publisher.send` and calls about work.
+
+        Args:
+            begun: called when a batch or group gets its first part: poll at the end of the turn.
+            full: called when a full batch or group was handed to the transport: poll now.
+        """
+        self._sending.on_batch_begun = self._work.channel.on_begun = begun
+        self._sending.on_batch_full = self._work.channel.on_full = full
+
+    def publisher(
+        self, topic: str, *, qos: int = 1, identity: str | None = None, epoch: int = 0, sequence: int = 0
+    ) -> Publisher:
+        """Return the publisher of a topic and QoS.
+
+        Args:
+            topic: the topic to publish to.
+            qos: 0, 1 or 2.
+            identity: the name under which the broker recognises repeats; with it each call makes a new publisher.
+            epoch: with an identity, the number of this run: a higher epoch restarts the sequence.
+            sequence: the sequence of the first message, to resume after a restart of the program.
+
+        Raises UsageError for an invalid argument, and if the client is closed.
+        """
+        self._require_open()
+        check_topic(topic)
+        if qos not in (0, 1, 2):
+            raise UsageError(f"QoS {qos!r} does not exist: choose 0, 1 or 2")
+        if identity is not None:
+            _check_name("identity", identity)
+        for what, value in (("epoch", epoch), ("sequence", sequence)):
+            if not 0 <= value < 2**63:
+                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
+        known: Qos = 0 if qos == 0 else 1 if qos == 1 else 2
+        return self._publishers.publisher(topic, known, identity, epoch, sequence)
+
+    def subscribe(
+        self, filters: Sequence[str], *, start: Start = None, since_us: int | None = None, cursor: str | None = None
+    ) -> Subscription:
+        """Subscribe to all topics that match one of the filters. SubscriptionStarted or SubscriptionEnded follows.
+
+        Args:
+            filters: the topic filters. The same filters and cursor again return the same subscription.
+            start: an offset, a bookmark, "latest" or "earliest"; None for the broker's default.
+            since_us: begin with the first message published at or after this time; excludes `start`.
+            cursor: the name of a position that the broker stores and `commit` moves.
+
+        Raises UsageError for an invalid argument, and if the client is closed.
+        """
+        self._require_open()
+        unique = tuple(sorted(set(filters)))
+        if not 1 <= len(unique) <= MAX_FILTERS:
+            raise UsageError(f"{len(unique)} filters: a subscription has 1 to {MAX_FILTERS}")
+        for pattern in unique:
+            check_filter(pattern)
+        if not isinstance(start, int | Bookmark) and start not in (None, "latest", "earliest"):
+            raise UsageError(f"start is {start!r}: give an offset, a bookmark, 'latest' or 'earliest'")
+        for what, value in (("start", start), ("since_us", since_us)):
+            if isinstance(value, int) and not 0 <= value < 2**63:
+                raise UsageError(f"{what} is {value}: it must lie between 0 and 2**63 - 1")
+        if start is not None and since_us is not None:
+            raise UsageError("start and since are two ways to say the same: give one of them")
+        if cursor is not None:
+            _check_name("cursor", cursor)
+        return self._subscriptions.subscribe(unique, start=start, since_us=since_us, cursor=cursor)
+
+    def unsubscribe(self, subscription: Subscription, *, keep: bool = False, offset: int | None = None) -> int:
+        """End a subscription.
+
+        Args:
+            subscription: the subscription to end.
+            keep: whether the session stores its position for a later run of this client.
+            offset: the position to store; None for the position behind the last confirmed message.
+
+        Returns the number of the request; its Reply confirms that the subscription has ended at the broker.
+        """
+        self._require_open()
+        return self._subscriptions.unsubscribe(subscription, keep=keep, offset=offset)
+
+    def commit(self, subscription: Subscription, offset: int) -> int:
+        """Set the stored position of a subscription with a cursor. Return the number of the request."""
+        offset = subscription.reached(offset)
+        epochs = subscription.epochs_at(offset)
+        return self.request(
+            lambda number: Commit(request=number, subscription=subscription.number, offset=offset, epochs=epochs)
+        )
+
+    def request(self, make: Callable[[int], ControlMessage]) -> int:
+        """Send a request, and again after each reconnect until it is answered; the event Reply has the answer.
+
+        Args:
+            make: returns the message for a request number.
+
+        Returns the request number. Raises UsageError if the message is too long, and if the client is closed.
+        """
+        self._require_open()
+        number = self._requests.next_number()
+        self._requests.request(number, make(number))
+        return number
+
+    def forget(self, request: int) -> None:
+        """Do not repeat this request, and report no Reply to it."""
+        self._requests.forget(request)
+
+    def _require_open(self) -> None:
+        if self.state == "closed":
+            raise UsageError("the client is closed: make another one")
+
+    # -- application calls: jobs --------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        kind: str,
+        payload: bytes,
+        *,
+        key: str | None = None,
+        workers: int = 1,
+        priority: int = 0,
+        delay_ms: int = 0,
+        deadline_ms: int | None = None,
+        retries: int = 3,
+        retry_delay_ms: int = 1000,
+        time_limit_ms: int | None = None,
+    ) -> JobView:
+        """Submit a job. JobTaken or JobRefused follows, then JobChanged for each change.
+
+        Args:
+            kind: the kind of work, which decides the workers that can do it.
+            payload: the input of the job.
+            key: identifies the job: the same key again is the same job. None for a new key.
+            workers: the number of workers, each with a task of its own; 0 for all volunteers.
+            priority: jobs with a higher priority start first.
+            delay_ms: the job starts no earlier than this long after its submission.
+            deadline_ms: the job fails if it has not ended this long after its submission.
+            retries: the number of further attempts at a task after a failure.
+            retry_delay_ms: the pause before the first retry; it doubles with each further one.
+            time_limit_ms: the time limit of one attempt at a task; a longer attempt fails.
+
+        Returns the view of the job. Raises UsageError for an invalid argument, RecordTooLargeError for a payload that
+        is too long, and BufferFullError if too much is not answered (wait for the event WorkBufferAvailable).
+        """
+        self._require_open()
+        self._work.is_used = True
+        return self._work.jobs.submit(
+            kind,
+            payload,
+            key,
+            workers,
+            priority,
+            delay_ms,
+            deadline_ms,
+            retries,
+            retry_delay_ms,
+            time_limit_ms,
+        )
+
+    def watch(self, number: int) -> JobView:
+        """Follow a job by its number. JobChanged reports its state, JobRefused that it does not exist."""
+        self._require_open()
+        if type(number) is not int or not 1 <= number < 2**63:
+            raise UsageError(f"no job has the number {number!r}: they are counted from 1")
+        self._work.is_used = True
+        return self._work.jobs.watch(number)
+
+    def unwatch(self, view: JobView) -> None:
+        """Report no further changes of the job to this view."""
+        self._work.jobs.unwatch(view)
+
+    # -- application calls: work --------------------------------------------------------------------------------------
+
+    def volunteer(self, kinds: Sequence[str], capacity: int) -> None:
+        """Ask for tasks. VolunteerAccepted or VolunteerRefused follows, and Leased for each task.
+
+        Args:
+            kinds: the kinds of work, instead of those of an earlier call.
+            capacity: the number of tasks at the same time.
+
+        Raises UsageError for an invalid argument, and if the client is closed.
+        """
+        self._require_open()
+        self._work.leases.volunteer(kinds, capacity)
+        self._work.is_used = True
+
+    def withdraw(self) -> None:
+        """Ask for no more tasks. Running ones may still be finished or given back."""
+        self._require_open()
+        self._work.leases.withdraw()
+
+    def finish(self, lease: Lease, result: bytes) -> None:
+        """Report the result of a task; the event Reported confirms it.
+
+        For a lease that has ended nothing happens; the same holds for fail, give_back and step.
+
+        Raises UsageError or RecordTooLargeError for an invalid result, and BufferFullError if too much is not
+        confirmed (wait for the event WorkBufferAvailable).
+        """
+        self._work.leases.finish(lease, result)
+
+    def fail(self, lease: Lease, error: str, is_final: bool = False) -> None:
+        """Report a failed attempt. With `is_final` the task is not tried again."""
+        self._work.leases.fail(lease, error, is_final=is_final)
+
+    def give_back(self, lease: Lease) -> None:
+        """Return a task undone, for another worker."""
+        self._work.leases.give_back(lease)
+
+    def step(self, lease: Lease, progress: float | None, note: str = "") -> None:
+        """Report the progress of a task, between 0 and 1. Only the newest is sent, a few times a second."""
+        self._work.leases.step(lease, progress, note)
+
+    # -- input --------------------------------------------------------------------------------------------------------
+
+    def connect(self, addresses: Sequence[Address], now: float) -> None:
+        """Connect to the broker at one of these addresses, and reconnect after a loss.
+
+        A later call replaces the addresses. Raises UsageError without an address, and if the client is closed.
+        """
+        if not addresses:
+            raise UsageError("no address to connect to: give at least one")
+        self._require_open()
+        self._dialer.set_addresses(addresses)
+        if self.state == "offline" and self._dialer.due_at is None:
+            self.state = "connecting"
+            self._dialer.begin(now)
+
+    def close(self, now: float) -> None:
+        """Close the connection and end at once; unconfirmed messages are dropped. May be repeated."""
+        if self.state != "closed":
+            self._finish(Code.NORMAL, "closed by the application", now)
+
+    def receive(self, train: Train, now: float) -> None:
+        """Handle a train of packets from the network."""
+        self._endpoint.receive(train, now)
+        self._process_events(now)
+
+    def handle_timers(self, now: float) -> None:
+        """Handle all timers that are due."""
+        self._endpoint.handle_timers(now)
+        self._dialer.handle_timers(now)
+        if self.state == "offline" and self._dialer.is_dialing:
+            self.state = "connecting"
+        if self._login_by is not None and now >= self._login_by:
+            self._drop_connection(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
+        self._process_events(now)
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def events(self) -> list[ClientEvent]:
+        """Return the events since the last call."""
+        events = self._events[:]
+        self._events.clear()
+        self._subscriptions.announced.clear()
+        return events
+
+    def next_train(self, now: float) -> Train | None:
+        """Return the next train to send, or None. Open batches are cut when there is nothing else to send."""
+        if self._violation is not None:
+            self._process_events(now)
+        is_online = self.state == "online"
+        work = self._work
+        if is_online and work.is_used and (work.jobs.to_watch or work.jobs.to_unwatch):
+            work.jobs.send_requests()
+        if self._requests.unsent:
+            self._requests.pump(now)
+        train = self._endpoint.next_train(now)
+        connection = self._connection
+        if train is not None or connection is None or not is_online:
+            return train
+        sending = self._sending
+        if not (work.is_used or sending.open_batches or sending.waiting_for_transport or sending.waiting_for_channel):
+            return None
+        if sending.waiting_for_transport or sending.waiting_for_channel:
+            self._publishers.retry_blocked()
+        if work.is_used:
+            work.poll(connection, now)
+        if sending.open_batches and not sending.is_filling and not connection.has_unsent:
+            self._publishers.cut_open_batches()
+        return self._endpoint.next_train(now)
+
+    def next_timer(self) -> float | None:
+        """Return when to call handle_timers, if nothing else happens before."""
+        next_at = self._endpoint.next_timer()
+        work_at = self._work.next_timer() if self._work.is_used else None
+        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, work_at):
+            if due_at is not None and (next_at is None or due_at < next_at):
+                next_at = due_at
+        return next_at
+
+    # -- getters ------------------------------------------------------------------------------------------------------
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics of the present connection."""
+        return Statistics() if self._connection is None else self._connection.statistics
+
+    @property
+    def held_bytes(self) -> int:
+        """The unconfirmed bytes of all publishers."""
+        return self._sending.held_bytes
+
+    @property
+    def work_held(self) -> int:
+        """The number of jobs and reports without an answer; the event WorkIdle reports that it is 0."""
+        return self._work.channel.held_parts
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """The longest payload of a job or result that the broker accepts, as far as it is known."""
+        return self._work.channel.max_payload_bytes
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The transport endpoint."""
+        return self._endpoint
+
+    # -- transport events ---------------------------------------------------------------------------------------------
+
+    def _process_events(self, now: float) -> None:
+        while True:
+            if self._violation is not None:
+                connection, reason = self._violation
+                self._violation = None
+                if connection is self._connection:
+                    self._drop_connection(now, Code.PROTOCOL, reason)
+            events = self._endpoint.events()
+            if not events:
+                break
+            for event in events:
+                try:
+                    self._handle_event(event, now)
+                except DecodeError as error:
+                    event.connection.close(now, Code.PROTOCOL, str(error))
+                except ConnectionClosedError:
+                    pass  # the event Closed follows
+        if self._requests.unsent:
+            self._requests.pump(now)
+
+    def _handle_event(self, event: Event, now: float) -> None:
+        connection = event.connection
+        if isinstance(event, Connected):
+            self._handle_connected(connection, now)
+        elif isinstance(event, Closed):
+            if connection is self._connection or self._dialer.handle_closed(connection, now):
+                self._handle_lost(event.code, event.reason, now)
+        elif connection is not self._connection:
+            pass  # a connection that this client has dropped
+        elif isinstance(event, Received):
+            if event.channel == 0:
+                self._handle_control(connection, event.body, now)
+            elif event.channel == self._work.inbound:
+                self._work.handle_received(event)
+            else:
+                self._subscriptions.handle_received(event)
+        elif isinstance(event, Confirmed):
+            if event.channel == self._work.channel.channel:
+                self._work.channel.handle_confirmed(event.sequence)
+            else:
+                self._publishers.handle_confirmed(event.channel, event.sequence, event.reached)
+        elif isinstance(event, Writable):
+            self._requests.pump(now)
+            self._work.channel.hand_over()
+            self._publishers.handle_writable()
+
+    def _handle_connected(self, connection: Connection, now: float) -> None:
+        if not self._dialer.handle_connected(connection, now):
+            connection.close(now)
+            return
+        self._connection = connection
+        self._login = self._requests.next_number()
+        self._login_by = now + LOGIN_TIMEOUT_S
+        login = make_login(self.config, self._login, self.instance, connection.binding, is_first=not self._was_online)
+        connection.send(0, encode_control(login))
+
+    def _handle_lost(self, code: int, reason: str, now: float) -> None:
+        """Go offline, or end: the connection has ended, or could not be opened."""
+        if code in FINAL_CODES or (code == Code.NAME_IN_USE and not self._was_online):
+            self._finish(code, reason, now)
+            return
+        if self._online_since is not None and now - self._online_since >= self.config.retry_max_s:
+            self._backoff.reset()
+        self._detach()
+        self.state = "offline"
+        self._events.append(Offline(code, reason, self._dialer.retry(now)))
+
+    def _detach(self) -> None:
+        self._connection = self._login = self._login_by = self._online_since = None
+        self._requests.detach()
+        self._publishers.detach()
+        self._subscriptions.detach()
+        self._work.detach()
+
+    def _finish(self, code: int, reason: str, now: float) -> None:
+        connection = self._connection
+        self._dialer.stop(now)
+        self._detach()
+        self.state = "closed"
+        self._publishers.close()
+        self._subscriptions.close()
+        if connection is not None:
+            connection.close(now, Code.NORMAL)
+        self._events.append(Ended(code, reason))
+
+    def _drop_connection(self, now: float, code: int, reason: str) -> None:
+        if self._connection is not None:
+            self._connection.close(now, code, reason)
+
+    def _note_violation(self, connection: Connection, reason: str) -> None:
+        """Remember a protocol violation found by a call without `now`; the next poll closes the connection."""
+        self._violation = connection, reason
+
+    # -- control messages ---------------------------------------------------------------------------------------------
+
+    def _handle_control(self, connection: Connection, body: bytes, now: float) -> None:
+        message = decode_control(body)
+        if isinstance(message, Ping):
+            self._answer(connection, Pong(request=message.request))
+        elif isinstance(message, UnknownKind):
+            if message.request is not None:
+                text = f"this client does not know the kind {message.kind!r}"
+                self._answer(connection, Error(code=Code.UNKNOWN_KIND, text=text, request=message.request))
+        elif self._login is not None:
+            self._handle_login_answer(connection, message, now)
+        else:
+            self._handle_message(message)
+
+    def _answer(self, connection: Connection, message: ControlMessage) -> None:
+        with suppress(SendBufferFullError):  # a broker that asks faster than it reads gets no answer
+            connection.send(0, encode_control(message))
+
+    def _handle_login_answer(self, connection: Connection, message: ControlMessage, now: float) -> None:
+        if isinstance(message, Error) and message.request == self._login:
+            connection.close(now, message.code, message.text)
+        if not isinstance(message, Welcome) or message.request != self._login:
+            return
+        problem = welcome_problem(message, self.config, connection.binding)
+        if problem:
+            connection.close(now, Code.NOT_ALLOWED, problem)
+            return
+        self._login = self._login_by = None
+        self._online_since = now
+        self._was_online = True
+        self.state = "online"
+        self.name = message.name
+        self._events.append(Online(message.resumed, message.name))
+        self._requests.attach(connection)
+        self._work.attach(connection, message.log, message.max_message_bytes, now)
+        self._subscriptions.attach(connection, message.log, message.epochs)
+        self._requests.resend()
+        self._publishers.attach(connection, message.max_message_bytes)
+
+    def _handle_message(self, message: ControlMessage) -> None:
+        if isinstance(message, Opened):
+            self._publishers.handle_opened(message.channel, message.subscribers)
+        elif isinstance(message, Refused):
+            self._publishers.handle_refused(message.channel, message.code, message.text)
+        elif isinstance(message, Kicked):
+            self._subscriptions.handle_kicked(message)
+        elif isinstance(message, Subscribed) and self._subscriptions.handle_subscribed(message):
+            pass
+        elif not self._work.handle_reply(message):
+            self._handle_reply(message)
+
+    def _handle_reply(self, message: ControlMessage) -> None:
+        """Handle the answer to a request of a subscription or of the application."""
+        request: int | None = getattr(message, "request", None)
+        if request is None:
+            return
+        is_error = isinstance(message, Error)
+        if isinstance(message, Error) and self._subscriptions.handle_error(request, message.code, message.text):
+            return
+        if self._requests.handle_answer(request):
+            has_ended = self._subscriptions.handle_answer(request) and is_error
+            self._events.append(Reply(request, Done(request=request) if has_ended else message))
+
+
+def make_login(config: ClientConfig, request: int, instance: bytes, binding: bytes, *, is_first: bool) -> Login:
+    """Return the login for a connection with this binding. Only the first login of a run may discard the session."""
+    name = config.name
+    return Login(
+        request=request,
+        name=name,
+        instance=instance,
+        proof=make_proof(config.secret, "client", binding, name) if config.secret and name is not None else b"",
+        session_expiry_s=config.session_expiry_s,
+        fresh=config.fresh and is_first,
+        will=config.will,
+    )
+
+
+def welcome_problem(welcome: Welcome, config: ClientConfig, binding: bytes) -> str:
+    """Return why the broker is not trusted: it did not prove that it knows the client's secret. Empty if it did."""
+    if not config.secret or config.name is None:
+        return ""
+    if is_proof(welcome.proof, config.secret, "server", binding, config.name):
+        return ""
+    return (
+        f"the broker did not prove that it knows the secret of {config.name!r}: "
+        "it is not the one you meant, or it has another secret for this name"
+    )
+
+
+def _check_name(what: str, name: str) -> None:
+    size = len(name.encode(errors="surrogatepass"))
+    if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
+        raise UsageError(f"{what} {name[:40]!r} has {size} bytes in UTF-8: it has 1 to {MAX_CLIENT_NAME_BYTES}")

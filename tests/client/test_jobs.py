@@ -14,8 +14,8 @@ from godwit.errors import BadKindError, BufferFullError, RecordTooLargeError, Us
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_WATCHED_AT_ONCE
 from godwit.wire.codes import Code
 from godwit.wire.control import Error
-from godwit.wire.jobs import Unwatch, Watch
-from godwit.wire.work import Taken, TakenJob, TaskUpdate
+from godwit.wire.jobs import UnwatchJobs, WatchJobs
+from godwit.wire.work import SubmitReply, SubmitReplyGroup, TaskUpdate
 
 
 def changes(user: User, view: JobView) -> list[str]:
@@ -87,7 +87,7 @@ def test_a_refused_job_is_at_its_end() -> None:
     broker.takes = False
     view = user.client.submit("resize", b"image")
     network.run(0.1)
-    broker.say(Taken(jobs=[TakenJob(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
+    broker.say(SubmitReplyGroup(jobs=[SubmitReply(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
     network.run(0.1)
     assert user.all(JobRefused) == [JobRefused(view, Code.NOT_ALLOWED, "no right")]
     assert (view.state, view.reason, view.is_ended, view.payload) == ("refused", "no right", True, b"")
@@ -152,7 +152,7 @@ def test_what_has_not_ended_is_watched_again_and_nothing_is_told_twice() -> None
     network.run(0.1)
     break_connection(network, broker, user)
     network.run(0.1)
-    assert [watch.jobs for watch in broker.link.all(Watch)] == [[1]]
+    assert [watch.jobs for watch in broker.link.all(WatchJobs)] == [[1]]
     broker.update(1, "running", leased())
     broker.update(1, "done", finished())
     network.run(0.1)
@@ -160,7 +160,7 @@ def test_what_has_not_ended_is_watched_again_and_nothing_is_told_twice() -> None
     assert changes(user, two) == ["result", "ended"]
     break_connection(network, broker, user)
     network.run(0.1)
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
 
 
 def test_a_job_that_the_broker_has_forgotten_ends() -> None:
@@ -181,7 +181,7 @@ def test_many_jobs_are_watched_a_page_at_a_time() -> None:
     network.run(1)
     break_connection(network, broker, user)
     network.run(0.1)
-    assert [len(watch.jobs) for watch in broker.link.all(Watch)] == [MAX_WATCHED_AT_ONCE, 1]
+    assert [len(watch.jobs) for watch in broker.link.all(WatchJobs)] == [MAX_WATCHED_AT_ONCE, 1]
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_refused_watch() -> None:
     broker.answers = False
     view = user.client.watch(7)
     network.run(0.1)
-    (watch,) = broker.link.all(Watch)
+    (watch,) = broker.link.all(WatchJobs)
     broker.link.tell(Error(request=watch.request, code=Code.TOO_MANY, text="enough"))
     network.run(0.1)
     assert user.all(JobRefused) == [JobRefused(view, Code.TOO_MANY, "enough")]
@@ -228,14 +228,14 @@ def test_who_does_not_want_to_know_is_told_nothing() -> None:
     user.client.unwatch(one)
     user.client.unwatch(one)
     network.run(0.1)
-    assert [unwatch.jobs for unwatch in broker.link.all(Unwatch)] == [[1]]
+    assert [unwatch.jobs for unwatch in broker.link.all(UnwatchJobs)] == [[1]]
     broker.update(1, "done", finished())
     broker.update(2, "done", finished())
     network.run(0.1)
     assert [event.view for event in user.all(JobChanged)] == [two]
     break_connection(network, broker, user)
     network.run(0.1)
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
 
 
 def test_who_does_not_want_to_know_before_it_is_taken() -> None:
@@ -244,7 +244,7 @@ def test_who_does_not_want_to_know_before_it_is_taken() -> None:
     user.client.unwatch(view)
     network.run(0.1)
     assert [event.view for event in user.all(JobTaken)] == [view]
-    assert [unwatch.jobs for unwatch in broker.link.all(Unwatch)] == [[1]]
+    assert [unwatch.jobs for unwatch in broker.link.all(UnwatchJobs)] == [[1]]
 
 
 def test_who_wants_to_know_again_is_not_taken_for_who_does_not() -> None:
@@ -256,12 +256,15 @@ def test_who_wants_to_know_again_is_not_taken_for_who_does_not() -> None:
     again = user.client.submit("resize", b"", key="k")
     network.run(0.1)
     assert again.number == 1
-    assert [type(said) for said in broker.link.said if isinstance(said, Watch | Unwatch)] == [Unwatch, Watch]
+    assert [type(said) for said in broker.link.said if isinstance(said, WatchJobs | UnwatchJobs)] == [
+        UnwatchJobs,
+        WatchJobs,
+    ]
     user.client.unwatch(again)
     network.run(0.1)
     user.client.submit("resize", b"", key="k")
     network.run(0.1)
-    assert len(broker.link.all(Watch)) == 1, "the broker had answered"
+    assert len(broker.link.all(WatchJobs)) == 1, "the broker had answered"
 
 
 def test_several_views_of_one_job() -> None:
@@ -272,13 +275,13 @@ def test_several_views_of_one_job() -> None:
     three, four = user.client.submit("resize", b"", key="k"), user.client.watch(1)
     network.run(0.1)
     assert {event.view for event in user.all(JobTaken)} == {one, two, three}
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
     assert (four.state, four.agreed) == ("running", 1)
     broker.update(1, "running", leased())
     network.run(0.1)
     user.client.unwatch(two)
     network.run(0.1)
-    assert broker.link.all(Unwatch) == []
+    assert broker.link.all(UnwatchJobs) == []
     broker.update(1, "done", finished())
     network.run(0.1)
     for view in (one, three):
@@ -299,7 +302,7 @@ def test_a_view_that_comes_late_hears_all_at_once() -> None:
     broker.update(1, "running", finished(), failed, agreed=3)
     network.run(0.1)
     late = user.client.watch(1)
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
     broker.update(1, "failed", TaskUpdate(task=2, state="cancelled"), agreed=3)
     network.run(0.1)
     assert changes(user, late) == ["settled", "result", "reassigned", "task_failed", "ended"]

@@ -9,7 +9,7 @@ import pytest
 from godwit.client.submitting import DEFAULTS, check_key, check_options, check_payload
 from godwit.errors import RecordTooLargeError, UsageError
 from godwit.limits import MAX_JOB_TIME_MS, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec
 
 NAMES = ("workers", "priority", "delay_ms", "deadline_ms", "retries", "retry_delay_ms", "time_limit_ms")
 
@@ -19,7 +19,7 @@ def options(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_defaults_are_those_of_the_wire_and_may_be() -> None:
-    submission = Submission(key="k", of_kind="kind")
+    submission = JobSpec(key="k", of_kind="kind")
     assert tuple(getattr(submission, name) for name in NAMES) == DEFAULTS
     check_options(*DEFAULTS)
 

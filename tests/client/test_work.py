@@ -19,7 +19,8 @@ from godwit.limits import (
     MIB,
 )
 from godwit.wire.control import Work, decode_control
-from godwit.wire.work import Outcome, Report, Step, Submission, Submit, decode_from_client
+from godwit.wire.jobs import JobSpec
+from godwit.wire.work import ReportGroup, SubmitGroup, TaskOutcome, TaskProgress, decode_from_client
 
 CHANNEL = 1
 
@@ -48,24 +49,24 @@ class Bench:
         self.told.append("full")
 
     def submit(self, number: int, payload: bytes = b"payload", kind: str = "kind") -> None:
-        submission = Submission(key=f"k{number}", of_kind=kind, size=len(payload))
+        submission = JobSpec(key=f"k{number}", of_kind=kind, size=len(payload))
         self.channel.add_submission(submission, payload, len(kind.encode()) + 6)
 
     def report(self, number: int, result: bytes | None = b"result", error: str | None = None) -> Lease:
         lease = Lease((number, 0, 1), "kind", "boss", b"", 1, 0, None, None)
         if result is not None:
-            lease.outcome = Outcome(task=lease.ref, size=len(result), error=error)
+            lease.outcome = TaskOutcome(task=lease.ref, size=len(result), error=error)
             lease.result = result
         self.channel.add_outcome(lease)
         return lease
 
     @property
-    def groups(self) -> list[tuple[Submit | Report, list[bytes]]]:
+    def groups(self) -> list[tuple[SubmitGroup | ReportGroup, list[bytes]]]:
         return [decode_from_client(body) for body in self.connection.bodies(CHANNEL)]
 
     @property
     def job_keys(self) -> list[list[str]]:
-        return [[job.key for job in head.jobs] for head, _ in self.groups if isinstance(head, Submit)]
+        return [[job.key for job in head.jobs] for head, _ in self.groups if isinstance(head, SubmitGroup)]
 
 
 def test_what_is_added_in_one_turn_is_one_record() -> None:
@@ -81,8 +82,8 @@ def test_what_is_added_in_one_turn_is_one_record() -> None:
     assert not bench.channel.has_begun
     assert isinstance(decode_control(bench.connection.sent[0].body), Work)
     (submit, payloads), (report, results) = bench.groups
-    assert isinstance(submit, Submit)
-    assert isinstance(report, Report)
+    assert isinstance(submit, SubmitGroup)
+    assert isinstance(report, ReportGroup)
     assert [job.key for job in submit.jobs] == [f"k{number}" for number in range(100)]
     assert payloads == [b"payload"] * 100
     assert report.returned == [returned.ref]
@@ -101,7 +102,7 @@ def test_a_full_group_goes_at_once() -> None:
     for number in range(5):
         bench.report(number, bytes(GROUP_BYTES // 2 - 100))
     bench.channel.cut()
-    assert [len(head.outcomes) for head, _ in bench.groups if isinstance(head, Report)] == [2, 2, 1]
+    assert [len(head.outcomes) for head, _ in bench.groups if isinstance(head, ReportGroup)] == [2, 2, 1]
 
 
 def test_a_group_has_no_more_parts_than_it_may() -> None:
@@ -109,7 +110,7 @@ def test_a_group_has_no_more_parts_than_it_may() -> None:
     for number in range(MAX_GROUP + 1):
         bench.report(number, None)
     bench.channel.cut()
-    counts = [len(head.returned) for head, _ in bench.groups if isinstance(head, Report)]
+    counts = [len(head.returned) for head, _ in bench.groups if isinstance(head, ReportGroup)]
     assert sum(counts) == MAX_GROUP + 1
     assert max(counts) <= MAX_GROUP
 
@@ -122,7 +123,7 @@ def test_the_longest_parts_fit() -> None:
         bench.submit(number, b"", "ü" * (MAX_KIND_BYTES // 2))
         bench.report(number, b"", "ü" * 1024)
     for number in range(500):
-        bench.channel.add_step(Step(task=(number, 0, 1), note="ü" * 1024))
+        bench.channel.add_step(TaskProgress(task=(number, 0, 1), note="ü" * 1024))
     bench.channel.cut()
     assert sum(map(len, bench.job_keys)) == 1002
     for body in bench.connection.bodies(CHANNEL):
@@ -134,7 +135,7 @@ def test_what_is_reckoned_for_a_part_is_enough() -> None:
     """A broker with a small limit takes no more than a group should have."""
     bench = Bench()
     for number in range(MAX_GROUP):
-        longest = Submission(
+        longest = JobSpec(
             key=f"k{number}",
             of_kind="kind",
             size=1,
@@ -148,10 +149,10 @@ def test_what_is_reckoned_for_a_part_is_enough() -> None:
         )
         bench.channel.add_submission(longest, b"x", len("kind") + len(longest.key) + OPTIONS_BYTES)
         lease = Lease((2**63 - 1, 2**32 - 1, 2**32 - 1), "kind", "boss", b"", 1, 0, None, None)
-        lease.outcome = Outcome(task=lease.ref, size=1, error="no", is_final=True)
+        lease.outcome = TaskOutcome(task=lease.ref, size=1, error="no", is_final=True)
         lease.result = b"x"
         bench.channel.add_outcome(lease)
-        bench.channel.add_step(Step(task=lease.ref, progress=0.123456789, note="n"))
+        bench.channel.add_step(TaskProgress(task=lease.ref, progress=0.123456789, note="n"))
     bench.channel.cut()
     lengths = [len(body) for body in bench.connection.bodies(CHANNEL)]
     assert max(lengths) <= GROUP_BYTES + 100
@@ -162,7 +163,7 @@ def test_an_empty_report_is_a_sign_of_life() -> None:
     bench = Bench()
     bench.channel.add_nothing()
     bench.channel.cut()
-    assert [head for head, _ in bench.groups] == [Report()]
+    assert [head for head, _ in bench.groups] == [ReportGroup()]
 
 
 def test_a_busy_transport_is_waited_for_a_little() -> None:

@@ -17,14 +17,14 @@ from godwit.wire.codes import Code
 from godwit.wire.control import Work, encode_control
 from godwit.wire.work import (
     JobUpdate,
-    Lease,
     LeasedTask,
-    Report,
-    Revoke,
-    Taken,
-    TakenJob,
+    LeaseGroup,
+    ReportGroup,
+    RevokeGroup,
+    SubmitReply,
+    SubmitReplyGroup,
     TaskUpdate,
-    Update,
+    UpdateGroup,
     encode_group,
 )
 
@@ -85,7 +85,7 @@ def test_a_broker_with_another_log_knows_none_of_the_jobs() -> None:
 
 def unreliable(broker: WorkBroker) -> None:
     """The records before it have arrived, so that it may go unreliably."""
-    broker.say_bytes(encode_group(Revoke(tasks=[])), reliable=False)
+    broker.say_bytes(encode_group(RevokeGroup(tasks=[])), reliable=False)
 
 
 def second_channel(broker: WorkBroker) -> None:
@@ -96,14 +96,17 @@ def second_channel(broker: WorkBroker) -> None:
 IMPOSSIBLE: list[tuple[str, Callable[[WorkBroker], None]]] = [
     ("nothing", lambda broker: broker.say_bytes(b"")),
     ("noise", lambda broker: broker.say_bytes(bytes(range(40)))),
-    ("a client's word", lambda broker: broker.say_bytes(encode_group(Report()))),
-    ("payloads that are missing", lambda broker: broker.say(Lease(tasks=[task((9, 0, 1), size=5)]))),
-    ("payloads too many", lambda broker: broker.say(Revoke(tasks=[]), [b"x"])),
-    ("a job without a number", lambda broker: broker.say(Taken(jobs=[TakenJob(key=broker.submitted[-1][0].key)]))),
+    ("a client's word", lambda broker: broker.say_bytes(encode_group(ReportGroup()))),
+    ("payloads that are missing", lambda broker: broker.say(LeaseGroup(tasks=[task((9, 0, 1), size=5)]))),
+    ("payloads too many", lambda broker: broker.say(RevokeGroup(tasks=[]), [b"x"])),
+    (
+        "a job without a number",
+        lambda broker: broker.say(SubmitReplyGroup(jobs=[SubmitReply(key=broker.submitted[-1][0].key)])),
+    ),
     ("a lease too many", lambda broker: broker.lease((9, 0, 1))),
     ("a task that was not agreed", lambda broker: broker.update(1, "running", TaskUpdate(task=1, state="waiting"))),
     ("unreliable", unreliable),
-    ("the end", lambda broker: broker.say_bytes(encode_group(Revoke(tasks=[])), last=True)),
+    ("the end", lambda broker: broker.say_bytes(encode_group(RevokeGroup(tasks=[])), last=True)),
     ("a second channel", second_channel),
     ("a confirm of what was not sent", lambda broker: broker.link.connection.confirm(broker._in[broker.link], 999, 0)),
 ]
@@ -137,11 +140,13 @@ def test_what_cannot_be_ends_the_connection_and_nothing_else(say: Callable[[Work
 
 _small = st.integers(0, 3)
 _groups = st.one_of(
-    st.builds(Taken, jobs=st.lists(st.builds(TakenJob, key=st.text(max_size=3), job=_small, code=_small))),
-    st.builds(Lease, tasks=st.lists(st.builds(task, st.tuples(_small, _small, _small)), max_size=3)),
-    st.builds(Revoke, tasks=st.lists(st.tuples(_small, _small, _small), max_size=3)),
     st.builds(
-        Update,
+        SubmitReplyGroup, jobs=st.lists(st.builds(SubmitReply, key=st.text(max_size=3), job=_small, code=_small))
+    ),
+    st.builds(LeaseGroup, tasks=st.lists(st.builds(task, st.tuples(_small, _small, _small)), max_size=3)),
+    st.builds(RevokeGroup, tasks=st.lists(st.tuples(_small, _small, _small), max_size=3)),
+    st.builds(
+        UpdateGroup,
         jobs=st.lists(
             st.builds(
                 JobUpdate,

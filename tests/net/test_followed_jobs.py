@@ -18,7 +18,7 @@ from godwit.net.followed_jobs import FollowedJobs
 from godwit.net.submitting import core_options
 from godwit.wire.codes import Code
 from godwit.wire.control import ControlMessage, Done
-from godwit.wire.jobs import Cancel
+from godwit.wire.jobs import CancelJob
 
 PLAIN = core_options()
 
@@ -168,7 +168,7 @@ def test_a_cancel_is_looked_at_before_it_goes() -> None:
     async def test() -> None:
         stand = Stand()
         await stand.followed_jobs.cancel(7, "enough")
-        assert stand.asked == [Cancel(request=5, job=7, reason="enough")]
+        assert stand.asked == [CancelJob(request=5, job=7, reason="enough")]
         wrong: list[Any] = [0, -1, 2**63, "7", True]
         for number in wrong:
             with pytest.raises(

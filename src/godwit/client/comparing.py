@@ -12,8 +12,8 @@ import msgspec
 
 from godwit.errors import DecodeError
 from godwit.limits import MAX_TASKS_OF_JOB
-from godwit.wire.jobs import JobState, TaskState
-from godwit.wire.work import JobUpdate, Submission, TaskUpdate
+from godwit.wire.jobs import JobSpec, JobState, TaskState
+from godwit.wire.work import JobUpdate, TaskUpdate
 
 ViewState: TypeAlias = JobState | Literal["sending", "refused", "unknown"]
 What: TypeAlias = Literal[
@@ -83,7 +83,7 @@ class JobView(msgspec.Struct, eq=False, weakref=True):
     """As many as were agreed, numbered from 0."""
     owner: Any = None
     """For the layer above, which may put there what it likes."""
-    submission: Submission | None = None
+    submission: JobSpec | None = None
     payload: bytes = b""
     """Kept until the broker has answered."""
     mark: int | None = None

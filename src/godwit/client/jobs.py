@@ -21,8 +21,8 @@ from godwit.client.work import OPTIONS_BYTES, WorkChannel
 from godwit.errors import DecodeError
 from godwit.limits import MAX_WATCHED_AT_ONCE
 from godwit.wire.codes import Code
-from godwit.wire.jobs import UNASKED, Unwatch, Watch, Watched
-from godwit.wire.work import Submission, Taken, Update
+from godwit.wire.jobs import UNASKED, JobSpec, UnwatchJobs, WatchJobs, WatchReply
+from godwit.wire.work import SubmitReplyGroup, UpdateGroup
 
 PAYLOAD: Final = "the payload of a job"
 REMEMBERED_KINDS: Final = 1024
@@ -91,7 +91,7 @@ class Jobs:
                 return view
             channel.take(len(payload))
             mark = self._unwatches if not (self._leaving or self._to_unwatch) else -1
-        submission = Submission(
+        submission = JobSpec(
             key=key,
             of_kind=kind,
             size=len(payload),
@@ -194,18 +194,18 @@ class Jobs:
         for numbers in _pages(self._to_watch):
             request = self._requests.number()
             self._asked[request] = numbers
-            self._requests.say(Watch(request=request, jobs=numbers))
+            self._requests.say(WatchJobs(request=request, jobs=numbers))
         for numbers in _pages(self._to_unwatch):
             request = self._requests.number()
             self._leaving.add(request)
             self._unwatches += 1
-            self._requests.say(Unwatch(request=request, jobs=numbers))
+            self._requests.say(UnwatchJobs(request=request, jobs=numbers))
         self._to_watch.clear()
         self._to_unwatch.clear()
 
     # -- what the broker says -----------------------------------------------------------------------------------------
 
-    def on_taken(self, group: Taken) -> None:
+    def on_taken(self, group: SubmitReplyGroup) -> None:
         for taken in group.jobs:
             number, agreed = taken.job, taken.agreed
             view = self._pending.get(taken.key)
@@ -246,7 +246,7 @@ class Jobs:
         if number not in self._followed:
             self._to_unwatch[number] = None
 
-    def on_update(self, group: Update, payloads: list[bytes]) -> None:
+    def on_update(self, group: UpdateGroup, payloads: list[bytes]) -> None:
         followed, events = self._followed, self._events
         at = 0
         for update in group.jobs:
@@ -263,7 +263,7 @@ class Jobs:
                     del followed[update.job]
             at += len(update.tasks)
 
-    def on_watched(self, reply: Watched) -> bool:
+    def on_watched(self, reply: WatchReply) -> bool:
         """Whether it answers a question of ours."""
         asked: Collection[int] | None = self._asked.pop(reply.request, None)
         text = "the broker does not know job {}"

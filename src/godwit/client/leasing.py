@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from godwit.wire.jobs import Ref
-from godwit.wire.work import Outcome
+from godwit.wire.work import TaskOutcome
 
 LeaseState: TypeAlias = Literal["running", "reported", "ended"]
 
@@ -28,7 +28,7 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
     deadline_us: int | None
     state: LeaseState = "running"
     """reported: the broker has not confirmed how it ended. ended: it has, or the lease was revoked."""
-    outcome: Outcome | None = None
+    outcome: TaskOutcome | None = None
     """How it was reported; None: it runs, or was handed back."""
     result: bytes = b""
     is_known: bool = True

@@ -25,8 +25,8 @@ from godwit.errors import (
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES
 from godwit.transport.connection import Connection
 from godwit.wire.control import Work, encode_control
-from godwit.wire.jobs import Ref
-from godwit.wire.work import FromClient, Outcome, Report, Step, Submission, Submit, encode_group
+from godwit.wire.jobs import JobSpec, Ref
+from godwit.wire.work import FromClient, ReportGroup, SubmitGroup, TaskOutcome, TaskProgress, encode_group
 
 GROUP_BYTES: Final = 60_000
 """A group that would be longer with one more part is full: it fits one train, and what any broker takes."""
@@ -75,13 +75,13 @@ class WorkChannel:
         self._is_filling = False
         self._waits_since: float | None = None
         # The open groups.
-        self._jobs: list[Submission] = []
+        self._jobs: list[JobSpec] = []
         self._job_payloads: list[bytes] = []
         self._jobs_bytes = 0
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[TaskOutcome] = []
         self._results: list[bytes] = []
         self._returned: list[Ref] = []
-        self._steps: list[Step] = []
+        self._steps: list[TaskProgress] = []
         self._leases: list[Lease] = []
         """Those that the open report ends."""
         self._report_bytes = 0
@@ -146,7 +146,7 @@ class WorkChannel:
 
     # -- the open groups: nothing is added while there is no connection ------------------------------------------------
 
-    def add_submission(self, submission: Submission, payload: bytes, text_bytes: int) -> None:
+    def add_submission(self, submission: JobSpec, payload: bytes, text_bytes: int) -> None:
         """`text_bytes`: of its kind and its key, and OPTIONS_BYTES if it has any."""
         if self._connection is None:
             return
@@ -188,7 +188,7 @@ class WorkChannel:
         elif is_first:
             self.on_begun()
 
-    def add_step(self, step: Step) -> None:
+    def add_step(self, step: TaskProgress) -> None:
         size_bytes = len(step.note.encode()) + PART_HEAD_BYTES
         if len(self._steps) >= MAX_GROUP or self._report_bytes + size_bytes > GROUP_BYTES:
             self._cut_report()
@@ -225,10 +225,10 @@ class WorkChannel:
         jobs, payloads = self._jobs, self._job_payloads
         self._jobs, self._job_payloads = [], []
         self._jobs_bytes = 0
-        self._queue(Submit(jobs=jobs), payloads, [])
+        self._queue(SubmitGroup(jobs=jobs), payloads, [])
 
     def _cut_report(self) -> None:
-        report = Report(outcomes=self._outcomes, steps=self._steps, returned=self._returned)
+        report = ReportGroup(outcomes=self._outcomes, steps=self._steps, returned=self._returned)
         results, leases = self._results, self._leases
         self._outcomes, self._steps, self._returned, self._results, self._leases = [], [], [], [], []
         self._report_bytes = 0

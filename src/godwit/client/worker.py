@@ -22,8 +22,7 @@ from godwit.errors import DecodeError, UsageError
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_KINDS
 from godwit.wire import jobs as wire
 from godwit.wire.jobs import Ref, Volunteer
-from godwit.wire.work import Lease as LeaseGroup
-from godwit.wire.work import LeasedTask, Outcome, Revoke, Step
+from godwit.wire.work import LeasedTask, LeaseGroup, RevokeGroup, TaskOutcome, TaskProgress
 
 RESULT: Final = "the result of a task"
 STEP_INTERVAL_S: Final = 0.1
@@ -55,7 +54,7 @@ class Leases:
         self._running: dict[Ref, Lease] = {}
         self._unconfirmed: dict[Ref, Lease] = {}
         """Reported and not confirmed, in the order of their reports."""
-        self._steps: dict[Lease, Step] = {}
+        self._steps: dict[Lease, TaskProgress] = {}
         """The newest of each lease, until it is sent."""
         self._stepped_at = 0.0
         self._lease_s = LEASE_S
@@ -88,14 +87,14 @@ class Leases:
         if lease.state == "running":
             check_payload(RESULT, result, self.channel.max_payload_bytes)
             self.channel.take(len(result))
-            lease.outcome = Outcome(task=lease.ref, size=len(result))
+            lease.outcome = TaskOutcome(task=lease.ref, size=len(result))
             lease.result = result
             self._report(lease)
 
     def fail(self, lease: Lease, error: str, *, is_final: bool) -> None:
         if lease.state == "running":
             self.channel.take_anyway()
-            lease.outcome = Outcome(task=lease.ref, error=_text(error), is_final=is_final)
+            lease.outcome = TaskOutcome(task=lease.ref, error=_text(error), is_final=is_final)
             self._report(lease)
 
     def give_back(self, lease: Lease) -> None:
@@ -108,7 +107,7 @@ class Leases:
             if progress is not None and not 0 <= progress <= 1:
                 raise UsageError(f"progress is {progress!r}: it lies between 0 and 1")
             is_first = not self._steps
-            self._steps[lease] = Step(
+            self._steps[lease] = TaskProgress(
                 task=lease.ref, progress=None if progress is None else float(progress), note=_text(note)
             )
             if is_first:
@@ -127,14 +126,14 @@ class Leases:
         size_bytes, lease.result = len(lease.result), b""
         self.channel.take_anyway()
         self.channel.give_back(size_bytes)
-        lease.outcome = Outcome(task=lease.ref, error=error, is_final=True)
+        lease.outcome = TaskOutcome(task=lease.ref, error=error, is_final=True)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
     def attach(self, now: float, *, is_other_log: bool) -> None:
         """There is a broker: it is told what this client does and has, and what it has not confirmed."""
         if is_other_log:  # its numbers mean other tasks
-            self.on_revoked(Revoke(tasks=list(self._running), reason="the broker has another log than before"))
+            self.on_revoked(RevokeGroup(tasks=list(self._running), reason="the broker has another log than before"))
             self.on_reported(list(self._unconfirmed.values()))
         self._is_attached = True
         self._most = 0
@@ -210,7 +209,7 @@ class Leases:
                 lease.is_known = False
                 self.give_back(lease)
 
-    def on_revoked(self, group: Revoke) -> None:
+    def on_revoked(self, group: RevokeGroup) -> None:
         """What was reported already is confirmed by and by, whether or not the broker had use for it."""
         for ref in group.tasks:
             lease = self._running.pop(ref, None)
@@ -228,7 +227,7 @@ class Leases:
             if lease.is_known:
                 self._events.append(Reported(lease))
 
-    def on_volunteered(self, reply: wire.Volunteered) -> bool:
+    def on_volunteered(self, reply: wire.VolunteerReply) -> bool:
         """Whether it answers a question of ours."""
         if reply.request != self._asked:
             return False

@@ -15,8 +15,8 @@ from godwit.errors import DecodeError
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.control import ControlMessage, Done, Error
-from godwit.wire.jobs import Volunteered, Watched
-from godwit.wire.work import Lease, Revoke, Taken, decode_from_broker
+from godwit.wire.jobs import VolunteerReply, WatchReply
+from godwit.wire.work import LeaseGroup, RevokeGroup, SubmitReplyGroup, decode_from_broker
 
 _RUN: Final = slice(8, 13)
 """Of the instance's bytes: 8 letters that keys begin with. Its first bytes are told to everybody in names."""
@@ -102,11 +102,11 @@ class Working:
         if not event.reliable or event.last:
             raise DecodeError("work", "a record that may get lost, or the end of the channel of work")
         head, payloads = decode_from_broker(event.body)
-        if isinstance(head, Lease):
+        if isinstance(head, LeaseGroup):
             self.leases.on_leased(head, payloads)
-        elif isinstance(head, Taken):
+        elif isinstance(head, SubmitReplyGroup):
             self.jobs.on_taken(head)
-        elif isinstance(head, Revoke):
+        elif isinstance(head, RevokeGroup):
             self.leases.on_revoked(head)
         else:
             self.jobs.on_update(head, payloads)
@@ -115,9 +115,9 @@ class Working:
 
     def on_reply(self, message: ControlMessage) -> bool:
         """Whether it answers a question of ours."""
-        if isinstance(message, Volunteered):
+        if isinstance(message, VolunteerReply):
             return self.leases.on_volunteered(message)
-        if isinstance(message, Watched):
+        if isinstance(message, WatchReply):
             return self.jobs.on_watched(message)
         if isinstance(message, Done):
             return self.jobs.on_unwatched(message.request)

@@ -12,7 +12,7 @@ from godwit.errors import UsageError
 from godwit.net.jobs import AsyncJob
 from godwit.net.shell import ClientShell
 from godwit.net.submitting import JobLike, JobOptions, check_number, check_states, core_options
-from godwit.wire.jobs import Job, JobInfo, JobList, Jobs, JobShown, JobState, TaskInfo
+from godwit.wire.jobs import JobDetails, JobInfo, JobList, JobState, ListJobs, ShowJob, TaskInfo
 
 
 class Controller(ClientShell):
@@ -89,12 +89,12 @@ class Controller(ClientShell):
         """Ends a job: tasks that are at work are revoked. Returns when that is safe."""
         await self.followed_jobs.cancel(number, reason)
 
-    async def _shown(self, number: int, first_task: int) -> JobShown:
+    async def _shown(self, number: int, first_task: int) -> JobDetails:
         check_number(number)
-        return await self.request(lambda n: Job(request=n, job=number, first_task=first_task), JobShown)
+        return await self.request(lambda n: ShowJob(request=n, job=number, first_task=first_task), JobDetails)
 
 
 def _jobs(
     kind: str | None, controller: str | None, states: list[JobState] | None, before: int | None, number: int
-) -> Jobs:
-    return Jobs(request=number, of_kind=kind, controller=controller, states=states, before=before)
+) -> ListJobs:
+    return ListJobs(request=number, of_kind=kind, controller=controller, states=states, before=before)

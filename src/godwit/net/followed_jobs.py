@@ -18,7 +18,7 @@ from godwit.errors import BufferFullError, GodwitError, UsageError, broker_error
 from godwit.net.jobs import AsyncJob, Countdown, is_the_end
 from godwit.net.submitting import CoreOptions, JobLike, Wanted, check_number, wanted_jobs
 from godwit.wire.control import ControlMessage, Done
-from godwit.wire.jobs import Cancel
+from godwit.wire.jobs import CancelJob
 from godwit.wire.message import MAX_TEXT_CHARACTERS
 
 Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awaitable[Done]]
@@ -94,7 +94,7 @@ class FollowedJobs:
             raise UsageError(f"a reason of the type {type(reason).__name__}: give a text")
         if len(reason) > MAX_TEXT_CHARACTERS:
             raise UsageError(f"a reason of {len(reason)} characters: at most {MAX_TEXT_CHARACTERS}")
-        await self._request(lambda n: Cancel(request=n, job=number, reason=reason), Done)
+        await self._request(lambda n: CancelJob(request=n, job=number, reason=reason), Done)
 
     def _follow(self, view: JobView, answer: Countdown) -> AsyncJob:
         job = self._followed[view] = AsyncJob(self.cancel, view)

@@ -13,7 +13,7 @@ from godwit.sim.worlds.jobs_books import TAIL, JobBooks
 from godwit.wire.batch import Batch, encode_batch, encode_head
 from godwit.wire.changes import JobKept, JobPayload
 from godwit.wire.entry import Entry
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec
 
 KEPT = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
 
@@ -36,7 +36,7 @@ def books() -> JobBooks:
 
 def test_events_are_learned() -> None:
     made = books()
-    made.ledger.ask("boss", Submission(key="key", of_kind="mail", size=1), b"x", 0.0)
+    made.ledger.ask("boss", JobSpec(key="key", of_kind="mail", size=1), b"x", 0.0)
     event = {"event": "submitted", "job": 1, "controller": "boss", "at_us": EPOCH_US, "payload_bytes": 1}
     made.learn([entry("other", b"no event"), entry("$jobs/mail", msgspec.json.encode(event))])
     assert made.chronicle.stories[1].state == "waiting"

@@ -13,7 +13,7 @@ from godwit.wire.control import Work, encode_control
 from godwit.wire.jobs import Ref
 
 
-class Hand:
+class JobClient:
     """One connection that takes part in work. Feed: submit, report, volunteer and so on. Look: the rest."""
 
     def __init__(self, peer: Peer) -> None:
@@ -24,14 +24,14 @@ class Hand:
         peer.world.run()
 
     @classmethod
-    def of(cls, world: World, name: str | None = None, **fields: Any) -> Hand:
+    def of(cls, world: World, name: str | None = None, **fields: Any) -> JobClient:
         """A new client."""
         return cls(world.client(name, **fields))
 
-    # -- what it does -------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
-    def send(self, head: w.Submit | w.Report, payloads: Iterable[bytes] = (), *, run: bool = True) -> int:
-        """A group as a record; gives its number."""
+    def send(self, head: w.SubmitGroup | w.ReportGroup, payloads: Iterable[bytes] = (), *, run: bool = True) -> int:
+        """Send a group as a record; return its number."""
         number = self.peer.record(self.channel, w.encode_group(head, list(payloads)))
         if run:
             self.peer.world.run()
@@ -41,37 +41,37 @@ class Hand:
         """One job for each payload; their keys are their payloads as text, if they are not given."""
         names = list(keys) or [payload.decode() for payload in payloads]
         jobs = [
-            w.Submission(key=key, of_kind=kind, size=len(payload), **fields)
+            j.JobSpec(key=key, of_kind=kind, size=len(payload), **fields)
             for key, payload in zip(names, payloads, strict=True)
         ]
-        return self.send(w.Submit(jobs=jobs), payloads, run=run)
+        return self.send(w.SubmitGroup(jobs=jobs), payloads, run=run)
 
-    def volunteer(self, *kinds: str, capacity: int = 1, holding: Iterable[Ref] = ()) -> j.Volunteered:
+    def volunteer(self, *kinds: str, capacity: int = 1, holding: Iterable[Ref] = ()) -> j.VolunteerReply:
         request = j.Volunteer(request=self.peer.number(), kinds=list(kinds), capacity=capacity, holding=list(holding))
-        return self.peer.expect(request, j.Volunteered)
+        return self.peer.expect(request, j.VolunteerReply)
 
     def report(self, *, run: bool = True, **fields: Any) -> int:
-        return self.send(w.Report(**fields), run=run)
+        return self.send(w.ReportGroup(**fields), run=run)
 
     def finish(self, *leases: Ref, result: bytes = b"ok", run: bool = True) -> int:
-        outcomes = [w.Outcome(task=lease, size=len(result)) for lease in leases]
-        return self.send(w.Report(outcomes=outcomes), [result] * len(leases), run=run)
+        outcomes = [w.TaskOutcome(task=lease, size=len(result)) for lease in leases]
+        return self.send(w.ReportGroup(outcomes=outcomes), [result] * len(leases), run=run)
 
     def fail(self, *leases: Ref, error: str = "no", is_final: bool = False) -> int:
-        return self.report(outcomes=[w.Outcome(task=lease, error=error, is_final=is_final) for lease in leases])
+        return self.report(outcomes=[w.TaskOutcome(task=lease, error=error, is_final=is_final) for lease in leases])
 
     def watch(self, *numbers: int) -> list[int]:
-        """Gives those that are unknown."""
-        return self.peer.expect(j.Watch(request=self.peer.number(), jobs=list(numbers)), j.Watched).unknown
+        """Return the unknown ones."""
+        return self.peer.expect(j.WatchJobs(request=self.peer.number(), jobs=list(numbers)), j.WatchReply).unknown
 
-    # -- what it heard ------------------------------------------------------------------------------------------------
+    # -- received ----------------------------------------------------------------------------------------------------
 
     def groups(self, kind: type[M]) -> list[M]:
         return [head for head, _ in self.peer.work if isinstance(head, kind)]
 
     @property
-    def taken(self) -> list[w.TakenJob]:
-        return [job for head in self.groups(w.Taken) for job in head.jobs]
+    def taken(self) -> list[w.SubmitReply]:
+        return [job for head in self.groups(w.SubmitReplyGroup) for job in head.jobs]
 
     @property
     def numbers(self) -> list[int]:
@@ -80,24 +80,24 @@ class Hand:
 
     @property
     def leases(self) -> list[Ref]:
-        return [task.task for head in self.groups(w.Lease) for task in head.tasks]
+        return [task.task for head in self.groups(w.LeaseGroup) for task in head.tasks]
 
     @property
     def payloads(self) -> list[bytes]:
         """Of its leases."""
-        return [payload for head, payloads in self.peer.work if isinstance(head, w.Lease) for payload in payloads]
+        return [payload for head, payloads in self.peer.work if isinstance(head, w.LeaseGroup) for payload in payloads]
 
     @property
     def revoked(self) -> list[Ref]:
-        return [lease for head in self.groups(w.Revoke) for lease in head.tasks]
+        return [lease for head in self.groups(w.RevokeGroup) for lease in head.tasks]
 
     @property
     def updates(self) -> list[w.JobUpdate]:
-        return [job for head in self.groups(w.Update) for job in head.jobs]
+        return [job for head in self.groups(w.UpdateGroup) for job in head.jobs]
 
     @property
     def states(self) -> list[tuple[int, str]]:
-        """Of jobs, one after another, as they were told."""
+        """The job states of all updates, in order."""
         return [(update.job, update.state) for update in self.updates]
 
     @property
@@ -105,7 +105,7 @@ class Hand:
         """Of finished tasks, by job and task."""
         found: dict[tuple[int, int], bytes] = {}
         for head, payloads in self.peer.work:
-            if isinstance(head, w.Update):
+            if isinstance(head, w.UpdateGroup):
                 places = [(job.job, task) for job in head.jobs for task in job.tasks]
                 for (job, task), payload in zip(places, payloads, strict=True):
                     if task.state == "finished":

@@ -1,14 +1,14 @@
-"""Requests about work: volunteer, watch, unwatch, cancel, and who may."""
+"""Control messages about jobs: volunteer, watch, cancel and lists; and which clients may see a job."""
 
 from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.hands import Hand
+from tests.broker.jobs.clients import JobClient
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.jobs import telling
+from godwit.broker.jobs import job_requests, notifier
 from godwit.broker.settings import Settings
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES
 from godwit.wire import control as c
@@ -19,7 +19,7 @@ SECRETS = {name: name.encode() for name in ("ann", "bob", "eve", "root")}
 
 
 def guarded() -> World:
-    """Ann submits, bob works, eve may look on, root may kick; nobody may do more."""
+    """Ann submits, bob works, eve may look on, root may kick; no client may do more."""
     rules = (
         Rule(clients=("ann",), allow=frozenset(("submit",)), topics=("#",)),
         Rule(clients=("bob",), allow=frozenset(("work",)), topics=("resize", "scan")),
@@ -29,27 +29,27 @@ def guarded() -> World:
     return DurableWorld(Settings(access=Access(secrets=SECRETS, rules=rules)))
 
 
-def hand(world: World, name: str) -> Hand:
-    return Hand.of(world, name, secret=SECRETS.get(name, b""))
+def hand(world: World, name: str) -> JobClient:
+    return JobClient.of(world, name, secret=SECRETS.get(name, b""))
 
 
-def cancel(who: Hand, number: int, reason: str = "") -> c.ControlMessage:
-    return who.peer.ask(j.Cancel(request=who.peer.number(), job=number, reason=reason))
+def cancel(who: JobClient, number: int, reason: str = "") -> c.ControlMessage:
+    return who.peer.ask(j.CancelJob(request=who.peer.number(), job=number, reason=reason))
 
 
 # -- volunteer ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_volunteer_learns_how_long_it_may_be_silent() -> None:
+def test_a_volunteer_learns_its_lease_time() -> None:
     world = World()
-    bob = Hand.of(world, "bob")
+    bob = JobClient.of(world, "bob")
     assert bob.volunteer("resize", "scan", capacity=3).lease_ms == LEASE_S * 1000
     assert world.told("volunteered") == ["bob volunteered for resize, scan, 3 at once"]
 
 
-def test_people_are_told_of_what_is_new_alone() -> None:
+def test_only_new_kinds_are_logged() -> None:
     world = World()
-    bob = Hand.of(world, "bob")
+    bob = JobClient.of(world, "bob")
     bob.volunteer("resize")
     bob.volunteer("resize")
     bob.volunteer()
@@ -58,9 +58,9 @@ def test_people_are_told_of_what_is_new_alone() -> None:
     assert world.told("withdrew") == ["bob withdrew: it takes no more tasks"]
 
 
-def test_who_withdraws_keeps_what_it_has_and_gets_no_more() -> None:
+def test_a_client_that_withdraws_keeps_its_leases_and_gets_no_more() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x", b"y")
     bob.volunteer()
@@ -72,9 +72,9 @@ def test_who_withdraws_keeps_what_it_has_and_gets_no_more() -> None:
 
 
 def test_leases_under_way_are_no_reason_to_take_them_back() -> None:
-    """On the same connection what it holds is not looked at for that: it may not have heard of them yet."""
+    """On the same connection `holding` is not used for that: its leases may be in transit."""
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     bob.volunteer("resize", capacity=2)
@@ -83,15 +83,15 @@ def test_leases_under_way_are_no_reason_to_take_them_back() -> None:
     assert ann.states[-1] == (1, "done")
 
 
-def test_what_it_believes_to_hold_and_does_not_is_revoked() -> None:
-    bob = Hand.of(World(), "bob")
+def test_leases_that_a_worker_wrongly_believes_to_hold_are_revoked() -> None:
+    bob = JobClient.of(World(), "bob")
     bob.volunteer("resize", holding=[(7, 0, 1), (8, 2, 3)])
     assert bob.revoked == [(7, 0, 1), (8, 2, 3)]
 
 
 def test_a_volunteer_that_takes_nothing_is_refused_at_last() -> None:
     world = World()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     bob.peer.confirms_itself = False
     ann.submit("resize", bytes(MAX_JOB_PAYLOAD_BYTES), keys=["fills the window"])
@@ -107,7 +107,7 @@ def test_a_volunteer_that_takes_nothing_is_refused_at_last() -> None:
 
 
 @pytest.mark.parametrize(("kind", "code"), [("secret", Code.NOT_ALLOWED), ("#", Code.BAD_KIND)])
-def test_a_volunteer_for_what_it_may_not_or_cannot_do_is_refused(kind: str, code: Code) -> None:
+def test_a_volunteer_for_a_forbidden_or_invalid_kind_is_refused(kind: str, code: Code) -> None:
     bob = hand(guarded(), "bob")
     assert bob.peer.refusal(j.Volunteer(request=5, kinds=["resize", kind])) == code
 
@@ -115,9 +115,9 @@ def test_a_volunteer_for_what_it_may_not_or_cannot_do_is_refused(kind: str, code
 # -- watch -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_watcher_is_told_how_it_stands_then_what_changes_until_it_ends() -> None:
+def test_a_watching_client_gets_the_state_then_the_changes_until_the_end() -> None:
     world = DurableWorld()
-    ann, bob, eve = (Hand.of(world, name) for name in ("ann", "bob", "eve"))
+    ann, bob, eve = (JobClient.of(world, name) for name in ("ann", "bob", "eve"))
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     assert eve.watch(1, 1) == []
@@ -133,7 +133,7 @@ def test_a_watcher_is_told_how_it_stands_then_what_changes_until_it_ends() -> No
 
 def test_to_watch_again_tells_everything_again() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     bob.finish(*bob.leases, result=b"small")
@@ -146,13 +146,13 @@ def test_to_watch_again_tells_everything_again() -> None:
 
 
 def test_jobs_that_are_not_there_are_named() -> None:
-    ann = Hand.of(World(), "ann")
+    ann = JobClient.of(World(), "ann")
     assert ann.watch(5, 6) == [5, 6]
 
 
 def test_a_job_that_is_not_safe_yet_is_not_there_yet() -> None:
     world = DurableWorld()
-    ann, eve = Hand.of(world, "ann"), Hand.of(world, "eve")
+    ann, eve = JobClient.of(world, "ann"), JobClient.of(world, "eve")
     world.hold()
     ann.submit("resize", b"x")
     assert eve.watch(1) == [1]
@@ -160,12 +160,12 @@ def test_a_job_that_is_not_safe_yet_is_not_there_yet() -> None:
     assert eve.watch(1) == []
 
 
-def test_who_unwatches_hears_no_more() -> None:
+def test_no_updates_after_unwatch() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
-    ann.peer.expect(j.Unwatch(request=50, jobs=[1, 77]), c.Done)
+    ann.peer.expect(j.UnwatchJobs(request=50, jobs=[1, 77]), c.Done)
     told = len(ann.updates)
     bob.finish(*bob.leases)
     assert len(ann.updates) == told
@@ -173,15 +173,15 @@ def test_who_unwatches_hears_no_more() -> None:
 
 def test_a_client_watches_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
     world = DurableWorld()
-    ann, eve = Hand.of(world, "ann"), Hand.of(world, "eve")
+    ann, eve = JobClient.of(world, "ann"), JobClient.of(world, "eve")
     ann.submit("resize", b"1", b"2", b"3")
-    monkeypatch.setattr(telling, "MAX_WATCHED", 2)
+    monkeypatch.setattr(notifier, "MAX_WATCHED", 2)
     assert eve.watch(1, 2) == []
-    assert eve.peer.refusal(j.Watch(request=60, jobs=[2, 3])) == Code.TOO_MANY
+    assert eve.peer.refusal(j.WatchJobs(request=60, jobs=[2, 3])) == Code.TOO_MANY
     assert eve.watch(1) == []
 
 
-def test_who_may_see_a_job() -> None:
+def test_which_clients_may_see_a_job() -> None:
     world = guarded()
     ann, bob, eve, mallory = (hand(world, name) for name in ("ann", "bob", "eve", "mallory"))
     ann.submit("resize", b"x")
@@ -189,11 +189,11 @@ def test_who_may_see_a_job() -> None:
     bob.volunteer("resize")
     world.pass_s(1)
     assert bob.leases == [(1, 0, 1)]
-    ask = j.Job(request=60, job=1)
-    assert bob.peer.expect(ask, j.JobShown).job.job == 1  # it works on it now
-    assert bob.watch(1) == [1]  # but would go on hearing what others bring
+    ask = j.ShowJob(request=60, job=1)
+    assert bob.peer.expect(ask, j.JobDetails).job.job == 1  # it works on it now
+    assert bob.watch(1) == [1]  # it would receive the results of the others
     bob.finish(*bob.leases)
-    assert bob.peer.refusal(j.Job(request=61, job=1)) == Code.NO_SUCH_JOB
+    assert bob.peer.refusal(j.ShowJob(request=61, job=1)) == Code.NO_SUCH_JOB
 
 
 # -- cancel ------------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_who_may_see_a_job() -> None:
 
 def test_a_cancelled_job_ends_and_its_tasks_are_revoked() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     assert isinstance(cancel(ann, 1, "no longer needed"), c.Done)
@@ -213,7 +213,7 @@ def test_a_cancelled_job_ends_and_its_tasks_are_revoked() -> None:
 
 def test_a_waiting_job_can_be_cancelled() -> None:
     world = DurableWorld()
-    ann = Hand.of(world, "ann")
+    ann = JobClient.of(world, "ann")
     ann.submit("resize", b"x")
     cancel(ann, 1)
     assert (ann.updates[-1].state, ann.updates[-1].reason) == ("cancelled", "cancelled by ann")
@@ -221,7 +221,7 @@ def test_a_waiting_job_can_be_cancelled() -> None:
 
 def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     bob.finish(*bob.leases)
@@ -232,12 +232,12 @@ def test_a_job_that_has_ended_cannot_be_cancelled() -> None:
 
 def test_that_a_job_has_ended_is_said_when_it_is_safe() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     world.hold()
     bob.finish(*bob.leases)
-    ann.peer.say(j.Cancel(request=70, job=1))
+    ann.peer.say(j.CancelJob(request=70, job=1))
     world.run()
     assert ann.peer.all(c.Error) == []
     world.commit()
@@ -247,18 +247,18 @@ def test_that_a_job_has_ended_is_said_when_it_is_safe() -> None:
 def test_that_a_job_has_ended_is_not_said_when_the_disk_cannot_keep_it() -> None:
     """After a crash it would go on."""
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     world.hold()
     bob.finish(*bob.leases)
-    ann.peer.say(j.Cancel(request=70, job=1))
+    ann.peer.say(j.CancelJob(request=70, job=1))
     world.run()
     world.fail()
     assert [error.code for error in ann.peer.all(c.Error)] == [Code.STORAGE]
 
 
-def test_who_may_cancel() -> None:
+def test_which_clients_may_cancel() -> None:
     world = guarded()
     ann, bob, eve, root, mallory = (hand(world, name) for name in ("ann", "bob", "eve", "root", "mallory"))
     ann.submit("resize", b"1", b"2")
@@ -269,11 +269,11 @@ def test_who_may_cancel() -> None:
 
 def test_a_cancel_is_done_when_it_is_safe() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob")
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     world.hold()
-    ann.peer.say(j.Cancel(request=70, job=1))
+    ann.peer.say(j.CancelJob(request=70, job=1))
     world.run()
     assert (ann.peer.all(c.Done), ann.updates) == ([], [])
     assert bob.revoked == [(1, 0, 1)]  # that does not wait: after a crash it would end all the same
@@ -284,10 +284,10 @@ def test_a_cancel_is_done_when_it_is_safe() -> None:
 
 def test_a_cancel_that_the_disk_refuses_holds_all_the_same() -> None:
     world = DurableWorld()
-    ann = Hand.of(world, "ann")
+    ann = JobClient.of(world, "ann")
     ann.submit("resize", b"x")
     world.hold()
-    ann.peer.say(j.Cancel(request=70, job=1))
+    ann.peer.say(j.CancelJob(request=70, job=1))
     world.run()
     world.fail()
     assert ann.peer.last(c.Error).code == Code.STORAGE
@@ -295,3 +295,129 @@ def test_a_cancel_that_the_disk_refuses_holds_all_the_same() -> None:
     world.pass_s(1)
     assert ann.states == [(1, "cancelled")]
     assert world.keeping.of("job")[1].state == "cancelled"
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+
+def listed(who: JobClient, **fields: object) -> list[int]:
+    """The numbers of all pages."""
+    numbers: list[int] = []
+    before: int | None = None
+    while True:
+        request = j.ListJobs(request=who.peer.number(), before=before, **fields)  # type: ignore[arg-type]
+        page = who.peer.expect(request, j.JobList)
+        numbers += [job.job for job in page.jobs]
+        if not page.more:
+            return numbers
+        assert before is None or page.before < before
+        before = page.before
+
+
+def test_the_newest_come_first_and_filters_narrow_them() -> None:
+    world = DurableWorld()
+    ann, bob, cid = JobClient.of(world, "ann"), JobClient.of(world, "bob"), JobClient.of(world, "cid")
+    bob.volunteer("resize")
+    ann.submit("resize", b"1", b"2")
+    cid.submit("scan", b"3")
+    bob.finish(*bob.leases)
+    assert listed(ann) == [3, 2, 1]
+    assert listed(ann, of_kind="scan") == [3]
+    assert listed(ann, controller="ann") == [2, 1]
+    assert listed(ann, states=["done", "waiting"]) == [3, 1]
+    assert listed(ann, states=[]) == []
+
+
+def test_all_fields_of_a_shown_job() -> None:
+    world = DurableWorld()
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
+    bob.volunteer("resize")
+    ann.submit("resize", b"picture", keys=["k"], priority=3, deadline_ms=60_000)
+    (job,) = ann.peer.expect(j.ListJobs(request=90), j.JobList).jobs
+    assert job == j.JobInfo(
+        job=1,
+        key="k",
+        controller="ann",
+        of_kind="resize",
+        state="running",
+        agreed=1,
+        leased=1,
+        priority=3,
+        submitted_us=world.now_us,
+        begins_us=world.now_us,
+        deadline_us=world.now_us + 60_000_000,
+        payload_bytes=7,
+    )
+    bob.finish(*bob.leases, result=b"small")
+    shown = ann.peer.expect(j.ShowJob(request=91, job=1), j.JobDetails)
+    assert (shown.job.state, shown.job.finished, shown.job.leased) == ("done", 1, 0)
+    assert shown.tasks == [
+        j.TaskInfo(task=0, state="finished", worker="bob", fence=1, since_us=world.now_us, result_bytes=5)
+    ]
+
+
+def test_long_lists_come_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = DurableWorld()
+    ann = JobClient.of(world, "ann")
+    ann.submit("k" * 250, *(b"%d" % number for number in range(300)))
+    assert len(ann.peer.expect(j.ListJobs(request=90), j.JobList).jobs) < 300
+    assert listed(ann) == list(range(300, 0, -1))
+    monkeypatch.setattr(job_requests, "JOBS_PER_PAGE", 7)
+    assert listed(ann) == list(range(300, 0, -1))
+    assert listed(ann, controller="unknown") == []
+
+
+def test_tasks_come_in_pages() -> None:
+    world = World()
+    ann = JobClient.of(world, "ann")
+    for number in range(300):
+        JobClient.of(world, f"{number:->240}").volunteer("resize")
+    ann.submit("resize", b"x", workers=0)
+    tasks: list[int] = []
+    more = True
+    while more:
+        shown = ann.peer.expect(j.ShowJob(request=ann.peer.number(), job=1, first_task=len(tasks)), j.JobDetails)
+        tasks += [task.task for task in shown.tasks]
+        more = shown.more
+        assert len(shown.tasks) < 300
+    assert tasks == list(range(300))
+    assert ann.peer.expect(j.ShowJob(request=ann.peer.number(), job=1, first_task=300), j.JobDetails).tasks == []
+
+
+def test_no_client_sees_jobs_that_it_may_not_see() -> None:
+    rules = (
+        Rule(clients=("*",), allow=frozenset(("submit",)), topics=("#",)),
+        Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("$jobs/open/#",)),
+    )
+    world = DurableWorld(Settings(access=Access(rules=rules)))
+    ann, eve = JobClient.of(world, "ann"), JobClient.of(world, "eve")
+    ann.submit("secret", b"1")
+    ann.submit("open/to/all", b"2")
+    assert (listed(ann), listed(eve)) == ([2, 1], [2])
+    assert eve.peer.refusal(j.ShowJob(request=90, job=1)) == Code.NO_SUCH_JOB
+    assert eve.peer.refusal(j.ShowJob(request=91, job=99)) == Code.NO_SUCH_JOB
+
+
+def test_a_list_waits_for_appends_in_flight_but_not_for_a_full_disk() -> None:
+    world = DurableWorld()
+    ann = JobClient.of(world, "ann")
+    ann.submit("resize", b"x")
+    world.hold()
+    ann.peer.say(j.CancelJob(request=70, job=1))
+    ann.peer.say(j.ListJobs(request=71))
+    world.run()
+    assert ann.peer.all(j.JobList) == []
+    world.fail()
+    assert ann.peer.last(j.JobList).jobs[0].state == "cancelled"
+
+
+def test_many_requests_for_lists_wait_and_are_all_answered() -> None:
+    world = World()
+    ann = JobClient.of(world, "ann")
+    for number in range(250):
+        ann.peer.say(j.ListJobs(request=number))
+    world.run()
+    assert len(ann.peer.all(j.JobList)) < 250, "a turn answers only a part of them"
+    world.pass_s(1)
+    assert [page.request for page in ann.peer.all(j.JobList)] == list(range(250))
+    assert ann.peer.closed is None

@@ -11,7 +11,7 @@ from tests.broker.jobs.driver import KEEP_S, SchedulerDriver
 
 from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import job_table
-from godwit.broker.jobs.job_table import DirtyJobs
+from godwit.broker.jobs.job_table import DirtyJobs, job_from_row, job_row, task_row
 from godwit.broker.jobs.model import Job, JobTask
 from godwit.broker.jobs.queue import JobQueue
 from godwit.wire import changes as ch
@@ -329,3 +329,17 @@ def test_a_forgotten_job_is_not_written() -> None:
     dirty.forget(one)
     assert not dirty
     assert dirty.changes() == [ch.NextJob(8)]
+
+
+def test_a_row_restores_all_options_of_a_job() -> None:
+    for spec in (job(7).spec, JobSpec(key="k", of_kind="resize", size=7)):
+        made = Job(7, "ann", spec, JobQueue("resize"), b"payload", 100)
+        made.state = "running"
+        made.agreed = 2
+        made.tasks = [JobTask(made, number, made.begins_us) for number in range(2)]
+        made.tasks[1].worker = "bob"
+        again = job_from_row(job_row(made), b"payload", [task_row(made.tasks[1])], JobQueue("resize"))
+        assert again.spec == spec
+        assert job_row(again) == job_row(made)
+        assert [task_row(task) for task in again.tasks] == [task_row(task) for task in made.tasks]
+        assert (again.is_stored, again.tried_workers) == (True, {"bob"})

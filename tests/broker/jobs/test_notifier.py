@@ -137,7 +137,7 @@ def test_a_quick_task_has_one_update() -> None:
     bob.finish((2, 0, 1))
     world.pass_s(1)
     assert ann.states[2:] == [(2, "done")]
-    assert world.server.broker._office._notifier.due_us is None
+    assert not world.server.broker._office._notifier.delayed
 
 
 def test_progress_and_later_leases_are_sent_at_once() -> None:
@@ -163,7 +163,7 @@ def test_a_client_that_has_left_gets_no_delayed_updates() -> None:
     assert bob.leases[-1] == (4, 0, 1)
     ann.peer.die()
     world.pass_s(1)
-    assert world.server.broker._office._notifier.due_us is None
+    assert not world.server.broker._office._notifier.delayed
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------

@@ -174,8 +174,8 @@ class JobCommits:
         self.failure = ""
         """The text of that failure."""
         self._in_flight = 0
-        self._retry: CommitBatch | None = None
-        """Changes that could not be written."""
+        self.retry: CommitBatch | None = None
+        """Changes that could not be written and wait for another attempt."""
         self._now_us = 0
         self._discarded: set[int] = set()
         """Jobs discarded by the latest failures; the output that is not yet written may contain them, too."""
@@ -185,18 +185,13 @@ class JobCommits:
         return job in self._unstored
 
     @property
-    def has_retry(self) -> bool:
-        """Whether changes wait for another attempt to write them."""
-        return self._retry is not None
+    def retry_at_us(self) -> int:
+        """When `retry` is due, if there is one."""
+        return self._commits.retry_at_us
 
-    @property
-    def due_us(self) -> int | None:
-        """When the next attempt is due, or None."""
-        return self._commits.retry_at_us if self._retry is not None else None
-
-    def is_due(self, now_us: int) -> bool:
-        """Return whether failed changes are to be written now. They join any other append, which tests the disk."""
-        if self._retry is None:
+    def is_retry_due(self, now_us: int) -> bool:
+        """Return whether `retry` is to be written now: it is due, or joins another append of this turn."""
+        if self.retry is None:
             return False
         return now_us >= self._commits.retry_at_us or self._commits.is_filled(now_us)
 
@@ -223,8 +218,8 @@ class JobCommits:
         if self._discarded:
             batch.remove_jobs(self._discarded)
             self._discarded.clear()
-        if self._retry is not None:
-            retry, self._retry = self._retry, None
+        if self.retry is not None:
+            retry, self.retry = self.retry, None
             retry.turn = batch.turn
             retry.add(batch)
             return retry
@@ -278,10 +273,10 @@ class JobCommits:
         batch.remove_jobs(self._discarded)
         for task, fence in batch.leased:  # the workers do not know of them, and the disk may fail for a long time
             self._scheduler.withdraw_lease(task.worker, (task.job.number, task.number, fence), self._now_us)
-        if self._retry is None:
-            self._retry = batch
+        if self.retry is None:
+            self.retry = batch
         else:
-            self._retry.add(batch)
+            self.retry.add(batch)
 
     def _discard(self, job: Job) -> None:
         number = job.number

@@ -88,13 +88,8 @@ class JobNotifier:
         """Watched jobs that were deleted in this turn."""
         self._leased: list[tuple[JobPeer, int]] = []
         """Delayed updates of this turn: connection and job number."""
-        self._delayed: deque[tuple[int, JobPeer, int]] = deque()
-        """Delayed updates of earlier turns, with the times when they are due."""
-
-    @property
-    def due_us(self) -> int | None:
-        """When the next delayed update is due, or None."""
-        return self._delayed[0][0] if self._delayed else None
+        self.delayed: deque[tuple[int, JobPeer, int]] = deque()
+        """Delayed updates of earlier turns: the time when each is due (ascending), connection and job number."""
 
     # -- input --------------------------------------------------------------------------------------------------------
 
@@ -222,7 +217,7 @@ class JobNotifier:
 
     def send_pending(self, now_us: int) -> None:
         """Send all clients as much as fits their windows."""
-        if self._leased or self._delayed:
+        if self._leased or self.delayed:
             self._release_delayed(now_us)
         if self._dirty:
             dirty, self._dirty = self._dirty, {}
@@ -234,7 +229,7 @@ class JobNotifier:
 
     def _release_delayed(self, now_us: int) -> None:
         """Move delayed updates that are due to the pending ones; drop entries that were sent with other changes."""
-        delayed = self._delayed
+        delayed = self.delayed
         for peer, number in self._leased:
             delayed.append((now_us + LEASE_UPDATE_DELAY_US, peer, number))
         self._leased.clear()

@@ -165,7 +165,7 @@ class JobService:
     def finish_turn(self, now_us: int) -> None:
         """Lease tasks, and add the changes of the turn to its append."""
         activity, commits = self.activity, self._commits
-        if not activity.is_active or not (activity.is_dirty or commits.is_due(now_us)):
+        if not activity.is_active or not (activity.is_dirty or commits.is_retry_due(now_us)):
             return
         activity.is_dirty = False
         scheduler = self._scheduler
@@ -187,12 +187,15 @@ class JobService:
             activity.has_commit_result = False
             self._receiver.confirm_stored()
         notifier.send_pending(now_us)
-        activity.is_active = activity.is_dirty or commits.has_retry
+        activity.is_active = activity.is_dirty
         if activity.is_dirty:
             self.due_us = now_us
             return
         due_us = self._scheduler.next_timer_us
-        for other_us in (commits.due_us, notifier.due_us):
-            if other_us is not None and (due_us is None or other_us < due_us):
-                due_us = other_us
+        if notifier.delayed and (due_us is None or notifier.delayed[0][0] < due_us):
+            due_us = notifier.delayed[0][0]
+        if commits.retry is not None:
+            activity.is_active = True  # any later append may take it along
+            if due_us is None or commits.retry_at_us < due_us:
+                due_us = commits.retry_at_us
         self.due_us = due_us

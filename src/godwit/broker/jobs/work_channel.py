@@ -298,7 +298,9 @@ class WorkReceiver:
         for peer in [*self._waiting]:
             last: PendingRecord | None = None
             records = peer.records
-            while records and (records[0].turn <= commits.stored_turn or self._is_settled(records[0])):
+            while records and (
+                records[0].turn <= commits.stored_turn or (commits.is_failing and self._is_discarded(records[0]))
+            ):
                 last = records.popleft()
                 peer.credit_due.append(last.body_bytes)
                 if last.results:
@@ -309,9 +311,9 @@ class WorkReceiver:
             if not records:
                 del self._waiting[peer]
 
-    def _is_settled(self, record: PendingRecord) -> bool:
+    def _is_discarded(self, record: PendingRecord) -> bool:
         """Return whether a record with unstored changes can be answered: a failed append has discarded its jobs."""
-        return self._commits.is_failing and bool(record.results) and not any(map(self._is_open, record.results))
+        return bool(record.results) and not any(map(self._is_open, record.results))
 
     def _is_open(self, result: SubmitResult) -> bool:
         job = result.job

@@ -39,7 +39,7 @@ def decoder(kind: type) -> Callable[[bytes], Group]:
 
 
 def record_of(head: object, payloads: bytes = b"") -> bytes:
-    """Whatever the head is."""
+    """For any head."""
     encoded = cbor2.dumps(head)
     return len(encoded).to_bytes(4, "big") + encoded + payloads
 
@@ -156,7 +156,7 @@ def test_payloads_have_a_largest_size_together(group: w.FromClient | w.FromBroke
     assert decode == ("client" if type(group) in FROM_CLIENT else "broker")
 
 
-# -- invalid groups --------------------------------------------------------------------------------------------------
+# -- invalid groups ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decode", [decode_from_client, decode_from_broker])
@@ -297,7 +297,7 @@ values = (
 @pytest.mark.parametrize("kind", HEADS)
 @given(st.data())
 def test_one_wrong_field_gives_a_group_or_an_error(kind: type, data: st.DataObject) -> None:
-    """Everything else is right, so that every field's own check is met."""
+    """All other fields are valid, so that the check of each field is reached."""
     head, payloads = data.draw(groups(kind))
     record = encode_group(head, payloads)
     plain = cbor2.loads(record[4 : 4 + int.from_bytes(record[:4], "big")])

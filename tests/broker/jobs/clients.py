@@ -1,4 +1,4 @@
-"""Controllers and workers that speak the protocol by hand, on the peers of tests/broker/world.py."""
+"""Controllers and workers that send single records, on the peers of tests/broker/world.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ from typing import Any
 
 from tests.broker.world import M, Peer, World
 
+from godwit.broker.jobs.service import JobService
+from godwit.broker.jobs.work_channel import JobPeer
 from godwit.wire import jobs as j
 from godwit.wire import work as w
 from godwit.wire.control import Work, encode_control
 from godwit.wire.jobs import Ref
 
 
+def job_service(world: World) -> JobService:
+    """Return the job part of a broker."""
+    return world.server.broker._office
+
+
+def peer_of(world: World, name: str) -> JobPeer:
+    """Return the part that a connected client takes in jobs."""
+    link = world.server.broker._admission.sessions[name].link
+    assert link is not None
+    assert link.party is not None
+    return link.party
+
+
 class JobClient:
-    """One connection that takes part in work. Feed: submit, report, volunteer and so on. Look: the rest."""
+    """One connection that takes part in jobs."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -25,10 +40,10 @@ class JobClient:
 
     @classmethod
     def of(cls, world: World, name: str | None = None, **fields: Any) -> JobClient:
-        """A new client."""
+        """Connect a new client."""
         return cls(world.client(name, **fields))
 
-    # -- requests ----------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     def send(self, head: w.SubmitGroup | w.ReportGroup, payloads: Iterable[bytes] = (), *, run: bool = True) -> int:
         """Send a group as a record; return its number."""
@@ -38,7 +53,7 @@ class JobClient:
         return number
 
     def submit(self, kind: str, *payloads: bytes, keys: Iterable[str] = (), run: bool = True, **fields: Any) -> int:
-        """One job for each payload; their keys are their payloads as text, if they are not given."""
+        """Submit one job for each payload; the keys are the payloads as text, unless given."""
         names = list(keys) or [payload.decode() for payload in payloads]
         jobs = [
             j.JobSpec(key=key, of_kind=kind, size=len(payload), **fields)
@@ -64,7 +79,7 @@ class JobClient:
         """Return the unknown ones."""
         return self.peer.expect(j.WatchJobs(request=self.peer.number(), jobs=list(numbers)), j.WatchReply).unknown
 
-    # -- received ----------------------------------------------------------------------------------------------------
+    # -- received -----------------------------------------------------------------------------------------------------
 
     def groups(self, kind: type[M]) -> list[M]:
         return [head for head, _ in self.peer.work if isinstance(head, kind)]
@@ -75,7 +90,7 @@ class JobClient:
 
     @property
     def numbers(self) -> list[int]:
-        """Of its jobs that were taken."""
+        """The numbers of its accepted jobs."""
         return [job.job for job in self.taken if job.job]
 
     @property
@@ -84,7 +99,7 @@ class JobClient:
 
     @property
     def payloads(self) -> list[bytes]:
-        """Of its leases."""
+        """The payloads of its leases."""
         return [payload for head, payloads in self.peer.work if isinstance(head, w.LeaseGroup) for payload in payloads]
 
     @property
@@ -102,7 +117,7 @@ class JobClient:
 
     @property
     def results(self) -> dict[tuple[int, int], bytes]:
-        """Of finished tasks, by job and task."""
+        """The results of finished tasks, by job and task."""
         found: dict[tuple[int, int], bytes] = {}
         for head, payloads in self.peer.work:
             if isinstance(head, w.UpdateGroup):
@@ -114,5 +129,5 @@ class JobClient:
 
     @property
     def confirmed(self) -> int:
-        """The last of its records that was; -1: none."""
+        """The last of its records that was confirmed, or -1."""
         return self.peer.confirmed.get(self.channel, (-1, 0))[0]

@@ -112,7 +112,7 @@ def test_no_worker_gets_a_job_twice_while_another_is_only_busy() -> None:
     other = "bert" if holders(busy) == ["anna"] else "anna"
     job = driver.submit(retry_delay_ms=0)
     assert holders(job) == [other]
-    assert driver.fail(job.tasks[0]) == [], f"{other} is free, but had it"
+    assert driver.fail(job.tasks[0]) == [], f"{other} is free, but tried it"
     leased = driver.finish(busy.tasks[0])
     assert [task.worker for task in leased] == [busy.tasks[0].worker]
     assert leased == [job.tasks[0]]
@@ -149,7 +149,7 @@ def test_a_job_without_an_eligible_free_worker_does_not_block_others() -> None:
     assert holders(driver.submit()) == ["anna"], "a later one with less priority"
 
 
-@pytest.mark.parametrize("shared_workers", [1, 8], ids=["lines of their own", "shared lines"])
+@pytest.mark.parametrize("shared_workers", [1, 8], ids=["groups of their own", "shared groups"])
 def test_a_worker_that_fails_everything_is_passed_over(shared_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "MAX_SHARED_WORKERS", shared_workers)
     driver = SchedulerDriver()
@@ -180,17 +180,17 @@ def test_a_wide_job_reaches_all_workers_as_they_become_free(
     busy = [driver.submit() for _ in names]
     wide = driver.submit(workers=0, retry_delay_ms=0, retries=9)
     assert wide.agreed == 12
-    had = []
+    tried = []
     for job in busy:
         driver.finish(job.tasks[0])
-        had.append(job.tasks[0].worker)
-        assert sorted(holders(wide)) == sorted(had)
+        tried.append(job.tasks[0].worker)
+        assert sorted(holders(wide)) == sorted(tried)
     again = wide.tasks[3]
-    assert driver.fail(again) == [again], "all have had it"
+    assert driver.fail(again) == [again], "all have tried it"
     driver.volunteer("late")
     driver.submit()
     worker = again.worker
-    assert driver.fail(again) == [], "late has not had it, and is busy"
+    assert driver.fail(again) == [], "late has not tried it, and is busy"
     driver.scheduler.disconnect("late", driver.now_us)
     assert driver.turn() == [again]
     assert again.worker == worker, "the only one that is free"
@@ -222,7 +222,7 @@ def test_the_fields_of_a_lease() -> None:
         1,
         driver.now_us,
     )
-    event = next(happening for happening in driver.events if happening.event == "leased")
+    event = next(event for event in driver.events if event.event == "leased")
     assert (event.job, event.task, event.worker, event.fence) == (job.number, 0, "anna", 1)
     assert event.waited_us == 2_000_000
 
@@ -241,7 +241,7 @@ def test_unused_queues_are_deleted() -> None:
     assert not queues
 
 
-@pytest.mark.parametrize("shared_workers", [0, 8], ids=["lines of their own", "shared lines"])
+@pytest.mark.parametrize("shared_workers", [0, 8], ids=["groups of their own", "shared groups"])
 def test_a_task_does_not_wait_for_ever_for_a_busy_worker(shared_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "MAX_SHARED_WORKERS", shared_workers)
     driver = SchedulerDriver()
@@ -284,7 +284,7 @@ def test_a_worker_that_reconnects_has_still_tried_the_job() -> None:
     driver.scheduler.disconnect("anna", driver.now_us)
     driver.turn()
     driver.volunteer("anna")
-    assert holders(job) == [], "she is another one, but under the same name"
+    assert holders(job) == [], "a reconnected worker has the same name"
     driver.volunteer("cleo")
     assert holders(job) == ["cleo"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient
+from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
@@ -165,7 +165,7 @@ def test_a_job_continues_after_a_lasting_failure() -> None:
 
 
 def test_a_sign_of_life_that_waited_for_a_failed_append_is_confirmed() -> None:
-    """Nothing of it is to be written, so nothing else would bring it forward."""
+    """Its changes need no row, so no other append would confirm it."""
     world = DurableWorld()
     _, bob = pair(world)
     alice = world.client("alice")
@@ -212,7 +212,7 @@ def test_a_job_that_ends_with_its_submission_is_discarded_with_it() -> None:
     world.fail()
     assert [job.code for job in ann.taken] == [Code.STORAGE]
     world.pass_s(2)
-    commits = world.server.broker._office._commits
+    commits = job_service(world)._commits
     assert (ann.updates, world.keeping.of("job"), commits._unstored) == ([], {}, {})
 
 
@@ -245,7 +245,7 @@ def test_deletions_are_written_after_a_failure() -> None:
     assert world.keeping.of("job") == world.keeping.of("task") == world.keeping.of("payload") == {}
 
 
-# -- events ------------------------------------------------------------------------------------------------------------
+# -- events -----------------------------------------------------------------------------------------------------------
 
 
 def told(peer: Peer) -> list[dict[str, Any]]:
@@ -307,7 +307,7 @@ def test_events_of_an_append_that_failed_are_written_with_the_change_later() -> 
     bob.finish(*bob.leases)
     world.fail()
     assert len(eve.got) == before
-    ann.submit("resize", b"y")  # goes with whatever else is written
+    ann.submit("resize", b"y")  # is written with the next append
     assert [(event["job"], event["event"]) for event in told(eve)[before:]] == [
         (1, "finished"), (1, "done"), (2, "submitted"), (2, "leased"),
     ]  # fmt: skip

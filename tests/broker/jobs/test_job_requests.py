@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient
+from tests.broker.jobs.clients import JobClient, peer_of
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
@@ -19,7 +19,7 @@ SECRETS = {name: name.encode() for name in ("ann", "bob", "eve", "root")}
 
 
 def guarded() -> World:
-    """Ann submits, bob works, eve may look on, root may kick; no client may do more."""
+    """Ann submits, bob works, eve may watch, root may kick; no client may do more."""
     rules = (
         Rule(clients=("ann",), allow=frozenset(("submit",)), topics=("#",)),
         Rule(clients=("bob",), allow=frozenset(("work",)), topics=("resize", "scan")),
@@ -37,7 +37,7 @@ def cancel(who: JobClient, number: int, reason: str = "") -> c.ControlMessage:
     return who.peer.ask(j.CancelJob(request=who.peer.number(), job=number, reason=reason))
 
 
-# -- volunteer ---------------------------------------------------------------------------------------------------------
+# -- volunteer --------------------------------------------------------------------------------------------------------
 
 
 def test_a_volunteer_learns_its_lease_time() -> None:
@@ -112,7 +112,7 @@ def test_a_volunteer_for_a_forbidden_or_invalid_kind_is_refused(kind: str, code:
     assert bob.peer.refusal(j.Volunteer(request=5, kinds=["resize", kind])) == code
 
 
-# -- watch -------------------------------------------------------------------------------------------------------------
+# -- watch ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_watching_client_gets_the_state_then_the_changes_until_the_end() -> None:
@@ -125,10 +125,7 @@ def test_a_watching_client_gets_the_state_then_the_changes_until_the_end() -> No
     bob.finish(*bob.leases, result=b"small")
     assert eve.states == [(1, "running"), (1, "done")]
     assert eve.results == {(1, 0): b"small"}
-    link = world.server.broker._admission.sessions["eve"].link
-    assert link is not None
-    assert link.party is not None
-    assert not link.party.watched
+    assert not peer_of(world, "eve").watched
 
 
 def test_to_watch_again_tells_everything_again() -> None:
@@ -196,7 +193,7 @@ def test_which_clients_may_see_a_job() -> None:
     assert bob.peer.refusal(j.ShowJob(request=61, job=1)) == Code.NO_SUCH_JOB
 
 
-# -- cancel ------------------------------------------------------------------------------------------------------------
+# -- cancel -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_cancelled_job_ends_and_its_tasks_are_revoked() -> None:
@@ -245,7 +242,7 @@ def test_that_a_job_has_ended_is_said_when_it_is_safe() -> None:
 
 
 def test_that_a_job_has_ended_is_not_said_when_the_disk_cannot_keep_it() -> None:
-    """After a crash it would go on."""
+    """After a crash the job would continue."""
     world = DurableWorld()
     ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize")
@@ -276,7 +273,7 @@ def test_a_cancel_is_done_when_it_is_safe() -> None:
     ann.peer.say(j.CancelJob(request=70, job=1))
     world.run()
     assert (ann.peer.all(c.Done), ann.updates) == ([], [])
-    assert bob.revoked == [(1, 0, 1)]  # that does not wait: after a crash it would end all the same
+    assert bob.revoked == [(1, 0, 1)]  # without waiting for the log: after a crash the lease would end all the same
     world.commit()
     assert ann.peer.last(c.Done).request == 70
     assert ann.states[-1] == (1, "cancelled")
@@ -297,7 +294,7 @@ def test_a_cancel_that_the_disk_refuses_holds_all_the_same() -> None:
     assert world.keeping.of("job")[1].state == "cancelled"
 
 
-# -- lists -------------------------------------------------------------------------------------------------------------
+# -- lists ------------------------------------------------------------------------------------------------------------
 
 
 def listed(who: JobClient, **fields: object) -> list[int]:

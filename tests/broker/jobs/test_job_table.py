@@ -76,9 +76,9 @@ def test_the_oldest_ended_jobs_make_room_for_tasks(monkeypatch: pytest.MonkeyPat
     assert driver.deleted == [jobs[0].number]
     driver.submit(workers=3, by="dora")
     assert driver.deleted == [job.number for job in jobs[:4]]
-    with pytest.raises(RequestFailure, match="as many jobs as the others' leave room for"):
+    with pytest.raises(RequestFailure, match="half of what those of the others leave"):
         driver.submit(by="dora")
-    with pytest.raises(RequestFailure, match="as many jobs as the others' leave room for"):
+    with pytest.raises(RequestFailure, match="half of what those of the others leave"):
         driver.submit(workers=3, by="emil")
     assert driver.deleted == [job.number for job in jobs[:4]], "no job is deleted for one that does not fit after all"
 
@@ -243,7 +243,7 @@ def test_many_ended_jobs_may_be_discarded() -> None:
     assert driver.deleted == [2, 3]
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows -------------------------------------------------------------------------------------------------------------
 
 
 def job(number: int, tasks: int = 1) -> Job:

@@ -13,7 +13,7 @@ from godwit.broker.jobs.scheduler import Scheduler
 from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, SETTLE_S
 from godwit.wire.codes import Code
 
-# -- starts ------------------------------------------------------------------------------------------------------------
+# -- starts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("workers", "agreed"), [(1, 1), (2, 2), (3, 3), (4, 3), (9999, 3), (0, 3)])
@@ -216,7 +216,7 @@ def test_many_that_are_due_are_seen_to_bit_by_bit(monkeypatch: pytest.MonkeyPatc
     assert failed == [10, 20, 30, 35, 35]
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- ends -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_done_when_all_its_tasks_have_results() -> None:
@@ -346,7 +346,7 @@ def test_a_task_that_ends_its_workers_has_failed() -> None:
         assert (task.losses, job.state) == (number - 1, "running")
         driver.volunteer("anna", instance=b"%d" % number, is_new_link=True)
     assert (task.losses, task.state, task.failures) == (MAX_LOSSES, "failed", 0)
-    assert (job.state, task.error) == ("failed", f"{MAX_LOSSES} workers were lost while they had it")
+    assert (job.state, task.error) == ("failed", f"{MAX_LOSSES} workers were lost while they held it")
 
 
 @pytest.mark.parametrize("state", ["delayed", "waiting", "leased", "pausing"])
@@ -475,13 +475,13 @@ def test_a_task_that_is_handed_back_again_and_again_waits() -> None:
     driver = SchedulerDriver()
     driver.volunteer("anna")
     task = driver.submit().tasks[0]
-    assert driver.return_task(task) == [task], "the first time it is for others at once"
+    assert driver.return_task(task) == [task], "the first time it can be leased at once"
     for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
         assert driver.return_task(task) == []
         assert driver.wait(pause_s - 0.001, reporting=["anna"]) == []
         assert driver.wait(0.001, reporting=["anna"]) == [task]
     driver.wait(60, reporting=["anna"])
-    assert driver.return_task(task) == [task], "she had it for a while"
+    assert driver.return_task(task) == [task], "she held it for some time"
     assert (task.failures, task.losses) == (0, 0)
 
 

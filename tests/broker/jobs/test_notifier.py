@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient
+from tests.broker.jobs.clients import JobClient, job_service, peer_of
 from tests.broker.world import World
 
 from godwit.broker.jobs import notifier
-from godwit.broker.jobs.work_channel import JobPeer
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES
 from godwit.wire import jobs as j
@@ -22,13 +21,6 @@ def pair(world: World, *, capacity: int = 1) -> tuple[JobClient, JobClient]:
     ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob")
     bob.volunteer("resize", capacity=capacity)
     return ann, bob
-
-
-def party(world: World, name: str) -> JobPeer:
-    link = world.server.broker._admission.sessions[name].link
-    assert link is not None
-    assert link.party is not None
-    return link.party
 
 
 def numbered(count: int) -> list[bytes]:
@@ -137,7 +129,7 @@ def test_a_quick_task_has_one_update() -> None:
     bob.finish((2, 0, 1))
     world.pass_s(1)
     assert ann.states[2:] == [(2, "done")]
-    assert not world.server.broker._office._notifier.delayed
+    assert not job_service(world)._notifier.delayed
 
 
 def test_progress_and_later_leases_are_sent_at_once() -> None:
@@ -163,10 +155,10 @@ def test_a_client_that_has_left_gets_no_delayed_updates() -> None:
     assert bob.leases[-1] == (4, 0, 1)
     ann.peer.die()
     world.pass_s(1)
-    assert not world.server.broker._office._notifier.delayed
+    assert not job_service(world)._notifier.delayed
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
+# -- windows ----------------------------------------------------------------------------------------------------------
 
 
 def test_leases_wait_for_room_as_references() -> None:
@@ -176,7 +168,7 @@ def test_leases_wait_for_room_as_references() -> None:
     for number in range(4):
         ann.submit("resize", BIG, keys=[f"{number}"])
     assert bob.leases == [(1, 0, 1)]
-    assert [(task.job.number, fence) for task, fence in party(world, "bob").leases] == [(2, 1), (3, 1), (4, 1)]
+    assert [(task.job.number, fence) for task, fence in peer_of(world, "bob").leases] == [(2, 1), (3, 1), (4, 1)]
     bob.peer.confirms_itself = True
     world.run()
     assert bob.leases == [(number, 0, 1) for number in (1, 2, 3, 4)]
@@ -225,12 +217,12 @@ def test_a_deleted_job_is_reported_to_a_slow_client_without_results() -> None:
     assert eve.watch(1, 2) == []
     bob.finish((2, 0, 1), result=b"lost")
     world.pass_s(3)
-    assert world.server.broker._office._scheduler.jobs == {}
-    assert not party(world, "eve").updates
+    assert job_service(world)._scheduler.jobs == {}
+    assert not peer_of(world, "eve").updates
     eve.peer.confirms_itself = True
     world.run()
     assert [(update.job, update.state, update.tasks) for update in eve.updates[1:]] == [(2, "done", [])]
-    assert not party(world, "eve").watched
+    assert not peer_of(world, "eve").watched
 
 
 def test_the_reply_to_a_submission_precedes_all_updates() -> None:
@@ -291,4 +283,4 @@ def test_all_watching_clients_get_updates(count: int) -> None:
     others[0].peer.die()
     bob.finish(*bob.leases)
     assert [one.states[-1] for one in others] == [(1, "running")] + [(1, "done")] * (count - 1)
-    assert world.server.broker._office._notifier._watchers == {}
+    assert job_service(world)._notifier._watchers == {}

@@ -7,7 +7,7 @@ from godwit.broker.jobs.queue import MAX_CANDIDATES, SLACK, FairShare, JobQueue
 from godwit.limits import MAX_BLOCKED_LINES
 from godwit.wire.jobs import JobSpec
 
-# -- groups ------------------------------------------------------------------------------------------------------------
+# -- groups -----------------------------------------------------------------------------------------------------------
 
 
 def make_job(queue: JobQueue, number: int, *, priority: int = 0, controller: str = "carla", tasks: int = 1) -> Job:
@@ -117,7 +117,7 @@ def test_a_blocked_group_comes_back_with_the_first_eligible_worker() -> None:
     assert queue.first_group() is None
     assert anna.free_slot is not None
     queue.offer(anna, anna.free_slot)
-    assert queue.first_group() is None, "she had it"
+    assert queue.first_group() is None, "she tried it"
     bert = make_worker(queue, "bert", 1)
     assert queue.first_group() is group
     assert queue.pick(group, 1) == [bert]
@@ -280,8 +280,8 @@ def test_the_number_of_blocked_groups_is_bounded() -> None:
     assert group is not None
     assert queue.unblock(groups[0])
     assert queue.first_group() is groups[0]
-    assert not queue.unblock(groups[0]), "it does not wait"
-    assert queue.block(groups[0]), "it is one of those"
+    assert not queue.unblock(groups[0]), "it is not blocked"
+    assert queue.block(groups[0]), "it was blocked before"
 
 
 def test_a_group_counts_right_after_many_changes_of_the_volunteers() -> None:
@@ -299,7 +299,7 @@ def test_a_group_counts_right_after_many_changes_of_the_volunteers() -> None:
         assert queue.eligible_count(group) == len(queue.volunteers) - 1
 
 
-# -- fairness ----------------------------------------------------------------------------------------------------------
+# -- fairness ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_tag_follows_the_virtual_time_and_the_controllers_last_tag() -> None:

@@ -122,7 +122,7 @@ def test_a_stalled_worker_can_lose_a_kind_and_can_leave() -> None:
     driver.volunteer("anna", ["cut", "paint"])
     driver.wait(LEASE_S)
     driver.scheduler.remove_kinds("anna", ["cut"], driver.now_us)
-    assert driver.submit("paint").state == "waiting", "it is still silent"
+    assert driver.submit("paint").state == "waiting", "it is still stalled"
     driver.scheduler.renew_leases("anna", driver.now_us)
     assert [queue.kind for queue in driver.scheduler.workers["anna"].queues] == ["paint"]
     driver.wait(LEASE_S)
@@ -161,7 +161,7 @@ def test_a_lease_that_was_lost_on_the_way_goes_back_on_a_new_connection_only() -
     driver.volunteer("anna", capacity=2)
     jobs = [driver.submit(), driver.submit()]
     driver.volunteer("anna", capacity=2, holding=[], is_new_link=False)
-    assert [job.tasks[0].fence for job in jobs] == [1, 1], "leases may be under way"
+    assert [job.tasks[0].fence for job in jobs] == [1, 1], "leases may be in transit"
     driver.take_events()
     driver.volunteer("anna", capacity=2, holding=[(1, 0, 1)], is_new_link=True)
     assert [job.tasks[0].fence for job in jobs] == [1, 2]
@@ -177,7 +177,7 @@ def test_a_worker_learns_which_leases_it_does_not_hold() -> None:
     driver.fail(jobs[1].tasks[0])
     held = [(1, 0, 1), (2, 0, 1), (3, 0, 1), (3, 0, 2), (3, 7, 1), (9, 0, 1)]
     unknown = driver.volunteer("anna", capacity=3, holding=held)
-    assert unknown == [(2, 0, 1), (3, 0, 2), (3, 7, 1), (9, 0, 1)], "not the one whose result is known"
+    assert unknown == [(2, 0, 1), (3, 0, 2), (3, 7, 1), (9, 0, 1)], "except for the lease whose result is known"
 
 
 def test_a_worker_that_loses_the_right_to_a_kind_loses_its_tasks_of_that_kind() -> None:
@@ -252,7 +252,7 @@ def test_the_cost_of_leaving_does_not_depend_on_the_other_workers() -> None:
     assert looks < 10 * len(names), f"{looks} looks for 100 that left"
 
 
-# -- restart -----------------------------------------------------------------------------------------------------------
+# -- restart ----------------------------------------------------------------------------------------------------------
 
 
 class StoringDriver(SchedulerDriver):

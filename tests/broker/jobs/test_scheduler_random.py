@@ -99,7 +99,7 @@ class RandomSteps(RuleBasedStateMachine):
         self.ready_us: dict[tuple[int, int], int] = {}
         self.keys = 0
 
-    # -- steps ---------------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     @initialize(volunteers=st.lists(names, unique=True), capacity=st.integers(1, 2))
     def begin(self, volunteers: list[str], capacity: int) -> None:
@@ -239,7 +239,7 @@ class RandomSteps(RuleBasedStateMachine):
             known.is_connected = False
         self.turn()
 
-    # -- the model -----------------------------------------------------------------------------------------------------
+    # -- the model ----------------------------------------------------------------------------------------------------
 
     def volunteer(
         self, name: str, kinds: list[str], capacity: int, holding: list[Ref] | None = None, *, is_new_link: bool = False
@@ -326,7 +326,7 @@ class RandomSteps(RuleBasedStateMachine):
                 if task.job.kind == job.kind and task.job.spec.priority < job.spec.priority:
                     assert task.worker in tried, f"{task.worker} got {task} before {job}"
 
-    # -- invariants ----------------------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def each_lease_has_one_holder(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient
+from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
@@ -106,7 +106,7 @@ def test_an_ended_job_is_kept_for_a_while() -> None:
     assert world.keeping.of("job") == world.keeping.of("payload") == world.keeping.of("task") == {}
 
 
-# -- workers that go and come ------------------------------------------------------------------------------------------
+# -- workers that go and come -----------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_closes_its_connection_returns_its_tasks() -> None:
@@ -259,7 +259,7 @@ def test_a_worker_that_never_reports_loses_its_tasks_and_gets_no_more() -> None:
     assert bob.leases[1:] == [(1, 0, 2)]
 
 
-# -- a restart ---------------------------------------------------------------------------------------------------------
+# -- a restart --------------------------------------------------------------------------------------------------------
 
 
 def test_a_restart_repeats_no_finished_task_and_loses_no_job() -> None:
@@ -308,7 +308,7 @@ def test_a_broker_that_is_stopped_keeps_leases_for_its_successor() -> None:
     assert world.keeping.of("job")[1].state == "done"
 
 
-# -- new rules ---------------------------------------------------------------------------------------------------------
+# -- new rules --------------------------------------------------------------------------------------------------------
 
 
 def allowing(*rules: tuple[str, str, str]) -> Settings:
@@ -374,11 +374,10 @@ def test_the_job_part_is_inactive_without_jobs() -> None:
     world = World()
     alice = world.client("alice")
     channel = alice.open("news")
-    broker = world.server.broker
     alice.publish(channel, b"x")
-    assert not broker._office.activity.is_active
-    assert broker._office._commits.last_turn == 0
-    assert broker._office.due_us is None
+    assert not job_service(world).activity.is_active
+    assert job_service(world)._commits.last_turn == 0
+    assert job_service(world).due_us is None
 
 
 def test_a_second_channel_for_work_closes_the_connection() -> None:

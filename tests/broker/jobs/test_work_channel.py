@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 from tests.broker.durable import FULL, DurableWorld
-from tests.broker.jobs.clients import JobClient
+from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import START_US, World
 
 from godwit.broker.access import Access, Rule
@@ -25,14 +25,18 @@ from godwit.wire import work as w
 from godwit.wire.control import Code, Work, decode_control
 from godwit.wire.work import LeasedTask, LeaseGroup, RevokeGroup, decode_from_broker
 
-# -- the channel towards a client --------------------------------------------------------------------------------------
+# -- the channel towards a client -------------------------------------------------------------------------------------
 
 
 REVOKE = RevokeGroup(tasks=[(1, 0, 1)])
 
 
+def make_link() -> Link:
+    return Link(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
+
+
 def make_channel() -> tuple[WorkChannel, list[Effect], Link]:
-    link = Link(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
+    link = make_link()
     effects: list[Effect] = []
     return WorkChannel(link, effects), effects, link
 
@@ -79,7 +83,7 @@ def test_small_records_cost_something_too() -> None:
     assert made._unconfirmed_bytes == 0
 
 
-# -- names and peers ---------------------------------------------------------------------------------------------------
+# -- names and peers --------------------------------------------------------------------------------------------------
 
 
 def session(name: str, instance: bytes, *, is_remembered: bool) -> Session:
@@ -102,7 +106,7 @@ def test_a_nameless_client_is_named_after_its_instance() -> None:
 
 
 def test_a_connection_has_one_peer() -> None:
-    link = Link(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
+    link = make_link()
     ann = session("ann", bytes(16), is_remembered=True)
     peer = job_peer(link, ann, [])
     assert job_peer(link, ann, []) is peer is link.party
@@ -116,7 +120,7 @@ def test_a_result_holds_the_agreed_number_of_its_turn() -> None:
     assert (result.agreed, SubmitResult("k", job, job.agreed).agreed, SubmitResult("k").agreed) == (None, 2, None)
 
 
-# -- submissions and reports -------------------------------------------------------------------------------------------
+# -- submissions and reports ------------------------------------------------------------------------------------------
 
 
 def pair(world: World, *, capacity: int = 1) -> tuple[JobClient, JobClient]:
@@ -125,7 +129,7 @@ def pair(world: World, *, capacity: int = 1) -> tuple[JobClient, JobClient]:
     return ann, bob
 
 
-# -- submissions -------------------------------------------------------------------------------------------------------
+# -- submissions ------------------------------------------------------------------------------------------------------
 
 
 def test_a_group_is_one_append_and_one_answer() -> None:
@@ -211,7 +215,7 @@ def test_new_kinds_are_refused_when_there_are_too_many_topics() -> None:
     assert "need a topic" in ann.taken[0].text
 
 
-# -- groups that are none ----------------------------------------------------------------------------------------------
+# -- groups that are none ---------------------------------------------------------------------------------------------
 
 
 def head(plain: w.SubmitGroup | w.ReportGroup) -> bytes:
@@ -254,7 +258,7 @@ def test_a_submission_with_a_field_that_cannot_be_closes_the_connection(submissi
     ann, _ = pair(world)
     ann.send(w.SubmitGroup(jobs=[j.JobSpec(**submission)]))  # type: ignore[arg-type]
     assert ann.peer.end == Code.PROTOCOL
-    assert world.server.broker._office._scheduler.jobs == {}
+    assert job_service(world)._scheduler.jobs == {}
 
 
 def test_a_group_has_a_bounded_number_of_parts() -> None:
@@ -279,7 +283,7 @@ def test_the_end_of_the_channel_is_no_group() -> None:
     assert ann.peer.closed is None
 
 
-# -- reports -----------------------------------------------------------------------------------------------------------
+# -- reports ----------------------------------------------------------------------------------------------------------
 
 
 def test_progress_is_sent_at_once_and_not_stored() -> None:
@@ -322,7 +326,7 @@ def test_a_late_report_changes_nothing() -> None:
     assert bob.leases[1:] == [(1, 0, 2)]
     record = bob.finish(late, result=b"late")
     assert bob.confirmed == record
-    assert bob.revoked == [late]  # its sender is done with it
+    assert bob.revoked == [late]  # its sender has finished the task
     bob.finish((1, 0, 2), result=b"in time")
     assert ann.results == {(1, 0): b"in time"}
 
@@ -393,7 +397,7 @@ def test_a_returned_task_goes_to_another_worker() -> None:
     assert dan.leases == [(1, 0, 2)]
 
 
-# -- when they are confirmed -------------------------------------------------------------------------------------------
+# -- when they are confirmed ------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_said_before_it_is_safe() -> None:
@@ -434,7 +438,7 @@ def test_a_submission_that_the_disk_refuses_never_was() -> None:
         (key, 0, Code.STORAGE, FULL) for key in ("x", "x", "y")
     ]
     assert ann.confirmed == 2
-    assert world.server.broker._office._scheduler.jobs == {}
+    assert job_service(world)._scheduler.jobs == {}
     world.pass_s(5)
     assert (ann.updates, bob.leases, world.keeping.of("job")) == ([], [], {})
     ann.submit("resize", b"x")

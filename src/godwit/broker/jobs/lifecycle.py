@@ -92,7 +92,7 @@ class JobLifecycle:
             dispatcher.drop_if_unused(queue)
             raise RequestFailure(
                 Code.TOO_MANY,
-                "you have as many jobs as the others' leave room for, or the broker as many as it can hold:"
+                "no room for the job: the unended jobs of a controller may take half of what those of the others leave;"
                 " submit it again when some have ended",
             )
         job = Job(number, controller, spec, queue, payload, now_us)
@@ -268,7 +268,7 @@ class JobLifecycle:
         self._end_lease(task, "last loss" if is_last else "loss", now_us)
         self._add_event(task, "lost", now_us, ran_us, reason=reason)
         if is_last:
-            self._store_error(task, f"{task.losses} workers were lost while they had it")
+            self._store_error(task, f"{task.losses} workers were lost while they held it")
             self._fail_finally(task, now_us)
         else:
             self._dispatcher.add_ready(task)

@@ -111,7 +111,7 @@ class WorkerPool:
         if worker is not None and worker.instance != instance:
             self.disconnect(worker, now_us)
             for task in list(worker.leases):
-                self._lifecycle.lose(task, "another run of this worker has come", now_us)
+                self._lifecycle.lose(task, "another instance of this worker has connected", now_us)
 
     def handle_lease_timer(self, worker: PoolWorker, now_us: int) -> None:
         """End the leases of a worker, if it has not reported since the timer was set."""

@@ -16,12 +16,12 @@ from godwit.wire.work import (
     JobUpdate,
     LeasedTask,
     LeaseGroup,
+    ProgressReport,
     RevokeGroup,
     SubmitGroup,
     SubmitReply,
     SubmitReplyGroup,
     TaskOutcome,
-    TaskProgress,
     TaskUpdate,
     UpdateGroup,
     decode_from_client,
@@ -42,7 +42,7 @@ class WorkBroker(FakeBroker):
         self.groups: list[int] = []
         """How many jobs came in each record."""
         self.outcomes: list[tuple[TaskOutcome, bytes]] = []
-        self.steps: list[TaskProgress] = []
+        self.steps: list[ProgressReport] = []
         self.step_times: list[float] = []
         self.returned: list[Ref] = []
         self.report_times: list[float] = []

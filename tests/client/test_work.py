@@ -20,7 +20,7 @@ from godwit.limits import (
 )
 from godwit.wire.control import Work, decode_control
 from godwit.wire.jobs import JobSpec
-from godwit.wire.work import ReportGroup, SubmitGroup, TaskOutcome, TaskProgress, decode_from_client
+from godwit.wire.work import ProgressReport, ReportGroup, SubmitGroup, TaskOutcome, decode_from_client
 
 CHANNEL = 1
 
@@ -123,7 +123,7 @@ def test_the_longest_parts_fit() -> None:
         bench.submit(number, b"", "ü" * (MAX_KIND_BYTES // 2))
         bench.report(number, b"", "ü" * 1024)
     for number in range(500):
-        bench.channel.add_step(TaskProgress(task=(number, 0, 1), note="ü" * 1024))
+        bench.channel.add_step(ProgressReport(task=(number, 0, 1), note="ü" * 1024))
     bench.channel.cut()
     assert sum(map(len, bench.job_keys)) == 1002
     for body in bench.connection.bodies(CHANNEL):
@@ -152,7 +152,7 @@ def test_what_is_reckoned_for_a_part_is_enough() -> None:
         lease.outcome = TaskOutcome(task=lease.ref, size=1, error="no", is_final=True)
         lease.result = b"x"
         bench.channel.add_outcome(lease)
-        bench.channel.add_step(TaskProgress(task=lease.ref, progress=0.123456789, note="n"))
+        bench.channel.add_step(ProgressReport(task=lease.ref, progress=0.123456789, note="n"))
     bench.channel.cut()
     lengths = [len(body) for body in bench.connection.bodies(CHANNEL)]
     assert max(lengths) <= GROUP_BYTES + 100

@@ -131,7 +131,7 @@ PARTS = [
     ("#### `job_shown`", 1, TaskInfo),
     ("#### `submit`", 1, work.JobSpec),
     ("#### `report`", 1, work.TaskOutcome),
-    ("#### `report`", 2, work.TaskProgress),
+    ("#### `report`", 2, work.ProgressReport),
     ("#### `taken`", 1, work.SubmitReply),
     ("#### `lease`", 1, work.LeasedTask),
     ("#### `update`", 1, work.JobUpdate),

@@ -86,7 +86,7 @@ def test_what_has_its_default_value_is_not_sent() -> None:
 
 def test_groups_do_not_share_their_defaults() -> None:
     one, other = w.ReportGroup(), w.ReportGroup()
-    one.steps.append(w.TaskProgress(task=(1, 0, 1)))
+    one.steps.append(w.ProgressReport(task=(1, 0, 1)))
     assert other == w.ReportGroup()
 
 
@@ -117,7 +117,7 @@ def test_a_full_report_fits_its_head(field: str) -> None:
     task = (2**63 - 1, 2**32 - 1, 2**32 - 1)
     parts: dict[str, Any] = {
         "outcomes": w.TaskOutcome(task=task, size=1024),
-        "steps": w.TaskProgress(task=task, progress=1 / 3, note="n" * 40),
+        "steps": w.ProgressReport(task=task, progress=1 / 3, note="n" * 40),
         "returned": task,
     }
     report = w.ReportGroup(**{field: [parts[field]] * MAX_GROUP})
@@ -262,7 +262,7 @@ def test_a_head_of_very_many_values_is_refused_and_the_largest_group_is_not() ->
     refs = [(2**32 + number, number, 3) for number in range(MAX_GROUP)]
     report = w.ReportGroup(
         outcomes=[w.TaskOutcome(task=ref, error="e", is_final=True) for ref in refs],
-        steps=[w.TaskProgress(task=ref, progress=0.5, note="n") for ref in refs],
+        steps=[w.ProgressReport(task=ref, progress=0.5, note="n") for ref in refs],
         returned=refs,
     )
     assert decode_from_client(encode_group(report, []))[0] == report

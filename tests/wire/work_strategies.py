@@ -29,7 +29,7 @@ submissions = st.builds(
     time_limit_ms=limits,
 )
 outcomes = st.builds(w.TaskOutcome, task=refs, size=sizes, error=st.none() | texts, is_final=st.booleans())
-steps = st.builds(w.TaskProgress, task=refs, progress=fractions, note=texts)
+steps = st.builds(w.ProgressReport, task=refs, progress=fractions, note=texts)
 taken_jobs = st.builds(w.SubmitReply, key=names, job=counts, agreed=st.none() | counts, code=u(16), text=texts)
 leased_tasks = st.builds(
     w.LeasedTask,

@@ -26,7 +26,7 @@ from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES
 from godwit.transport.connection import Connection
 from godwit.wire.control import Work, encode_control
 from godwit.wire.jobs import JobSpec, Ref
-from godwit.wire.work import FromClient, ReportGroup, SubmitGroup, TaskOutcome, TaskProgress, encode_group
+from godwit.wire.work import FromClient, ProgressReport, ReportGroup, SubmitGroup, TaskOutcome, encode_group
 
 GROUP_BYTES: Final = 60_000
 """A group that would be longer with one more part is full: it fits one train, and what any broker takes."""
@@ -81,7 +81,7 @@ class WorkChannel:
         self._outcomes: list[TaskOutcome] = []
         self._results: list[bytes] = []
         self._returned: list[Ref] = []
-        self._steps: list[TaskProgress] = []
+        self._steps: list[ProgressReport] = []
         self._leases: list[Lease] = []
         """Those that the open report ends."""
         self._report_bytes = 0
@@ -188,7 +188,7 @@ class WorkChannel:
         elif is_first:
             self.on_begun()
 
-    def add_step(self, step: TaskProgress) -> None:
+    def add_step(self, step: ProgressReport) -> None:
         size_bytes = len(step.note.encode()) + PART_HEAD_BYTES
         if len(self._steps) >= MAX_GROUP or self._report_bytes + size_bytes > GROUP_BYTES:
             self._cut_report()

@@ -22,7 +22,7 @@ from godwit.errors import DecodeError, UsageError
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_KINDS
 from godwit.wire import jobs as wire
 from godwit.wire.jobs import Ref, Volunteer
-from godwit.wire.work import LeasedTask, LeaseGroup, RevokeGroup, TaskOutcome, TaskProgress
+from godwit.wire.work import LeasedTask, LeaseGroup, ProgressReport, RevokeGroup, TaskOutcome
 
 RESULT: Final = "the result of a task"
 STEP_INTERVAL_S: Final = 0.1
@@ -54,7 +54,7 @@ class Leases:
         self._running: dict[Ref, Lease] = {}
         self._unconfirmed: dict[Ref, Lease] = {}
         """Reported and not confirmed, in the order of their reports."""
-        self._steps: dict[Lease, TaskProgress] = {}
+        self._steps: dict[Lease, ProgressReport] = {}
         """The newest of each lease, until it is sent."""
         self._stepped_at = 0.0
         self._lease_s = LEASE_S
@@ -107,7 +107,7 @@ class Leases:
             if progress is not None and not 0 <= progress <= 1:
                 raise UsageError(f"progress is {progress!r}: it lies between 0 and 1")
             is_first = not self._steps
-            self._steps[lease] = TaskProgress(
+            self._steps[lease] = ProgressReport(
                 task=lease.ref, progress=None if progress is None else float(progress), note=_text(note)
             )
             if is_first:

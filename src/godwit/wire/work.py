@@ -60,7 +60,7 @@ class TaskOutcome(GroupItem, frozen=True, kw_only=True):
     """For an error: do not try the task again."""
 
 
-class TaskProgress(GroupItem, frozen=True, kw_only=True):
+class ProgressReport(GroupItem, frozen=True, kw_only=True):
     """The progress of a task."""
 
     task: Ref
@@ -72,7 +72,7 @@ class ReportGroup(WorkGroup, frozen=True, kw_only=True, tag="report"):
     """A report of a worker. It renews all leases of the worker, even if it is empty."""
 
     outcomes: Annotated[list[TaskOutcome], msgspec.Meta(max_length=MAX_GROUP)] = []
-    steps: Annotated[list[TaskProgress], msgspec.Meta(max_length=MAX_GROUP)] = []
+    steps: Annotated[list[ProgressReport], msgspec.Meta(max_length=MAX_GROUP)] = []
     returned: Annotated[list[Ref], msgspec.Meta(max_length=MAX_GROUP)] = []
     """Tasks that it returns undone."""
 

@@ -50,7 +50,7 @@ def test_no_record_has_more_parts_or_bytes_than_it_may() -> None:
     assert len(leases) == 3000
     for at in range(0, 3000, 100):
         note = "\N{GRINNING FACE}" * 1000
-        bob.report(steps=[w.TaskProgress(task=lease, progress=0.5, note=note) for lease in leases[at : at + 20]])
+        bob.report(steps=[w.ProgressReport(task=lease, progress=0.5, note=note) for lease in leases[at : at + 20]])
         bob.fail(*leases[at : at + 100], error="\N{GRINNING FACE}" * 300)
     assert {update.job for update in ann.updates if update.state == "failed"} == set(range(1, 3001))
     for hand in (ann, bob):
@@ -136,7 +136,7 @@ def test_progress_and_later_leases_are_sent_at_once() -> None:
     world = DurableWorld()
     ann, bob = pair(world)
     ann.submit("resize", b"x", retry_delay_ms=0)
-    bob.report(steps=[w.TaskProgress(task=(1, 0, 1), progress=0.25)])
+    bob.report(steps=[w.ProgressReport(task=(1, 0, 1), progress=0.25)])
     assert [task.progress for task in ann.updates[-1].tasks] == [0.25]
     bob.fail((1, 0, 1), error="again")
     assert [(task.state, task.fence, task.error) for task in ann.updates[-1].tasks] == [("leased", 2, "again")]
@@ -196,7 +196,7 @@ def test_a_slow_client_gets_only_the_last_state_of_each_task() -> None:
     assert eve.watch(1, 2) == []
     assert eve.states == [(1, "done")]
     for fence in range(1, 4):
-        bob.report(steps=[w.TaskProgress(task=(2, 0, fence), progress=0.5)])
+        bob.report(steps=[w.ProgressReport(task=(2, 0, fence), progress=0.5)])
         bob.fail((2, 0, fence))
     bob.finish((2, 0, 4), result=b"at last")
     assert len(eve.updates) == 1

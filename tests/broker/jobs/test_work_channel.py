@@ -14,7 +14,7 @@ from godwit.broker.effects import Effect, Open, Send
 from godwit.broker.jobs import job_table, notifier, work_channel
 from godwit.broker.jobs.model import Job
 from godwit.broker.jobs.queue import JobQueue
-from godwit.broker.jobs.work_channel import SubmitResult, WorkChannel, job_name, job_peer
+from godwit.broker.jobs.work_channel import OutgoingWorkChannel, SubmitResult, job_name, job_peer
 from godwit.broker.session import Link, Session
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
@@ -35,10 +35,10 @@ def make_link() -> Link:
     return Link(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
 
 
-def make_channel() -> tuple[WorkChannel, list[Effect], Link]:
+def make_channel() -> tuple[OutgoingWorkChannel, list[Effect], Link]:
     link = make_link()
     effects: list[Effect] = []
-    return WorkChannel(link, effects), effects, link
+    return OutgoingWorkChannel(link, effects), effects, link
 
 
 def test_it_is_opened_with_the_first_group() -> None:
@@ -292,7 +292,7 @@ def test_progress_is_sent_at_once_and_not_stored() -> None:
     ann.submit("resize", b"x")
     world.hold()
     before = len(world.keeping.appends)
-    bob.report(steps=[w.TaskProgress(task=bob.leases[0], progress=0.5, note="half")])
+    bob.report(steps=[w.ProgressReport(task=bob.leases[0], progress=0.5, note="half")])
     task = ann.updates[-1].tasks[0]
     assert (task.progress, task.note, task.state) == (0.5, "half", "leased")
     assert bob.confirmed == 1
@@ -308,7 +308,7 @@ def test_progress_with_the_outcome_is_sent_with_it_when_it_is_stored() -> None:
     world.hold()
     lease = bob.leases[0]
     bob.send(
-        w.ReportGroup(steps=[w.TaskProgress(task=lease, progress=1.0)], outcomes=[w.TaskOutcome(task=lease, size=1)]),
+        w.ReportGroup(steps=[w.ProgressReport(task=lease, progress=1.0)], outcomes=[w.TaskOutcome(task=lease, size=1)]),
         [b"!"],
     )
     assert len(ann.updates) == told
@@ -348,7 +348,7 @@ def test_a_report_of_a_lease_that_never_was_changes_nothing(lease: j.Ref) -> Non
     ann.submit("resize", b"x")
     bob.finish(lease)
     bob.fail(lease)
-    bob.report(steps=[w.TaskProgress(task=lease, progress=0.1)])
+    bob.report(steps=[w.ProgressReport(task=lease, progress=0.1)])
     assert bob.revoked == [lease]  # the worker reports that it still works on it
     bob.report(returned=[lease])
     assert ann.updates == []
@@ -518,7 +518,7 @@ def test_reports_of_leases_that_never_were_do_not_fill_the_memory(monkeypatch: p
     monkeypatch.setattr(work_channel, "MAX_PENDING_REVOKES", 10)
     world = DurableWorld()
     _, bob = pair(world)
-    bob.report(steps=[w.TaskProgress(task=(9, number, 1), progress=0.5) for number in range(100)])
+    bob.report(steps=[w.ProgressReport(task=(9, number, 1), progress=0.5) for number in range(100)])
     assert len(bob.revoked) == 10
 
 

@@ -45,7 +45,7 @@ MAX_PENDING_REVOKES: Final = 4 * MAX_CAPACITY
 _OPENING: Final = encode_control(Work())
 
 
-class WorkChannel:
+class OutgoingWorkChannel:
     """The channel for work towards one client."""
 
     __slots__ = ("_effects", "_link", "_next_record", "_unconfirmed", "_unconfirmed_bytes", "channel")
@@ -133,7 +133,7 @@ class JobPeer:
         self.name = job_name(session)
         self.channel = 0
         """The number of the work channel that the client opened; 0 if it has none."""
-        self.work_channel = WorkChannel(link, effects)
+        self.work_channel = OutgoingWorkChannel(link, effects)
         self.is_worker = False
         """Whether it volunteered on this connection."""
         self.records: deque[PendingRecord] = deque()

@@ -44,13 +44,10 @@ class JobEventPublisher:
         for kind, of_kind in events.items():
             topic = self._catalogue.adopt(JOBS + kind)
             payloads = [*map(_encode, of_kind)]
-            if len(payloads) == 1:
-                entries = [Entry(topic.name, BROKER_NAME, _QOS | LONE, now_us, now_us, None, 0, 1, payloads[0])]
-            else:
-                entries = [
-                    _batch_entry(topic.name, payloads[at : at + MESSAGES_PER_BATCH], now_us)
-                    for at in range(0, len(payloads), MESSAGES_PER_BATCH)
-                ]
+            entries = [
+                _batch_entry(topic.name, payloads[at : at + MESSAGES_PER_BATCH], now_us)
+                for at in range(0, len(payloads), MESSAGES_PER_BATCH)
+            ]
             topic.messages += len(payloads)
             topic.payload_bytes += sum(map(len, payloads))
             topic.last_us = now_us

@@ -403,9 +403,9 @@ ROWS = [
         "R5",
         "workers volunteer, quit, and volunteer again under their name",
         """
-        broker/jobs/test_requests.py::test_a_volunteer_learns_how_long_it_may_be_silent
-        broker/jobs/test_requests.py::test_who_withdraws_keeps_what_it_has_and_gets_no_more
-        broker/jobs/test_office.py::test_a_worker_that_comes_back_goes_on_with_what_it_holds
+        broker/jobs/test_job_requests.py::test_a_volunteer_learns_its_lease_time
+        broker/jobs/test_job_requests.py::test_a_client_that_withdraws_keeps_its_leases_and_gets_no_more
+        broker/jobs/test_service.py::test_a_worker_that_comes_back_continues_its_tasks
         client/test_worker.py::test_what_is_said_last_holds
         net/test_worker.py::test_a_worker_may_be_run_again
         net/test_worker.py::test_a_name_is_one_worker
@@ -417,9 +417,9 @@ ROWS = [
         "R5",
         "controllers are called by their names, any number of them, and find their jobs when they come back",
         """
-        broker/jobs/test_party.py::test_a_client_with_a_name_is_called_by_it
-        broker/jobs/test_party.py::test_a_nameless_client_is_called_after_its_run
-        broker/jobs/test_office.py::test_nameless_clients_are_who_they_were_after_a_break
+        broker/jobs/test_work_channel.py::test_a_client_with_a_name_is_called_by_it
+        broker/jobs/test_work_channel.py::test_a_nameless_client_is_named_after_its_instance
+        broker/jobs/test_service.py::test_nameless_clients_keep_their_name_after_a_lost_connection
         net/test_controller.py::test_a_controller_that_comes_back_finds_its_jobs
         system/test_jobs.py::test_a_controller_that_comes_back_finds_its_jobs_by_its_name
         """,
@@ -428,7 +428,7 @@ ROWS = [
         "R5",
         "a job is for a number of workers, or for all",
         """
-        broker/jobs/test_office.py::test_all_who_volunteered_get_a_task_of_a_job_for_all
+        broker/jobs/test_service.py::test_all_volunteers_get_a_task_of_a_job_for_all
         net/test_submitting.py::test_workers_are_counted_from_one
         net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_results_of_all_workers
@@ -439,9 +439,9 @@ ROWS = [
         "R5",
         "the answer to a submission says how many workers agreed",
         """
-        broker/jobs/test_starts.py::test_agreed_is_what_was_asked_for_or_what_there_is
-        broker/jobs/test_office.py::test_a_job_is_taken_leased_done_and_told
-        broker/jobs/test_party.py::test_an_answer_remembers_what_was_agreed_when_it_was_made
+        broker/jobs/test_lifecycle.py::test_agreed_is_the_smaller_of_the_requested_and_the_present_workers
+        broker/jobs/test_service.py::test_a_job_from_submission_to_result
+        broker/jobs/test_work_channel.py::test_a_result_holds_the_agreed_number_of_its_turn
         client/test_jobs.py::test_a_job_is_taken_done_and_told
         net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_the_number_is_printed_and_who_agreed_is_told
@@ -452,20 +452,20 @@ ROWS = [
         "no worker gets the same job twice, unless nobody else is left",
         """
         broker/jobs/test_dispatch.py::test_the_tasks_of_a_job_go_to_different_workers
-        broker/jobs/test_dispatch.py::test_nobody_gets_a_job_twice_while_another_is_only_busy
-        broker/jobs/test_dispatch.py::test_who_had_it_gets_it_again_when_the_last_other_goes
-        broker/jobs/test_dispatch.py::test_who_had_it_gets_it_again_when_there_is_no_other
+        broker/jobs/test_dispatch.py::test_no_worker_gets_a_job_twice_while_another_is_only_busy
+        broker/jobs/test_dispatch.py::test_a_worker_gets_a_job_again_when_the_last_other_worker_leaves
+        broker/jobs/test_dispatch.py::test_a_worker_gets_a_job_again_when_there_is_no_other_worker
         """,
     ),
     Row(
         "R5",
         "results, progress and failures are told to the controller; the job ends with the last of its tasks",
         """
-        broker/jobs/test_states.py::test_a_job_changes_as_the_table_says_or_not_at_all
-        broker/jobs/test_intake.py::test_progress_is_told_at_once_and_written_nowhere
-        broker/jobs/test_intake.py::test_a_failure_is_told_and_tried_again_until_there_are_no_retries
-        broker/jobs/test_telling.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
-        broker/jobs/test_office.py::test_an_ended_job_is_kept_for_a_while
+        broker/jobs/test_model.py::test_a_job_changes_as_the_table_says_or_not_at_all
+        broker/jobs/test_work_channel.py::test_progress_is_sent_at_once_and_not_stored
+        broker/jobs/test_work_channel.py::test_a_failed_task_is_tried_again_until_its_retries_are_used_up
+        broker/jobs/test_notifier.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
+        broker/jobs/test_service.py::test_an_ended_job_is_kept_for_a_while
         client/test_comparing.py::test_whatever_comes_each_end_is_told_once
         net/test_jobs.py::test_everything_that_happens_is_told_in_order
         net/test_jobs.py::test_results_come_in_the_order_of_tasks
@@ -477,12 +477,12 @@ ROWS = [
         "R5",
         "the tasks of a worker that quits, dies, stalls or is cut off go to others; what was agreed holds",
         """
-        broker/jobs/test_starts.py::test_what_was_agreed_holds_when_volunteers_go
-        broker/jobs/test_office.py::test_a_worker_that_says_goodbye_hands_its_tasks_back
-        broker/jobs/test_office.py::test_a_worker_that_dies_has_its_tasks_until_it_was_silent_for_too_long
-        broker/jobs/test_office.py::test_a_worker_that_never_reports_loses_its_tasks_and_counts_no_more
-        broker/jobs/test_office.py::test_another_run_of_a_worker_has_nothing_of_the_one_before
-        broker/jobs/test_intake.py::test_a_late_report_changes_nothing
+        broker/jobs/test_lifecycle.py::test_the_agreed_number_holds_when_volunteers_leave
+        broker/jobs/test_service.py::test_a_worker_that_closes_its_connection_returns_its_tasks
+        broker/jobs/test_service.py::test_a_worker_that_dies_holds_its_tasks_until_its_lease_time_ends
+        broker/jobs/test_service.py::test_a_worker_that_never_reports_loses_its_tasks_and_gets_no_more
+        broker/jobs/test_service.py::test_another_instance_of_a_worker_has_no_leases_of_the_one_before
+        broker/jobs/test_work_channel.py::test_a_late_report_changes_nothing
         net/test_worker.py::test_stop_hands_tasks_back_at_once
         cli/test_worker.py::test_ctrl_c_hands_tasks_back_at_once
         cli/test_shell.py::test_who_withdraws_hands_its_tasks_back
@@ -495,7 +495,7 @@ ROWS = [
         "R5",
         "without a worker jobs wait at the broker, also through a restart",
         """
-        broker/jobs/test_office.py::test_a_job_without_workers_waits_also_through_a_restart
+        broker/jobs/test_service.py::test_a_job_without_workers_waits_also_through_a_restart
         client/test_jobs.py::test_a_job_that_waits_settles_later
         net/test_controller.py::test_a_job_waits_for_its_first_worker
         cli/test_job.py::test_a_job_that_nobody_can_do_waits
@@ -506,8 +506,8 @@ ROWS = [
         "R5",
         "jobs of several controllers never mix",
         """
-        broker/jobs/test_intake.py::test_keys_of_different_controllers_never_mix
-        broker/jobs/test_office.py::test_numbers_are_never_given_twice
+        broker/jobs/test_work_channel.py::test_keys_of_different_controllers_never_mix
+        broker/jobs/test_service.py::test_numbers_are_never_used_twice
         client/test_jobs.py::test_keys_of_two_runs_differ
         sim/worlds/test_jobs_plan.py::test_two_controllers_have_equal_keys_and_two_workers_one_name
         """,

@@ -29,10 +29,10 @@ def test_the_largest_of_everything_fits_a_control_message() -> None:
             capacity=MAX_CAPACITY,
             holding=[(HIGHEST, 2**32 - 1, 2**32 - 1)] * MAX_CAPACITY,
         ),
-        j.Watch(request=2**32 - 1, jobs=[HIGHEST] * MAX_WATCHED_AT_ONCE),
-        j.Watched(request=2**32 - 1, unknown=[HIGHEST] * MAX_WATCHED_AT_ONCE),
-        j.Unwatch(request=2**32 - 1, jobs=[HIGHEST] * MAX_WATCHED_AT_ONCE),
-        j.Cancel(request=2**32 - 1, job=HIGHEST, reason="r" * 1024),
+        j.WatchJobs(request=2**32 - 1, jobs=[HIGHEST] * MAX_WATCHED_AT_ONCE),
+        j.WatchReply(request=2**32 - 1, unknown=[HIGHEST] * MAX_WATCHED_AT_ONCE),
+        j.UnwatchJobs(request=2**32 - 1, jobs=[HIGHEST] * MAX_WATCHED_AT_ONCE),
+        j.CancelJob(request=2**32 - 1, job=HIGHEST, reason="r" * 1024),
     ]
     for request in requests:
         data = encode_control(request)
@@ -43,7 +43,7 @@ def test_the_largest_of_everything_fits_a_control_message() -> None:
 def test_what_has_its_default_value_is_not_sent() -> None:
     assert cbor2.loads(encode_control(j.Volunteer(request=1))) == {"kind": "volunteer", "request": 1}
     info = j.JobInfo(job=7, key="k", controller="c", of_kind="resize", state="waiting")
-    shown = cbor2.loads(encode_control(j.JobShown(request=1, job=info)))
+    shown = cbor2.loads(encode_control(j.JobDetails(request=1, job=info)))
     assert shown["job"] == {"job": 7, "key": "k", "controller": "c", "of_kind": "resize", "state": "waiting"}
 
 

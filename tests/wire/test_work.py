@@ -1,4 +1,4 @@
-"""Groups of work: what is put in comes out, and nothing else is taken."""
+"""Work groups: decoding returns the encoded group, and invalid records are refused."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from godwit.limits import (
     MAX_WORK_RECORD_BYTES,
 )
 from godwit.wire import work as w
+from godwit.wire.jobs import JobSpec
 from godwit.wire.work import decode_from_broker, decode_from_client, encode_group
 
 FROM_CLIENT: tuple[type, ...] = get_args(w.FromClient)
@@ -38,7 +39,7 @@ def decoder(kind: type) -> Callable[[bytes], Group]:
 
 
 def record_of(head: object, payloads: bytes = b"") -> bytes:
-    """Whatever the head is."""
+    """For any head."""
     encoded = cbor2.dumps(head)
     return len(encoded).to_bytes(4, "big") + encoded + payloads
 
@@ -77,23 +78,23 @@ def test_fields_of_a_newer_version_are_ignored(group: Group, more: dict[str, Any
 
 
 def test_what_has_its_default_value_is_not_sent() -> None:
-    record = encode_group(w.Submit(jobs=[w.Submission(key="k", of_kind="resize", size=2)]), [b"ab"])
+    record = encode_group(w.SubmitGroup(jobs=[JobSpec(key="k", of_kind="resize", size=2)]), [b"ab"])
     head = {"kind": "submit", "jobs": [{"key": "k", "of_kind": "resize", "size": 2}]}
     assert record == record_of(head, b"ab")
-    assert encode_group(w.Report()) == record_of({"kind": "report"})
+    assert encode_group(w.ReportGroup()) == record_of({"kind": "report"})
 
 
 def test_groups_do_not_share_their_defaults() -> None:
-    one, other = w.Report(), w.Report()
-    one.steps.append(w.Step(task=(1, 0, 1)))
-    assert other == w.Report()
+    one, other = w.ReportGroup(), w.ReportGroup()
+    one.steps.append(w.ProgressReport(task=(1, 0, 1)))
+    assert other == w.ReportGroup()
 
 
 # -- as large as it may be --------------------------------------------------------------------------------------------
 
 
 def test_the_largest_of_everything_passes() -> None:
-    largest = w.Submission(
+    largest = JobSpec(
         key="k" * MAX_JOB_KEY_BYTES,
         of_kind="n" * MAX_KIND_BYTES,
         size=MAX_JOB_PAYLOAD_BYTES,
@@ -106,7 +107,7 @@ def test_the_largest_of_everything_passes() -> None:
         time_limit_ms=MAX_JOB_TIME_MS,
     )
     payload = bytes(MAX_JOB_PAYLOAD_BYTES)
-    group = (w.Submit(jobs=[largest]), [payload])
+    group = (w.SubmitGroup(jobs=[largest]), [payload])
     assert decode_from_client(encode_group(*group)) == group
     assert len(encode_group(*group)) <= MAX_WORK_RECORD_BYTES
 
@@ -115,16 +116,16 @@ def test_the_largest_of_everything_passes() -> None:
 def test_a_full_report_fits_its_head(field: str) -> None:
     task = (2**63 - 1, 2**32 - 1, 2**32 - 1)
     parts: dict[str, Any] = {
-        "outcomes": w.Outcome(task=task, size=1024),
-        "steps": w.Step(task=task, progress=1 / 3, note="n" * 40),
+        "outcomes": w.TaskOutcome(task=task, size=1024),
+        "steps": w.ProgressReport(task=task, progress=1 / 3, note="n" * 40),
         "returned": task,
     }
-    report = w.Report(**{field: [parts[field]] * MAX_GROUP})
+    report = w.ReportGroup(**{field: [parts[field]] * MAX_GROUP})
     payloads = [bytes(1024)] * len(sizes_of(report))
     record = encode_group(report, payloads)
     assert decode_from_client(record) == (report, payloads)
     assert len(record) <= MAX_WORK_RECORD_BYTES
-    more = w.Report(**{field: [parts[field]] * (MAX_GROUP + 1)})
+    more = w.ReportGroup(**{field: [parts[field]] * (MAX_GROUP + 1)})
     with pytest.raises(DecodeError, match="length <= 1024"):
         decode_from_client(encode_group(more, [bytes(1024)] * len(sizes_of(more))))
 
@@ -132,10 +133,13 @@ def test_a_full_report_fits_its_head(field: str) -> None:
 @pytest.mark.parametrize(
     ("group", "decode"),
     [
-        (w.Submit(jobs=[w.Submission(key=key, of_kind="k", size=MAX_JOB_PAYLOAD_BYTES) for key in "ab"]), "client"),
-        (w.Report(outcomes=[w.Outcome(task=(1, n, 1), size=MAX_JOB_PAYLOAD_BYTES) for n in range(2)]), "client"),
+        (w.SubmitGroup(jobs=[JobSpec(key=key, of_kind="k", size=MAX_JOB_PAYLOAD_BYTES) for key in "ab"]), "client"),
         (
-            w.Lease(
+            w.ReportGroup(outcomes=[w.TaskOutcome(task=(1, n, 1), size=MAX_JOB_PAYLOAD_BYTES) for n in range(2)]),
+            "client",
+        ),
+        (
+            w.LeaseGroup(
                 tasks=[
                     w.LeasedTask(task=(1, n, 1), of_kind="k", controller="c", size=MAX_JOB_PAYLOAD_BYTES)
                     for n in range(2)
@@ -152,7 +156,7 @@ def test_payloads_have_a_largest_size_together(group: w.FromClient | w.FromBroke
     assert decode == ("client" if type(group) in FROM_CLIENT else "broker")
 
 
-# -- what is no group -------------------------------------------------------------------------------------------------
+# -- invalid groups ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("decode", [decode_from_client, decode_from_broker])
@@ -187,7 +191,7 @@ def test_payloads_that_are_not_as_long_as_the_head_says(group: Group, more: int)
     if changed == record:
         assert decoder(type(group[0]))(changed) == group
         return
-    with pytest.raises(DecodeError, match=r"work: \d+ bytes of payloads where the head says \d+"):
+    with pytest.raises(DecodeError, match=r"work: \d+ bytes of payloads where the head announces \d+"):
         decoder(type(group[0]))(changed)
 
 
@@ -256,9 +260,9 @@ def test_a_head_of_very_many_values_is_refused_and_the_largest_group_is_not() ->
     with pytest.raises(DecodeError, match=f"more than {MAX_WORK_ITEMS} values"):
         decode_from_client(record_of({"kind": "report", "junk": [[]] * MAX_WORK_ITEMS}))
     refs = [(2**32 + number, number, 3) for number in range(MAX_GROUP)]
-    report = w.Report(
-        outcomes=[w.Outcome(task=ref, error="e", is_final=True) for ref in refs],
-        steps=[w.Step(task=ref, progress=0.5, note="n") for ref in refs],
+    report = w.ReportGroup(
+        outcomes=[w.TaskOutcome(task=ref, error="e", is_final=True) for ref in refs],
+        steps=[w.ProgressReport(task=ref, progress=0.5, note="n") for ref in refs],
         returned=refs,
     )
     assert decode_from_client(encode_group(report, []))[0] == report
@@ -266,7 +270,7 @@ def test_a_head_of_very_many_values_is_refused_and_the_largest_group_is_not() ->
     more = {"retry_delay_ms": 5, "time_limit_ms": 5, "of_kind": "k"}
     jobs = [{"key": str(number), **submission, **more} for number in range(MAX_GROUP)]
     head, _ = decode_from_client(record_of({"kind": "submit", "jobs": jobs}))
-    assert isinstance(head, w.Submit)
+    assert isinstance(head, w.SubmitGroup)
     assert len(head.jobs) == MAX_GROUP
 
 
@@ -293,7 +297,7 @@ values = (
 @pytest.mark.parametrize("kind", HEADS)
 @given(st.data())
 def test_one_wrong_field_gives_a_group_or_an_error(kind: type, data: st.DataObject) -> None:
-    """Everything else is right, so that every field's own check is met."""
+    """All other fields are valid, so that the check of each field is reached."""
     head, payloads = data.draw(groups(kind))
     record = encode_group(head, payloads)
     plain = cbor2.loads(record[4 : 4 + int.from_bytes(record[:4], "big")])

@@ -1,11 +1,13 @@
-"""Requests about jobs: control messages on channel 0. The work itself travels on channels of its own, godwit.wire.work.
+"""Control messages about jobs, on channel 0, and the options of a job (JobSpec).
 
-a client asks      the broker replies
-volunteer          volunteered
-watch              watched; the jobs' states follow as `update`
-unwatch, cancel    done
-jobs               job_list
-job                job_shown
+    a client sends     the broker replies
+    volunteer          volunteered
+    watch              watched; the states of the jobs follow as `update`
+    unwatch, cancel    done
+    jobs               job_list
+    job                job_shown
+
+Submissions, leases and reports travel on channels of their own: see godwit.wire.work.
 """
 
 from __future__ import annotations
@@ -14,67 +16,118 @@ from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from godwit.limits import MAX_CAPACITY, MAX_KIND_BYTES, MAX_KINDS, MAX_PRIORITY, MAX_WATCHED_AT_ONCE
+from godwit.limits import (
+    MAX_CAPACITY,
+    MAX_JOB_KEY_BYTES,
+    MAX_JOB_PAYLOAD_BYTES,
+    MAX_JOB_TIME_MS,
+    MAX_KIND_BYTES,
+    MAX_KINDS,
+    MAX_PRIORITY,
+    MAX_RETRIES,
+    MAX_TASKS_OF_JOB,
+    MAX_WATCHED_AT_ONCE,
+)
 from godwit.wire.message import Count, Fraction, Message, Name, Request, Text
 
 JobState: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
 TaskState: TypeAlias = Literal["waiting", "leased", "finished", "failed", "cancelled"]
 Ref: TypeAlias = tuple[Count, Request, Request]
-"""A lease: the job's number, the task's, and the fencing number, which counts the task's leases from 1."""
+"""A lease: the number of the job, the number of the task, and the fencing number, which counts the task's leases."""
 Kind: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_KIND_BYTES)]
+Key: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_JOB_KEY_BYTES)]
+Size: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_JOB_PAYLOAD_BYTES)]
+Workers: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_TASKS_OF_JOB)]
 Priority: TypeAlias = Annotated[int, msgspec.Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Retries: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_RETRIES)]
+DelayMs: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_JOB_TIME_MS)]
+LimitMs: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_JOB_TIME_MS)]
 MAX_STATES: Final = 5
-"""There are no more."""
+"""The number of job states."""
 UNASKED: Final = 2**32 - 1
-"""The number of a `watched` that nobody asked for: its client may no longer see these jobs."""
+"""The request number of a `watched` that answers no request: the client may no longer see these jobs."""
 _Numbers: TypeAlias = Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_WATCHED_AT_ONCE)]
 
 
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """All options of a job, as its controller submits them. The bounds in the types apply when it is decoded.
+
+    A job's payload travels and is stored beside it.
+    """
+
+    key: Key
+    """Chosen by the controller: submitting the same key again returns the same job."""
+    of_kind: Kind
+    """The kind of work: workers volunteer for kinds."""
+    size: Size = 0
+    """The size of the payload in bytes."""
+    workers: Workers = 1
+    """The number of workers that do the job, each of them one task; 0: all volunteers."""
+    priority: Priority = 0
+    """Jobs with a higher priority are leased first."""
+    delay_ms: DelayMs = 0
+    """The job starts no earlier than this long after its submission."""
+    deadline_ms: LimitMs | None = None
+    """The job fails if it has not ended this long after its submission."""
+    retries: Retries = 3
+    """How many times a task is tried again after a failure."""
+    retry_delay_ms: DelayMs = 1000
+    """The pause before the first retry; it doubles with each further one."""
+    time_limit_ms: LimitMs | None = None
+    """The time limit of one attempt at a task; a longer attempt fails."""
+
+
 class Volunteer(Message, frozen=True, kw_only=True, tag="volunteer"):
-    """What a worker does from now on; it replaces what it said before. No kinds: it gets no more tasks."""
+    """Set what a worker does from now on, replacing its last `volunteer`. Without kinds it gets no more tasks."""
 
     request: Request
     kinds: Annotated[list[Kind], msgspec.Meta(max_length=MAX_KINDS)] = []
     capacity: Annotated[int, msgspec.Meta(ge=1, le=MAX_CAPACITY)] = 1
-    """So many tasks at once, also those that wait in it for others to end."""
+    """The number of tasks that it takes at once, including tasks that it queues."""
     holding: Annotated[list[Ref], msgspec.Meta(max_length=MAX_CAPACITY)] = []
-    """Leases that it still has, running or with a report that was not confirmed."""
+    """Leases that it still holds: running, or with an unconfirmed report."""
 
 
-class Volunteered(Message, frozen=True, kw_only=True, tag="volunteered"):
+class VolunteerReply(Message, frozen=True, kw_only=True, tag="volunteered"):
+    """The reply to Volunteer."""
+
     request: Request
     lease_ms: Count
-    """Who reports nothing for so long loses its tasks."""
+    """A worker that reports nothing for this time loses its tasks."""
 
 
-class Watch(Message, frozen=True, kw_only=True, tag="watch"):
-    """Tell me what becomes of these jobs, beginning with how they stand. Who submits a job watches it already."""
+class WatchJobs(Message, frozen=True, kw_only=True, tag="watch"):
+    """Request the present state of jobs and all later changes. A controller watches its own jobs without asking."""
 
     request: Request
     jobs: _Numbers
 
 
-class Watched(Message, frozen=True, kw_only=True, tag="watched"):
+class WatchReply(Message, frozen=True, kw_only=True, tag="watched"):
+    """The reply to WatchJobs."""
+
     request: Request
     unknown: list[Count] = []
-    """Jobs that are not there, or no longer, or not for this client to see."""
+    """Jobs that do not exist, were deleted, or may not be seen by this client."""
 
 
-class Unwatch(Message, frozen=True, kw_only=True, tag="unwatch"):
+class UnwatchJobs(Message, frozen=True, kw_only=True, tag="unwatch"):
+    """Request no more changes of jobs."""
+
     request: Request
     jobs: _Numbers
 
 
-class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
-    """End a job: tasks that are at work are revoked."""
+class CancelJob(Message, frozen=True, kw_only=True, tag="cancel"):
+    """End a job. Leases of its tasks are revoked."""
 
     request: Request
     job: Count
     reason: Text = ""
 
 
-class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
-    """Which jobs are there? The newest first, a page at a time; those that this client may see."""
+class ListJobs(Message, frozen=True, kw_only=True, tag="jobs"):
+    """Request a page of the jobs that this client may see, the newest first."""
 
     request: Request
     of_kind: Kind | None = None
@@ -85,22 +138,25 @@ class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
 
 
 class JobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A job in a list."""
+
     job: Count
     key: str
     controller: str
     of_kind: str
     state: JobState
     workers: Count = 1
-    """As asked for; 0: all."""
+    """As submitted; 0: all volunteers."""
     agreed: Count | None = None
+    """The number of its tasks; None before it is settled."""
     finished: Count = 0
-    """Tasks with a result."""
+    """The number of tasks with a result."""
     failed: Count = 0
     leased: Count = 0
     priority: Priority = 0
     submitted_us: Count = 0
     begins_us: Count = 0
-    """Not before, for a job with a delay."""
+    """The earliest start of a job with a delay."""
     deadline_us: Count | None = None
     ended_us: Count | None = None
     payload_bytes: Count = 0
@@ -109,15 +165,17 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JobList(Message, frozen=True, kw_only=True, tag="job_list"):
+    """The reply to ListJobs."""
+
     request: Request
     jobs: list[JobInfo] = []
     more: bool = False
     before: Count = 0
-    """Where the next page begins, if there is more: a page may be short, even empty."""
+    """Where the next page starts, if there are more. A page may be short, or even empty."""
 
 
-class Job(Message, frozen=True, kw_only=True, tag="job"):
-    """One job and its tasks, a page of them."""
+class ShowJob(Message, frozen=True, kw_only=True, tag="job"):
+    """Request one job and a page of its tasks."""
 
     request: Request
     job: Count
@@ -125,25 +183,29 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
 
 
 class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A task in a list."""
+
     task: Count
     state: TaskState
     worker: str = ""
-    """Who has it, or had it last."""
+    """The worker that holds it, or held it last."""
     fence: Count = 0
     failures: Count = 0
-    """Attempts that failed."""
+    """Failed attempts."""
     losses: Count = 0
-    """Leases that ended without a word: the worker died or fell silent."""
+    """Leases that ended without a report: the worker died or stalled."""
     progress: Fraction | None = None
     note: str = ""
     error: str = ""
-    """Of the last attempt that failed."""
+    """The error of the last failed attempt."""
     since_us: Count = 0
-    """When it got into this state."""
+    """When it entered its present state."""
     result_bytes: Count = 0
 
 
-class JobShown(Message, frozen=True, kw_only=True, tag="job_shown"):
+class JobDetails(Message, frozen=True, kw_only=True, tag="job_shown"):
+    """The reply to ShowJob."""
+
     request: Request
     job: JobInfo
     tasks: list[TaskInfo] = []

@@ -1,8 +1,9 @@
-"""The parts of groups as CBOR: most of what a busy broker encodes, so it is done by hand.
+"""A fast CBOR encoder for the items of work groups, which are most of what a busy broker encodes.
 
-cbor2 takes its time for every value, and a part has a dozen: its field names, and values that are the same in part
-after part, as the kind of work, the worker, the state. So what repeats is encoded once and remembered, and only the few
-values that differ are encoded for each part. The bytes are those of godwit.wire.cbor; a test compares.
+cbor2 takes its time for every value, and an item has a dozen: its field names, and values that are equal in one item
+after another, such as the kind of work, the worker and the state. So repeated combinations are encoded once and cached,
+and only the few values that differ are encoded for each item. The bytes are those of godwit.wire.cbor, which a test
+compares.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ import msgspec
 
 if TYPE_CHECKING:
     from godwit.wire.jobs import Ref
-    from godwit.wire.work import JobUpdate, LeasedTask, Outcome, TakenJob, TaskUpdate
+    from godwit.wire.work import JobUpdate, LeasedTask, SubmitReply, TaskOutcome, TaskUpdate
 
-Part = TypeVar("Part", bound=msgspec.Struct)
+Item = TypeVar("Item", bound=msgspec.Struct)
 Pieces: TypeAlias = list[bytes]
-"""Bytes that stand one behind another."""
+"""Consecutive pieces of an encoded head."""
 
-_REMEMBERED: Final = 1024
-"""Combinations of values: some workers, states and so on, each with each."""
+_CACHED: Final = 1024
+"""The number of cached combinations of values (workers, states and so on)."""
 _SMALL: Final = [cbor2.dumps(number) for number in range(1024)]
 _MAPS: Final = [bytes([0xA0 + fields]) for fields in range(24)]
 _U16: Final = struct.Struct(">BH")
@@ -38,20 +39,27 @@ _TASKS: Final = cbor2.dumps("tasks")
 _LEASE: Final = _TASK + b"\x83"
 
 
-def encode_parts(kind: str, name: str, add: Callable[[Pieces, Iterable[Part]], None], parts: Sequence[Part]) -> bytes:
-    """The head of a group that has nothing but one list of parts, under this name."""
-    pieces = [_begin(kind, name), _array(len(parts))]
-    add(pieces, parts)
+def encode_items(kind: str, name: str, add: Callable[[Pieces, Iterable[Item]], None], items: Sequence[Item]) -> bytes:
+    """Return the head of a group that consists of one list.
+
+    Args:
+        kind: the type of the group.
+        name: the field that contains the list.
+        add: the function of this module that encodes such items.
+        items: the list.
+    """
+    pieces = [_prefix(kind, name), _length(0x80, len(items))]
+    add(pieces, items)
     return b"".join(pieces)
 
 
 @cache
-def _begin(kind: str, name: str) -> bytes:
+def _prefix(kind: str, name: str) -> bytes:
     return b"".join((_MAPS[2], cbor2.dumps("kind"), cbor2.dumps(kind), cbor2.dumps(name)))
 
 
 def _number(value: int) -> bytes:
-    """Of 64 bits, not negative."""
+    """Encode a number from 0 to 2**64 - 1."""
     if value < len(_SMALL):
         return _SMALL[value]
     if value < 1 << 16:
@@ -64,39 +72,41 @@ def _text(value: str) -> bytes:
     return _length(0x60, len(data)) + data
 
 
-def _array(length: int) -> bytes:
-    """What so many values stand behind."""
-    return _length(0x80, length)
-
-
-def _length(kind: int, length: int) -> bytes:
+def _length(major: int, length: int) -> bytes:
+    """Encode the start of a text (major 0x60) or an array (0x80)."""
     if length < 24:
-        return bytes((kind + length,))
+        return bytes((major + length,))
     head = _number(length)
-    return bytes((kind + head[0],)) + head[1:]
+    return bytes((major + head[0],)) + head[1:]
 
 
-# -- what repeats -----------------------------------------------------------------------------------------------------
+def _lease(ref: Ref) -> bytes:
+    """Encode the field `task` of an item."""
+    job, task, fence = ref
+    if job < 1024 and task < 1024 and fence < 1024:
+        return _LEASE + _SMALL[job] + _SMALL[task] + _SMALL[fence]
+    return _LEASE + _number(job) + _number(task) + _number(fence)
 
 
-@lru_cache(maxsize=_REMEMBERED)
+@lru_cache(maxsize=_CACHED)
 def _repeated(kind: type[msgspec.Struct], first: int, values: tuple[Any, ...]) -> tuple[int, bytes]:
-    """How many of these fields are there, from the so manyth on, and their bytes: those with defaults are left out."""
+    """Return the number and the bytes of a struct's fields from the index `first` on; defaults are omitted."""
     pairs = zip(_fields(kind)[first:], values, strict=False)
-    told = [(name, value) for (name, default), value in pairs if value != default]
-    return len(told), b"".join([cbor2.dumps(name) + cbor2.dumps(value) for name, value in told])
+    present = [(name, value) for (name, default), value in pairs if value != default]
+    return len(present), b"".join([cbor2.dumps(name) + cbor2.dumps(value) for name, value in present])
 
 
 @cache
 def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
-    """Names and defaults."""
+    """Return the names and defaults of a struct's fields."""
     return [(field.name, field.default) for field in msgspec.structs.fields(kind)]
 
 
-# -- parts ------------------------------------------------------------------------------------------------------------
+# -- items ------------------------------------------------------------------------------------------------------------
 
 
-def add_outcomes(pieces: Pieces, outcomes: Iterable[Outcome]) -> None:
+def add_outcomes(pieces: Pieces, outcomes: Iterable[TaskOutcome]) -> None:
+    """Encode the items of a report."""
     for outcome in outcomes:
         count, rest = _repeated(type(outcome), 2, (outcome.error, outcome.is_final))
         if outcome.size:
@@ -105,7 +115,8 @@ def add_outcomes(pieces: Pieces, outcomes: Iterable[Outcome]) -> None:
             pieces += (_MAPS[1 + count], _lease(outcome.task), rest)
 
 
-def add_taken(pieces: Pieces, jobs: Iterable[TakenJob]) -> None:
+def add_replies(pieces: Pieces, jobs: Iterable[SubmitReply]) -> None:
+    """Encode the replies to submissions."""
     for job in jobs:
         count, rest = _repeated(type(job), 2, (job.agreed, job.code, job.text))
         if job.job:
@@ -115,37 +126,33 @@ def add_taken(pieces: Pieces, jobs: Iterable[TakenJob]) -> None:
 
 
 def add_leases(pieces: Pieces, tasks: Iterable[LeasedTask]) -> None:
+    """Encode leases."""
     for task in tasks:
-        count, whose = _repeated(type(task), 1, (task.of_kind, task.controller))
+        count, origin = _repeated(type(task), 1, (task.of_kind, task.controller))
         more, rest = _repeated(type(task), 4, (task.agreed, task.failures, task.time_limit_ms, task.deadline_us))
         if task.size:
-            pieces += (_MAPS[2 + count + more], _lease(task.task), whose, _SIZE, _number(task.size), rest)
+            pieces += (_MAPS[2 + count + more], _lease(task.task), origin, _SIZE, _number(task.size), rest)
         else:
-            pieces += (_MAPS[1 + count + more], _lease(task.task), whose, rest)
+            pieces += (_MAPS[1 + count + more], _lease(task.task), origin, rest)
 
 
 def add_updates(pieces: Pieces, jobs: Iterable[JobUpdate]) -> None:
+    """Encode updates of jobs, with their tasks."""
     for job in jobs:
         count, rest = _repeated(type(job), 1, (job.state, job.agreed, job.reason))
         pieces += (_MAPS[1 + count + bool(job.tasks)], _JOB, _number(job.job), rest)
         if job.tasks:
-            pieces += (_TASKS, _array(len(job.tasks)))
+            pieces += (_TASKS, _length(0x80, len(job.tasks)))
             _add_tasks(pieces, job.tasks)
 
 
 def _add_tasks(pieces: Pieces, tasks: Iterable[TaskUpdate]) -> None:
     for task in tasks:
-        stand = (
+        values = (
             task.state, task.worker, task.fence, task.failures, task.losses, task.progress, task.note, task.error
         )  # fmt: skip
-        count, rest = _repeated(type(task), 1, stand)
+        count, rest = _repeated(type(task), 1, values)
         if task.size:
             pieces += (_MAPS[2 + count], _TASK, _number(task.task), rest, _SIZE, _number(task.size))
         else:
             pieces += (_MAPS[1 + count], _TASK, _number(task.task), rest)
-
-
-def _lease(ref: Ref) -> bytes:
-    """The field `task` of a part."""
-    job, task, fence = ref
-    return _LEASE + _number(job) + _number(task) + _number(fence)

@@ -1,10 +1,10 @@
-"""Work through the whole broker: who takes part, comes and goes, and what a restart keeps."""
+"""Jobs through the whole broker: clients that come and go, rights, and restarts."""
 
 from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.hands import Hand
+from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
@@ -19,15 +19,15 @@ ONE_RUN = b"1" * 16
 ANOTHER_RUN = b"2" * 16
 
 
-def pair(world: World, *, capacity: int = 1) -> tuple[Hand, Hand]:
+def pair(world: World, *, capacity: int = 1) -> tuple[JobClient, JobClient]:
     """A controller, and a worker for `resize`."""
-    ann, bob = Hand.of(world, "ann"), Hand.of(world, "bob", instance=ONE_RUN)
+    ann, bob = JobClient.of(world, "ann"), JobClient.of(world, "bob", instance=ONE_RUN)
     bob.volunteer("resize", capacity=capacity)
     return ann, bob
 
 
 @pytest.mark.parametrize("kind_of_world", [World, DurableWorld])
-def test_a_job_is_taken_leased_done_and_told(kind_of_world: type[World]) -> None:
+def test_a_job_from_submission_to_result(kind_of_world: type[World]) -> None:
     world = kind_of_world()
     ann, bob = pair(world)
     ann.submit("resize", b"picture")
@@ -42,10 +42,10 @@ def test_a_job_is_taken_leased_done_and_told(kind_of_world: type[World]) -> None
     assert ann.peer.closed is bob.peer.closed is None
 
 
-def test_all_who_volunteered_get_a_task_of_a_job_for_all() -> None:
+def test_all_volunteers_get_a_task_of_a_job_for_all() -> None:
     world = World()
     ann, bob = pair(world)
-    dan = Hand.of(world, "dan")
+    dan = JobClient.of(world, "dan")
     dan.volunteer("resize", "other")
     ann.submit("resize", b"x", workers=0)
     assert ann.taken[0].agreed == 2
@@ -54,14 +54,14 @@ def test_all_who_volunteered_get_a_task_of_a_job_for_all() -> None:
 
 def test_a_job_without_workers_waits_also_through_a_restart() -> None:
     world = DurableWorld()
-    ann = Hand.of(world, "ann")
+    ann = JobClient.of(world, "ann")
     ann.submit("resize", b"x", workers=3)
     assert ann.taken[0].agreed is None
     world.restart()
-    bob = Hand.of(world, "bob")
+    bob = JobClient.of(world, "bob")
     bob.volunteer("resize")
     assert bob.leases == []
-    ann = Hand.of(world, "ann")
+    ann = JobClient.of(world, "ann")
     assert ann.watch(1) == []
     assert ann.states == [(1, "waiting")]
     world.pass_s(SETTLE_S)
@@ -69,7 +69,7 @@ def test_a_job_without_workers_waits_also_through_a_restart() -> None:
     assert (ann.updates[-1].state, ann.updates[-1].agreed) == ("running", 1)
 
 
-def test_numbers_are_never_given_twice() -> None:
+def test_numbers_are_never_used_twice() -> None:
     world = DurableWorld(Settings(job_keep_s=0))
     ann, bob = pair(world)
     ann.submit("resize", b"x")
@@ -77,12 +77,12 @@ def test_numbers_are_never_given_twice() -> None:
     world.pass_s(1)
     assert world.keeping.of("job") == {}
     world.restart()
-    ann = Hand.of(world, "ann")
+    ann = JobClient.of(world, "ann")
     ann.submit("resize", b"x")
     assert ann.numbers == [2]
 
 
-def test_a_job_that_is_not_kept_at_all_is_told_with_its_results() -> None:
+def test_a_job_that_is_deleted_at_once_is_sent_with_its_results() -> None:
     world = DurableWorld(Settings(job_keep_s=0))
     ann, bob = pair(world)
     ann.submit("resize", b"x")
@@ -106,13 +106,13 @@ def test_an_ended_job_is_kept_for_a_while() -> None:
     assert world.keeping.of("job") == world.keeping.of("payload") == world.keeping.of("task") == {}
 
 
-# -- workers that go and come ------------------------------------------------------------------------------------------
+# -- workers that go and come -----------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
+def test_a_worker_that_closes_its_connection_returns_its_tasks() -> None:
     world = DurableWorld()
     ann, bob = pair(world)
-    dan = Hand.of(world, "dan")
+    dan = JobClient.of(world, "dan")
     ann.submit("resize", b"x")
     dan.volunteer("resize")
     bob.peer.leave()
@@ -120,10 +120,10 @@ def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
     assert world.keeping.of("task")[1, 0].losses == 0
 
 
-def test_a_worker_that_dies_has_its_tasks_until_it_was_silent_for_too_long() -> None:
+def test_a_worker_that_dies_holds_its_tasks_until_its_lease_time_ends() -> None:
     world = DurableWorld()
     ann, bob = pair(world)
-    dan = Hand.of(world, "dan")
+    dan = JobClient.of(world, "dan")
     ann.submit("resize", b"x")
     dan.volunteer("resize")
     world.pass_s(LEASE_S / 2)
@@ -138,25 +138,25 @@ def test_a_worker_that_dies_has_its_tasks_until_it_was_silent_for_too_long() -> 
     assert ann.updates[-1].tasks[0].losses == 1
 
 
-def test_a_worker_that_comes_back_goes_on_with_what_it_holds() -> None:
+def test_a_worker_that_comes_back_continues_its_tasks() -> None:
     world = DurableWorld()
     ann, bob = pair(world, capacity=2)
     ann.submit("resize", b"x", b"y")
     held, lost = bob.leases
     bob.peer.die()
-    bob = Hand.of(world, "bob", instance=ONE_RUN)
+    bob = JobClient.of(world, "bob", instance=ONE_RUN)
     bob.volunteer("resize", capacity=2, holding=[held])
     assert bob.leases == [(*lost[:2], 2)]
     bob.finish(held, (*lost[:2], 2))
     assert [state for _, state in ann.states][-2:] == ["done", "done"]
 
 
-def test_another_run_of_a_worker_has_nothing_of_the_one_before() -> None:
+def test_another_instance_of_a_worker_has_no_leases_of_the_one_before() -> None:
     world = DurableWorld()
     ann, bob = pair(world)
     ann.submit("resize", b"x")
     bob.peer.die()
-    again = Hand.of(world, "bob", instance=ANOTHER_RUN)
+    again = JobClient.of(world, "bob", instance=ANOTHER_RUN)
     assert world.keeping.of("task")[1, 0].losses == 1
     again.volunteer("resize")
     assert again.leases == [(1, 0, 2)]
@@ -166,7 +166,7 @@ def test_a_name_that_is_taken_over_by_the_same_run_keeps_its_tasks() -> None:
     world = DurableWorld()
     ann, bob = pair(world)
     ann.submit("resize", b"x")
-    again = Hand.of(world, "bob", instance=ONE_RUN)
+    again = JobClient.of(world, "bob", instance=ONE_RUN)
     assert bob.peer.end == Code.TAKEN_OVER
     again.volunteer("resize", holding=bob.leases)
     again.finish(*bob.leases, result=b"done")
@@ -178,11 +178,11 @@ def test_a_name_that_is_taken_over_by_another_run_loses_its_tasks() -> None:
     secrets = {"bob": b"secret of bob's"}
     access = Access(secrets=secrets, rules=(Rule(clients=("*",), allow=frozenset(("submit", "work")), topics=("#",)),))
     world = DurableWorld(Settings(access=access))
-    ann = Hand.of(world, "ann")
-    bob = Hand.of(world, "bob", instance=ONE_RUN, secret=secrets["bob"])
+    ann = JobClient.of(world, "ann")
+    bob = JobClient.of(world, "bob", instance=ONE_RUN, secret=secrets["bob"])
     bob.volunteer("resize")
     ann.submit("resize", b"x")
-    again = Hand.of(world, "bob", instance=ANOTHER_RUN, secret=secrets["bob"])
+    again = JobClient.of(world, "bob", instance=ANOTHER_RUN, secret=secrets["bob"])
     assert bob.peer.end == Code.TAKEN_OVER
     again.volunteer("resize", holding=bob.leases)
     assert again.revoked == bob.leases
@@ -190,16 +190,16 @@ def test_a_name_that_is_taken_over_by_another_run_loses_its_tasks() -> None:
     assert world.keeping.of("task")[1, 0].losses == 1
 
 
-def test_nameless_clients_are_who_they_were_after_a_break() -> None:
+def test_nameless_clients_keep_their_name_after_a_lost_connection() -> None:
     world = DurableWorld()
-    ann, bob = Hand.of(world, None, instance=b"a" * 16), Hand.of(world, None, instance=b"b" * 16)
+    ann, bob = JobClient.of(world, None, instance=b"a" * 16), JobClient.of(world, None, instance=b"b" * 16)
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     kept = world.keeping.of("job")[1]
     assert kept.controller == made_name(b"a" * 16)
     ann.peer.die()
     bob.peer.die()
-    ann, again = Hand.of(world, None, instance=b"a" * 16), Hand.of(world, None, instance=b"b" * 16)
+    ann, again = JobClient.of(world, None, instance=b"a" * 16), JobClient.of(world, None, instance=b"b" * 16)
     assert ann.watch(1) == []
     again.volunteer("resize", holding=bob.leases)
     again.finish(*bob.leases)
@@ -208,8 +208,8 @@ def test_nameless_clients_are_who_they_were_after_a_break() -> None:
 
 def test_the_second_connection_of_a_nameless_worker_takes_over_from_the_first() -> None:
     world = DurableWorld()
-    ann = Hand.of(world, "ann")
-    first, second = (Hand.of(world, None, instance=b"b" * 16) for _ in range(2))
+    ann = JobClient.of(world, "ann")
+    first, second = (JobClient.of(world, None, instance=b"b" * 16) for _ in range(2))
     first.volunteer("resize")
     second.volunteer("resize")
     first.peer.leave()
@@ -222,7 +222,7 @@ def test_the_second_connection_of_a_nameless_worker_takes_over_from_the_first() 
 def test_a_kicked_worker_hands_its_tasks_back() -> None:
     world = DurableWorld()
     ann, _ = pair(world)
-    dan = Hand.of(world, "dan")
+    dan = JobClient.of(world, "dan")
     ann.submit("resize", b"x")
     dan.volunteer("resize")
     ann.peer.expect(c.Kick(request=90, client="bob"), c.Done)
@@ -233,20 +233,20 @@ def test_a_kicked_worker_hands_its_tasks_back() -> None:
 
 def test_a_worker_that_left_its_tasks_behind_can_be_kicked() -> None:
     world = DurableWorld()
-    ann = Hand.of(world, "ann")
-    bob = Hand.of(world, "bob", session_expiry_s=1000)
+    ann = JobClient.of(world, "ann")
+    bob = JobClient.of(world, "bob", session_expiry_s=1000)
     bob.peer.subscribe("news")
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     bob.peer.die()
-    dan = Hand.of(world, "dan")
+    dan = JobClient.of(world, "dan")
     dan.volunteer("resize")
     assert dan.leases == []
     ann.peer.expect(c.Kick(request=90, client="bob"), c.Done)
     assert dan.leases == [(1, 0, 2)]
 
 
-def test_a_worker_that_never_reports_loses_its_tasks_and_counts_no_more() -> None:
+def test_a_worker_that_never_reports_loses_its_tasks_and_gets_no_more() -> None:
     world = DurableWorld()
     ann, bob = pair(world)
     ann.submit("resize", b"x")
@@ -259,7 +259,7 @@ def test_a_worker_that_never_reports_loses_its_tasks_and_counts_no_more() -> Non
     assert bob.leases[1:] == [(1, 0, 2)]
 
 
-# -- a restart ---------------------------------------------------------------------------------------------------------
+# -- a restart --------------------------------------------------------------------------------------------------------
 
 
 def test_a_restart_repeats_no_finished_task_and_loses_no_job() -> None:
@@ -270,7 +270,7 @@ def test_a_restart_repeats_no_finished_task_and_loses_no_job() -> None:
     bob.finish(bob.leases[0], result=b"small")
     held = bob.leases[1:]
     world.restart()
-    ann, again = Hand.of(world, "ann"), Hand.of(world, "bob", instance=ONE_RUN)
+    ann, again = JobClient.of(world, "ann"), JobClient.of(world, "bob", instance=ONE_RUN)
     assert ann.watch(1, 2, 3) == []
     assert ann.results == {(1, 0): b"small"}
     again.volunteer("resize", capacity=2, holding=held)
@@ -284,7 +284,7 @@ def test_a_worker_that_does_not_come_back_after_a_restart_loses_its_tasks() -> N
     ann, _ = pair(world)
     ann.submit("resize", b"x")
     world.restart()
-    dan = Hand.of(world, "dan")
+    dan = JobClient.of(world, "dan")
     dan.volunteer("resize")
     for _ in range(int(RESTART_GRACE_S // 10) - 1):
         world.pass_s(10)
@@ -302,13 +302,13 @@ def test_a_broker_that_is_stopped_keeps_leases_for_its_successor() -> None:
     for hand in (ann, bob):
         hand.peer.leave(Code.SHUTDOWN, "local")
     world.restart()
-    again = Hand.of(world, "bob", instance=ONE_RUN)
+    again = JobClient.of(world, "bob", instance=ONE_RUN)
     again.volunteer("resize", holding=bob.leases)
     again.finish(*bob.leases)
     assert world.keeping.of("job")[1].state == "done"
 
 
-# -- new rules ---------------------------------------------------------------------------------------------------------
+# -- new rules --------------------------------------------------------------------------------------------------------
 
 
 def allowing(*rules: tuple[str, str, str]) -> Settings:
@@ -318,9 +318,9 @@ def allowing(*rules: tuple[str, str, str]) -> Settings:
     return Settings(access=Access(secrets=secrets, rules=made))
 
 
-def test_who_may_no_longer_work_loses_the_kind_and_its_tasks() -> None:
+def test_a_client_that_may_no_longer_work_loses_the_kind_and_its_tasks() -> None:
     world = DurableWorld(allowing(("ann", "submit", "#"), ("bob", "work", "#")))
-    ann, bob = Hand.of(world, "ann", secret=b"ann"), Hand.of(world, "bob", secret=b"bob")
+    ann, bob = JobClient.of(world, "ann", secret=b"ann"), JobClient.of(world, "bob", secret=b"bob")
     bob.volunteer("resize", "scan", capacity=4)
     ann.submit("resize", b"x")
     ann.submit("scan", b"y")
@@ -332,11 +332,11 @@ def test_who_may_no_longer_work_loses_the_kind_and_its_tasks() -> None:
     assert world.keeping.of("task")[2, 0].state == "leased"
 
 
-def test_who_may_no_longer_see_a_job_is_told_so_and_nothing_more() -> None:
+def test_a_client_that_may_no_longer_see_a_job_is_notified_once() -> None:
     seen = ("eve", "subscribe", "$jobs/#")
     rules = (("ann", "submit", "#"), ("bob", "work", "#"))
     world = DurableWorld(allowing(*rules, seen))
-    ann, bob, eve = (Hand.of(world, name, secret=name.encode()) for name in ("ann", "bob", "eve"))
+    ann, bob, eve = (JobClient.of(world, name, secret=name.encode()) for name in ("ann", "bob", "eve"))
     bob.volunteer("resize")
     ann.submit("resize", b"x")
     assert eve.watch(1) == []
@@ -345,7 +345,7 @@ def test_who_may_no_longer_see_a_job_is_told_so_and_nothing_more() -> None:
     world.run()
     bob.finish(*bob.leases)
     assert eve.states == [(1, "running")]
-    assert j.Watched(request=j.UNASKED, unknown=[1]) in eve.peer.said
+    assert j.WatchReply(request=j.UNASKED, unknown=[1]) in eve.peer.said
     assert ann.states[-1] == (1, "done")
 
 
@@ -370,21 +370,20 @@ def test_figures_of_work_stand_under_sys() -> None:
     ]
 
 
-def test_nothing_happens_for_work_when_there_is_none() -> None:
+def test_the_job_part_is_inactive_without_jobs() -> None:
     world = World()
     alice = world.client("alice")
     channel = alice.open("news")
-    broker = world.server.broker
     alice.publish(channel, b"x")
-    assert not broker._office._ledger.is_stirred
-    assert broker._office._ledger.given == 0
-    assert broker._office.due_us is None
+    assert not job_service(world).activity.is_active
+    assert job_service(world)._commits.last_turn == 0
+    assert job_service(world).due_us is None
 
 
 def test_a_second_channel_for_work_closes_the_connection() -> None:
     world = World()
-    ann = Hand.of(world, "ann")
-    Hand(ann.peer)
+    ann = JobClient.of(world, "ann")
+    JobClient(ann.peer)
     assert ann.peer.end == Code.PROTOCOL
     assert isinstance(ann.peer.said[0], c.Welcome)
 

@@ -1,6 +1,7 @@
-"""The board as a whole, whatever happens in whatever order: a machine of random steps, and a judge who keeps own books.
+"""The scheduler as a whole: a state machine of random steps, and a model that checks every step.
 
-The judge knows who is connected, who had what, and what was written down. It never asks how the board finds things.
+The model knows which workers are connected, which worker held which task, and the written rows. It never looks at how
+the scheduler finds its answers.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.broker.jobs.benches import START_US
+from tests.broker.jobs.driver import START_US, clear
 
 from godwit.broker.jobs import model
-from godwit.broker.jobs.board import Board
-from godwit.broker.jobs.model import Job, Task
-from godwit.broker.jobs.states import ENDED
+from godwit.broker.jobs.model import ENDED, Job, JobTask, TurnOutput
+from godwit.broker.jobs.scheduler import Scheduler
 from godwit.limits import MAX_LOSSES
 from godwit.wire.changes import JobKept, JobPayload, State, TaskKept
-from godwit.wire.jobs import Ref
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec, Ref
 
 KINDS = ("cut", "paint")
 NAMES = ("anna", "bert", "cleo", "dora", "emil")
@@ -34,7 +33,7 @@ names = st.sampled_from(NAMES)
 
 @dataclass
 class Known:
-    """What the judge knows of a worker."""
+    """What the model knows of a worker."""
 
     instance: int = 1
     kinds: frozenset[str] = frozenset()
@@ -45,18 +44,18 @@ class Known:
 
 @dataclass
 class Disk:
-    """What those who write it down would have written."""
+    """The rows that JobCommits would have written."""
 
     jobs: dict[int, JobKept] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
     tasks: dict[tuple[int, int], TaskKept] = field(default_factory=dict)
 
-    def take(self, board: Board) -> None:
-        for job in (*board.new_jobs, *board.changed_jobs):
-            self.jobs[job.number] = kept_job(job)
+    def take(self, output: TurnOutput) -> None:
+        for job in (*output.new_jobs, *output.changed_jobs):
+            self.jobs[job.number] = job_row(job)
             self.payloads[job.number] = job.payload
-        for task in board.changed_tasks:
-            self.tasks[task.job.number, task.number] = kept_task(task)
+        for task in output.changed_tasks:
+            self.tasks[task.job.number, task.number] = task_row(task)
 
     def state(self, next_job: int) -> State:
         return State(
@@ -67,31 +66,32 @@ class Disk:
         )
 
 
-def kept_job(job: Job) -> JobKept:
+def job_row(job: Job) -> JobKept:
+    spec = job.spec
     return JobKept(
-        job.number, job.controller, job.key, job.kind, job.workers, job.priority, job.submitted_us, job.begins_us,
-        job.deadline_us, job.retries, job.retry_delay_ms, job.time_limit_ms, job.state, job.agreed, job.ended_us,
-        job.reason,
+        job.number, job.controller, spec.key, spec.of_kind, spec.workers, spec.priority, job.submitted_us,
+        job.begins_us, job.deadline_us, spec.retries, spec.retry_delay_ms, spec.time_limit_ms, job.state, job.agreed,
+        job.ended_us, job.reason,
     )  # fmt: skip
 
 
-def kept_task(task: Task) -> TaskKept:
+def task_row(task: JobTask) -> TaskKept:
     return TaskKept(
         task.job.number, task.number, task.state, task.worker, task.instance, task.fence, task.failures, task.losses,
-        task.begins_us, task.since_us, task.had, task.result, task.error,
+        task.begins_us, task.since_us, task.previous_workers, task.result, task.error,
     )  # fmt: skip
 
 
-class Boards(RuleBasedStateMachine):
-    """Anything may happen; see the rules."""
+class RandomSteps(RuleBasedStateMachine):
+    """Random steps in any order; see the rules."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.board = Board(lease_us=LEASE_US, keep_us=KEEP_US)
+        self.scheduler = Scheduler(lease_us=LEASE_US, keep_us=KEEP_US)
         self.now_us = START_US
         self.known = {name: Known() for name in NAMES}
         self.disk = Disk()
-        self.had: dict[int, set[str]] = {}
+        self.tried: dict[int, set[str]] = {}
         self.agreed: dict[int, int] = {}
         self.ended: dict[tuple[int, int], tuple[str, bytes]] = {}
         self.fences: dict[tuple[int, int], int] = {}
@@ -99,7 +99,7 @@ class Boards(RuleBasedStateMachine):
         self.ready_us: dict[tuple[int, int], int] = {}
         self.keys = 0
 
-    # -- what happens -------------------------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------------------------------
 
     @initialize(volunteers=st.lists(names, unique=True), capacity=st.integers(1, 2))
     def begin(self, volunteers: list[str], capacity: int) -> None:
@@ -123,9 +123,9 @@ class Boards(RuleBasedStateMachine):
         volunteers = len(self.volunteers(kind))
         for _ in range(count):
             self.keys += 1
-            job = self.board.submit(
+            job = self.scheduler.submit(
                 by,
-                Submission(
+                JobSpec(
                     key=f"key-{self.keys}", of_kind=kind, workers=workers, priority=priority, retries=retries,
                     retry_delay_ms=retry_delay_ms, delay_ms=delay_ms, deadline_ms=deadline_ms,
                     time_limit_ms=time_limit_ms,
@@ -151,21 +151,21 @@ class Boards(RuleBasedStateMachine):
         assert not [task for task in self.held(name) if task.instance != b"%d" % self.known[name].instance]
 
     @rule(name=names)
-    def heard(self, name: str) -> None:
+    def report_empty(self, name: str) -> None:
         self.known[name].heard_us = self.now_us
-        self.board.heard(name, self.now_us)
+        self.scheduler.renew_leases(name, self.now_us)
         self.turn()
 
     @rule(name=names)
-    def away(self, name: str) -> None:
+    def disconnect(self, name: str) -> None:
         self.known[name].is_connected = False
-        self.board.away(name, self.now_us)
+        self.scheduler.disconnect(name, self.now_us)
         self.turn()
 
     @rule(name=names)
     def leave(self, name: str) -> None:
         self.known[name].is_connected = False
-        self.board.leave(name, self.now_us)
+        self.scheduler.leave(name, self.now_us)
         assert not self.held(name)
         self.turn()
 
@@ -173,7 +173,7 @@ class Boards(RuleBasedStateMachine):
     def lose_the_right(self, name: str, kind: str) -> None:
         known = self.known[name]
         known.kinds -= {kind}
-        self.board.withdraw(name, [kind], self.now_us)
+        self.scheduler.remove_kinds(name, [kind], self.now_us)
         assert not [task for task in self.held(name) if task.job.kind == kind and known.is_connected and known.kinds]
         self.turn()
 
@@ -184,35 +184,35 @@ class Boards(RuleBasedStateMachine):
         for task in tasks:
             name, ref = task.worker, task.ref
             if how == "finish":
-                assert self.board.finish(name, ref, b"result", self.now_us)
+                assert self.scheduler.finish(name, ref, b"result", self.now_us)
             elif how in ("fail", "final"):
-                assert self.board.fail(name, ref, "broken", how == "final", self.now_us)
+                assert self.scheduler.fail(name, ref, "broken", how == "final", self.now_us)
             elif how == "give back":
-                assert self.board.give_back(name, ref, self.now_us)
+                assert self.scheduler.return_task(name, ref, self.now_us)
             else:
-                assert self.board.step(name, ref, 0.5, "half") is task
+                assert self.scheduler.set_progress(name, ref, 0.5, "half") is task
             self.old.append((name, ref))
         self.turn()
 
     @precondition(lambda self: self.old)
     @rule(data=st.data(), name=names)
     def report_late(self, data: st.DataObject, name: str) -> None:
-        """Of a lease that has ended, or that somebody else has."""
+        """Report a lease that has ended, or that another worker holds."""
         owner, ref = data.draw(st.sampled_from(self.old))
         present = {(task.worker, task.ref) for task in self.leased()}
         for who in {owner, name}:
             if (who, ref) not in present:
-                assert not self.board.finish(who, ref, b"late", self.now_us)
-                assert not self.board.fail(who, ref, "late", True, self.now_us)
-                assert not self.board.give_back(who, ref, self.now_us)
-                assert self.board.step(who, ref, 1.0, "late") is None
+                assert not self.scheduler.finish(who, ref, b"late", self.now_us)
+                assert not self.scheduler.fail(who, ref, "late", True, self.now_us)
+                assert not self.scheduler.return_task(who, ref, self.now_us)
+                assert self.scheduler.set_progress(who, ref, 1.0, "late") is None
         self.turn()
 
     @precondition(lambda self: self.unended())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         job = data.draw(st.sampled_from(self.unended()))
-        self.board.cancel(job, "not needed", self.now_us)
+        self.scheduler.cancel(job, "not needed", self.now_us)
         assert job.state == "cancelled"
         self.turn()
 
@@ -222,15 +222,15 @@ class Boards(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        """The broker stops, and another one begins with what was written down."""
-        before = self.board
-        self.board = Board(lease_us=LEASE_US, keep_us=KEEP_US)
-        self.board.restore(self.disk.state(before.next_job), self.now_us)
-        assert {number: kept_job(job) for number, job in self.board.jobs.items()} == {
-            number: kept_job(job) for number, job in before.jobs.items()
+        """Stop the broker and start another one with the written rows."""
+        before = self.scheduler
+        self.scheduler = Scheduler(lease_us=LEASE_US, keep_us=KEEP_US)
+        self.scheduler.restore(self.disk.state(before.next_job), self.now_us)
+        assert {number: job_row(job) for number, job in self.scheduler.jobs.items()} == {
+            number: job_row(job) for number, job in before.jobs.items()
         }
         for number, job in before.jobs.items():
-            again = self.board.jobs[number]
+            again = self.scheduler.jobs[number]
             assert (again.finished, again.failed, again.leased) == (job.finished, job.failed, job.leased)
             assert [(task.state, task.worker, task.fence) for task in again.tasks] == [
                 (task.state, task.worker, task.fence) for task in job.tasks
@@ -239,13 +239,13 @@ class Boards(RuleBasedStateMachine):
             known.is_connected = False
         self.turn()
 
-    # -- how the judge sees it ----------------------------------------------------------------------------------------
+    # -- the model ----------------------------------------------------------------------------------------------------
 
     def volunteer(
         self, name: str, kinds: list[str], capacity: int, holding: list[Ref] | None = None, *, is_new_link: bool = False
     ) -> None:
         known = self.known[name]
-        unknown = self.board.volunteer(
+        unknown = self.scheduler.volunteer(
             name, b"%d" % known.instance, kinds, capacity, holding or [], self.now_us, is_new_link=is_new_link
         )
         assert not unknown
@@ -258,29 +258,29 @@ class Boards(RuleBasedStateMachine):
         self.turn()
 
     def volunteers(self, kind: str) -> set[str]:
-        """Connected, and not silent for too long."""
+        """Return the workers that are connected and have reported in time."""
         return {
             name
             for name, known in self.known.items()
             if known.is_connected and kind in known.kinds and self.now_us < known.heard_us + LEASE_US
         }
 
-    def leased(self) -> list[Task]:
-        return [task for job in self.board.jobs.values() for task in job.tasks if task.state == "leased"]
+    def leased(self) -> list[JobTask]:
+        return [task for job in self.scheduler.jobs.values() for task in job.tasks if task.state == "leased"]
 
-    def held(self, name: str) -> list[Task]:
+    def held(self, name: str) -> list[JobTask]:
         return [task for task in self.leased() if task.worker == name]
 
     def unended(self) -> list[Job]:
-        return [job for job in self.board.jobs.values() if job.state not in ENDED]
+        return [job for job in self.scheduler.jobs.values() if job.state not in ENDED]
 
     def wait_until(self, end_us: int) -> None:
-        """Timer for timer, as a broker would."""
+        """Advance the time, timer by timer, as a broker would."""
         while True:
-            at_us = self.board.next_timer_us
+            at_us = self.scheduler.next_timer_us
             self.now_us = end_us if at_us is None else max(min(at_us, end_us), self.now_us)
-            self.board.on_time(self.now_us)
-            at_us = self.board.next_timer_us
+            self.scheduler.handle_timers(self.now_us)
+            at_us = self.scheduler.next_timer_us
             assert at_us is None or at_us > self.now_us
             self.turn()
             if self.now_us == end_us:
@@ -289,62 +289,59 @@ class Boards(RuleBasedStateMachine):
     def turn(self) -> None:
         for job in self.unended():
             self.ready_us.update({(job.number, task.number): task.begins_us for task in job.tasks})
-        self.board.dispatch(self.now_us)
-        for task in self.board.leased:
-            self.judge_lease(task)
-        self.judge_order()
-        self.disk.take(self.board)
-        for drained in (self.board.new_jobs, self.board.leased, self.board.revoked, self.board.silent):
-            drained.clear()
-        assert not self.board.gone
-        for kept in (self.board.changed_jobs, self.board.changed_tasks, self.board.happened):
-            kept.clear()
+        self.scheduler.lease_tasks(self.now_us)
+        for task in self.scheduler.output.leased:
+            self.check_lease(task)
+        self.check_order()
+        self.disk.take(self.scheduler.output)
+        assert not self.scheduler.output.deleted
+        clear(self.scheduler.output)
 
-    def judge_lease(self, task: Task) -> None:
-        """To somebody who volunteered, and nobody gets a job twice while another is there."""
+    def check_lease(self, task: JobTask) -> None:
+        """Check that the worker volunteered, and tried the job before only if no other worker is there."""
         job = task.job
         volunteers = self.volunteers(job.kind)
-        had = self.had.setdefault(job.number, set())
+        tried = self.tried.setdefault(job.number, set())
         assert task.worker in volunteers
         assert task.begins_us == task.since_us == self.now_us
-        if task.worker in had and self.now_us < self.ready_us[job.number, task.number] + PATIENCE_US:
-            assert volunteers <= had, f"{task.worker} has {job} again, and {volunteers - had} had none"
-        had.add(task.worker)
+        if task.worker in tried and self.now_us < self.ready_us[job.number, task.number] + PATIENCE_US:
+            assert volunteers <= tried, f"{task.worker} has {job} again, and {volunteers - tried} tried none"
+        tried.add(task.worker)
         key = (job.number, task.number)
         assert task.fence == self.fences.get(key, 0) + 1
         self.fences[key] = task.fence
 
-    def judge_order(self) -> None:
-        """Nothing that somebody could take is left; nobody got something while more urgent work was there for him."""
+    def check_order(self) -> None:
+        """Check that no leasable task is left, and that each worker got its most urgent task."""
         for job in self.unended():
             is_ready = any(task.state == "waiting" and task.begins_us <= self.now_us for task in job.tasks)
             if job.state != "running" or not is_ready:
                 continue
             volunteers = self.volunteers(job.kind)
-            had = self.had.get(job.number, set())
-            may = volunteers - had or volunteers
+            tried = self.tried.get(job.number, set())
+            may = volunteers - tried or volunteers
             free = {name for name in may if len(self.held(name)) < self.known[name].capacity}
             assert not free, f"{free} could take of {job}"
-            for task in self.board.leased:
-                if task.job.kind == job.kind and task.job.priority < job.priority:
-                    assert task.worker in had, f"{task.worker} got {task} before {job}"
+            for task in self.scheduler.output.leased:
+                if task.job.kind == job.kind and task.job.spec.priority < job.spec.priority:
+                    assert task.worker in tried, f"{task.worker} got {task} before {job}"
 
-    # -- what always holds --------------------------------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
-    def leases_are_in_one_hand(self) -> None:
+    def each_lease_has_one_holder(self) -> None:
         tasks = self.leased()
-        assert {id(task) for worker in self.board.workers.values() for task in worker.leases} == {
+        assert {id(task) for worker in self.scheduler.workers.values() for task in worker.leases} == {
             id(task) for task in tasks
         }
-        assert sum(len(worker.leases) for worker in self.board.workers.values()) == len(tasks)
-        for name, worker in self.board.workers.items():
+        assert sum(len(worker.leases) for worker in self.scheduler.workers.values()) == len(tasks)
+        for name, worker in self.scheduler.workers.items():
             assert all(task.worker == name for task in worker.leases)
             assert worker.leases or worker.kinds
 
     @invariant()
     def counts_are_right(self) -> None:
-        for job in self.board.jobs.values():
+        for job in self.scheduler.jobs.values():
             states = [task.state for task in job.tasks]
             counted = (states.count("finished"), states.count("failed"), states.count("leased"))
             assert (job.finished, job.failed, job.leased) == counted
@@ -355,28 +352,30 @@ class Boards(RuleBasedStateMachine):
             assert len(job.tasks) == job.agreed == self.agreed.setdefault(job.number, job.agreed)
             assert (job.state == "done") == (states.count("finished") == job.agreed)
             assert (job.state in ENDED) == all(state in ENDED for state in states)
-        assert self.board.unended == len(self.unended())
-        assert self.board.unsettled == sum(job.state == "waiting" for job in self.unended())
+        assert self.scheduler.unended == len(self.unended())
+        assert self.scheduler.unsettled == sum(job.state == "waiting" for job in self.unended())
 
     @invariant()
-    def what_ended_stays(self) -> None:
-        for job in self.board.jobs.values():
+    def ended_tasks_do_not_change(self) -> None:
+        for job in self.scheduler.jobs.values():
             for task in job.tasks:
                 if task.state in ENDED:
                     ended = (task.state, task.result)
                     assert self.ended.setdefault((job.number, task.number), ended) == ended
                 if task.state == "failed" and job.reason != "the deadline passed":
-                    assert task.failures > job.retries or task.losses >= MAX_LOSSES or task.error == "broken"
+                    assert task.failures > job.spec.retries or task.losses >= MAX_LOSSES or task.error == "broken"
 
     @invariant()
     def volunteers_are_known(self) -> None:
         for kind in KINDS:
             assert {
-                worker.name for worker in self.board.workers.values() if kind in [queue.kind for queue in worker.queues]
+                worker.name
+                for worker in self.scheduler.workers.values()
+                if kind in [queue.kind for queue in worker.queues]
             } == self.volunteers(kind)
 
     def teardown(self) -> None:
-        """When all is calm, everything ends."""
+        """Check that all jobs end when nothing disturbs them."""
         self.now_us += 1
         for name in NAMES:
             self.volunteer(name, list(KINDS), 2)
@@ -384,21 +383,21 @@ class Boards(RuleBasedStateMachine):
             if not self.unended():
                 break
             for task in self.leased():
-                assert self.board.finish(task.worker, task.ref, b"at last", self.now_us)
+                assert self.scheduler.finish(task.worker, task.ref, b"at last", self.now_us)
             self.turn()
             for name in NAMES:
-                self.heard(name)
+                self.report_empty(name)
             self.wait_until(self.now_us + 1_000_000)
         assert not self.unended()
-        assert not [worker for worker in self.board.workers.values() if worker.leases]
+        assert not [worker for worker in self.scheduler.workers.values() if worker.leases]
 
 
-class BoardsOfWideJobs(Boards):
-    """As if two workers were many already: jobs have lines of their own much earlier."""
+class RandomStepsOfWideJobs(RandomSteps):
+    """With a low limit of shared workers: jobs get groups of their own much earlier."""
 
     def __init__(self) -> None:
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(model, "SHARED_HAD", 1)
+        self.patch.setattr(model, "MAX_SHARED_WORKERS", 1)
         super().__init__()
 
     def teardown(self) -> None:
@@ -408,7 +407,7 @@ class BoardsOfWideJobs(Boards):
             self.patch.undo()
 
 
-TestBoards = Boards.TestCase
+TestBoards = RandomSteps.TestCase
 TestBoards.settings = settings(max_examples=50, stateful_step_count=40)
-TestBoardsOfWideJobs = BoardsOfWideJobs.TestCase
+TestBoardsOfWideJobs = RandomStepsOfWideJobs.TestCase
 TestBoardsOfWideJobs.settings = settings(max_examples=50, stateful_step_count=40)

@@ -14,8 +14,8 @@ from godwit.cli import demo_rooms
 from godwit.cli.demo_check import Watch, problems, running_digest, topic_of
 from godwit.cli.demo_processes import Line
 from godwit.cli.demo_rooms import Room, RoomsReport
-from godwit.net.connect import connect
-from godwit.net.serve import Service
+from godwit.net.client import connect
+from godwit.net.service import Service
 from godwit.sim.rooms import ROOMS, Reading
 from godwit.sim.sensors import Sensor, sensors
 

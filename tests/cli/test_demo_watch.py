@@ -14,8 +14,8 @@ from tests.cli.test_demo_processes import Cut, cut
 from godwit.cli import demo_watch
 from godwit.cli.demo_check import WatchReport, topic_of
 from godwit.cli.demo_processes import Line
-from godwit.net.connect import connect
-from godwit.net.serve import Service
+from godwit.net.client import connect
+from godwit.net.service import Service
 from godwit.sim.rooms import house
 
 

@@ -17,7 +17,7 @@ from godwit.errors import BufferFullError
 from godwit.sim.sensors import sensors
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 
 class FakePublisher:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from godwit.net import blocking_publisher, blocking_subscription, thread
+from godwit.net import loop, publisher, subscription
 
-FILES = {module.__file__ for module in (blocking_publisher, blocking_subscription, thread)}
+FILES = {module.__file__ for module in (publisher, subscription, loop)}
 
 
 class Interrupter:

@@ -13,10 +13,10 @@ import pytest
 import uvloop
 
 from godwit.broker.settings import Settings
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
+from godwit.net.loop import LoopThread
 from godwit.net.relay import Direction, Impairment, Relay
-from godwit.net.serve import Service
-from godwit.net.thread import LoopThread
+from godwit.net.service import Service
 from godwit.server.configuration import Configuration
 from godwit.sim.link import Link, LinkSettings
 from godwit.transport.train import Address

@@ -57,8 +57,8 @@ def test_a_port_out_of_range_is_told(port: int) -> None:
     ("host", "text"),
     [
         ("", "no host was given; name one, or 0.0.0.0"),
-        ("a" * 70 + ".example", "is no host name or IP address .*; correct it"),
-        ("a\0b", "is no host name or IP address .*; correct it"),
+        ("a" * 70 + ".example", "is not a host name or an IP address .*; correct it"),
+        ("a\0b", "is not a host name or an IP address .*; correct it"),
     ],
 )
 def test_what_is_no_name_is_told(host: str, text: str) -> None:

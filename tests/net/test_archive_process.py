@@ -58,7 +58,7 @@ class World:
         self.imports: list[Import] = []
         self._changed = asyncio.Event()
         self.import_error: Exception | None = None
-        self.archive = ArchiveProcess(folder, bring_in=self._bring_in, tell=self._tell)
+        self.archive = ArchiveProcess(folder, import_staged=self._bring_in, on_notice=self._tell)
         self.archive.run(command(code))
 
     def _bring_in(self, event: Import) -> None:
@@ -116,7 +116,7 @@ def test_it_runs_at_low_priority_and_ends_with_the_broker(
 ) -> None:
     async def test() -> None:
         async with keeping(tmp_path) as world:
-            await asyncio.wait_for(world.archive.settled(), PATIENCE_S)
+            await asyncio.wait_for(world.archive.wait_until_settled(), PATIENCE_S)
             pid = await world.pid()
             assert world.notices == [Notice("archive", f"archive on grpc://{pid}", {"url": f"grpc://{pid}"})]
             assert os.getpriority(os.PRIO_PROCESS, pid) == NICENESS
@@ -138,8 +138,8 @@ def test_one_that_ends_is_started_again_after_a_pause_that_grows(
             os.kill(await world.pid(2), signal.SIGTERM)
             assert is_running(await world.pid(3))
             assert world.texts("warning") == [
-                "the archive ended with exit code -9: it is started again in 0.01 s; the broker goes on",
-                "the archive ended with exit code -15: it is started again in 0.02 s; the broker goes on",
+                "the archive ended with exit code -9: it is started again in 0.01 s; the broker is not affected",
+                "the archive ended with exit code -15: it is started again in 0.02 s; the broker is not affected",
             ]
 
     run(test)
@@ -148,7 +148,7 @@ def test_one_that_ends_is_started_again_after_a_pause_that_grows(
 def test_one_that_cannot_be_started_holds_nobody_up(tmp_path: Path) -> None:
     async def test() -> None:
         async with keeping(tmp_path, "sys.exit(3)") as world:
-            await asyncio.wait_for(world.archive.settled(), PATIENCE_S)
+            await asyncio.wait_for(world.archive.wait_until_settled(), PATIENCE_S)
             await world.until(lambda: bool(world.texts("warning")))
             assert "exit code 3" in world.texts("warning")[0]
             world.archive.run([str(tmp_path / "nowhere")])
@@ -178,8 +178,8 @@ if len(open({str(tries)!r}).read().split()) < 4:
             await world.pid(3)
             assert world.texts("warning") == [
                 "archive: the port is in use",
-                "the archive ended with exit code 1: it is started again in 0.01 s; the broker goes on",
-                "the archive ended with exit code -9: it is started again in 0.08 s; the broker goes on",
+                "the archive ended with exit code 1: it is started again in 0.01 s; the broker is not affected",
+                "the archive ended with exit code -9: it is started again in 0.08 s; the broker is not affected",
             ]
         assert set(tries.read_text().split()) == {"NONE"}
 
@@ -191,7 +191,7 @@ def test_one_that_speaks_nonsense_is_ended(tmp_path: Path) -> None:
         async with keeping(tmp_path, "print('hello, world', flush=True)" + LISTENS) as world:
             pid = await world.pid()
             await world.until(lambda: bool(world.texts("warning")))
-            assert "the archive does not speak as it should" in world.texts("warning")[0]
+            assert "the archive sent an invalid message" in world.texts("warning")[0]
             while is_running(pid):  # nothing is told of its end
                 await asyncio.sleep(0.01)
 
@@ -199,7 +199,7 @@ def test_one_that_speaks_nonsense_is_ended(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_end_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_process, "END_PATIENCE_S", 0.05)
+    monkeypatch.setattr(archive_process, "END_TIMEOUT_S", 0.05)
 
     async def test() -> None:
         deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(LogLine('info', '')); time.sleep(100)"
@@ -216,7 +216,7 @@ def test_one_that_does_not_end_is_ended_by_force(tmp_path: Path, monkeypatch: py
 def test_one_that_does_not_end_is_ended_however_often_the_clean_up_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop], cancels: int
 ) -> None:
-    monkeypatch.setattr(archive_process, "END_PATIENCE_S", 0.05)
+    monkeypatch.setattr(archive_process, "END_TIMEOUT_S", 0.05)
 
     async def test() -> None:
         deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(LogLine('info', '')); time.sleep(100)"
@@ -271,7 +271,7 @@ def test_something_unforeseen_is_told_and_another_one_started(tmp_path: Path, mo
     async def test() -> None:
         async with keeping(tmp_path) as world:
             assert is_running(await world.pid())
-            assert "something unforeseen (ValueError: a bug): it is started again in 0.01 s" in world.notices[0].text
+            assert "an unexpected error (ValueError: a bug): it is started again in 0.01 s" in world.notices[0].text
 
     run(test)
 
@@ -334,7 +334,7 @@ def test_what_cannot_be_read_is_not_brought_in(tmp_path: Path) -> None:
     async def test() -> None:
         async with keeping(tmp_path, COMMITS) as world:
             await world.until(lambda: len(world.texts("log")) == 2)
-            assert "1 what was staged cannot be read: " in world.texts("log")[0]
+            assert "1 the staged files cannot be read: " in world.texts("log")[0]
             assert world.imports == []
 
     run(test)
@@ -375,7 +375,7 @@ def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, mon
     assert [found.topic for found in read_stages(folder, ["b", "a", "b"])] == ["b", "a", "b"]
     assert read_stages(folder, []) == []
     for name in ("../outside", str(tmp_path / "outside"), "", ".", "..", "a\0"):
-        with pytest.raises(DecodeError, match="no name of a file"):
+        with pytest.raises(DecodeError, match="not the name of a staged file"):
             read_stages(folder, ["a", name])
     data = bytearray((folder / "a").read_bytes())
     data[-9] ^= 1

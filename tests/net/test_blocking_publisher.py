@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 from tests.net.interrupting import Interrupter
 from tests.net.running import broker_in_thread
-from tests.net.test_publishing import OPEN_BUT_SECRET
+from tests.net.test_publisher import OPEN_BUT_SECRET
 
 from godwit.errors import AccessError, BufferFullError, RecordTooLargeError, UsageError
-from godwit.net import blocking_publisher
+from godwit.net import publisher as publisher_module
 from godwit.net.blocking import connect
 
 DEADLINE_S = 30.0
@@ -49,7 +49,7 @@ def test_several_threads_share_a_publisher() -> None:
 
 
 def test_back_pressure_reaches_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking_publisher, "QUEUE_BYTES", 10_000)
+    monkeypatch.setattr(publisher_module, "QUEUE_BYTES", 10_000)
     with broker_in_thread() as url, connect(url, send_buffer_bytes=50_000) as client:
         publisher = client.publisher("a")
         fulls = sent = 0

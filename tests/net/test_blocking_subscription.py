@@ -21,7 +21,7 @@ from tests.net.running import broker_in_thread
 from godwit.client.message import Message
 from godwit.errors import KickedError, UsageError
 from godwit.net.blocking import BlockingClient, connect
-from godwit.net.blocking_subscription import BlockingSubscription
+from godwit.net.subscription import BlockingSubscription
 
 LONG_S = 30.0
 never_awaited = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")

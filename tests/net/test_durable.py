@@ -15,8 +15,8 @@ from tests.net.running import run
 from godwit.broker.effects import Append, Committed, Found, Losing, Notice
 from godwit.errors import DiskError, LogDamagedError, LogInUseError
 from godwit.limits import MIB
-from godwit.net import durable
-from godwit.net.durable import DurableLog
+from godwit.net import durable_log
+from godwit.net.durable_log import DurableLog
 from godwit.net.log_writer import COMMIT_BYTES
 from godwit.store.folder import DataFolder
 from godwit.store.retention import Rule
@@ -44,7 +44,7 @@ class World:
             loop.call_soon_threadsafe(self._woken.set)
 
         self.notices: list[Notice] = []
-        self.durable = DurableLog(path, rules, now_us=NOW_US, wake=wake, tell=self.notices.append)
+        self.durable = DurableLog(path, rules, now_us=NOW_US, wake=wake, on_notice=self.notices.append)
         self.log = self.durable.log
         self.broker = ListeningBroker()
         self.log.begin(self.broker)
@@ -179,7 +179,7 @@ def test_retention_keeps_up_with_a_broker_that_is_busy(tmp_path: Path) -> None:
 def test_retention_lets_commits_through_however_much_it_has_to_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "MOST_FREED_BYTES", MIB)
+    monkeypatch.setattr(durable_log, "MAX_FREED_BYTES", MIB)
 
     async def test() -> None:
         world = World(tmp_path)

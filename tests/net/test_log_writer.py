@@ -20,10 +20,10 @@ from godwit.net.log_writer import (
     CHECKPOINT_BYTES,
     COMMIT_BYTES,
     COMMIT_PAGES_BYTES,
-    KEPT_BYTES,
+    IDLE_WAL_BYTES,
     TRUNCATE_BYTES,
-    Job,
     LogWriter,
+    PendingAppend,
 )
 from godwit.wire.changes import Change, QueryDone
 from godwit.wire.entry import Entry
@@ -35,9 +35,9 @@ BROKEN = LogDamagedError("the file is damaged: run godwit log recover")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "IDLE_S", 3600.0)
-    monkeypatch.setattr(log_writer, "CHORES_S", 0.001)
+    monkeypatch.setattr(log_writer, "MAINTENANCE_S", 0.001)
     monkeypatch.setattr(log_writer, "RETRY_S", 0.0)
-    monkeypatch.setattr(log_writer, "WELL_S", 0.0)
+    monkeypatch.setattr(log_writer, "RECOVERED_S", 0.0)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def writing(store: DiskStore, **more: Any) -> Iterator[tuple[LogWriter, Answers]
 
 
 def put(writer: LogWriter, effect: Append, era: int = 0) -> None:
-    writer.append(Job(effect, sum(len(entry.rest) for entry in effect.entries), era))
+    writer.append(PendingAppend(effect, sum(len(entry.rest) for entry in effect.entries), era))
 
 
 # -- group commit -----------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_a_commit_is_bounded() -> None:
         put(writer, append(1))
         store.begun.get(timeout=PATIENCE_S)
         for _ in range(3):
-            writer.append(Job(append(1), COMMIT_BYTES // 2, 0))
+            writer.append(PendingAppend(append(1), COMMIT_BYTES // 2, 0))
         store.may_end.release(3)
         assert answers.next(4) == [Committed(offset) for offset in range(4)]
         assert [store.begun.get(timeout=PATIENCE_S) for _ in range(2)] == [2, 1]
@@ -134,7 +134,7 @@ def test_a_failed_commit_fails_all_that_were_given_before_it_was_known_and_the_n
 
 
 def test_where_only_changes_or_little_fits_the_trouble_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "WELL_S", 3600.0)
+    monkeypatch.setattr(log_writer, "RECOVERED_S", 3600.0)
     store = DiskStore()
     store.errors = [FULL, None, None, FULL]
     with writing(store) as (writer, answers):
@@ -145,7 +145,7 @@ def test_where_only_changes_or_little_fits_the_trouble_is_not_over(monkeypatch: 
             assert answers.next(1) == [Committed(0)]
         put(writer, append(1), era=1)
         assert answers.next(1) == [Failed(str(FULL))]
-        monkeypatch.setattr(log_writer, "WELL_S", 0.0)
+        monkeypatch.setattr(log_writer, "RECOVERED_S", 0.0)
         put(writer, Append([], [QueryDone("q", 1)]), era=2)
         assert answers.next(1) == [Committed(1)]
         assert answers.is_empty
@@ -159,7 +159,7 @@ def test_something_unforeseen_is_a_failure_like_any_other() -> None:
     with writing(store) as (writer, answers):
         put(writer, append(1))
         failed, notice = answers.next(2)
-        assert "not foreseen" in failed.text
+        assert "unexpectedly" in failed.text
         assert "a bug" not in failed.text  # what is inside is for those who run the broker
         assert notice.kind == "warning"
         assert "ValueError: a bug" in notice.text
@@ -246,7 +246,7 @@ def test_after_much_was_written_a_checkpoint_lets_it_be_written_over() -> None:
     half = CHECKPOINT_BYTES // 2 - COMMIT_PAGES_BYTES
     with writing(store) as (writer, answers):
         for number in range(6):
-            writer.append(Job(append(1), half, 0))
+            writer.append(PendingAppend(append(1), half, 0))
             answers.next(1)
             if number % 2:
                 assert store.checkpoints.get(timeout=PATIENCE_S) is False
@@ -277,7 +277,7 @@ def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_l
         assert store.checkpoints.empty()
 
 
-@pytest.mark.parametrize(("wal_bytes", "truncates"), [(KEPT_BYTES, False), (KEPT_BYTES + 1, True)])
+@pytest.mark.parametrize(("wal_bytes", "truncates"), [(IDLE_WAL_BYTES, False), (IDLE_WAL_BYTES + 1, True)])
 def test_when_nothing_comes_there_is_a_checkpoint_that_cuts_off_what_is_very_long(
     monkeypatch: pytest.MonkeyPatch, wal_bytes: int, truncates: bool
 ) -> None:
@@ -375,7 +375,7 @@ def test_losses_that_cannot_be_told_keep_no_reader_waiting() -> None:
     writer = LogWriter(store, answers, retain=lambda now_us: next(steps, None))
     writer.start()
     assert "nobody listens" in answers.next(1)[0].text
-    assert writer.has_told_all.wait(PATIENCE_S)
+    assert writer.has_reported_all.wait(PATIENCE_S)
     put(writer, append(1))
     assert answers.next(1) == [Committed(0)]
     writer.end()
@@ -419,6 +419,6 @@ def test_the_end_comes_also_when_the_disk_fails() -> None:
     assert writer.join(PATIENCE_S)
     first, _, second, *last = answers.next(5)
     assert first == second == Failed(str(FULL))
-    assert "the log stays as it is: the disk is full" in last[0].text
+    assert "the write-ahead log was not merged into the log: the disk is full" in last[0].text
     assert "the log could not be closed: the file is damaged" in last[1].text
     assert store.is_closed

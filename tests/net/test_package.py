@@ -10,16 +10,16 @@ import pytest
 import godwit
 import godwit.sync
 from godwit import errors
-from godwit.net import blocking, connect, publishing
+from godwit.net import blocking, client, publisher
 
 
 def test_everything_it_offers_is_there() -> None:
     for name in godwit.__all__:
         assert getattr(godwit, name) is not None
         assert name in dir(godwit)
-    assert godwit.connect is connect.connect
+    assert godwit.connect is client.connect
     assert godwit.sync.connect is blocking.connect
-    assert godwit.BufferFull is publishing.BufferFull is errors.BufferFullError
+    assert godwit.BufferFull is publisher.BufferFull is errors.BufferFullError
     assert godwit.AccessError is errors.AccessError
 
 

@@ -16,8 +16,8 @@ from godwit.client.submitting import check_payload
 from godwit.client.worker import RESULT
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
-from godwit.net.handlers import Handlers
-from godwit.net.workbench import Workbench
+from godwit.net.tasks import TaskExecutor
+from godwit.net.worker import Handlers
 
 
 class Core:
@@ -93,7 +93,7 @@ class Bench:
         chosen = Handlers()
         for kind, handler in handlers.items():
             chosen.add(kind, handler)
-        self.bench = Workbench(as_client(self.core), lambda: None, chosen.by_kind, capacity, on_ready)
+        self.bench = TaskExecutor(as_client(self.core), lambda: None, chosen.by_kind, capacity, on_ready)
         self.leases: dict[int, Lease] = {}
 
     def give(self, *jobs: int, kind: str = "work", payload: bytes = b"") -> None:

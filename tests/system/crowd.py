@@ -14,7 +14,7 @@ from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.events import Available, ClientEvent, Ended, Missed, Offline, SubscriptionEnded, SubscriptionStarted
 from godwit.net.address import parse_broker, resolve
-from godwit.net.drive import EndpointDriver
+from godwit.net.driver import EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.transport.statistics import Statistics
 from godwit.transport.train import Address

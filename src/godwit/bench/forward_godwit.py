@@ -12,10 +12,10 @@ from godwit.bench.small_senders import FILTER, tell_arrived
 from godwit.bench.stage import HOST, Stage, hear
 from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError, GodwitError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import collect_garbage_rarely
 from godwit.net.loop import run as run_loop
-from godwit.net.serve import Service
+from godwit.net.service import Service
 from godwit.server.configuration import Configuration
 
 

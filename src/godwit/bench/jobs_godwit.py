@@ -16,9 +16,9 @@ from godwit.bench.jobs_cycles import DATA_FOLDER, JOB_BYTES, Completed, Dispatch
 from godwit.bench.log_godwit import durable_broker
 from godwit.bench.stage import READY, Stage
 from godwit.errors import GodwitError
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
 from godwit.net.loop import run as run_loop
-from godwit.net.task import Task
+from godwit.net.tasks import Task
 from godwit.net.worker import Worker
 
 KIND: Final = "bench/job"

@@ -24,7 +24,7 @@ from godwit.bench.log_godwit import durable_broker
 from godwit.bench.spark_reading import LONGEST_S, MASTER, START_S, STOP
 from godwit.bench.stage import READY, Stage, hear
 from godwit.errors import GodwitError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import run as run_loop
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake, Table

@@ -22,7 +22,7 @@ from typing import Final
 
 from godwit.bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 from godwit.errors import GodwitError, SendBufferFullError
-from godwit.net.drive import EndpointDriver
+from godwit.net.driver import EndpointDriver
 from godwit.net.loop import run as run_loop
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig

@@ -28,7 +28,7 @@ def main(pipe: Pipe, data: str) -> None:
 
 async def work(line: Line, data: Path) -> None:
     from godwit.broker.settings import Settings
-    from godwit.net.serve import Service
+    from godwit.net.service import Service
     from godwit.server.configuration import Configuration
     from godwit.server.log_sections import ArchiveSection
 

@@ -18,7 +18,7 @@ from godwit.sim.rooms import ROOMS
 from godwit.sim.sensors import Sensor, sensors
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 REPORT_S: Final = 0.1
 MAX_LAG_S: Final = 1.0
@@ -93,7 +93,7 @@ def main(pipe: Pipe, broker: str, seed: int, rate: float) -> None:
 
 
 async def work(line: Line, broker: str, seed: int, rate: float) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with AsyncExitStack() as stack:
         rooms = []

@@ -27,8 +27,8 @@ from godwit.cli.text import count as counted
 from godwit.errors import BufferFullError, UsageError
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
-    from godwit.net.publishing import AsyncPublisher
+    from godwit.net.client import AsyncClient
+    from godwit.net.publisher import AsyncPublisher
     from godwit.sim.sensors import Sensor
 
 MAX_ROOMS: Final = 10_000

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from godwit.client.message import Message
     from godwit.client.subscription import Start
-    from godwit.net.connect import AsyncClient
-    from godwit.net.inbox import ReceivedFile
+    from godwit.net.client import AsyncClient
+    from godwit.net.file_inbox import ReceivedFile
 
 
 MAX_SIZE_DIGITS: Final = 18

@@ -12,13 +12,21 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from godwit.errors import AccessError
+
+if TYPE_CHECKING:
+    from godwit.net.client import AsyncClient
 
 VARIABLE: Final = "GODWIT_LOG"
 LEVELS: Final = ("debug", "info", "warning", "error")
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 UNANSWERED_S: Final = 1.0
 """A client warns if the broker has not answered its first packets for this long."""
+DROPPED_TOPIC: Final = "$sys/network/dropped"
+"""The total of all drops; the topics below it have the counters for each reason."""
 REPEAT_S: Final = 10.0
 """How often a client repeats the warning while it cannot reach its broker."""
 
@@ -116,6 +124,27 @@ class ConnectionReporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+async def read_drop_counters(client: AsyncClient, timeout_s: float = 1.0) -> dict[str, int]:
+    """Return the broker's counters of dropped packets and datagrams, by reason, as last published on `$sys`.
+
+    Args:
+        client: A connected client that may read `$sys`.
+        timeout_s: How long to wait for them.
+
+    Returns:
+        The counters; empty if the broker publishes none, or this client may not read them.
+    """
+    found: dict[str, int] = {}
+    with suppress(TimeoutError, AccessError):
+        async with asyncio.timeout(timeout_s), client.subscribe(f"{DROPPED_TOPIC}/#") as messages:
+            async for message in messages:
+                found[message.topic.removeprefix(DROPPED_TOPIC).strip("/")] = int(message.payload)
+                if "kernel" in found and found.get("") == sum(n for reason, n in found.items() if reason):
+                    break  # "" is the total of all others
+    found.pop("", None)
+    return found
 
 
 def log_drops(logger: logging.Logger, subject: str, counters: Iterable[Mapping[str, int]]) -> None:

@@ -163,6 +163,7 @@ class Service:
             if self._durable is not None:
                 await self._durable.close()
             raise
+        self.server.broker.add_figures(self.network_figures)
         self._listen(sockets)
         self.addresses = [udp.local_address for udp in sockets]
         self._update_wall_clock()

@@ -19,7 +19,7 @@ from godwit.errors import DecodeError, StorageError
 from godwit.net import archive_process
 from godwit.net.archive_process import NICENESS, UNINTERRUPTED, ArchiveProcess, archive_command, read_stages
 from godwit.server.archive_pipe import join_blocks
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, encode_blocks
 from godwit.wire.entry import Entry
 

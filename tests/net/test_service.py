@@ -45,8 +45,7 @@ from godwit.net.service import (
     open_to_all,
 )
 from godwit.net.udp import UdpSocket
-from godwit.server.configuration import Configuration
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.store.retention import Rule as RetentionRule
 from godwit.transport.train import Address
 

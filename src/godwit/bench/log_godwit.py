@@ -21,8 +21,7 @@ from godwit.net.loop import collect_garbage_rarely, switch_threads_quickly
 from godwit.net.loop import run as run_loop
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.service import Service
-from godwit.server.configuration import Configuration
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.transport.config import EndpointConfig
 
 

@@ -32,7 +32,7 @@ from godwit.server.archive_pipe import (
     encode_message,
     split_blocks,
 )
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, decode_block
 from godwit.wire.entry import Entry
 

@@ -57,7 +57,7 @@ class Notices:
         return [text for found, text, _ in self.seen if found == kind]
 
     async def until(self, kind: str, count: int = 1) -> list[str]:
-        """Waits until there are so many of a kind."""
+        """Wait until `count` lines of a kind were written."""
         while len(self.texts(kind)) < count:
             self._changed.clear()
             await self._changed.wait()
@@ -108,7 +108,7 @@ async def turns(count: int = 3) -> None:
 
 @contextmanager
 def broker_in_thread(**settings: Any) -> Iterator[str]:
-    """A broker for programs without an event loop; gives its URL."""
+    """Run a broker for programs without an event loop, and yield its URL."""
     thread = LoopThread("broker")
 
     async def start() -> Service:

@@ -1,4 +1,4 @@
-"""The archive's process as the broker keeps it: started, heard, started again, ended; and what it wants committed."""
+"""The archive process: started, restarted, ended; its log lines, and its commits."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, encode_blocks
 from godwit.wire.entry import Entry
 
-# What an archive is to the broker, without the archive: says that it is ready, does what its argument says, and ends
-# with its input.
+# A stand-in for the archive: it reports that it is ready, runs the code in its argument, and ends with its input.
 ARCHIVE = """
 import os, signal, sys, time
 from godwit.server.archive_pipe import *
@@ -81,7 +80,7 @@ class World:
         return [notice.text for notice in self.notices if notice.kind == kind]
 
     async def pid(self, number: int = 1) -> int:
-        """Of the process that was the so many-th to be ready."""
+        """Wait until `count` processes were ready, and return the pid of the last."""
         await self.until(lambda: len(self.texts("archive")) >= number)
         return int(self.texts("archive")[number - 1].rpartition("/")[2])
 
@@ -145,7 +144,7 @@ def test_one_that_ends_is_started_again_after_a_pause_that_grows(
     run(test)
 
 
-def test_one_that_cannot_be_started_holds_nobody_up(tmp_path: Path) -> None:
+def test_one_that_cannot_be_started_does_not_delay_the_broker(tmp_path: Path) -> None:
     async def test() -> None:
         async with keeping(tmp_path, "sys.exit(3)") as world:
             await asyncio.wait_for(world.archive.wait_until_settled(), PATIENCE_S)
@@ -157,7 +156,7 @@ def test_one_that_cannot_be_started_holds_nobody_up(tmp_path: Path) -> None:
     run(test)
 
 
-def test_why_it_does_not_get_ready_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_it_does_not_get_ready_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_process, "FIRST_PAUSE_S", 0.01)
     tries = tmp_path / "tries"
     code = f"""
@@ -192,7 +191,7 @@ def test_one_that_speaks_nonsense_is_ended(tmp_path: Path) -> None:
             pid = await world.pid()
             await world.until(lambda: bool(world.texts("warning")))
             assert "the archive sent an invalid message" in world.texts("warning")[0]
-            while is_running(pid):  # nothing is told of its end
+            while is_running(pid):  # its end is not reported
                 await asyncio.sleep(0.01)
 
     run(test)
@@ -242,7 +241,7 @@ def test_another_one_is_started_when_the_former_has_ended_and_none_when_none_is_
     async def test() -> None:
         async with keeping(tmp_path) as world:
             first = await world.pid()
-            world.archive.run(command(LISTENS))  # the same: it goes on
+            world.archive.run(command(LISTENS))  # the same command: it keeps running
             assert world.archive.url == f"grpc://{first}"
             for code in ("\n0", "\n1", "\n2"):  # the last counts
                 world.archive.run(command(code + LISTENS))
@@ -259,7 +258,9 @@ def test_another_one_is_started_when_the_former_has_ended_and_none_when_none_is_
     run(test, loop)
 
 
-def test_something_unforeseen_is_told_and_another_one_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_unforeseen_is_reported_and_another_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive_process, "FIRST_PAUSE_S", 0.01)
 
     def fail(self: ArchiveProcess, message: object) -> None:
@@ -276,7 +277,7 @@ def test_something_unforeseen_is_told_and_another_one_started(tmp_path: Path, mo
     run(test)
 
 
-def test_what_it_tells_is_told(tmp_path: Path) -> None:
+def test_its_log_lines_become_event_lines(tmp_path: Path) -> None:
     async def test() -> None:
         code = 'say(LogLine("warning", "a stage is too old")); say(LogLine("info", "all is well"))'
         async with keeping(tmp_path, code + LISTENS) as world:
@@ -300,7 +301,7 @@ def test_what_was_staged_is_brought_in_one_commit_after_the_other(tmp_path: Path
             await world.until(lambda: bool(world.imports))
             (one,) = world.imports  # the second waits for the first's answer
             assert (one.query, one.batch, one.entries) == ("query", 7, [first, second, third])
-            world.archive.answer(Imported(one.key + 1000))  # nobody's
+            world.archive.answer(Imported(one.key + 1000))  # of no waiting commit
             world.archive.answer(Imported(one.key, first_offset=5, count=3))
             await world.until(lambda: len(world.imports) == 2)
             world.archive.answer(Imported(world.imports[1].key, problem="the disk is full", was_known=True))
@@ -384,7 +385,7 @@ def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, mon
         read_stages(folder, ["bad"])
     with pytest.raises(StorageError) as missing:
         read_stages(folder, ["missing"])
-    assert str(missing.value) == "No such file or directory; stage it again"  # a client hears this: no paths
+    assert str(missing.value) == "No such file or directory; stage it again"  # sent to clients: no paths
     monkeypatch.setattr(archive_process, "MAX_COMMIT_BATCHES", 2)
     assert len(read_stages(folder, ["a", "b"])) == 2
     with pytest.raises(DecodeError, match="more than 2 batches in one commit"):

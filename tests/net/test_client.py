@@ -1,4 +1,4 @@
-"""The client for asyncio: how it gets in, what it asks, how it comes back, how it leaves."""
+"""The client for asyncio: connecting, queries, reconnecting, closing."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_client_started_before_its_broker_gets_through() -> None:
     run(test)
 
 
-def test_nobody_there_is_told_in_time() -> None:
+def test_a_missing_broker_is_reported_in_time() -> None:
     async def test() -> None:
         with UdpSocket("127.0.0.1") as silent:
             began = time.monotonic()
@@ -141,7 +141,7 @@ def test_nobody_there_is_told_in_time() -> None:
 
 
 def test_a_broker_that_answers_and_does_not_let_in_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As while another connection holds the name and gives no sign of life."""
+    """As while another connection holds the name and does not answer."""
     monkeypatch.setattr(Admission, "login", lambda *arguments: None)
 
     async def test() -> None:
@@ -166,7 +166,7 @@ def test_a_cancelled_connect_leaves_nothing_behind() -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            with pytest.raises(TimeoutError):  # somebody else's limit is not ours
+            with pytest.raises(TimeoutError):  # a timeout of the caller is not ours
                 async with asyncio.timeout(0.02), connect(f"127.0.0.1:{silent.local_address[1]}"):
                     pass
             assert open_files() == before
@@ -175,12 +175,12 @@ def test_a_cancelled_connect_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize("broker", ["", "host:port", "tcp://x"])
-def test_an_address_that_cannot_be_is_told_at_once(broker: str) -> None:
+def test_an_invalid_address_is_reported_at_once(broker: str) -> None:
     with pytest.raises(AddressError):
         connect(broker)
 
 
-def test_a_host_that_is_not_known_is_told() -> None:
+def test_a_host_that_is_not_known_is_reported() -> None:
     async def test() -> None:
         with pytest.raises(AddressError, match="no-such-host"):
             await connect("no-such-host.invalid")
@@ -188,14 +188,14 @@ def test_a_host_that_is_not_known_is_told() -> None:
     run(test)
 
 
-def test_a_name_or_secret_that_cannot_be_is_told_at_once() -> None:
+def test_an_invalid_name_or_secret_is_reported_at_once() -> None:
     with pytest.raises(ConfigurationError):
         connect(name="")
     with pytest.raises(ConfigurationError):
         connect(secret=b"x")
 
 
-def test_a_last_will_that_cannot_be_is_told_at_once() -> None:
+def test_an_invalid_last_will_is_reported_at_once() -> None:
     with pytest.raises(TopicError):
         connect(will=Will(topic="a/+", payload=b""))
     with pytest.raises(UsageError, match="at most"):
@@ -236,7 +236,7 @@ def test_a_name_in_use_is_refused_while_its_owner_answers() -> None:
     run(test)
 
 
-def test_who_proves_the_same_name_takes_over_and_the_older_one_is_told() -> None:
+def test_a_client_that_proves_the_same_name_takes_over_and_the_older_one_is_notified() -> None:
     async def test() -> None:
         async with service(access=SECRET) as broker:
             secret = b"a long secret of the chief"
@@ -295,7 +295,7 @@ def test_clients_are_listed() -> None:
     run(test)
 
 
-def test_a_kicked_client_is_told_why_and_does_not_come_back() -> None:
+def test_a_kicked_client_is_reported_why_and_does_not_come_back() -> None:
     async def test() -> None:
         states: list[tuple[str, str]] = []
         async with broker_and_client("chief") as (broker, client):
@@ -311,7 +311,7 @@ def test_a_kicked_client_is_told_why_and_does_not_come_back() -> None:
             assert states[-1][0] == "closed"
             await victim.close()
             with pytest.raises(BrokerError):
-                await client.kick("nobody")
+                await client.kick("unknown")
 
     run(test)
 
@@ -329,7 +329,7 @@ def test_requests_of_a_closed_client_are_refused() -> None:
     run(test)
 
 
-def test_whoever_waits_when_the_client_is_closed_is_told() -> None:
+def test_waiting_calls_are_notified_when_the_client_is_closed() -> None:
     async def test() -> None:
         async with service() as broker:
             client = await connect(broker.urls[0])

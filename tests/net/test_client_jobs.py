@@ -1,4 +1,4 @@
-"""A client that gives work to others, with a real broker: jobs from their submission to their results, and after."""
+"""Jobs with a real broker, from their submission to their results, and after."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_largest_payload_and_result() -> None:
     run(test)
 
 
-def test_what_cannot_be_is_told_here() -> None:
+def test_invalid_arguments_are_refused_by_the_client() -> None:
     async def test() -> None:
         async with service() as broker, connect(broker.urls[0]) as client:
             wrong: list[dict[str, Any]] = [
@@ -208,7 +208,7 @@ def test_a_job_can_be_cancelled() -> None:
             await job.cancel("not wanted any more")
             with pytest.raises(JobCancelledError, match="not wanted any more"):
                 await job.results()
-            waiting = await client.submit("nobody/does/this")
+            waiting = await client.submit("unknown/kind")
             await client.cancel_job(waiting.number)
             with pytest.raises(JobCancelledError):
                 await waiting.results()
@@ -221,7 +221,7 @@ def test_a_job_can_be_cancelled() -> None:
 def test_a_deadline_ends_a_job() -> None:
     async def test() -> None:
         async with service() as broker, connect(broker.urls[0]) as client:
-            job = await client.submit("nobody/does/this", deadline_s=0.05)
+            job = await client.submit("unknown/kind", deadline_s=0.05)
             with pytest.raises(JobFailedError, match="deadline"):
                 await job.results()
             assert (await _whats(job))[-1] == "failed"
@@ -256,7 +256,7 @@ def test_jobs_are_listed_and_shown() -> None:
             assert [info.job for info in await client.jobs()] == [waiting.number, done.number]
             assert [info.job for info in await client.jobs(kind="work")] == [done.number]
             assert [info.job for info in await client.jobs(states=["waiting"])] == [waiting.number]
-            assert await client.jobs(controller="somebody") == []
+            assert await client.jobs(controller="unknown") == []
             info, tasks = await client.job_info(done.number)
             assert (info.of_kind, info.controller, info.state, info.priority) == ("work", "chief", "done", 3)
             assert (info.payload_bytes, info.agreed, info.finished) == (3, 1, 1)
@@ -360,7 +360,7 @@ def test_a_broker_that_comes_back_without_its_log_does_not_know_the_job() -> Non
     run(test)
 
 
-def test_the_end_of_the_client_is_told_to_who_waits() -> None:
+def test_waiting_calls_are_notified_of_the_end_of_the_client() -> None:
     async def test() -> None:
         async with service() as broker:
             client = await connect(broker.urls[0])

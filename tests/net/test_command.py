@@ -1,4 +1,4 @@
-"""Tasks done by commands: what goes in, what comes out, and that nothing of them is left."""
+"""Tasks done by commands: input, output, and that no process is left."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_one_that_is_cancelled_while_it_begins_is_ended_too(loop: Callable[[], a
     run(test, loop)
 
 
-def test_who_does_not_want_to_wait_kills_it_at_once(tmp_path: Path) -> None:
+def test_a_second_cancellation_kills_it_at_once(tmp_path: Path) -> None:
     async def test() -> None:
         note = tmp_path / "note"
         running = asyncio.create_task(run_command(task(), ["sh", "-c", f"trap '' TERM; echo $$ > {note}; sleep 60"]))

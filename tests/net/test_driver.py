@@ -40,7 +40,7 @@ def run(loop: Callable[[], asyncio.AbstractEventLoop], test: Callable[[], Awaita
 
 
 class Fake:
-    """An endpoint that remembers what it was fed and gives what it was told to."""
+    """An endpoint that records its input and returns prepared output."""
 
     def __init__(self) -> None:
         self.received: list[Train] = []
@@ -212,7 +212,7 @@ def test_a_timer_that_moved_later_still_comes(loop: Loop) -> None:
             on.driver.flush()
             await on.fake.until(lambda: on.events == [["timer"]])
             assert on.fake.timer_calls[-1] >= due
-            assert len(on.fake.timer_calls) <= 3  # once in vain, and no spinning until the time has come
+            assert len(on.fake.timer_calls) <= 3  # one needless call, and no spinning until the time has come
 
     run(loop, test)
 
@@ -525,7 +525,7 @@ def test_a_real_connection_outlives_loss_and_a_nat_that_forgets_it(loop: Loop) -
 
 
 class CountingLoop:
-    """Stands for an event loop: notes which timers were made, and calls none."""
+    """A fake event loop that records timers, and calls none."""
 
     def __init__(self) -> None:
         self.delays_s: list[float] = []

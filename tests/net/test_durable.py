@@ -1,4 +1,4 @@
-"""The log on disk as a service uses it: what is opened, what is in the way, what a restart finds."""
+"""The log on disk as a service uses it: opening, obstacles, restarts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
         assert len(first.durable.reset_key) == 32
         first.log.append(Append([entry(), entry()], [QueryDone("q", 4)]), NOW_US)
         await first.until(lambda: first.broker.told == [Committed(0)])
-        first.log.append(Append([entry()]), NOW_US)  # nobody waits for its answer
+        first.log.append(Append([entry()]), NOW_US)  # no client waits for its answer
         await first.durable.close()
 
         second = World(path)
@@ -94,7 +94,7 @@ def test_a_folder_has_one_broker(tmp_path: Path) -> None:
     run(test)
 
 
-def test_who_only_asks_whether_a_folder_is_in_use_keeps_no_broker_out(
+def test_a_check_whether_a_folder_is_in_use_keeps_no_broker_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
@@ -104,7 +104,7 @@ def test_who_only_asks_whether_a_folder_is_in_use_keeps_no_broker_out(
         nonlocal tries
         tries += 1
         if tries == 1:
-            raise LogInUseError("somebody looks")
+            raise LogInUseError("a check")
         really_open(folder)
 
     monkeypatch.setattr(DataFolder, "open", open_at_the_second_try)

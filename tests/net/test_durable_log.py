@@ -121,7 +121,7 @@ def test_the_loop_is_woken_once_for_what_waits(world: World) -> None:
         world.work_until(number + 1)
 
 
-def test_a_failure_is_told_to_the_broker_and_to_the_people(world: World) -> None:
+def test_a_failure_is_reported_to_the_broker_and_to_the_operator(world: World) -> None:
     world.store.errors = [FULL]
     world.log.append(append(1), 5)
     world.work_until(2)
@@ -189,7 +189,7 @@ def test_a_read_that_the_disk_refuses_is_tried_until_it_works(world: World, monk
         world.log.read(question)
     world.work_until(1)
     assert "the log cannot be read, which is tried again: the disk gave" in world.notices[0].text
-    world.log.append(append(1), 5)  # writing goes on
+    world.log.append(append(1), 5)  # writing continues
     world.work_until(2)
     world.reader.error = None
     world.work_until(5)
@@ -214,13 +214,13 @@ def test_clients_are_served_in_turn_however_much_one_of_them_asks_for(world: Wor
     assert located <= 5
 
 
-def test_what_nobody_waits_for_any_more_is_not_looked_up(world: World) -> None:
+def test_an_answer_that_is_not_needed_any_more_is_not_looked_up(world: World) -> None:
     world.reader.may_read.clear()
     world.log.read(read(0))
     while not world.reader.reads:
         threading.Event().wait(0.001)
     gone, elsewhere, closed, early = Asker().read(1), Asker().read(2), Asker().locate(3), Asker().read(4)
-    early.feed.link = None  # before the log has even heard of it
+    early.feed.link = None  # before the log knows of it
     for question in (gone, elsewhere, early):
         world.log.read(question)
     world.log.locate(closed, 5)
@@ -236,7 +236,7 @@ def test_what_nobody_waits_for_any_more_is_not_looked_up(world: World) -> None:
     assert world.broker.told[-1] == Found(last, [], 5)
 
 
-def test_a_question_that_nobody_asks_any_more_is_not_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_is_not_needed_any_more_is_not_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_log, "RETRY_S", 0.001)
     world.reader.error = FULL
     hopeless = read(1)
@@ -263,7 +263,7 @@ def test_reads_let_a_write_ahead_log_be_cut_off_that_is_too_long(monkeypatch: py
     world.log.read(question)
     for _ in range(3):
         assert store.checkpoints.get(timeout=PATIENCE_S)
-    assert world.reader.reads == []  # else there would always be somebody who reads
+    assert world.reader.reads == []  # else there would always be a reader
     store.blocked_wal_bytes = 0
     world.work_until(1)
     assert world.broker.told == [Found(question, [], 0)]
@@ -281,7 +281,7 @@ def test_reads_do_not_wait_for_that_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     world.end()
 
 
-def test_a_damage_is_told_to_the_people_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_is_reported_to_the_operator_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world.reader, "read", lambda offset, max_bytes: Slice([], 9, [(5, 9)]))
     for _ in range(3):
         world.log.read(read(5))
@@ -302,7 +302,7 @@ def test_a_reader_that_cannot_be_closed_holds_up_no_end() -> None:
     assert world.store.is_closed
 
 
-def test_only_the_append_that_is_to_blame_is_told_that_it_lasts(slow: World) -> None:
+def test_only_the_append_that_is_the_cause_fails_for_good(slow: World) -> None:
     log, store = slow.log, slow.store
     store.errors = [OverflowError("too large")]
     log.append(append(1), 5)
@@ -316,7 +316,7 @@ def test_only_the_append_that_is_to_blame_is_told_that_it_lasts(slow: World) -> 
     assert [event.is_lasting for event in slow.broker.told if isinstance(event, Failed)] == [True, False]
 
 
-def test_what_retention_deleted_is_told() -> None:
+def test_messages_deleted_by_retention_are_reported() -> None:
     losing = Losing([(0, entry(3))], 3)
     broker, woken = ListeningBroker(), threading.Event()
     steps = iter([[losing]])
@@ -333,7 +333,7 @@ def test_what_retention_deleted_is_told() -> None:
     assert log.join(PATIENCE_S)
 
 
-def test_what_was_read_is_not_handed_over_before_what_was_deleted_is_told() -> None:
+def test_deletions_are_reported_before_results_of_reads() -> None:
     losing = Losing([(0, entry(3))], 3)
     deleted, may_tell = threading.Event(), threading.Event()
 
@@ -388,7 +388,7 @@ def test_the_end_commits_what_waits_and_leaves_no_thread() -> None:
     for _ in range(10):
         world.log.append(append(1), 5)
     world.reader.error = FULL
-    world.log.read(read(0))  # never answered; it holds nobody up
+    world.log.read(read(0))  # never answered; it delays no other
     world.log.end()
     assert not world.log.has_ended
     world.end()
@@ -413,7 +413,7 @@ def test_everybody_has_a_turn_and_each_line_keeps_its_order() -> None:
     assert drain(queue, 7) == [0, 100, 200, 1, 101, 2, 3]
 
 
-def test_who_comes_while_others_wait_has_to_let_each_of_them_go_once() -> None:
+def test_a_new_owner_waits_for_one_item_of_each_other() -> None:
     queue: FairQueue[int] = FairQueue()
     for number in range(1000):
         queue.put("greedy", number)
@@ -422,7 +422,7 @@ def test_who_comes_while_others_wait_has_to_let_each_of_them_go_once() -> None:
     assert drain(queue, 3) == [1, 5000, 2]
 
 
-def test_who_gets_waits_for_what_comes_and_for_the_end() -> None:
+def test_get_waits_for_an_item_or_the_end() -> None:
     queue: FairQueue[int] = FairQueue()
     got: SimpleQueue[int | None] = SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""Chunks become files, whatever the network says; after a break they go on where they were."""
+"""Chunks become files, whatever the headers claim; after an interruption they are resumed."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_new_program_goes_on_with_what_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "a.pdf").read_bytes() == sender.content
 
 
-def test_a_file_whose_beginning_was_missed_is_told_once(tmp_path: Path) -> None:
+def test_a_file_whose_beginning_was_missed_is_reported_once(tmp_path: Path) -> None:
     inbox = FileInbox(tmp_path)
     sender = Sender(b"0123456789")
     problem = sender.send(inbox, 4, 8)
@@ -148,7 +148,7 @@ def test_a_part_longer_than_the_file_is_not_its_beginning(tmp_path: Path) -> Non
     assert sender.send_all(FileInbox(tmp_path)).path.read_bytes() == b"0123456789"
 
 
-def test_a_part_that_vanishes_is_told_and_can_be_sent_again(tmp_path: Path) -> None:
+def test_a_deleted_part_is_reported_and_can_be_sent_again(tmp_path: Path) -> None:
     inbox = FileInbox(tmp_path)
     sender = Sender(b"0123456789")
     sender.send(inbox, 0, 4)
@@ -221,7 +221,7 @@ def test_all_files_together_are_bounded(tmp_path: Path) -> None:
     assert isinstance(files[3].send(FileInbox(tmp_path), 5, 10), ReceivedFile)
 
 
-def test_somebody_who_claims_another_size_spoils_nothing(tmp_path: Path) -> None:
+def test_a_sender_that_claims_another_size_does_no_damage(tmp_path: Path) -> None:
     inbox = FileInbox(tmp_path)
     sender = Sender(b"0123456789")
     sender.send(inbox, 0, 4)

@@ -30,7 +30,7 @@ def make_file(path: Path, size_bytes: int, seed: int = 1) -> bytes:
 
 
 async def send_chunk(client: AsyncClient, topic: str, header: FileHeader, chunk: bytes, sequence: int) -> None:
-    """One chunk, as a program of somebody else might send it."""
+    """Send one chunk, as another program might."""
     lane = client.runtime.publishers.chunk_waiters(topic, publisher_of(header.id), epoch=header.run, sequence=sequence)
     await client.runtime.publishers.send_chunk(lane, chunk, encode_header(header))
     await lane.confirmed(sequence + 1)
@@ -341,7 +341,7 @@ def test_a_callback_that_fails_hides_no_file(tmp_path: Path) -> None:
     run(test)
 
 
-def test_who_comes_late_is_told_and_gets_the_next_run(tmp_path: Path) -> None:
+def test_a_late_receiver_is_notified_and_gets_the_next_run(tmp_path: Path) -> None:
     content = b"0123456789"
 
     async def test() -> None:
@@ -405,7 +405,7 @@ def test_content_that_is_not_what_was_promised_is_not_kept(tmp_path: Path) -> No
     run(test)
 
 
-def test_a_full_disk_is_told_to_the_one_who_can_act(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_to_the_receiver(tmp_path: Path) -> None:
     make_file(tmp_path / "a", 10)
 
     async def test() -> None:
@@ -427,7 +427,7 @@ def test_a_full_disk_is_told_to_the_one_who_can_act(tmp_path: Path) -> None:
     run(test)
 
 
-def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_sent_are_reported(tmp_path: Path) -> None:
     make_file(tmp_path / "a", 10)
 
     async def test() -> None:
@@ -449,7 +449,7 @@ def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["shorter", "other"])
-def test_a_file_that_changes_while_it_is_sent_is_told(change: str, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_sent_is_reported(change: str, tmp_path: Path) -> None:
     source = tmp_path / "a"
     make_file(source, (WINDOW_CHUNKS + 4) * CHUNK_BYTES)
 

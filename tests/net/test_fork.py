@@ -56,7 +56,7 @@ def run(program: str, *arguments: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_the_owner_is_told_in_the_child_alone() -> None:
+def test_the_owner_is_notified_in_the_child_only() -> None:
     class Owner:
         is_inherited = False
 
@@ -189,7 +189,7 @@ print("parent")
 
 
 @pytest.mark.parametrize("way", ["end", "unwind", "connect"])
-def test_a_child_ends_as_any_program_and_says_no_goodbye(way: str) -> None:
+def test_a_child_ends_as_any_program_and_sends_no_close(way: str) -> None:
     with broker_in_thread() as url, connect(url) as watcher, watcher.subscribe("wills", "b", "end") as messages:
         assert run(NORMAL_EXIT, url, way) == ["child", "parent"]
         watcher.publish("end", b"")

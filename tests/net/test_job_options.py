@@ -68,7 +68,7 @@ def test_no_time_at_all_is_no_limit_but_a_mistake(option: str) -> None:
 @pytest.mark.parametrize("option", ["priority", "retries"])
 @pytest.mark.parametrize("value", ["x", None, 3.0, True, 1001])
 def test_numbers_are_whole(option: str, value: Any) -> None:
-    """Also those that are equal to a number that can be: the broker would not take them for it."""
+    """Also values that are equal to a valid number: the broker would not accept them."""
     options: Any = {option: value}
     with pytest.raises(UsageError, match=f"{option} is .*: give a whole number from "):
         core_options(**options)

@@ -36,7 +36,7 @@ from godwit.wire.work import JobUpdate, TaskUpdate
 
 
 class Told:
-    """A job, and a broker that tells how it stands."""
+    """A job, and a broker that reports its state."""
 
     def __init__(self, agreed: int | None = 1) -> None:
         self.view = JobView("key-1", "resize", 1, 7, "waiting")
@@ -57,7 +57,7 @@ class Told:
     def learn(
         self, *tasks: TaskUpdate, state: JobState = "running", reason: str = "", agreed: int | None = None
     ) -> list[Change]:
-        """The client's core knows, but has not told yet."""
+        """The client's core knows, but has not reported yet."""
         update = JobUpdate(job=7, state=state, reason=reason, tasks=list(tasks), agreed=agreed)
         payloads = [f"result {task.task}".encode() if task.size else b"" for task in tasks]
         return apply(self.view, update, payloads, 0)
@@ -103,7 +103,7 @@ def test_what_it_looks_like() -> None:
 # -- updates ----------------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_happens_is_told_in_order() -> None:
+def test_all_events_are_reported_in_order() -> None:
     async def test() -> None:
         told = Told(agreed=None)
         updates: list[Update] = []
@@ -141,7 +141,7 @@ def test_everything_that_happens_is_told_in_order() -> None:
     run(test)
 
 
-def test_who_comes_late_hears_how_it_stands_and_the_end() -> None:
+def test_a_late_iteration_returns_the_present_state_and_the_end() -> None:
     async def test() -> None:
         told = Told(agreed=4)
         told.tell(leased(0, progress=0.5), finished(1), failed(2), leased(3))
@@ -173,7 +173,7 @@ def test_who_comes_late_hears_how_it_stands_and_the_end() -> None:
     run(test)
 
 
-def test_who_is_slow_misses_steps_but_no_result() -> None:
+def test_a_slow_iteration_misses_steps_but_no_result() -> None:
     async def test() -> None:
         told = Told(agreed=2)
         updates = aiter(told.job)
@@ -208,14 +208,14 @@ def test_several_follow_at_once_and_one_leaves() -> None:
     run(test)
 
 
-def test_what_the_core_knows_but_has_not_told_is_told_once() -> None:
+def test_an_end_that_the_core_knows_before_its_event_is_reported_once() -> None:
     async def test() -> None:
         told = Told(agreed=2)
         early = aiter(told.job)
         assert (await anext(early)).what == "accepted"
         first = told.learn(leased(0, progress=0.5), finished(1))
         second = told.learn(finished(0), state="done")
-        late = aiter(told.job)  # it begins when all is known, and nothing was told
+        late = aiter(told.job)  # it begins when all is known, and nothing was reported
         assert [update.what async for update in late] == ["accepted", "result", "result", "done"]
         assert told.job.is_ended
         told.job.on_changed(first)
@@ -230,7 +230,7 @@ def test_what_the_core_knows_but_has_not_told_is_told_once() -> None:
     run(test)
 
 
-def test_a_final_failure_says_so() -> None:
+def test_a_final_failure_is_marked() -> None:
     async def test() -> None:
         told = Told(agreed=1)
         told.tell(failed(error="the picture is damaged"), state="failed")
@@ -289,7 +289,7 @@ def test_results_come_in_the_order_of_tasks() -> None:
     run(test)
 
 
-def test_a_failed_job_says_what_there_is() -> None:
+def test_a_failed_job_raises_with_the_results_so_far() -> None:
     async def test() -> None:
         told = Told(agreed=3)
         told.tell(finished(0), failed(1, "no such picture"), failed(2, "damaged"), state="failed")
@@ -316,7 +316,7 @@ def test_results_that_the_broker_has_not_kept_are_missed() -> None:
     run(test)
 
 
-def test_a_job_that_missed_its_deadline_says_so() -> None:
+def test_a_job_that_missed_its_deadline_is_reported() -> None:
     async def test() -> None:
         told = Told(agreed=None)
         told.tell(state="failed", reason="the deadline passed")
@@ -328,7 +328,7 @@ def test_a_job_that_missed_its_deadline_says_so() -> None:
 
 
 @pytest.mark.parametrize(("reason", "text"), [("", "job 7 was cancelled"), ("enough", "job 7 was cancelled: enough")])
-def test_a_cancelled_job_says_so(reason: str, text: str) -> None:
+def test_a_cancelled_job_raises(reason: str, text: str) -> None:
     async def test() -> None:
         told = Told()
         waiting = asyncio.create_task(told.job.results())
@@ -342,7 +342,7 @@ def test_a_cancelled_job_says_so(reason: str, text: str) -> None:
     run(test)
 
 
-def test_whoever_waits_only_for_so_long_is_told_that_the_job_goes_on() -> None:
+def test_a_timeout_of_results_does_not_end_the_job() -> None:
     async def test() -> None:
         told = Told()
         with pytest.raises(TimeoutError, match=r"job 7 has not ended within 0.01 s: it goes on"):
@@ -533,7 +533,7 @@ def test_a_cancel_is_looked_at_before_it_goes() -> None:
     run(test)
 
 
-def test_who_does_not_wait_any_more_is_no_trouble() -> None:
+def test_cancelled_waits_do_no_harm() -> None:
     async def test() -> None:
         stand = Stand()
         for _ in range(2):
@@ -544,12 +544,12 @@ def test_who_does_not_wait_any_more_is_no_trouble() -> None:
         stand.take(0)
         stand.end(0)
         stand.refuse(1)
-        stand.end(0)  # of a job that nobody follows
+        stand.end(0)  # of a job that is not followed
 
     run(test)
 
 
-def test_the_end_of_the_client_is_told_to_everybody() -> None:
+def test_all_waits_end_with_the_client() -> None:
     async def test() -> None:
         stand = Stand(room=2)
         taken = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))

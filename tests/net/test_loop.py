@@ -198,7 +198,7 @@ def test_ctrl_c_at_any_step_neither_stops_the_loop_nor_leaves_anything_running()
     thread.stop()
 
 
-def test_a_call_that_was_given_up_may_fail_unheard() -> None:
+def test_a_cancelled_call_may_fail_silently() -> None:
     thread = LoopThread()
     failed = threading.Event()
 

@@ -93,7 +93,7 @@ def test_json_by_choice() -> None:
 
 
 class Stuck(io.StringIO):
-    """A terminal that stands still until told."""
+    """A terminal that blocks until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def test_a_reader_that_left_does_not_stop_the_broker() -> None:
     with os.fdopen(writing, "w") as stream:
         writer = NoticeWriter(stream)
         for _ in range(100):
-            writer.write("listening", "nobody reads this")
+            writer.write("listening", "not read")
         writer.close()
         assert not writer._thread.is_alive()
         with pytest.raises(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""The package itself: what it offers, and that it imports nothing before it is asked for."""
+"""The package itself: its public names, and that it imports nothing before they are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_everything_it_offers_is_there() -> None:
     assert godwit.AccessError is errors.AccessError
 
 
-def test_what_it_does_not_offer_is_told() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'publish'"):
         _ = godwit.publish
 

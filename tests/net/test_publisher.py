@@ -1,4 +1,4 @@
-"""Publishers in an event loop: confirms, room, what is refused, what a cancel leaves behind."""
+"""Publishers in an event loop: confirmations, room, refusals, cancellations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPEN_BUT_SECRET = Access(
 
 
 def fill(publisher: AsyncPublisher) -> None:
-    """Sends until there is no room."""
+    """Send until the buffer is full."""
     with suppress(BufferFull):
         while True:
             publisher.send(bytes(1000))
@@ -61,7 +61,7 @@ def test_publish_returns_when_confirmed_and_tells_how_many_it_reached(
 ) -> None:
     async def test() -> None:
         async with broker_and_client() as (broker, client):
-            assert await client.publish("a/b", b"nobody") == 0
+            assert await client.publish("a/b", b"unseen") == 0
             async with connect(broker.urls[0]) as one, one.subscribe("a/#"), client.subscribe("+/b") as messages:
                 assert await client.publish("a/b", "two") == 2
                 assert await client.publish("a/b", "two", qos=2) == 2
@@ -86,7 +86,7 @@ def test_many_publications_at_once_are_each_confirmed() -> None:
     run(test)
 
 
-def test_mistakes_are_told_before_anything_is_sent() -> None:
+def test_invalid_arguments_are_refused_before_anything_is_sent() -> None:
     async def test() -> None:
         async with broker_and_client(max_message_bytes=1000) as (_, client):
             with pytest.raises(TopicError, match="a/\\+"):
@@ -209,7 +209,7 @@ def test_times_are_right_even_in_a_loop_that_never_lets_go() -> None:
     run(test)
 
 
-def test_a_full_buffer_says_so_and_room_is_told() -> None:
+def test_a_full_buffer_raises_and_room_is_awaited() -> None:
     async def test() -> None:
         async with (
             service() as broker,
@@ -274,14 +274,14 @@ def test_several_wait_for_room_and_one_gives_up() -> None:
     run(test)
 
 
-def test_a_refusal_is_told_to_the_next_call_of_a_fast_publisher() -> None:
+def test_the_next_call_of_a_publisher_raises_a_refusal() -> None:
     async def test() -> None:
         async with broker_and_client(access=OPEN_BUT_SECRET) as (_, client):
             publisher = client.publisher("closed/a")
             publisher.send(b"1")
             with pytest.raises(AccessError):
                 await publisher.flush()
-            await publisher.flush()  # told once
+            await publisher.flush()  # raised once
             publisher.send(b"2")
             await client.ping()  # meanwhile the refusal arrives
             with pytest.raises(AccessError):
@@ -423,7 +423,7 @@ def test_a_cancelled_flush_changes_nothing() -> None:
     run(test)
 
 
-def test_nobody_waits_for_confirms_of_a_client_that_is_over() -> None:
+def test_waits_for_confirmations_end_with_the_client() -> None:
     async def test() -> None:
         async with (
             service() as broker,

@@ -1,4 +1,4 @@
-"""The relay on real sockets: what goes in comes out, spoiled as told, and nothing grows without bound."""
+"""The relay on real sockets: forwarding, impairments, and bounded memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 
 
 class Peer:
-    """A socket in the loop that collects what arrives."""
+    """A socket in the loop that collects arrived datagrams."""
 
     def __init__(self, host: str = HOST) -> None:
         self.udp = UdpSocket(host)

@@ -1,4 +1,4 @@
-"""The shell around the sans-IO client: sockets of the right families, answers to who asked."""
+"""The sans-IO client in an event loop: sockets of the right families, replies to the right requests."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_each_gets_the_answer_to_its_own_question() -> None:
     run(test)
 
 
-def test_an_answer_that_nobody_waits_for_is_no_harm() -> None:
+def test_an_answer_to_a_cancelled_request_does_no_harm() -> None:
     async def test() -> None:
         async with broker_and_client() as (_, client):
             task = asyncio.create_task(client.ping())

@@ -1,4 +1,4 @@
-"""The broker as a service and as a process: where it listens, what it tells, how it stops and reloads."""
+"""The broker as a service and as a process: listeners, event lines, stop and reload."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ READ_ONLY = Access(rules=(Rule(clients=("*",), allow=frozenset(("subscribe",)), 
 
 
 @both_loops
-def test_it_listens_on_several_addresses_and_joins_who_comes_to_each(
+def test_it_listens_on_several_addresses_and_connects_their_clients(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     async def test() -> None:
@@ -127,7 +127,7 @@ def test_a_service_runs_once() -> None:
     run(test)
 
 
-def test_being_open_to_other_machines_is_said_loudly() -> None:
+def test_being_open_to_other_machines_is_warned_of() -> None:
     async def test() -> None:
         notices = Notices()
         async with Service(configuration("0.0.0.0:0", "[::]:0"), notices=notices):
@@ -143,7 +143,7 @@ def test_being_open_to_other_machines_is_said_loudly() -> None:
     run(test)
 
 
-def test_what_happens_is_told() -> None:
+def test_events_become_event_lines() -> None:
     async def test() -> None:
         notices = Notices()
         doubtful = replace(configuration(), warnings=["this is hardly meant"])
@@ -161,7 +161,7 @@ def test_what_happens_is_told() -> None:
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
-def test_clients_are_told_that_it_stops_and_none_is_left_believing() -> None:
+def test_all_clients_are_notified_that_it_stops() -> None:
     async def test() -> None:
         reasons: list[str] = []
         broker = service()
@@ -182,14 +182,14 @@ def test_clients_are_told_that_it_stops_and_none_is_left_believing() -> None:
     run(test)
 
 
-def test_a_client_that_comes_back_too_early_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reconnects_too_early_is_notified_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_module, "CLOSE_TIMEOUT_S", 1.0)
 
     async def test() -> None:
         broker = service()
         await broker.start()
         silent = await connect(broker.urls[0])
-        silent.runtime.driver.close()  # keeps the broker waiting? it does not: the farewell has an end of its own
+        silent.runtime.driver.close()  # the broker does not wait for it longer than CLOSE_TIMEOUT_S
         stopping = asyncio.create_task(broker.stop())
         states: list[str] = []
         early = asyncio.create_task(
@@ -370,7 +370,7 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_killed_broker_proves_to_its_clients_that_it_was_restarted(tmp_path: Path) -> None:
-    """The key for that is in the folder, so nobody waits for a time-out."""
+    """The key for that is in the folder, so no client waits for a timeout."""
 
     async def test() -> None:
         broker = Service(durable(tmp_path))
@@ -432,7 +432,7 @@ def test_other_rules_hold_at_once_and_another_folder_needs_a_restart(tmp_path: P
 # -- the archive ------------------------------------------------------------------------------------------------------
 
 
-def test_the_archive_is_told_before_the_listeners_and_ends_with_the_broker(tmp_path: Path) -> None:
+def test_the_archive_is_announced_before_the_listeners_and_ends_with_the_broker(tmp_path: Path) -> None:
     async def test() -> None:
         notices = Notices()
         async with Service(durable(tmp_path, is_on=True), notices=notices) as broker:
@@ -507,7 +507,7 @@ def test_an_archive_that_cannot_start_does_not_keep_the_broker_from_it(tmp_path:
     run(test)
 
 
-def test_an_address_of_the_archive_that_cannot_be_is_told_before_anything_is_opened(tmp_path: Path) -> None:
+def test_an_invalid_address_of_the_archive_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
     async def test() -> None:
         path = tmp_path / "data"
         with pytest.raises(AddressError, match="is no port"):
@@ -517,7 +517,7 @@ def test_an_address_of_the_archive_that_cannot_be_is_told_before_anything_is_ope
     run(test)
 
 
-def test_an_archive_that_is_open_to_other_machines_is_said_loudly(tmp_path: Path) -> None:
+def test_an_archive_that_is_open_to_other_machines_is_warned_of(tmp_path: Path) -> None:
     async def test() -> None:
         notices = Notices()
         async with Service(durable(tmp_path, "127.0.0.1:0", is_on=True), notices=notices):
@@ -850,7 +850,7 @@ def test_a_host_that_is_another_machine() -> None:
         ("127.0.0.1:65535", 65535, "127.0.0.1:0"),
     ],
 )
-def test_where_the_archive_listens_unless_it_is_said(listen: str, port: int, expected: str) -> None:
+def test_where_the_archive_listens_by_default(listen: str, port: int, expected: str) -> None:
     assert archive_address(listen, ("127.0.0.1", port)) == expected
 
 

@@ -286,7 +286,7 @@ def test_what_is_not_asked_for_is_not_delivered_and_comes_again() -> None:
                     for number in range(3):
                         await source.publish("a", str(number))
                         assert await payloads(messages, 1) == [str(number).encode()]
-                    raise ValueError("of the application")  # the third is in the works: nobody asked for the next one
+                    raise ValueError("of the application")  # the third is being handled: the next one was not asked for
 
             with pytest.raises(ValueError, match="of the application"):
                 await fail_at_the_third()
@@ -402,7 +402,7 @@ def test_a_subscription_needs_its_block() -> None:
     run(test)
 
 
-def test_the_same_subscription_again_is_told() -> None:
+def test_the_same_subscription_again_is_refused() -> None:
     async def test() -> None:
         async with broker_and_client() as (_, client), client.subscribe("b", "a"):
             with pytest.raises(UsageError, match="already subscribed to a, b"):
@@ -416,7 +416,7 @@ def test_the_same_subscription_again_is_told() -> None:
     run(test)
 
 
-def test_what_is_wrong_with_a_filter_is_told_at_once() -> None:
+def test_an_invalid_filter_is_refused_at_once() -> None:
     async def test() -> None:
         async with broker_and_client() as (_, client):
             for filters in [("a/#/b",), ("",), ("a", "b+")]:
@@ -478,7 +478,7 @@ def test_a_subscription_cancelled_while_it_begins_leaves_nothing_behind() -> Non
     run(test)
 
 
-def test_a_kicked_subscription_says_why_after_what_was_delivered() -> None:
+def test_a_kicked_subscription_raises_the_reason_after_the_delivered_messages() -> None:
     async def test() -> None:
         async with broker_and_client("victim") as (broker, client), connect(broker.urls[0], name="chief") as chief:
             async with client.subscribe("a") as messages, client.subscribe("b") as others:
@@ -550,7 +550,7 @@ def test_retained_messages_do_not_move_the_position() -> None:
     run(test)
 
 
-def test_a_gap_is_told_before_what_comes_behind_it() -> None:
+def test_a_gap_is_reported_before_the_messages_after_it() -> None:
     async def test() -> None:
         story: list[object] = []
         async with service(ring_bytes=64 * 1024, hold_back_s=0.0) as broker, connect(broker.urls[0]) as source:

@@ -167,7 +167,7 @@ def test_whatever_a_handler_raises_is_a_failure() -> None:
             case 3:
                 raise TaskFailed("try later")
             case 4:
-                raise asyncio.CancelledError  # nobody cancelled it: its own affair
+                raise asyncio.CancelledError  # it was not cancelled from outside
             case 5:
                 raise OddError
         return b"fine"
@@ -559,7 +559,7 @@ def test_handing_back_goes_first_and_handlers_end_after() -> None:
     run(test)
 
 
-def test_a_handler_that_never_ends_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_never_ends_is_abandoned_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "CLOSE_TIMEOUT_S", 0.05)
 
     async def test() -> None:
@@ -584,7 +584,7 @@ def test_a_handler_that_never_ends_is_waited_for_only_so_long(monkeypatch: pytes
     run(test)
 
 
-def test_who_does_not_want_to_wait_need_not() -> None:
+def test_a_hurried_close_does_not_wait() -> None:
     """As after a second Ctrl-C: handlers are cancelled once more, so that commands are killed."""
 
     async def test() -> None:
@@ -659,7 +659,7 @@ class Steps:
         self.seen.append(task.step)
 
 
-def test_a_task_says_what_it_is() -> None:
+def test_the_properties_of_a_task() -> None:
     task = Task(Steps().on_progress, lease(7, kind="resize", payload=b"picture", failures=2), "anna")
     assert (task.job, task.number, task.fence, task.kind, task.payload) == (7, 0, 1, "resize", b"picture")
     assert (task.controller, task.attempt, task.agreed, task.worker) == ("controller", 3, 1, "anna")
@@ -739,11 +739,11 @@ def test_calls_cross_in_order_and_none_is_lost() -> None:
     run(test)
 
 
-def test_a_loop_that_is_closed_is_told_nothing() -> None:
+def test_calls_for_a_closed_loop_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     crossing = LoopCalls(loop)
     loop.close()
-    crossing.call(print, "nobody hears this")
+    crossing.call(print, "dropped")
 
 
 def test_threads_are_used_again() -> None:

@@ -171,7 +171,7 @@ def test_capacity_is_how_many_run_at_once() -> None:
     run(test)
 
 
-def test_a_cancelled_job_stops_its_handler_and_says_why() -> None:
+def test_a_cancelled_job_stops_its_handler_with_the_reason() -> None:
     async def test() -> None:
         heard = asyncio.Event()
         reasons: list[str] = []
@@ -292,7 +292,7 @@ def test_stop_may_let_running_tasks_end() -> None:
     run(test)
 
 
-def test_a_second_stop_is_for_those_who_do_not_want_to_wait() -> None:
+def test_a_second_stop_ends_the_wait() -> None:
     async def test() -> None:
         async def wait(task: Task) -> None:
             await asyncio.sleep(DEADLINE_S)
@@ -367,7 +367,7 @@ def test_a_stop_before_the_beginning_counts() -> None:
             made = Worker(f"127.0.0.1:{silent.local_address[1]}")
             made.handles("work")(echo)
             made.stop()
-            await made.run()  # nobody is there, but it does not look
+            await made.run()  # no broker is there, but it does not try
             running = asyncio.create_task(made.run())
             ready = asyncio.ensure_future(made.ready())
             await turns(10)
@@ -416,7 +416,7 @@ def test_a_worker_goes_on_with_a_broker_that_was_restarted() -> None:
     run(test)
 
 
-def test_without_the_right_a_worker_is_told_so() -> None:
+def test_a_worker_without_the_right_is_refused() -> None:
     access = Access(rules=(Rule(clients=("*",), allow=ALL, topics=("pictures/#",)),))
 
     async def test() -> None:
@@ -502,10 +502,10 @@ def test_the_end_of_the_client_is_the_end_of_its_work() -> None:
     run(test)
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- invalid arguments ------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_told_at_once() -> None:
+def test_invalid_arguments_are_refused_at_once() -> None:
     wrong: list[Any] = [0, -1, MAX_CAPACITY + 1, 1.5, True]
     for capacity in wrong:
         with pytest.raises(UsageError, match="capacity"):

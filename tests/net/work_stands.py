@@ -1,4 +1,4 @@
-"""A client's core that only writes down what it is told about work, and leases for it: for tests without a broker."""
+"""A client's core that only records calls about work, and leases for it: for tests without a broker."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Core:
 
     @property
     def reports(self) -> list[tuple[Any, ...]]:
-        """What it was told but about volunteering."""
+        """The recorded calls, without those about volunteering."""
         return [said for said in self.said if said[0] not in ("volunteer", "withdraw")]
 
 
@@ -109,7 +109,7 @@ class Bench:
         return self.core.reports
 
     async def until(self, count: int) -> list[tuple[Any, ...]]:
-        """Waits until there are so many reports."""
+        """Wait until there are `count` reports."""
         while len(self.reports) < count:
             await asyncio.sleep(0.001)
         await turns()

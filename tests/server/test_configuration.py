@@ -95,7 +95,7 @@ def test_the_example_shows_the_defaults_of_all_limits() -> None:
         assert sorted(values[table]) == keys
 
 
-def test_everything_that_can_be_said() -> None:
+def test_all_keys() -> None:
     found = load(
         """
         listen = ["0.0.0.0:0"]
@@ -173,7 +173,7 @@ def test_everything_that_can_be_said() -> None:
     assert access.may("you", True, "create", "a")
 
 
-def test_zero_means_no_limit_where_it_says_so() -> None:
+def test_zero_means_no_limit_for_some_limits() -> None:
     settings = load("limits.messages_per_s = 0\nlimits.clients_per_host = 0").settings
     assert (settings.messages_per_s, settings.max_clients_per_host) == (None, None)
 

@@ -14,7 +14,7 @@ from godwit.net.file_inbox import (
     ChunkOutcome,
     FileInbox,
     FileProblem,
-    FileProgress,
+    PartialFile,
     ReceivedFile,
 )
 
@@ -52,9 +52,9 @@ def parts(folder: Path) -> list[Path]:
 def test_chunks_become_a_file(tmp_path: Path) -> None:
     inbox = FileInbox(tmp_path / "deep" / "inbox")
     sender = Sender(b"0123456789")
-    assert sender.send(inbox, 0, 4) == FileProgress("a.pdf", 4, 10)
+    assert sender.send(inbox, 0, 4) == PartialFile("a.pdf", 4, 10)
     assert inbox.parts == 1
-    assert sender.send(inbox, 4, 8) == FileProgress("a.pdf", 8, 10)
+    assert sender.send(inbox, 4, 8) == PartialFile("a.pdf", 8, 10)
     outcome = sender.send(inbox, 8, 10)
     path = tmp_path / "deep" / "inbox" / "a.pdf"
     assert outcome == ReceivedFile(path, "a.pdf", TOPIC, "file-1", 10, sender.sha256)
@@ -83,7 +83,7 @@ def test_repeated_chunks_change_nothing(tmp_path: Path) -> None:
     sender = Sender(b"0123456789")
     sender.send(inbox, 0, 4)
     assert sender.send(inbox, 0, 4) is None
-    assert sender.send(inbox, 2, 7) == FileProgress("a.pdf", 7, 10)
+    assert sender.send(inbox, 2, 7) == PartialFile("a.pdf", 7, 10)
     assert isinstance(sender.send(inbox, 4, 10), ReceivedFile)
     assert (tmp_path / "a.pdf").read_bytes() == b"0123456789"
 
@@ -93,7 +93,7 @@ def test_a_new_program_goes_on_with_what_is_there(tmp_path: Path) -> None:
     sender.send(FileInbox(tmp_path), 0, 1000)
     inbox = FileInbox(tmp_path)
     assert inbox.parts == 1
-    assert sender.send(inbox, 900, 1200) == FileProgress("a.pdf", 1200, 2560)
+    assert sender.send(inbox, 900, 1200) == PartialFile("a.pdf", 1200, 2560)
     inbox = FileInbox(tmp_path)
     again = Sender(sender.content, run=2)  # sent again from the beginning: only the rest is written
     assert again.send(inbox, 0, 1200) is None
@@ -190,7 +190,7 @@ def test_a_claimed_size_costs_nothing(tmp_path: Path) -> None:
     inbox = FileInbox(tmp_path, max_file_bytes=2**40)
     sender = Sender(b"0123456789")
     sender.size = 2**40
-    assert sender.send(inbox, 0, 4) == FileProgress("a.pdf", 4, 2**40)
+    assert sender.send(inbox, 0, 4) == PartialFile("a.pdf", 4, 2**40)
     (part,) = parts(tmp_path)
     assert part.stat().st_size == 4
     sender.size = 2**40 + 1
@@ -204,20 +204,20 @@ def test_all_files_together_are_bounded(tmp_path: Path) -> None:
     inbox = FileInbox(tmp_path, max_total_bytes=limit)
     files = [Sender(b"0123456789", f"{n}.pdf") for n in range(4)]
     done = [sender.send_all(inbox) for sender in files[:2]]
-    assert isinstance(files[2].send(inbox, 0, 9), FileProgress)
+    assert isinstance(files[2].send(inbox, 0, 9), PartialFile)
     for _ in range(2):
         with pytest.raises(FileTransferError, match=r"cannot keep 3.pdf in .*: received files and parts .* limit of"):
             files[3].send(inbox, 0, 1)
     assert len(parts(tmp_path)) == 1
     assert isinstance(files[2].send(inbox, 9, 10), ReceivedFile)
     done[0].path.unlink()  # the program has used it
-    assert isinstance(files[3].send(inbox, 0, 1), FileProgress)
+    assert isinstance(files[3].send(inbox, 0, 1), PartialFile)
     with pytest.raises(FileTransferError, match="move files away or raise the limit, and start again"):
         Sender(b"", "empty.pdf").send(inbox, 0, 0)
     again = FileInbox(tmp_path, max_total_bytes=FILE_COST_BYTES + 5)  # files of before are not its own, but parts are
     with pytest.raises(FileTransferError, match="would exceed the limit"):
         files[3].send(again, 1, 10)
-    assert isinstance(files[3].send(again, 1, 5), FileProgress)
+    assert isinstance(files[3].send(again, 1, 5), PartialFile)
     assert isinstance(files[3].send(FileInbox(tmp_path), 5, 10), ReceivedFile)
 
 

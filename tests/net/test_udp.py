@@ -63,7 +63,7 @@ def cut(trains: list[Train]) -> list[bytes]:
 
 
 class Failing:
-    """A fake system call of a socket: raise the listed errors, one a call; the real one follows for None and at the end."""
+    """A fake system call: raises the listed errors in turn, and calls the real one for None and at the end."""
 
     def __init__(self, call: Any, errors: list[int | None]) -> None:
         self.call = call

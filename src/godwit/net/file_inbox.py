@@ -47,7 +47,7 @@ class ReceivedFile(msgspec.Struct, frozen=True):
     sha256: bytes
 
 
-class FileProgress(msgspec.Struct, frozen=True):
+class PartialFile(msgspec.Struct, frozen=True):
     """More of a file has arrived, but not all of it."""
 
     name: str
@@ -61,7 +61,7 @@ class FileProblem(msgspec.Struct, frozen=True):
     text: str
 
 
-ChunkOutcome: TypeAlias = ReceivedFile | FileProgress | FileProblem | None
+ChunkOutcome: TypeAlias = ReceivedFile | PartialFile | FileProblem | None
 
 
 class _PartFile:
@@ -203,7 +203,7 @@ class FileInbox:
             return FileProblem(f"{name}: its part was removed from {self.folder}; it must be sent again")
         self._parts.move_to_end(key)
         if part.have_bytes < part.size_bytes:
-            return self._limit_parts() or (FileProgress(name, part.have_bytes, part.size_bytes) if new else None)
+            return self._limit_parts() or (PartialFile(name, part.have_bytes, part.size_bytes) if new else None)
         del self._parts[key]
         self._reported.pop(key, None)
         if part.digest.digest() != header.sha256:

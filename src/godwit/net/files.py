@@ -31,7 +31,7 @@ from godwit.client.files import (
 from godwit.client.message import Message
 from godwit.errors import DecodeError, FileTransferError
 from godwit.limits import MIB
-from godwit.net.file_inbox import ChunkOutcome, FileInbox, FileProblem, FileProgress, ReceivedFile
+from godwit.net.file_inbox import ChunkOutcome, FileInbox, FileProblem, PartialFile, ReceivedFile
 from godwit.net.subscription import AsyncSubscription, BlockingIterator
 from godwit.wire.control import Progress, Progressed
 
@@ -267,7 +267,7 @@ class FileReceiver:
                 if isinstance(outcome, ReceivedFile):
                     self.rest = iter([outcome])
                     self._report_progress(outcome.path.name, outcome.size_bytes, outcome.size_bytes)
-                elif isinstance(outcome, FileProgress):
+                elif isinstance(outcome, PartialFile):
                     self._report_progress(outcome.name, outcome.done_bytes, outcome.size_bytes)
                 elif isinstance(outcome, FileProblem):
                     self._report_problem(outcome.text)

@@ -22,7 +22,7 @@ from godwit.broker.settings import BOUNDS, Policy, Settings
 from godwit.broker.topics import RESERVED, check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import KIB, MIB
-from godwit.server.configuration_errors import KeyPath, Source, label
+from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
 from godwit.store.retention import Rule as RetentionRule
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
@@ -209,7 +209,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
     except (ValueError, RecursionError) as error:
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigurationError(f"the configuration is not TOML: {detail}") from error
-    source = Source(text, values, ConfigurationFile)
+    source = ConfigurationSource(text, values, ConfigurationFile)
     try:
         file = msgspec.convert(values, ConfigurationFile)
     except (msgspec.ValidationError, OverflowError) as error:
@@ -238,7 +238,7 @@ def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder
 # -- limits, jobs -----------------------------------------------------------------------------------------------------
 
 
-def _numbers(source: Source, path: KeyPath, section: _Section, *names: str) -> dict[str, Any]:
+def _numbers(source: ConfigurationSource, path: KeyPath, section: _Section, *names: str) -> dict[str, Any]:
     """Return the numbers of a section by the fields of Settings, each within its bounds."""
     found: dict[str, Any] = {}
     for each in msgspec.structs.fields(section):
@@ -260,7 +260,7 @@ def _numbers(source: Source, path: KeyPath, section: _Section, *names: str) -> d
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
-def _topics(file: ConfigurationFile, source: Source) -> dict[str, Any]:
+def _topics(file: ConfigurationFile, source: ConfigurationSource) -> dict[str, Any]:
     create: KeyPath = ("topics", "create")
     for name in file.topics.create:
         _check(source, create, name, check_topic)
@@ -284,7 +284,7 @@ def _topics(file: ConfigurationFile, source: Source) -> dict[str, Any]:
     }
 
 
-def _check(source: Source, key: KeyPath, value: str, check: Callable[[str], None]) -> None:
+def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callable[[str], None]) -> None:
     try:
         check(value)
     except (BadTopicError, BadFilterError) as error:
@@ -295,7 +295,7 @@ def _check(source: Source, key: KeyPath, value: str, check: Callable[[str], None
 
 
 def _access(
-    section: AccessSection | None, source: Source, read_secret: Callable[[str], bytes], warnings: list[str]
+    section: AccessSection | None, source: ConfigurationSource, read_secret: Callable[[str], bytes], warnings: list[str]
 ) -> Access:
     if section is None:
         return Access.open()
@@ -316,7 +316,9 @@ def _access(
     return access
 
 
-def _secret(client: AccessClientSection, key: KeyPath, source: Source, read_secret: Callable[[str], bytes]) -> bytes:
+def _secret(
+    client: AccessClientSection, key: KeyPath, source: ConfigurationSource, read_secret: Callable[[str], bytes]
+) -> bytes:
     if client.secret is not None and client.secret_file is None:
         return client.secret.encode()
     if client.secret is not None or client.secret_file is None:
@@ -329,7 +331,7 @@ def _secret(client: AccessClientSection, key: KeyPath, source: Source, read_secr
         raise source.error(key, f"{text}: check the path and its permissions") from error
 
 
-def _access_rule(rule: AccessRuleSection, key: KeyPath, source: Source) -> Rule:
+def _access_rule(rule: AccessRuleSection, key: KeyPath, source: ConfigurationSource) -> Rule:
     if not rule.allow:
         key = (*key, "allow")
         raise source.error(key, f"{label(key)} is empty: choose from {', '.join(ACTIONS)}")
@@ -365,7 +367,7 @@ def _doubts(access: Access) -> list[str]:
 # -- log, archive -----------------------------------------------------------------------------------------------------
 
 
-def _retention(section: LogSection, source: Source) -> tuple[RetentionRule, ...]:
+def _retention(section: LogSection, source: ConfigurationSource) -> tuple[RetentionRule, ...]:
     """Return the rules of retention; the last one, without a filter, is for the whole log."""
     rules = []
     for number, rule in enumerate(section.rule):
@@ -378,7 +380,7 @@ def _retention(section: LogSection, source: Source) -> tuple[RetentionRule, ...]
     return tuple(rules)
 
 
-def _archive(section: ArchiveFileSection, source: Source, folder: Path) -> ArchiveSection:
+def _archive(section: ArchiveFileSection, source: ConfigurationSource, folder: Path) -> ArchiveSection:
     def path(key: str, text: str | None) -> Path | None:
         return _path(source, ("archive", key), text, folder)
 
@@ -393,7 +395,7 @@ def _archive(section: ArchiveFileSection, source: Source, folder: Path) -> Archi
     )
 
 
-def _path(source: Source, key: KeyPath, text: str | None, folder: Path) -> Path | None:
+def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:
     if text is None:
         return None
     if not text:
@@ -401,13 +403,13 @@ def _path(source: Source, key: KeyPath, text: str | None, folder: Path) -> Path 
     return folder / text
 
 
-def _age_s(section: LogSection | LogRuleSection, source: Source, path: KeyPath) -> float | None:
+def _age_s(section: LogSection | LogRuleSection, source: ConfigurationSource, path: KeyPath) -> float | None:
     """Return the maximum age in seconds, or None for no limit."""
     key = (*path, "max_age")
     return _quantity(source, key, section.max_age, _AGES_S, MIN_AGE_S, "1 s", '"30d", "12h" or a number of seconds')
 
 
-def _bytes(section: LogSection | LogRuleSection, source: Source, path: KeyPath) -> int | None:
+def _bytes(section: LogSection | LogRuleSection, source: ConfigurationSource, path: KeyPath) -> int | None:
     """Return the maximum size in bytes, or None for no limit."""
     key, how = (*path, "max_bytes"), '"10GiB", "500MB" or a number of bytes'
     found = _quantity(source, key, section.max_bytes, SIZES_BYTES, MIN_LOG_BYTES, "1 MiB", how)
@@ -415,7 +417,7 @@ def _bytes(section: LogSection | LogRuleSection, source: Source, path: KeyPath) 
 
 
 def _quantity(
-    source: Source,
+    source: ConfigurationSource,
     key: KeyPath,
     value: Quantity | None,
     units: dict[str, float] | dict[str, int],

@@ -48,7 +48,7 @@ def label(path: KeyPath) -> str:
     return text
 
 
-class Source:
+class ConfigurationSource:
     """The text of a configuration file, its values, and the struct into which they are converted."""
 
     def __init__(self, text: str, values: dict[str, Any], struct: type[msgspec.Struct]) -> None:

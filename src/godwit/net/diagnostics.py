@@ -7,7 +7,6 @@ written to standard error. GODWIT_LOG is read when `godwit.net` is imported, in 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections import Counter
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 from godwit.errors import AccessError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from godwit.net.client import AsyncClient
 
 VARIABLE: Final = "GODWIT_LOG"
@@ -136,6 +137,8 @@ async def read_drop_counters(client: AsyncClient, timeout_s: float = 1.0) -> dic
     Returns:
         The counters; empty if the broker publishes none, or this client may not read them.
     """
+    import asyncio  # here: commands that need no event loop import this module too
+
     found: dict[str, int] = {}
     with suppress(TimeoutError, AccessError):
         async with asyncio.timeout(timeout_s), client.subscribe(f"{DROPPED_TOPIC}/#") as messages:

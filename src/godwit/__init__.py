@@ -1,4 +1,4 @@
-"""Godwit moves messages and work over plain UDP datagrams and loses none.
+"""Publish/subscribe messaging and work dispatch over UDP, with a durable log.
 
 import godwit
 
@@ -9,10 +9,13 @@ with godwit.sync.connect("localhost") as client:      # the same, blocking
     client.publish("home/room1/temperature", b"21.5")
     print(client.submit("resize", picture, workers=4).results())
 
-worker = godwit.Worker("localhost", name="anna")      # does such work
+worker = godwit.Worker("localhost", name="anna")      # executes such jobs
 
 @worker.handles("resize")
 async def resize(task): ...
+
+The library logs to `logging.getLogger("godwit")`: set the environment variable GODWIT_LOG to debug, info or warning to
+see the records on standard error.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -36,11 +39,11 @@ if TYPE_CHECKING:
         TopicError,
         UsageError,
     )
-    from godwit.net.connect import AsyncClient, connect
+    from godwit.net.client import AsyncClient, connect
     from godwit.net.jobs import AsyncJob, TaskResult, Update
     from godwit.net.loop import run
-    from godwit.net.publishing import BufferFull
-    from godwit.net.task import Task, TaskFailed
+    from godwit.net.publisher import BufferFull
+    from godwit.net.tasks import Task, TaskFailed
     from godwit.net.worker import Worker
     from godwit.wire.control import Will
 
@@ -78,24 +81,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": "godwit.net.connect",
+    "AsyncClient": "godwit.net.client",
     "AsyncJob": "godwit.net.jobs",
     "Bookmark": "godwit.client.bookmark",
-    "BufferFull": "godwit.net.publishing",
+    "BufferFull": "godwit.net.publisher",
     "Message": "godwit.client.message",
-    "Task": "godwit.net.task",
-    "TaskFailed": "godwit.net.task",
+    "Task": "godwit.net.tasks",
+    "TaskFailed": "godwit.net.tasks",
     "TaskResult": "godwit.net.jobs",
     "Update": "godwit.net.jobs",
     "Will": "godwit.wire.control",
     "Worker": "godwit.net.worker",
-    "connect": "godwit.net.connect",
+    "connect": "godwit.net.client",
     "run": "godwit.net.loop",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Looked up when it is asked for (PEP 562): every layer imports this module, so it imports nothing itself."""
+    """Import a public name on first use (PEP 562): every layer imports this module, so it imports nothing itself."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "__version__":

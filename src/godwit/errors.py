@@ -1,39 +1,39 @@
-"""The exceptions of Godwit, by who can act on them.
+"""The exceptions of Godwit, grouped by the party that can act on them.
 
     GodwitError
-     +-- DecodeError             bytes from outside that are not what they should be; `reason` is one word
-     +-- UsageError              the calling program asked for something that cannot be
-     |    +-- RecordTooLargeError     longer than the other side takes
+     +-- DecodeError             invalid bytes from a peer or a file; `reason` is one word
+     +-- UsageError              an invalid call of the program
+     |    +-- RecordTooLargeError     a record above the peer's limit
      |    +-- ChannelError            an unknown or finished channel, or too many channels
-     |    +-- ConfigurationError      a setting out of its range
+     |    +-- ConfigurationError      an invalid setting
      |    +-- ForkedError             a client was used in a forked child of the process that made it
      +-- SendBufferFullError     the network is slower than the program: wait for room, then send again
-     +-- BufferFullError         a client holds as much unconfirmed as it may: wait until some of it is confirmed
-     +-- ConnectionClosedError   the connection has ended; `code` and `reason` say why
-     +-- BrokerError             the broker said no; `code` is one of godwit.wire.control.Code, `text` its sentence
+     +-- BufferFullError         the client's buffer for unconfirmed messages is full: wait for confirmations
+     +-- ConnectionClosedError   the connection has ended; `code` and `reason` tell why
+     +-- BrokerError             the broker refused; `code` is one of godwit.wire.control.Code, `text` the reason
      |    +-- AccessError             no right to do this, or a wrong secret
-     |    +-- TopicError              a topic that is not there, or is there already
-     |    |    +-- BadTopicError           a name that no topic can have; a UsageError too, as it is found here already
-     |    |    +-- BadFilterError          a filter that is not written as filters are; likewise
-     |    +-- JobError                a job that is not there, or not for this client to see
-     |    |    +-- BadKindError            a name that no kind of work can have; a UsageError too
+     |    +-- TopicError              a topic does not exist, or exists already
+     |    |    +-- BadTopicError           an invalid topic name; also a UsageError, as the client checks it too
+     |    |    +-- BadFilterError          an invalid topic filter; also a UsageError
+     |    +-- JobError                a job does not exist, or this client may not see it
+     |    |    +-- BadKindError            an invalid kind of work; also a UsageError
      |    +-- NameInUseError          another client has this name
      |    +-- TakenOverError          the same client has connected again elsewhere
-     |    +-- KickedError             somebody with the right removed the client or its subscription
-     +-- JobFailedError          a job has ended without all its results; `results` and `errors` are what there is
-     |    +-- JobCancelledError       somebody cancelled it
-     +-- TaskFailedError         raised by a worker's handler: this attempt, or the task for good, has failed
+     |    +-- KickedError             another client removed this client or its subscription
+     +-- JobFailedError          a job has ended without all its results; `results` and `errors` have the rest
+     |    +-- JobCancelledError       a job was cancelled
+     +-- TaskFailedError         raised by a worker's handler: this attempt, or with `final` the task, has failed
      +-- BrokerUnreachableError  no broker answered in time
-     +-- FileTransferError       a file that could not be sent, or not be kept
-     +-- StorageError            the log cannot be opened, read or written as it should
-     |    +-- DiskError               the disk is full, cannot be written, or failed: what was given is not in the log
-     |    +-- LogDamagedError         the file's own structure is damaged: `godwit log recover` saves what can be saved
-     |    +-- LogInUseError           another broker works in the same folder
-     |    +-- LogVersionError         the file was made by a newer Godwit, or by something else
-     +-- AddressError            a host or port that cannot be resolved
+     +-- FileTransferError       a file could not be sent or received
+     +-- StorageError            the log cannot be opened, read or written
+     |    +-- DiskError               the disk is full, read-only or defective: nothing was appended
+     |    +-- LogDamagedError         the structure of the file is damaged: `godwit log recover` saves intact blocks
+     |    +-- LogInUseError           another broker uses the same folder
+     |    +-- LogVersionError         the file was made by a newer Godwit, or is not a log
+     +-- AddressError            an invalid or unknown host or port
      +-- SocketError             the system refused a socket
 
-Every text says what happened, to what, and what to do about it.
+Every text tells what happened, to what, and what to do about it.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ from typing import Any
 
 
 class GodwitError(Exception):
-    """The root: catch this to catch everything that Godwit raises on purpose."""
+    """The base class: catch it to catch every error that Godwit raises on purpose."""
 
 
 class DecodeError(GodwitError):
-    """Bytes from outside that do not follow the protocol: the one error that decoding raises."""
+    """Bytes from a peer or a file do not follow the protocol or format: the only error that decoding raises."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        """One word, by which dropped packets are counted."""
 
 
 class UsageError(GodwitError):
-    """The calling program asked for something that cannot be."""
+    """The program made an invalid call."""
 
 
 class RecordTooLargeError(UsageError):
-    """A record longer than the other side takes, or than one datagram if it is unreliable."""
+    """A record is larger than the peer's limit, or than one datagram if it is unreliable."""
 
 
 class ChannelError(UsageError):
@@ -68,7 +69,7 @@ class ChannelError(UsageError):
 
 
 class ConfigurationError(UsageError):
-    """A setting out of its range."""
+    """A setting is invalid."""
 
 
 class ForkedError(UsageError):
@@ -76,11 +77,11 @@ class ForkedError(UsageError):
 
 
 class SendBufferFullError(GodwitError):
-    """More is waiting to be sent than the buffer holds: wait for the Writable event, then send again."""
+    """The send buffer of a connection is full: wait for the event Writable, then send again."""
 
 
 class BufferFullError(GodwitError):
-    """More is not confirmed yet than the client may hold: wait for room (the Room event), then send again."""
+    """The client's buffer for unconfirmed messages is full: wait for room (the event Room), then send again."""
 
 
 class ConnectionClosedError(GodwitError):
@@ -91,31 +92,34 @@ class ConnectionClosedError(GodwitError):
             f"the connection is closed (code {code}): {reason}" if reason else f"the connection is closed (code {code})"
         )
         self.code = code
+        """One of godwit.wire.control.Code, or a code of the transport."""
         self.reason = reason
 
 
 class BrokerError(GodwitError):
-    """The broker refused something, or ended something."""
+    """The broker refused a request, or ended a subscription or the client."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
+        """One of godwit.wire.control.Code."""
         self.text = text
+        """The reason that the broker sent."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.code, self.text)
 
 
 class AccessError(BrokerError):
-    """No right to do this, or a wrong proof of the name."""
+    """The client has no right to do this, or has not proved its name."""
 
 
 class TopicError(BrokerError):
-    """A topic or a filter that cannot be, is not there, or is there already."""
+    """A topic or a filter is invalid, or a topic does not exist or exists already."""
 
 
 class BadTopicError(TopicError, UsageError):
-    """A name that no topic can have: empty, too long, with a wildcard or a control character."""
+    """The name of a topic is invalid: empty, too long, or with a wildcard or a control character."""
 
     def __init__(self, text: str) -> None:
         super().__init__(104, text)
@@ -125,7 +129,7 @@ class BadTopicError(TopicError, UsageError):
 
 
 class BadFilterError(TopicError, UsageError):
-    """A filter that is not written as filters are: a wildcard in the wrong place, too long, empty."""
+    """A filter is invalid: empty, too long, or with a wildcard in the wrong position."""
 
     def __init__(self, text: str) -> None:
         super().__init__(105, text)
@@ -135,11 +139,11 @@ class BadFilterError(TopicError, UsageError):
 
 
 class JobError(BrokerError):
-    """A job that is not there, or no longer, or not for this client to see."""
+    """A job does not exist (any more), or this client may not see it."""
 
 
 class BadKindError(JobError, UsageError):
-    """A name that no kind of work can have: empty, too long, with a wildcard or a control character, or with $."""
+    """A kind of work is invalid: empty, too long, or with a wildcard, a control character or $."""
 
     def __init__(self, text: str) -> None:
         super().__init__(120, text)
@@ -149,7 +153,7 @@ class BadKindError(JobError, UsageError):
 
 
 class NameInUseError(BrokerError):
-    """Another client has this name and answers."""
+    """Another client that is still connected has this name."""
 
 
 class TakenOverError(BrokerError):
@@ -157,10 +161,10 @@ class TakenOverError(BrokerError):
 
 
 class KickedError(BrokerError):
-    """Somebody with the right removed this client or its subscription."""
+    """Another client, which has the right to do so, removed this client or its subscription."""
 
 
-_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which stands above this module
+_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which this module may not import
     102: AccessError,
     103: TopicError,
     109: NameInUseError,
@@ -172,7 +176,7 @@ _BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which
 
 
 def broker_error(code: int, text: str) -> BrokerError:
-    """The error that a code of the broker stands for."""
+    """Return the error for a code of the broker, with the broker's text."""
     if code == 104:
         return BadTopicError(text)
     if code == 105:
@@ -191,24 +195,33 @@ class JobFailedError(GodwitError):
         super().__init__(text)
         self.text = text
         self.state = state
-        """Of the job: failed or cancelled."""
+        """The state of the job: failed, cancelled, or done if the broker has deleted some of its results."""
         self.results = list(results)
-        """Of those tasks that have one."""
+        """The results of the tasks that have one (TaskResult)."""
         self.errors = dict(errors or {})
-        """Of those that have failed, by their numbers."""
+        """The errors of the tasks that failed, by their numbers."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.text, self.state, self.results, self.errors)
 
 
 class JobCancelledError(JobFailedError):
-    """Somebody cancelled the job before it was done."""
+    """The job was cancelled before it was done."""
 
 
 class TaskFailedError(GodwitError):
-    """Raised by a worker's handler, with what its controller is to read; `final`: to try again would not help."""
+    """Raise it in a worker's handler to fail an attempt with a text for the controller.
+
+    raise godwit.TaskFailed("the picture is damaged", final=True)
+    """
 
     def __init__(self, text: str, *, final: bool = False) -> None:
+        """Make the error.
+
+        Args:
+            text: Sent to the controller.
+            final: Fail the task for good: it is not tried again.
+        """
         super().__init__(text)
         self.text = text
         self.final = final
@@ -222,31 +235,31 @@ class BrokerUnreachableError(GodwitError):
 
 
 class FileTransferError(GodwitError):
-    """A file that could not be sent, or not be kept."""
+    """A file could not be sent or received."""
 
 
 class StorageError(GodwitError):
-    """The log cannot be opened, read or written as it should."""
+    """The log cannot be opened, read or written."""
 
 
 class DiskError(StorageError):
-    """The disk is full, cannot be written, or failed: nothing of what was given is in the log."""
+    """The disk is full, read-only or defective: nothing was appended to the log."""
 
 
 class LogDamagedError(StorageError):
-    """The structure of the log's file is damaged: `godwit log recover` saves every block that is intact."""
+    """The structure of the log's file is damaged: `godwit log recover` saves all intact blocks."""
 
 
 class LogInUseError(StorageError):
-    """Another broker works in the same folder."""
+    """Another broker uses the same folder."""
 
 
 class LogVersionError(StorageError):
-    """The file was made by a newer Godwit, or is no log at all."""
+    """The file was made by a newer Godwit, or is not a log."""
 
 
 class AddressError(GodwitError):
-    """A host name or port that cannot be resolved."""
+    """A host name or a port is invalid, or the host is unknown."""
 
 
 class SocketError(GodwitError):

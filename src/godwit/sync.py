@@ -1,10 +1,20 @@
-"""The client for programs without asyncio: the same methods, blocking. See godwit.net.blocking."""
+"""The client for programs without asyncio: the methods of `AsyncClient`, blocking.
+
+import godwit
+
+with godwit.sync.connect("localhost") as client:
+    client.publish("home/room1/temperature", b"21.5")
+    with client.subscribe("home/#", timeout_s=5) as messages:
+        for message in messages:
+            print(message.topic, message.payload)
+"""
 
 from __future__ import annotations
 
 from godwit.net.blocking import BlockingClient, connect
-from godwit.net.blocking_jobs import BlockingJob
-from godwit.net.blocking_publisher import BlockingPublisher
-from godwit.net.blocking_subscription import BlockingFiles, BlockingSubscription
+from godwit.net.files import BlockingFiles
+from godwit.net.jobs import BlockingJob
+from godwit.net.publisher import BlockingPublisher
+from godwit.net.subscription import BlockingSubscription
 
 __all__ = ["BlockingClient", "BlockingFiles", "BlockingJob", "BlockingPublisher", "BlockingSubscription", "connect"]

@@ -1,6 +1,6 @@
 """Ctrl-C at every step: KeyboardInterrupt at each place where CPython may handle a signal in the blocking client.
 
-CPython looks for signals when a function begins or a generator goes on, when a loop jumps back, and after a call of
+CPython looks for signals when a function begins or a generator resumes, when a loop jumps back, and after a call of
 anything but a plain Python function. A trace of all instructions finds these places.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from godwit.net import blocking_publisher, blocking_subscription, thread
+from godwit.net import loop, publisher, subscription
 
-FILES = {module.__file__ for module in (blocking_publisher, blocking_subscription, thread)}
+FILES = {module.__file__ for module in (publisher, subscription, loop)}
 
 
 class Interrupter:

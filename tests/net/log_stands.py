@@ -21,7 +21,7 @@ def entry(count: int = 1, size_bytes: int = 4, topic: str = "news") -> Entry:
 
 
 def append(*counts: int) -> Append:
-    """With entries of so many messages."""
+    """Return an append whose entries have these numbers of messages."""
     return Append([entry(count) for count in counts])
 
 
@@ -157,7 +157,7 @@ class DiskReader:
 
 
 class Answers:
-    """What a thread says, one after the other, for a test that waits for it."""
+    """The answers of a thread, in order, for a test that waits for them."""
 
     def __init__(self) -> None:
         self._queue: queue.Queue[Any] = queue.Queue()
@@ -177,7 +177,7 @@ class Answers:
 
 
 class ListeningBroker(Broker):
-    """Notes what it is told, and does nothing."""
+    """Records its events, and does nothing."""
 
     def __init__(self) -> None:
         self.told: list[BrokerEvent] = []

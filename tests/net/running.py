@@ -13,12 +13,12 @@ import pytest
 import uvloop
 
 from godwit.broker.settings import Settings
-from godwit.impairment import ImpairedLink, LinkSettings
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
+from godwit.net.loop import LoopThread
 from godwit.net.relay import Direction, Impairment, Relay
-from godwit.net.serve import Service
-from godwit.net.thread import LoopThread
+from godwit.net.service import Service
 from godwit.server.configuration import Configuration
+from godwit.sim.link import Link, LinkSettings
 from godwit.transport.train import Address
 
 DEADLINE_S = 30.0
@@ -57,7 +57,7 @@ class Notices:
         return [text for found, text, _ in self.seen if found == kind]
 
     async def until(self, kind: str, count: int = 1) -> list[str]:
-        """Waits until there are so many of a kind."""
+        """Wait until `count` lines of a kind were written."""
         while len(self.texts(kind)) < count:
             self._changed.clear()
             await self._changed.wait()
@@ -94,7 +94,7 @@ async def lossy(target: Address, *, seed: int, **settings: Any) -> AsyncIterator
     seeds = random.Random(seed)
 
     def impair(direction: Direction, client: Address) -> Impairment:
-        return ImpairedLink(LinkSettings(**settings), random.Random(seeds.randrange(2**32)))
+        return Link(LinkSettings(**settings), random.Random(seeds.randrange(2**32)))
 
     async with Relay.open(("127.0.0.1", 0), target, impair=impair) as relay:
         yield relay
@@ -108,7 +108,7 @@ async def turns(count: int = 3) -> None:
 
 @contextmanager
 def broker_in_thread(**settings: Any) -> Iterator[str]:
-    """A broker for programs without an event loop; gives its URL."""
+    """Run a broker for programs without an event loop, and yield its URL."""
     thread = LoopThread("broker")
 
     async def start() -> Service:

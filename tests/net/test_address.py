@@ -1,4 +1,4 @@
-"""Names become the address tuples that sockets use; what cannot be resolved says why."""
+"""Names become the address tuples that sockets use; errors have a reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_all_addresses_come_once_each_in_the_systems_order(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("port", [-1, 65_536, 70_000])
-def test_a_port_out_of_range_is_told(port: int) -> None:
+def test_a_port_out_of_range_is_reported(port: int) -> None:
     with pytest.raises(AddressError, match=f"port {port} of localhost is out of range; a port is from 1 to 65535"):
         resolve("localhost", port)
 
@@ -57,11 +57,11 @@ def test_a_port_out_of_range_is_told(port: int) -> None:
     ("host", "text"),
     [
         ("", "no host was given; name one, or 0.0.0.0"),
-        ("a" * 70 + ".example", "is no host name or IP address .*; correct it"),
-        ("a\0b", "is no host name or IP address .*; correct it"),
+        ("a" * 70 + ".example", "is not a host name or an IP address .*; correct it"),
+        ("a\0b", "is not a host name or an IP address .*; correct it"),
     ],
 )
-def test_what_is_no_name_is_told(host: str, text: str) -> None:
+def test_an_invalid_name_is_reported(host: str, text: str) -> None:
     with pytest.raises(AddressError, match=text) as caught:
         resolve(host, 1)
     assert isinstance(caught.value, GodwitError)
@@ -75,7 +75,9 @@ def test_what_is_no_name_is_told(host: str, text: str) -> None:
         (socket.EAI_AGAIN, socket.AF_UNSPEC, r"no answer from the name service about far\.example; check the network"),
     ],
 )
-def test_what_the_resolver_says_is_told(monkeypatch: pytest.MonkeyPatch, code: int, family: int, text: str) -> None:
+def test_errors_of_the_resolver_are_reported(
+    monkeypatch: pytest.MonkeyPatch, code: int, family: int, text: str
+) -> None:
     def fail(*_: object) -> None:
         raise socket.gaierror(code, "made up")
 
@@ -138,11 +140,11 @@ def test_another_default_port() -> None:
         "http://a",
     ],
 )
-def test_what_names_no_broker_says_how_to_write_it(text: str) -> None:
+def test_an_invalid_address_is_answered_with_an_example(text: str) -> None:
     with pytest.raises(AddressError, match=r"write host:port"):
         parse_broker(text)
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_addresses_are_recognised() -> None:
     assert all(is_loopback(address) for address in [("127.0.0.1", 1), ("127.9.9.9", 1), ("::1", 1, 0, 0)])
     assert not any(is_loopback(address) for address in [("0.0.0.0", 1), ("::", 1, 0, 0), ("fe80::1%lo", 1, 0, 1)])

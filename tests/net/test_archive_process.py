@@ -1,4 +1,4 @@
-"""The archive's process as the broker keeps it: started, heard, started again, ended; and what it wants committed."""
+"""The archive process: started, restarted, ended; its log lines, and its commits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from godwit.errors import DecodeError, StorageError
 from godwit.net import archive_process
 from godwit.net.archive_process import NICENESS, UNINTERRUPTED, ArchiveProcess, archive_command, read_stages
 from godwit.server.archive_pipe import join_blocks
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, encode_blocks
 from godwit.wire.entry import Entry
 
-# What an archive is to the broker, without the archive: says that it is ready, does what its argument says, and ends
-# with its input.
+# A stand-in for the archive: it reports that it is ready, runs the code in its argument, and ends with its input.
 ARCHIVE = """
 import os, signal, sys, time
 from godwit.server.archive_pipe import *
@@ -58,7 +57,7 @@ class World:
         self.imports: list[Import] = []
         self._changed = asyncio.Event()
         self.import_error: Exception | None = None
-        self.archive = ArchiveProcess(folder, bring_in=self._bring_in, tell=self._tell)
+        self.archive = ArchiveProcess(folder, import_staged=self._bring_in, on_notice=self._tell)
         self.archive.run(command(code))
 
     def _bring_in(self, event: Import) -> None:
@@ -81,7 +80,7 @@ class World:
         return [notice.text for notice in self.notices if notice.kind == kind]
 
     async def pid(self, number: int = 1) -> int:
-        """Of the process that was the so many-th to be ready."""
+        """Wait until `count` processes were ready, and return the pid of the last."""
         await self.until(lambda: len(self.texts("archive")) >= number)
         return int(self.texts("archive")[number - 1].rpartition("/")[2])
 
@@ -116,7 +115,7 @@ def test_it_runs_at_low_priority_and_ends_with_the_broker(
 ) -> None:
     async def test() -> None:
         async with keeping(tmp_path) as world:
-            await asyncio.wait_for(world.archive.settled(), PATIENCE_S)
+            await asyncio.wait_for(world.archive.wait_until_settled(), PATIENCE_S)
             pid = await world.pid()
             assert world.notices == [Notice("archive", f"archive on grpc://{pid}", {"url": f"grpc://{pid}"})]
             assert os.getpriority(os.PRIO_PROCESS, pid) == NICENESS
@@ -138,17 +137,17 @@ def test_one_that_ends_is_started_again_after_a_pause_that_grows(
             os.kill(await world.pid(2), signal.SIGTERM)
             assert is_running(await world.pid(3))
             assert world.texts("warning") == [
-                "the archive ended with exit code -9: it is started again in 0.01 s; the broker goes on",
-                "the archive ended with exit code -15: it is started again in 0.02 s; the broker goes on",
+                "the archive ended with exit code -9: it is started again in 0.01 s; the broker is not affected",
+                "the archive ended with exit code -15: it is started again in 0.02 s; the broker is not affected",
             ]
 
     run(test)
 
 
-def test_one_that_cannot_be_started_holds_nobody_up(tmp_path: Path) -> None:
+def test_one_that_cannot_be_started_does_not_delay_the_broker(tmp_path: Path) -> None:
     async def test() -> None:
         async with keeping(tmp_path, "sys.exit(3)") as world:
-            await asyncio.wait_for(world.archive.settled(), PATIENCE_S)
+            await asyncio.wait_for(world.archive.wait_until_settled(), PATIENCE_S)
             await world.until(lambda: bool(world.texts("warning")))
             assert "exit code 3" in world.texts("warning")[0]
             world.archive.run([str(tmp_path / "nowhere")])
@@ -157,7 +156,7 @@ def test_one_that_cannot_be_started_holds_nobody_up(tmp_path: Path) -> None:
     run(test)
 
 
-def test_why_it_does_not_get_ready_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_it_does_not_get_ready_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_process, "FIRST_PAUSE_S", 0.01)
     tries = tmp_path / "tries"
     code = f"""
@@ -178,8 +177,8 @@ if len(open({str(tries)!r}).read().split()) < 4:
             await world.pid(3)
             assert world.texts("warning") == [
                 "archive: the port is in use",
-                "the archive ended with exit code 1: it is started again in 0.01 s; the broker goes on",
-                "the archive ended with exit code -9: it is started again in 0.08 s; the broker goes on",
+                "the archive ended with exit code 1: it is started again in 0.01 s; the broker is not affected",
+                "the archive ended with exit code -9: it is started again in 0.08 s; the broker is not affected",
             ]
         assert set(tries.read_text().split()) == {"NONE"}
 
@@ -191,15 +190,15 @@ def test_one_that_speaks_nonsense_is_ended(tmp_path: Path) -> None:
         async with keeping(tmp_path, "print('hello, world', flush=True)" + LISTENS) as world:
             pid = await world.pid()
             await world.until(lambda: bool(world.texts("warning")))
-            assert "the archive does not speak as it should" in world.texts("warning")[0]
-            while is_running(pid):  # nothing is told of its end
+            assert "the archive sent an invalid message" in world.texts("warning")[0]
+            while is_running(pid):  # its end is not reported
                 await asyncio.sleep(0.01)
 
     run(test)
 
 
 def test_one_that_does_not_end_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archive_process, "END_PATIENCE_S", 0.05)
+    monkeypatch.setattr(archive_process, "END_TIMEOUT_S", 0.05)
 
     async def test() -> None:
         deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(LogLine('info', '')); time.sleep(100)"
@@ -216,7 +215,7 @@ def test_one_that_does_not_end_is_ended_by_force(tmp_path: Path, monkeypatch: py
 def test_one_that_does_not_end_is_ended_however_often_the_clean_up_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop], cancels: int
 ) -> None:
-    monkeypatch.setattr(archive_process, "END_PATIENCE_S", 0.05)
+    monkeypatch.setattr(archive_process, "END_TIMEOUT_S", 0.05)
 
     async def test() -> None:
         deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(LogLine('info', '')); time.sleep(100)"
@@ -242,7 +241,7 @@ def test_another_one_is_started_when_the_former_has_ended_and_none_when_none_is_
     async def test() -> None:
         async with keeping(tmp_path) as world:
             first = await world.pid()
-            world.archive.run(command(LISTENS))  # the same: it goes on
+            world.archive.run(command(LISTENS))  # the same command: it keeps running
             assert world.archive.url == f"grpc://{first}"
             for code in ("\n0", "\n1", "\n2"):  # the last counts
                 world.archive.run(command(code + LISTENS))
@@ -259,7 +258,9 @@ def test_another_one_is_started_when_the_former_has_ended_and_none_when_none_is_
     run(test, loop)
 
 
-def test_something_unforeseen_is_told_and_another_one_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_something_unforeseen_is_reported_and_another_one_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive_process, "FIRST_PAUSE_S", 0.01)
 
     def fail(self: ArchiveProcess, message: object) -> None:
@@ -271,12 +272,12 @@ def test_something_unforeseen_is_told_and_another_one_started(tmp_path: Path, mo
     async def test() -> None:
         async with keeping(tmp_path) as world:
             assert is_running(await world.pid())
-            assert "something unforeseen (ValueError: a bug): it is started again in 0.01 s" in world.notices[0].text
+            assert "an unexpected error (ValueError: a bug): it is started again in 0.01 s" in world.notices[0].text
 
     run(test)
 
 
-def test_what_it_tells_is_told(tmp_path: Path) -> None:
+def test_its_log_lines_become_event_lines(tmp_path: Path) -> None:
     async def test() -> None:
         code = 'say(LogLine("warning", "a stage is too old")); say(LogLine("info", "all is well"))'
         async with keeping(tmp_path, code + LISTENS) as world:
@@ -300,7 +301,7 @@ def test_what_was_staged_is_brought_in_one_commit_after_the_other(tmp_path: Path
             await world.until(lambda: bool(world.imports))
             (one,) = world.imports  # the second waits for the first's answer
             assert (one.query, one.batch, one.entries) == ("query", 7, [first, second, third])
-            world.archive.answer(Imported(one.key + 1000))  # nobody's
+            world.archive.answer(Imported(one.key + 1000))  # of no waiting commit
             world.archive.answer(Imported(one.key, first_offset=5, count=3))
             await world.until(lambda: len(world.imports) == 2)
             world.archive.answer(Imported(world.imports[1].key, problem="the disk is full", was_known=True))
@@ -334,7 +335,7 @@ def test_what_cannot_be_read_is_not_brought_in(tmp_path: Path) -> None:
     async def test() -> None:
         async with keeping(tmp_path, COMMITS) as world:
             await world.until(lambda: len(world.texts("log")) == 2)
-            assert "1 what was staged cannot be read: " in world.texts("log")[0]
+            assert "1 the staged files cannot be read: " in world.texts("log")[0]
             assert world.imports == []
 
     run(test)
@@ -375,7 +376,7 @@ def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, mon
     assert [found.topic for found in read_stages(folder, ["b", "a", "b"])] == ["b", "a", "b"]
     assert read_stages(folder, []) == []
     for name in ("../outside", str(tmp_path / "outside"), "", ".", "..", "a\0"):
-        with pytest.raises(DecodeError, match="no name of a file"):
+        with pytest.raises(DecodeError, match="not the name of a staged file"):
             read_stages(folder, ["a", name])
     data = bytearray((folder / "a").read_bytes())
     data[-9] ^= 1
@@ -384,7 +385,7 @@ def test_stages_are_read_in_order_and_only_from_their_folder(tmp_path: Path, mon
         read_stages(folder, ["bad"])
     with pytest.raises(StorageError) as missing:
         read_stages(folder, ["missing"])
-    assert str(missing.value) == "No such file or directory; stage it again"  # a client hears this: no paths
+    assert str(missing.value) == "No such file or directory; stage it again"  # sent to clients: no paths
     monkeypatch.setattr(archive_process, "MAX_COMMIT_BATCHES", 2)
     assert len(read_stages(folder, ["a", "b"])) == 2
     with pytest.raises(DecodeError, match="more than 2 batches in one commit"):

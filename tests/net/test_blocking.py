@@ -43,7 +43,7 @@ def test_the_package_offers_it_as_sync() -> None:
         assert client.publish("a", b"x") == 0
 
 
-def test_a_broker_that_is_not_there_is_told() -> None:
+def test_a_broker_that_is_not_there_is_reported() -> None:
     with UdpSocket("127.0.0.1") as silent, pytest.raises(BrokerUnreachableError):
         connect(f"127.0.0.1:{silent.local_address[1]}", timeout_s=0.05)
     with pytest.raises(AddressError):
@@ -138,7 +138,7 @@ def test_ctrl_c_returns_at_once() -> None:
         assert messages.get().topic == "end"  # and no will before it
 
 
-def test_a_program_that_just_ends_says_goodbye() -> None:
+def test_a_program_that_just_ends_closes_its_client() -> None:
     program = PROGRAM + "client.publisher('a').send(b'last words')\n"
     with broker_in_thread() as url, connect(url) as reader, reader.subscribe("wills", "a", "end") as messages:
         result = subprocess.run(

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 from tests.net.interrupting import Interrupter
 from tests.net.running import broker_in_thread
-from tests.net.test_publishing import OPEN_BUT_SECRET
+from tests.net.test_publisher import OPEN_BUT_SECRET
 
 from godwit.errors import AccessError, BufferFullError, RecordTooLargeError, UsageError
-from godwit.net import blocking_publisher
+from godwit.net import publisher as publisher_module
 from godwit.net.blocking import connect
 
 DEADLINE_S = 30.0
@@ -49,7 +49,7 @@ def test_several_threads_share_a_publisher() -> None:
 
 
 def test_back_pressure_reaches_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocking_publisher, "QUEUE_BYTES", 10_000)
+    monkeypatch.setattr(publisher_module, "QUEUE_BYTES", 10_000)
     with broker_in_thread() as url, connect(url, send_buffer_bytes=50_000) as client:
         publisher = client.publisher("a")
         fulls = sent = 0
@@ -93,7 +93,7 @@ def test_waiting_has_a_limit_and_the_end_tells_what_was_lost() -> None:
     assert len(waiting) == 1
 
 
-def test_what_is_refused_or_too_large_is_told_and_the_rest_goes_on() -> None:
+def test_refused_and_too_large_messages_are_reported_and_others_continue() -> None:
     with broker_in_thread(access=OPEN_BUT_SECRET, max_message_bytes=100_000) as url, connect(url) as client:
         closed = client.publisher("closed/a")
         closed.send(b"x")
@@ -126,7 +126,7 @@ def test_ctrl_c_at_any_step_of_send_sends_all_or_nothing_and_hangs_nothing() -> 
                 interrupter.run(lambda: publisher.send(b"maybe"))
             has_raised = interrupter.has_raised
             maybe = publisher._put - put
-            publisher.flush(DEADLINE_S)  # also what was put in when no thread was told of it
+            publisher.flush(DEADLINE_S)  # also messages that were queued before the thread was woken
             publisher.send(b"surely")
             publisher.flush(DEADLINE_S)
             assert publisher.unconfirmed == 0

@@ -21,14 +21,14 @@ from tests.net.running import broker_in_thread
 from godwit.client.message import Message
 from godwit.errors import KickedError, UsageError
 from godwit.net.blocking import BlockingClient, connect
-from godwit.net.blocking_subscription import BlockingSubscription
+from godwit.net.subscription import BlockingSubscription
 
 LONG_S = 30.0
 never_awaited = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 
 
 def arrived(messages: BlockingSubscription) -> None:
-    """Waits until the client has a record that nobody has asked for yet."""
+    """Wait until the client has a record that the application has not asked for yet."""
     core = messages._inner._core
     assert core is not None
     while not core.has_records:
@@ -308,7 +308,7 @@ def test_real_ctrl_c_loses_no_message() -> None:
         process.stdout.close()
 
 
-# -- what counts as handled -------------------------------------------------------------------------------------------
+# -- handled messages -------------------------------------------------------------------------------------------------
 
 
 class HandlingError(Exception):
@@ -324,7 +324,7 @@ def read_until(url: str, stop: Callable[[BlockingClient, list[bytes]], None]) ->
 
 
 def everything(url: str, end: bytes) -> list[bytes]:
-    """What is delivered to the same subscription the next time, up to and with `end`."""
+    """Return the messages that the same subscription delivers the next time, up to and with `end`."""
     with connect(url, name="me") as client, client.subscribe("a", keep=True, timeout_s=LONG_S) as messages:
         seen = []
         for message in messages:

@@ -1,4 +1,4 @@
-"""The log on disk as a service uses it: what is opened, what is in the way, what a restart finds."""
+"""The log on disk as a service uses it: opening, obstacles, restarts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.net.running import run
 from godwit.broker.effects import Append, Committed, Found, Losing, Notice
 from godwit.errors import DiskError, LogDamagedError, LogInUseError
 from godwit.limits import MIB
-from godwit.net import durable
-from godwit.net.durable import DurableLog
+from godwit.net import durable_log
+from godwit.net.durable_log import DurableLog
 from godwit.net.log_writer import COMMIT_BYTES
 from godwit.store.folder import DataFolder
 from godwit.store.retention import Rule
@@ -44,7 +44,7 @@ class World:
             loop.call_soon_threadsafe(self._woken.set)
 
         self.notices: list[Notice] = []
-        self.durable = DurableLog(path, rules, now_us=NOW_US, wake=wake, tell=self.notices.append)
+        self.durable = DurableLog(path, rules, now_us=NOW_US, wake=wake, on_notice=self.notices.append)
         self.log = self.durable.log
         self.broker = ListeningBroker()
         self.log.begin(self.broker)
@@ -65,7 +65,7 @@ def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
         assert len(first.durable.reset_key) == 32
         first.log.append(Append([entry(), entry()], [QueryDone("q", 4)]), NOW_US)
         await first.until(lambda: first.broker.told == [Committed(0)])
-        first.log.append(Append([entry()]), NOW_US)  # nobody waits for its answer
+        first.log.append(Append([entry()]), NOW_US)  # no client waits for its answer
         await first.durable.close()
 
         second = World(path)
@@ -94,7 +94,7 @@ def test_a_folder_has_one_broker(tmp_path: Path) -> None:
     run(test)
 
 
-def test_who_only_asks_whether_a_folder_is_in_use_keeps_no_broker_out(
+def test_a_check_whether_a_folder_is_in_use_keeps_no_broker_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
@@ -104,7 +104,7 @@ def test_who_only_asks_whether_a_folder_is_in_use_keeps_no_broker_out(
         nonlocal tries
         tries += 1
         if tries == 1:
-            raise LogInUseError("somebody looks")
+            raise LogInUseError("a check")
         really_open(folder)
 
     monkeypatch.setattr(DataFolder, "open", open_at_the_second_try)
@@ -179,7 +179,7 @@ def test_retention_keeps_up_with_a_broker_that_is_busy(tmp_path: Path) -> None:
 def test_retention_lets_commits_through_however_much_it_has_to_delete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "MOST_FREED_BYTES", MIB)
+    monkeypatch.setattr(durable_log, "MAX_FREED_BYTES", MIB)
 
     async def test() -> None:
         world = World(tmp_path)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 from tests.net.running import both_loops, broker_and_client, lossy, run, service, turns
-from tests.net.test_publishing import OPEN_BUT_SECRET
+from tests.net.test_publisher import OPEN_BUT_SECRET
 
 from godwit.client.files import CHUNK_BYTES, PART_PATTERN, FileHeader, encode_header, file_id, publisher_of
 from godwit.errors import AccessError, FileTransferError, TopicError, UsageError
 from godwit.limits import MIB
 from godwit.net import files as files_module
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
+from godwit.net.file_inbox import ReceivedFile
 from godwit.net.files import WINDOW_CHUNKS, FileReceiver
-from godwit.net.inbox import ReceivedFile
 
 
 def make_file(path: Path, size_bytes: int, seed: int = 1) -> bytes:
@@ -30,9 +30,9 @@ def make_file(path: Path, size_bytes: int, seed: int = 1) -> bytes:
 
 
 async def send_chunk(client: AsyncClient, topic: str, header: FileHeader, chunk: bytes, sequence: int) -> None:
-    """One chunk, as a program of somebody else might send it."""
-    lane = client.publishing.chunk_lane(topic, publisher_of(header.id), epoch=header.run, sequence=sequence)
-    await client.publishing.send_chunk(lane, chunk, encode_header(header))
+    """Send one chunk, as another program might."""
+    lane = client.runtime.publishers.chunk_waiters(topic, publisher_of(header.id), epoch=header.run, sequence=sequence)
+    await client.runtime.publishers.send_chunk(lane, chunk, encode_header(header))
     await lane.confirmed(sequence + 1)
 
 
@@ -160,7 +160,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
             buffered: list[int] = []
 
             def look(done_bytes: int, total_bytes: int) -> None:
-                held.append(client._core.held_bytes)
+                held.append(client.runtime.core.held_bytes)
                 buffered.append(broker.server.buffered_bytes)
 
             sending = asyncio.create_task(client.send_file("t", tmp_path / "a", progress=look))
@@ -341,7 +341,7 @@ def test_a_callback_that_fails_hides_no_file(tmp_path: Path) -> None:
     run(test)
 
 
-def test_who_comes_late_is_told_and_gets_the_next_run(tmp_path: Path) -> None:
+def test_a_late_receiver_is_notified_and_gets_the_next_run(tmp_path: Path) -> None:
     content = b"0123456789"
 
     async def test() -> None:
@@ -369,9 +369,9 @@ def test_hostile_chunks_do_no_harm(tmp_path: Path) -> None:
             problems: list[str] = []
             receiving = client.receive_files("#", folder=folder, on_problem=problems.append, max_file_bytes=1000)
             async with receiving as files:
-                lane = client.publishing.chunk_lane("t", "evil", epoch=1, sequence=0)
+                lane = client.runtime.publishers.chunk_waiters("t", "evil", epoch=1, sequence=0)
                 for extension in (b"", b"\xff", b"\xa1dfile\x05", os.urandom(5000)):
-                    await client.publishing.send_chunk(lane, b"x", extension)
+                    await client.runtime.publishers.send_chunk(lane, b"x", extension)
                 await lane.confirmed(4)
                 huge = header_of(good, "huge", "t")
                 for number, header in enumerate(
@@ -405,7 +405,7 @@ def test_content_that_is_not_what_was_promised_is_not_kept(tmp_path: Path) -> No
     run(test)
 
 
-def test_a_full_disk_is_told_to_the_one_who_can_act(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_to_the_receiver(tmp_path: Path) -> None:
     make_file(tmp_path / "a", 10)
 
     async def test() -> None:
@@ -427,7 +427,7 @@ def test_a_full_disk_is_told_to_the_one_who_can_act(tmp_path: Path) -> None:
     run(test)
 
 
-def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_sent_are_reported(tmp_path: Path) -> None:
     make_file(tmp_path / "a", 10)
 
     async def test() -> None:
@@ -449,7 +449,7 @@ def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["shorter", "other"])
-def test_a_file_that_changes_while_it_is_sent_is_told(change: str, tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_sent_is_reported(change: str, tmp_path: Path) -> None:
     source = tmp_path / "a"
     make_file(source, (WINDOW_CHUNKS + 4) * CHUNK_BYTES)
 

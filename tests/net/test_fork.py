@@ -10,7 +10,7 @@ import pytest
 from tests.net.running import broker_in_thread
 
 from godwit.errors import ForkedError, UsageError
-from godwit.net import fork
+from godwit.net import loop
 from godwit.net.blocking import connect
 
 DEADLINE_S = 60.0
@@ -56,7 +56,7 @@ def run(program: str, *arguments: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_the_owner_is_told_in_the_child_alone() -> None:
+def test_the_owner_is_notified_in_the_child_only() -> None:
     class Owner:
         is_inherited = False
 
@@ -64,14 +64,14 @@ def test_the_owner_is_told_in_the_child_alone() -> None:
             self.is_inherited = True
 
     owner = Owner()
-    fork.disown_in_children(owner)
-    fork._on_forked()
+    loop.disown_in_children(owner)
+    loop._on_forked()
     assert owner.is_inherited
     reference = weakref.ref(owner)
-    fork.disown_in_children(owner)
+    loop.disown_in_children(owner)
     del owner
     assert reference() is None
-    assert isinstance(fork.forked_error(), UsageError)
+    assert isinstance(loop.forked_error(), UsageError)
 
 
 EVERY_METHOD = """
@@ -189,7 +189,7 @@ print("parent")
 
 
 @pytest.mark.parametrize("way", ["end", "unwind", "connect"])
-def test_a_child_ends_as_any_program_and_says_no_goodbye(way: str) -> None:
+def test_a_child_ends_as_any_program_and_sends_no_close(way: str) -> None:
     with broker_in_thread() as url, connect(url) as watcher, watcher.subscribe("wills", "b", "end") as messages:
         assert run(NORMAL_EXIT, url, way) == ["child", "parent"]
         watcher.publish("end", b"")
@@ -332,4 +332,4 @@ def test_a_client_of_the_parent_is_not_concerned_by_children_of_others() -> None
         subprocess.run([sys.executable, "-c", "pass"], check=True, preexec_fn=lambda: None)
         assert client.ping() > 0
         with pytest.raises(ForkedError):
-            raise fork.forked_error()
+            raise loop.forked_error()

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.net.running import run, turns
+from tests.net.running import broker_in_thread, run, turns
+from tests.net.work_stands import Core, as_client
 
-from godwit.client.comparing import Change, JobView, apply
-from godwit.errors import JobCancelledError, JobError, JobFailedError
-from godwit.net.jobs import AsyncJob, Countdown, TaskResult, Update
+from godwit.client.comparing import JOB_ENDED, Change, JobView, apply
+from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
+from godwit.errors import (
+    AccessError,
+    BadKindError,
+    BrokerError,
+    JobCancelledError,
+    JobError,
+    JobFailedError,
+    UsageError,
+)
+from godwit.limits import MAX_JOB_PAYLOAD_BYTES
+from godwit.net.blocking import connect
+from godwit.net.job_options import core_options
+from godwit.net.jobs import AsyncJob, ClientJobs, Countdown, TaskResult, Update
+from godwit.net.tasks import Task
+from godwit.net.worker import Worker
 from godwit.wire.codes import Code
-from godwit.wire.jobs import JobInfo, JobState
+from godwit.wire.control import ControlMessage, Done
+from godwit.wire.jobs import Cancel, JobInfo, JobState
 from godwit.wire.work import JobUpdate, TaskUpdate
 
 
 class Told:
-    """A job, and a broker that tells how it stands."""
+    """A job, and a broker that reports its state."""
 
     def __init__(self, agreed: int | None = 1) -> None:
         self.view = JobView("key-1", "resize", 1, 7, "waiting")
@@ -38,7 +57,7 @@ class Told:
     def learn(
         self, *tasks: TaskUpdate, state: JobState = "running", reason: str = "", agreed: int | None = None
     ) -> list[Change]:
-        """The client's core knows, but has not told yet."""
+        """The client's core knows, but has not reported yet."""
         update = JobUpdate(job=7, state=state, reason=reason, tasks=list(tasks), agreed=agreed)
         payloads = [f"result {task.task}".encode() if task.size else b"" for task in tasks]
         return apply(self.view, update, payloads, 0)
@@ -84,7 +103,7 @@ def test_what_it_looks_like() -> None:
 # -- updates ----------------------------------------------------------------------------------------------------------
 
 
-def test_everything_that_happens_is_told_in_order() -> None:
+def test_all_events_are_reported_in_order() -> None:
     async def test() -> None:
         told = Told(agreed=None)
         updates: list[Update] = []
@@ -122,7 +141,7 @@ def test_everything_that_happens_is_told_in_order() -> None:
     run(test)
 
 
-def test_who_comes_late_hears_how_it_stands_and_the_end() -> None:
+def test_a_late_iteration_returns_the_present_state_and_the_end() -> None:
     async def test() -> None:
         told = Told(agreed=4)
         told.tell(leased(0, progress=0.5), finished(1), failed(2), leased(3))
@@ -154,7 +173,7 @@ def test_who_comes_late_hears_how_it_stands_and_the_end() -> None:
     run(test)
 
 
-def test_who_is_slow_misses_steps_but_no_result() -> None:
+def test_a_slow_iteration_misses_steps_but_no_result() -> None:
     async def test() -> None:
         told = Told(agreed=2)
         updates = aiter(told.job)
@@ -189,14 +208,14 @@ def test_several_follow_at_once_and_one_leaves() -> None:
     run(test)
 
 
-def test_what_the_core_knows_but_has_not_told_is_told_once() -> None:
+def test_an_end_that_the_core_knows_before_its_event_is_reported_once() -> None:
     async def test() -> None:
         told = Told(agreed=2)
         early = aiter(told.job)
         assert (await anext(early)).what == "accepted"
         first = told.learn(leased(0, progress=0.5), finished(1))
         second = told.learn(finished(0), state="done")
-        late = aiter(told.job)  # it begins when all is known, and nothing was told
+        late = aiter(told.job)  # it begins when all is known, and nothing was reported
         assert [update.what async for update in late] == ["accepted", "result", "result", "done"]
         assert told.job.is_ended
         told.job.on_changed(first)
@@ -211,7 +230,7 @@ def test_what_the_core_knows_but_has_not_told_is_told_once() -> None:
     run(test)
 
 
-def test_a_final_failure_says_so() -> None:
+def test_a_final_failure_is_marked() -> None:
     async def test() -> None:
         told = Told(agreed=1)
         told.tell(failed(error="the picture is damaged"), state="failed")
@@ -270,7 +289,7 @@ def test_results_come_in_the_order_of_tasks() -> None:
     run(test)
 
 
-def test_a_failed_job_says_what_there_is() -> None:
+def test_a_failed_job_raises_with_the_results_so_far() -> None:
     async def test() -> None:
         told = Told(agreed=3)
         told.tell(finished(0), failed(1, "no such picture"), failed(2, "damaged"), state="failed")
@@ -297,7 +316,7 @@ def test_results_that_the_broker_has_not_kept_are_missed() -> None:
     run(test)
 
 
-def test_a_job_that_missed_its_deadline_says_so() -> None:
+def test_a_job_that_missed_its_deadline_is_reported() -> None:
     async def test() -> None:
         told = Told(agreed=None)
         told.tell(state="failed", reason="the deadline passed")
@@ -309,7 +328,7 @@ def test_a_job_that_missed_its_deadline_says_so() -> None:
 
 
 @pytest.mark.parametrize(("reason", "text"), [("", "job 7 was cancelled"), ("enough", "job 7 was cancelled: enough")])
-def test_a_cancelled_job_says_so(reason: str, text: str) -> None:
+def test_a_cancelled_job_raises(reason: str, text: str) -> None:
     async def test() -> None:
         told = Told()
         waiting = asyncio.create_task(told.job.results())
@@ -323,7 +342,7 @@ def test_a_cancelled_job_says_so(reason: str, text: str) -> None:
     run(test)
 
 
-def test_whoever_waits_only_for_so_long_is_told_that_the_job_goes_on() -> None:
+def test_a_timeout_of_results_does_not_end_the_job() -> None:
     async def test() -> None:
         told = Told()
         with pytest.raises(TimeoutError, match=r"job 7 has not ended within 0.01 s: it goes on"):
@@ -347,3 +366,291 @@ def test_a_countdown_of_nothing_does_not_wait() -> None:
         countdown.on_answer()  # one too many does no harm
 
     run(test)
+
+
+PLAIN = core_options()
+
+
+class Stand:
+    def __init__(self, room: int = 1000) -> None:
+        self.core = Core(room)
+        self.views: list[JobView] = []
+        self.flushes = 0
+        submit, watch = self.core.submit, self.core.watch
+
+        def remember(view: JobView) -> JobView:
+            self.views.append(view)
+            return view
+
+        self.core.submit = lambda *a, **k: remember(submit(*a, **k))  # type: ignore[method-assign]
+        self.core.watch = lambda number: remember(watch(number))  # type: ignore[method-assign]
+        self.asked: list[object] = []
+        self.followed_jobs = ClientJobs(as_client(self.core), self.flush, self.ask)
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    async def ask(self, make: Callable[[int], ControlMessage], kind: type[Done]) -> Done:
+        self.asked.append(make(5))
+        return kind(request=5)
+
+    def take(self, *numbers: int) -> None:
+        for number in numbers:
+            view = self.views[number]
+            view.number, view.state = number + 1, "running"
+            self.followed_jobs.handlers[JobTaken](JobTaken(view))
+
+    def refuse(self, number: int, code: Code = Code.NOT_ALLOWED) -> None:
+        view = self.views[number]
+        view.state = "refused"
+        self.followed_jobs.handlers[JobRefused](JobRefused(view, code, "no"))
+
+    def end(self, number: int) -> None:
+        self.views[number].state = "done"
+        self.followed_jobs.handlers[JobChanged](JobChanged(self.views[number], [JOB_ENDED]))
+
+
+def test_a_submission_waits_for_its_answer() -> None:
+    async def test() -> None:
+        stand = Stand()
+        waiting = asyncio.create_task(stand.followed_jobs.submit("resize", "picture", "mine", PLAIN))
+        await turns()
+        assert stand.core.said == [("submit", "resize", b"picture", "mine", dict(PLAIN))]
+        assert not waiting.done()
+        stand.take(0)
+        job = await waiting
+        assert (job.number, job.key) == (1, "mine")
+        ended = asyncio.create_task(job.results())
+        await turns()
+        stand.end(0)
+        assert await ended == []
+
+    run(test)
+
+
+def test_a_refusal_is_raised() -> None:
+    async def test() -> None:
+        stand = Stand()
+        waiting = asyncio.create_task(stand.followed_jobs.submit("resize", b"", None, PLAIN))
+        await turns()
+        stand.refuse(0)
+        with pytest.raises(AccessError):
+            await waiting
+
+    run(test)
+
+
+def test_of_many_one_that_is_refused_stops_no_other() -> None:
+    async def test() -> None:
+        stand = Stand()
+        waiting = asyncio.create_task(stand.followed_jobs.submit_many([("a", b"1"), ("b", "2"), ("a", b"3")], PLAIN))
+        await turns()
+        assert [said[1:3] for said in stand.core.said] == [("a", b"1"), ("b", b"2"), ("a", b"3")]
+        stand.take(0, 2)
+        await turns()
+        assert not waiting.done()
+        stand.refuse(1, Code.TOO_MANY)
+        jobs = await waiting
+        assert [job.state for job in jobs] == ["running", "refused", "running"]
+        with pytest.raises(BrokerError, match="no"):
+            await jobs[1].results()
+        assert await stand.followed_jobs.submit_many([], PLAIN) == []
+
+    run(test)
+
+
+def test_of_many_none_is_sent_if_one_cannot_be() -> None:
+    async def test() -> None:
+        stand = Stand()
+        with pytest.raises(BadKindError):
+            await stand.followed_jobs.submit_many([("a", b""), ("b/+", b"")], PLAIN)
+        with pytest.raises(UsageError, match=f"takes {MAX_JOB_PAYLOAD_BYTES}: send larger things"):
+            await stand.followed_jobs.submit_many([("a", b""), ("a", bytes(MAX_JOB_PAYLOAD_BYTES + 1))], PLAIN)
+        wrong: list[tuple[str, bytes]] = [("a", b""), ("a", 3)]  # type: ignore[list-item]
+        with pytest.raises(UsageError, match="a payload of type int"):
+            await stand.followed_jobs.submit_many(wrong, PLAIN)
+        assert stand.core.said == []
+
+    run(test)
+
+
+def test_submissions_wait_for_room() -> None:
+    async def test() -> None:
+        stand = Stand(room=2)
+        waiting = asyncio.create_task(stand.followed_jobs.submit_many([("a", b"")] * 5, PLAIN))
+        await turns()
+        assert len(stand.views) == 2
+        stand.core.room = 2
+        stand.followed_jobs.on_room()
+        await turns()
+        assert len(stand.views) == 4
+        stand.core.room = 1
+        stand.followed_jobs.on_room()
+        await turns()
+        stand.take(*range(5))
+        assert len(await waiting) == 5
+
+    run(test)
+
+
+def test_a_watched_job_is_known_when_its_state_is() -> None:
+    async def test() -> None:
+        stand = Stand()
+        waiting = asyncio.create_task(stand.followed_jobs.watch(7))
+        await turns()
+        assert stand.core.said == [("watch", 7)]
+        assert stand.flushes == 1
+        assert not waiting.done()
+        stand.end(0)
+        assert (await waiting).state == "done"
+        unknown = asyncio.create_task(stand.followed_jobs.watch(8))
+        await turns()
+        stand.refuse(1, Code.NO_SUCH_JOB)
+        with pytest.raises(JobError):
+            await unknown
+
+    run(test)
+
+
+def test_a_cancel_is_looked_at_before_it_goes() -> None:
+    async def test() -> None:
+        stand = Stand()
+        await stand.followed_jobs.cancel(7, "enough")
+        assert stand.asked == [Cancel(request=5, job=7, reason="enough")]
+        wrong: list[Any] = [0, -1, 2**63, "7", True]
+        for number in wrong:
+            with pytest.raises(
+                UsageError, match=r"no job has the number|the number of a job is .*: give a whole number"
+            ):
+                await stand.followed_jobs.cancel(number, "")
+        with pytest.raises(UsageError, match="a reason of 1025 characters"):
+            await stand.followed_jobs.cancel(7, "x" * 1025)
+        no_text: Any = 5
+        with pytest.raises(UsageError, match="a reason of the type int: give a text"):
+            await stand.followed_jobs.cancel(7, no_text)
+        assert len(stand.asked) == 1
+
+    run(test)
+
+
+def test_cancelled_waits_do_no_harm() -> None:
+    async def test() -> None:
+        stand = Stand()
+        for _ in range(2):
+            waiting = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))
+            await turns()
+            waiting.cancel()
+            await turns()
+        stand.take(0)
+        stand.end(0)
+        stand.refuse(1)
+        stand.end(0)  # of a job that is not followed
+
+    run(test)
+
+
+def test_all_waits_end_with_the_client() -> None:
+    async def test() -> None:
+        stand = Stand(room=2)
+        taken = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))
+        await turns()
+        stand.take(0)
+        job = await taken
+        stand.core.work_held = 1
+        waiting = [
+            asyncio.create_task(job.results()),
+            asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN)),
+            asyncio.create_task(stand.followed_jobs.submit_many([("a", b"")], PLAIN)),  # there is no room
+        ]
+        drained = asyncio.create_task(stand.followed_jobs.drained())
+        await turns()
+        stand.followed_jobs.on_ended(UsageError("the client is closed"))
+        for task in waiting:
+            with pytest.raises(UsageError, match="the client is closed"):
+                await task
+        await drained
+        assert job.is_ended
+
+    run(test)
+
+
+def test_it_is_drained_when_everything_is_answered() -> None:
+    async def test() -> None:
+        stand = Stand()
+        await stand.followed_jobs.drained()
+        stand.core.work_held = 2
+        waiting = asyncio.create_task(stand.followed_jobs.drained())
+        await turns()
+        assert not waiting.done()
+        stand.core.work_held = 0
+        stand.followed_jobs.handlers[WorkIdle](WorkIdle())
+        await waiting
+
+    run(test)
+
+
+DEADLINE_S = 30.0
+
+
+@contextmanager
+def worker_in_thread(url: str) -> Iterator[Worker]:
+    worker = Worker(url, name="anna", capacity=4)
+
+    @worker.handles("count")
+    def count(task: Task) -> str:
+        task.progress(0.5, "half")
+        return str(len(task.payload))
+
+    thread = threading.Thread(target=worker.run_forever)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def test_a_job_from_its_submission_to_its_result() -> None:
+    with broker_in_thread() as url, worker_in_thread(url), connect(url, name="chief") as client:
+        job = client.submit("count", b"seven 7", workers="all")
+        (result,) = job.results(timeout_s=DEADLINE_S)
+        assert (result.worker, result.payload) == ("anna", b"7")
+        whats = [update.what for update in job]
+        assert (whats[0], whats[-2:]) == ("accepted", ["result", "done"])
+        assert (job.number, job.kind, job.agreed, job.state) == (1, "count", 1, "done")
+        assert (job.is_ended, job.reason, job.tasks[0].state) == (True, "", "finished")
+        assert job.begins_us == 0, "it had no delay"
+        assert repr(job) == "<BlockingJob 1, 'count', done>"
+        many = client.submit_many([("count", "x" * number) for number in range(5)])
+        assert [job.results()[0].payload for job in many] == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_looking_after_jobs() -> None:
+    with broker_in_thread() as url, connect(url, name="chief") as client:
+        job = client.submit("count", key="mine")
+        assert job.key == "mine"
+        with pytest.raises(TimeoutError, match=r"has not ended within 0\.01 s"):
+            job.results(timeout_s=0.01)
+        assert [info.job for info in client.jobs(kind="count", controller="chief", states=["waiting"])] == [job.number]
+        assert client.job_info(job.number)[0].state == "waiting"
+        found = client.job(job.number)
+        found.cancel("enough")
+        for view in (job, found):
+            with pytest.raises(JobCancelledError, match="enough"):
+                view.results(timeout_s=DEADLINE_S)
+            assert [update.what for update in view] == ["accepted", "cancelled"]
+        another = client.submit("count").number
+        client.cancel_job(another, "this too")
+        assert [info.job for info in client.jobs(limit=1)] == [another]
+        with pytest.raises(JobError):
+            client.job(4711)
+        with pytest.raises(UsageError, match="workers"):
+            client.submit("count", workers=0)
+
+
+def test_a_worker_in_a_thread_is_stopped_from_another() -> None:
+    with broker_in_thread() as url, worker_in_thread(url) as worker, connect(url) as client:
+        assert client.submit("count", b"x").results(timeout_s=DEADLINE_S)
+        worker.stop(finish=True)
+        worker.stop()

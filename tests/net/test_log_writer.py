@@ -1,4 +1,4 @@
-"""The thread that writes the log: what it joins, in which order it answers, what it does when the disk fails."""
+"""The thread that writes the log: grouping, the order of answers, failures of the disk."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from godwit.net.log_writer import (
     CHECKPOINT_BYTES,
     COMMIT_BYTES,
     COMMIT_PAGES_BYTES,
-    KEPT_BYTES,
+    IDLE_WAL_BYTES,
     TRUNCATE_BYTES,
-    Job,
     LogWriter,
+    PendingAppend,
 )
 from godwit.wire.changes import Change, QueryDone
 from godwit.wire.entry import Entry
@@ -35,9 +35,9 @@ BROKEN = LogDamagedError("the file is damaged: run godwit log recover")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "IDLE_S", 3600.0)
-    monkeypatch.setattr(log_writer, "CHORES_S", 0.001)
+    monkeypatch.setattr(log_writer, "MAINTENANCE_S", 0.001)
     monkeypatch.setattr(log_writer, "RETRY_S", 0.0)
-    monkeypatch.setattr(log_writer, "WELL_S", 0.0)
+    monkeypatch.setattr(log_writer, "RECOVERED_S", 0.0)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def writing(store: DiskStore, **more: Any) -> Iterator[tuple[LogWriter, Answers]
 
 
 def put(writer: LogWriter, effect: Append, era: int = 0) -> None:
-    writer.append(Job(effect, sum(len(entry.rest) for entry in effect.entries), era))
+    writer.append(PendingAppend(effect, sum(len(entry.rest) for entry in effect.entries), era))
 
 
 # -- group commit -----------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_a_commit_is_bounded() -> None:
         put(writer, append(1))
         store.begun.get(timeout=PATIENCE_S)
         for _ in range(3):
-            writer.append(Job(append(1), COMMIT_BYTES // 2, 0))
+            writer.append(PendingAppend(append(1), COMMIT_BYTES // 2, 0))
         store.may_end.release(3)
         assert answers.next(4) == [Committed(offset) for offset in range(4)]
         assert [store.begun.get(timeout=PATIENCE_S) for _ in range(2)] == [2, 1]
@@ -120,21 +120,21 @@ def test_a_failed_commit_fails_all_that_were_given_before_it_was_known_and_the_n
         failed, notice, *late = answers.next(6)
         assert [failed, *late] == [Failed(str(FULL))] * 5
         assert notice == Notice("warning", f"messages are refused: {FULL}")
-        put(writer, append(1))  # given before the broker heard of it
+        put(writer, append(1))  # queued before the broker knew of it
         put(writer, append(1), era=1)
         store.may_end.release()
-        assert answers.next(2) == [Failed(str(FULL))] * 2  # and not told again
+        assert answers.next(2) == [Failed(str(FULL))] * 2  # and not reported again
         store.may_end.release()
         put(writer, append(1), era=1)
         put(writer, append(7), era=2)
         late_one, committed, notice = answers.next(3)
         assert (late_one, committed) == (Failed(str(FULL)), Committed(0))
         assert "can be written again" in notice.text
-        assert store.begun.qsize() == 2  # those that came late did not try the disk
+        assert store.begun.qsize() == 2  # late ones did not try the disk
 
 
 def test_where_only_changes_or_little_fits_the_trouble_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_writer, "WELL_S", 3600.0)
+    monkeypatch.setattr(log_writer, "RECOVERED_S", 3600.0)
     store = DiskStore()
     store.errors = [FULL, None, None, FULL]
     with writing(store) as (writer, answers):
@@ -145,7 +145,7 @@ def test_where_only_changes_or_little_fits_the_trouble_is_not_over(monkeypatch: 
             assert answers.next(1) == [Committed(0)]
         put(writer, append(1), era=1)
         assert answers.next(1) == [Failed(str(FULL))]
-        monkeypatch.setattr(log_writer, "WELL_S", 0.0)
+        monkeypatch.setattr(log_writer, "RECOVERED_S", 0.0)
         put(writer, Append([], [QueryDone("q", 1)]), era=2)
         assert answers.next(1) == [Committed(1)]
         assert answers.is_empty
@@ -159,8 +159,8 @@ def test_something_unforeseen_is_a_failure_like_any_other() -> None:
     with writing(store) as (writer, answers):
         put(writer, append(1))
         failed, notice = answers.next(2)
-        assert "not foreseen" in failed.text
-        assert "a bug" not in failed.text  # what is inside is for those who run the broker
+        assert "unexpectedly" in failed.text
+        assert "a bug" not in failed.text  # details are for the operator of the broker
         assert notice.kind == "warning"
         assert "ValueError: a bug" in notice.text
         put(writer, append(1), era=1)
@@ -203,7 +203,7 @@ def test_what_is_the_disk_s_or_the_machine_s_fault_may_be_tried_again(error: Exc
         assert answers.next(1)[0].is_lasting is False
 
 
-def test_clients_are_not_told_where_the_file_lies() -> None:
+def test_clients_do_not_see_the_path_of_the_file() -> None:
     store = DiskStore()
     path = Path("/secret/place/log.sqlite")
     store.errors = [
@@ -246,7 +246,7 @@ def test_after_much_was_written_a_checkpoint_lets_it_be_written_over() -> None:
     half = CHECKPOINT_BYTES // 2 - COMMIT_PAGES_BYTES
     with writing(store) as (writer, answers):
         for number in range(6):
-            writer.append(Job(append(1), half, 0))
+            writer.append(PendingAppend(append(1), half, 0))
             answers.next(1)
             if number % 2:
                 assert store.checkpoints.get(timeout=PATIENCE_S) is False
@@ -277,7 +277,7 @@ def test_a_write_ahead_log_that_readers_made_long_is_shortened_as_soon_as_they_l
         assert store.checkpoints.empty()
 
 
-@pytest.mark.parametrize(("wal_bytes", "truncates"), [(KEPT_BYTES, False), (KEPT_BYTES + 1, True)])
+@pytest.mark.parametrize(("wal_bytes", "truncates"), [(IDLE_WAL_BYTES, False), (IDLE_WAL_BYTES + 1, True)])
 def test_when_nothing_comes_there_is_a_checkpoint_that_cuts_off_what_is_very_long(
     monkeypatch: pytest.MonkeyPatch, wal_bytes: int, truncates: bool
 ) -> None:
@@ -301,7 +301,7 @@ def test_what_a_broker_that_was_killed_left_behind_is_taken_into_the_file(monkey
         assert store.checkpoints.get(timeout=PATIENCE_S) is False
 
 
-def test_a_checkpoint_that_fails_is_told_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_fails_is_reported_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_writer, "IDLE_S", 0.0)
     store = DiskStore()
     store.wal_bytes_a_commit, store.checkpoint_error = 1, FULL
@@ -341,7 +341,7 @@ def test_retention_has_a_step_between_commits_and_tells_what_left() -> None:
         assert answers.next(1) == [Committed(0)]
 
 
-def test_a_retention_that_fails_holds_nobody_up() -> None:
+def test_a_retention_that_fails_delays_no_append() -> None:
     def retain(now_us: int) -> None:
         raise FULL
 
@@ -351,7 +351,7 @@ def test_a_retention_that_fails_holds_nobody_up() -> None:
         assert answers.next(1) == [Committed(0)]
 
 
-def test_what_is_wrong_with_the_file_between_commits_is_told_and_ends_nothing() -> None:
+def test_errors_between_commits_are_reported_and_end_nothing() -> None:
     store = DiskStore()
     with writing(store) as (writer, answers):
         store.wal_errors = [NotADirectoryError(20, "Not a directory")]
@@ -363,19 +363,19 @@ def test_what_is_wrong_with_the_file_between_commits_is_told_and_ends_nothing() 
         assert answers.next(1) == [Committed(1)]
 
 
-def test_losses_that_cannot_be_told_keep_no_reader_waiting() -> None:
+def test_deletions_that_cannot_be_reported_keep_no_reader_waiting() -> None:
     class Deaf(Answers):
         def __call__(self, answers: list[Any]) -> None:
             if any(isinstance(answer, Losing) for answer in answers):
-                raise RuntimeError("nobody listens")
+                raise RuntimeError("no listener")
             super().__call__(answers)
 
     store, answers = DiskStore(), Deaf()
     steps = iter([[Losing([], 3)]])
     writer = LogWriter(store, answers, retain=lambda now_us: next(steps, None))
     writer.start()
-    assert "nobody listens" in answers.next(1)[0].text
-    assert writer.has_told_all.wait(PATIENCE_S)
+    assert "no listener" in answers.next(1)[0].text
+    assert writer.has_reported_all.wait(PATIENCE_S)
     put(writer, append(1))
     assert answers.next(1) == [Committed(0)]
     writer.end()
@@ -399,7 +399,7 @@ def test_the_end_commits_what_waits_and_empties_the_write_ahead_log() -> None:
     store.may_end.release(100)
     assert writer.join(PATIENCE_S)
     assert answers.next(101) == [Committed(offset) for offset in range(101)]
-    assert writer.commits == 3  # the first, what is allowed at once, the rest
+    assert writer.commits == 3  # the first, the maximum at once, the others
     assert [store.checkpoints.get() for _ in range(store.checkpoints.qsize())][-1] is True
     assert store.is_closed
     assert "godwit-log-writer" not in {thread.name for thread in threading.enumerate()}
@@ -419,6 +419,6 @@ def test_the_end_comes_also_when_the_disk_fails() -> None:
     assert writer.join(PATIENCE_S)
     first, _, second, *last = answers.next(5)
     assert first == second == Failed(str(FULL))
-    assert "the log stays as it is: the disk is full" in last[0].text
+    assert "the write-ahead log was not merged into the log: the disk is full" in last[0].text
     assert "the log could not be closed: the file is damaged" in last[1].text
     assert store.is_closed

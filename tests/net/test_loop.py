@@ -6,14 +6,18 @@ import asyncio
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.net.interrupting import Interrupter
 from tests.net.running import both_loops, run
 
+from godwit.errors import ForkedError, UsageError
 from godwit.net import loop
-from godwit.net.loop import completes
+from godwit.net.loop import LoopThread, completes
 
 
 async def add_reader_works() -> bool:
@@ -126,3 +130,175 @@ def test_a_broker_hands_over_between_its_threads_quickly() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout == "True\n"
+
+
+DEADLINE_S = 20.0
+
+
+async def double(number: int) -> int:
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+async def fail() -> None:
+    raise ValueError("broken")
+
+
+async def for_ever(cancelled: threading.Event) -> None:
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
+def test_results_and_errors_come_back() -> None:
+    thread = LoopThread()
+    assert thread.call(double(4)) == 8
+    with pytest.raises(ValueError, match="broken"):
+        thread.call(fail())
+    thread.stop()
+
+
+def test_a_time_limit_cancels() -> None:
+    thread = LoopThread()
+    cancelled = threading.Event()
+    with pytest.raises(TimeoutError):
+        thread.call(for_ever(cancelled), 0.01)
+    assert cancelled.wait(DEADLINE_S)
+    assert thread.call(double(1)) == 2
+    thread.stop()
+
+
+def test_what_exceeds_its_limit_has_ended_when_the_caller_hears_of_it() -> None:
+    thread = LoopThread()
+    for _ in range(100):
+        cancelled = threading.Event()
+        with pytest.raises(TimeoutError):
+            thread.call(for_ever(cancelled), 0.0)
+        assert thread.call(_others()) == 0
+    thread.stop()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_ctrl_c_at_any_step_neither_stops_the_loop_nor_leaves_anything_running() -> None:
+    thread = LoopThread()
+    step = 0
+    has_raised = True
+    while has_raised:
+        step += 1
+        interrupter = Interrupter(step)
+        with suppress(KeyboardInterrupt, TimeoutError):
+            interrupter.run(lambda: thread.call(for_ever(threading.Event()), 0.001))
+        has_raised = interrupter.has_raised
+        while thread.call(_others(), DEADLINE_S):
+            pass
+        assert thread.call(double(step), DEADLINE_S) == 2 * step
+    assert step > 8
+    thread.stop()
+
+
+def test_a_cancelled_call_may_fail_silently() -> None:
+    thread = LoopThread()
+    failed = threading.Event()
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            failed.set()
+            raise ValueError("too late")
+
+    class Impatient(LoopThread):
+        def _post(self, call: Any) -> None:
+            super()._post(call)
+            raise KeyboardInterrupt
+
+    impatient = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        impatient.call(fail_when_cancelled())
+    impatient.stop()
+    assert thread.call(double(1)) == 2
+    thread.stop()
+
+
+def test_an_inherited_thread_refuses_everything() -> None:
+    thread = LoopThread()
+    thread.on_forked()  # as in a child
+    for refused in (
+        lambda: thread.call(double(1)),
+        lambda: thread.call_soon(lambda: None),
+        thread.stop,
+        thread.require_own_process,
+    ):
+        with pytest.raises(ForkedError, match="connect again in the child"):
+            refused()
+    thread.is_inherited = False
+    assert thread.call(double(1)) == 2
+    thread.stop()
+
+
+def test_many_threads_may_call() -> None:
+    thread = LoopThread()
+    results: list[int] = []
+    callers = [threading.Thread(target=lambda n=n: results.append(thread.call(double(n)))) for n in range(20)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(DEADLINE_S)
+    assert sorted(results) == [2 * n for n in range(20)]
+    thread.stop()
+
+
+def test_after_the_end_everything_is_refused_kindly() -> None:
+    thread = LoopThread()
+    thread.stop()
+    thread.stop()
+    with pytest.raises(UsageError, match="closed"):
+        thread.call(double(1))
+    assert not thread.call_soon(lambda: None)
+
+
+def test_the_end_cancels_what_runs() -> None:
+    thread = LoopThread()
+    cancelled = threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            thread.call(for_ever(cancelled))
+        except BaseException as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    while not thread.call(_others()):
+        pass
+    thread.stop()
+    waiting.join(DEADLINE_S)
+    assert cancelled.is_set()
+    assert [type(error) for error in errors] == [UsageError]
+
+
+async def _others() -> int:
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_its_own_thread_cannot_wait_for_itself() -> None:
+    thread = LoopThread()
+
+    async def inside() -> None:
+        with pytest.raises(UsageError, match="callback"):
+            thread.call(double(1))
+        thread.stop()  # does not wait for itself either
+
+    thread.call(inside())
+    thread.stop()
+
+
+def test_something_is_done_soon() -> None:
+    thread = LoopThread()
+    done = threading.Event()
+    assert thread.call_soon(done.set)
+    assert done.wait(DEADLINE_S)
+    thread.stop()

@@ -1,4 +1,4 @@
-"""The package itself: what it offers, and that it imports nothing before it is asked for."""
+"""The package itself: its public names, and that it imports nothing before they are used."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 import godwit
 import godwit.sync
 from godwit import errors
-from godwit.net import blocking, connect, publishing
+from godwit.net import blocking, client, publisher
 
 
 def test_everything_it_offers_is_there() -> None:
     for name in godwit.__all__:
         assert getattr(godwit, name) is not None
         assert name in dir(godwit)
-    assert godwit.connect is connect.connect
+    assert godwit.connect is client.connect
     assert godwit.sync.connect is blocking.connect
-    assert godwit.BufferFull is publishing.BufferFull is errors.BufferFullError
+    assert godwit.BufferFull is publisher.BufferFull is errors.BufferFullError
     assert godwit.AccessError is errors.AccessError
 
 
-def test_what_it_does_not_offer_is_told() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'publish'"):
         _ = godwit.publish
 

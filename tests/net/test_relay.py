@@ -1,4 +1,4 @@
-"""The relay on real sockets: what goes in comes out, spoiled as told, and nothing grows without bound."""
+"""The relay on real sockets: forwarding, impairments, and bounded memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import TracebackType
 import pytest
 
 from godwit.errors import SocketError
-from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.udp import UdpSocket
+from godwit.sim.link import Link, LinkSettings
 from godwit.transport.train import Address, Train
 
 DEADLINE_S = 5.0
@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 
 
 class Peer:
-    """A socket in the loop that collects what arrives."""
+    """A socket in the loop that collects arrived datagrams."""
 
     def __init__(self, host: str = HOST) -> None:
         self.udp = UdpSocket(host)
@@ -187,10 +187,10 @@ def test_takes_the_simulators_link() -> None:
     datagrams = [bytes([n]) * 10 for n in range(200)]
 
     def impair(direction: Direction, client: Address) -> Impairment:
-        return ImpairedLink(settings, random.Random(7))
+        return Link(settings, random.Random(7))
 
     async def test() -> None:
-        twin = ImpairedLink(settings, random.Random(7))
+        twin = Link(settings, random.Random(7))
         expected = [delivered for each in datagrams for _, delivered in twin.offer(each, 0.0)]
         assert 0 < len(expected) < 200
         with Peer() as server, Peer() as client:

@@ -107,13 +107,13 @@ except OSError:
 
 
 def asked(namespace: str, host: str) -> str:
-    """What comes back to a namespace from the echo at a host."""
+    """Return the reply that a namespace gets from the echo server at a host."""
     with started(namespace, sys.executable, "-c", ASK, host) as process:
         return process.communicate(timeout=PATIENCE_S)[0].decode().strip()
 
 
 def lines(process: subprocess.Popen[bytes], text: str) -> list[str]:
-    """What a process says, up to the line with this text."""
+    """Return the output of a process, up to the line with this text."""
     assert process.stdout is not None
     found: list[str] = []
     for line in iter(process.stdout.readline, b""):
@@ -132,7 +132,7 @@ def test_the_broker_is_the_only_link_between_two_networks(networks: Networks) ->
     with started(networks.middle, *GODWIT, "broker", "--memory", *listen) as broker:
         said = lines(broker, f"listening on udp://{RIGHT}.1:50000")
         assert f"listening on udp://{LEFT}.1:50000" in said
-        assert sum("can be reached from other machines" in line for line in said) == 2  # and it says so
+        assert sum("can be reached from other machines" in line for line in said) == 2  # and reports it
         subscriber = ("sub", "rooms/+/temperature", "--count", "2", "--broker", f"{RIGHT}.1")
         with started(networks.right, *GODWIT, *subscriber) as viewer:
             lines(broker, "subscribed to rooms/+/temperature")

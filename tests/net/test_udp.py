@@ -63,7 +63,7 @@ def cut(trains: list[Train]) -> list[bytes]:
 
 
 class Failing:
-    """Stands for a socket's system call: gives the listed errors, one a call (None: goes through), then the rest."""
+    """A fake system call: raises the listed errors in turn, and calls the real one for None and at the end."""
 
     def __init__(self, call: Any, errors: list[int | None]) -> None:
         self.call = call
@@ -78,7 +78,7 @@ class Failing:
         return self.call(*arguments)
 
 
-# -- what is sent arrives ---------------------------------------------------------------------------------------------
+# -- sending and receiving --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -336,7 +336,7 @@ def test_a_segment_size_of_zero_is_not_believed(opened: ExitStack) -> None:
     assert receiver._read_ancillary([(17, 104, struct.pack("=i", 300))], 900) == 300
 
 
-def test_says_what_buffer_the_kernel_gave(opened: ExitStack) -> None:
+def test_the_size_of_the_kernel_s_buffer_is_known(opened: ExitStack) -> None:
     small = opened.enter_context(UdpSocket("127.0.0.1", receive_buffer_bytes=100_000))
     large = opened.enter_context(UdpSocket("127.0.0.1", receive_buffer_bytes=1 << 30))
     assert 100_000 <= small.receive_buffer_bytes <= 200_000
@@ -404,14 +404,14 @@ def test_both_wildcards_open_on_one_port(opened: ExitStack) -> None:
     assert six.receive_trains() == []
 
 
-def test_a_port_in_use_is_told(opened: ExitStack) -> None:
+def test_a_port_in_use_is_reported(opened: ExitStack) -> None:
     first = opened.enter_context(UdpSocket("127.0.0.1"))
     port = first.local_address[1]
     with pytest.raises(SocketError, match=rf"127\.0\.0\.1:{port}: another socket has this port; .*choose another"):
         UdpSocket("127.0.0.1", port)
 
 
-def test_an_address_of_another_machine_is_told() -> None:
+def test_an_address_of_another_machine_is_reported() -> None:
     with pytest.raises(SocketError, match=r"192\.0\.2\.1:0: this machine does not have that address; .*0\.0\.0\.0"):
         UdpSocket("192.0.2.1")
 
@@ -425,7 +425,7 @@ def test_an_address_of_another_machine_is_told() -> None:
         (errno.ENETDOWN, "made by the test; check the address"),
     ],
 )
-def test_other_refusals_are_told_and_leave_nothing_open(
+def test_other_refusals_are_reported_and_leave_nothing_open(
     monkeypatch: pytest.MonkeyPatch, reason: int, text: str
 ) -> None:
     closed: list[socket.socket] = []
@@ -446,7 +446,7 @@ def test_other_refusals_are_told_and_leave_nothing_open(
     assert len(closed) == 1
 
 
-def test_closes_once_and_says_so(opened: ExitStack) -> None:
+def test_closes_once_and_shows_it(opened: ExitStack) -> None:
     with UdpSocket("127.0.0.1") as udp:
         host, port = udp.local_address
         assert host == "127.0.0.1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import subprocess
@@ -28,12 +29,12 @@ from godwit.errors import (
     NameInUseError,
     UsageError,
 )
-from godwit.limits import MAX_CAPACITY
-from godwit.net.connect import AsyncClient, connect
-from godwit.net.serve import Service
-from godwit.net.task import Task, TaskFailed
+from godwit.limits import MAX_CAPACITY, MAX_KIND_BYTES, MAX_KINDS
+from godwit.net.client import AsyncClient, connect
+from godwit.net.service import Service
+from godwit.net.tasks import Task, TaskFailed
 from godwit.net.udp import UdpSocket
-from godwit.net.worker import Worker
+from godwit.net.worker import Handlers, Worker
 
 DEADLINE_S = 30.0
 ALL: frozenset[Action] = frozenset(("publish", "subscribe", "create", "kick", "submit", "work"))
@@ -170,7 +171,7 @@ def test_capacity_is_how_many_run_at_once() -> None:
     run(test)
 
 
-def test_a_cancelled_job_stops_its_handler_and_says_why() -> None:
+def test_a_cancelled_job_stops_its_handler_with_the_reason() -> None:
     async def test() -> None:
         heard = asyncio.Event()
         reasons: list[str] = []
@@ -291,7 +292,7 @@ def test_stop_may_let_running_tasks_end() -> None:
     run(test)
 
 
-def test_a_second_stop_is_for_those_who_do_not_want_to_wait() -> None:
+def test_a_second_stop_ends_the_wait() -> None:
     async def test() -> None:
         async def wait(task: Task) -> None:
             await asyncio.sleep(DEADLINE_S)
@@ -366,7 +367,7 @@ def test_a_stop_before_the_beginning_counts() -> None:
             made = Worker(f"127.0.0.1:{silent.local_address[1]}")
             made.handles("work")(echo)
             made.stop()
-            await made.run()  # nobody is there, but it does not look
+            await made.run()  # no broker is there, but it does not try
             running = asyncio.create_task(made.run())
             ready = asyncio.ensure_future(made.ready())
             await turns(10)
@@ -415,7 +416,7 @@ def test_a_worker_goes_on_with_a_broker_that_was_restarted() -> None:
     run(test)
 
 
-def test_without_the_right_a_worker_is_told_so() -> None:
+def test_a_worker_without_the_right_is_refused() -> None:
     access = Access(rules=(Rule(clients=("*",), allow=ALL, topics=("pictures/#",)),))
 
     async def test() -> None:
@@ -501,10 +502,10 @@ def test_the_end_of_the_client_is_the_end_of_its_work() -> None:
     run(test)
 
 
-# -- what cannot be ---------------------------------------------------------------------------------------------------
+# -- invalid arguments ------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_told_at_once() -> None:
+def test_invalid_arguments_are_refused_at_once() -> None:
     wrong: list[Any] = [0, -1, MAX_CAPACITY + 1, 1.5, True]
     for capacity in wrong:
         with pytest.raises(UsageError, match="capacity"):
@@ -570,9 +571,9 @@ print("bye", flush=True)
 STUBBORN_PROGRAM = """
 import asyncio, sys
 import godwit
-from godwit.net import workbench
+from godwit.net import tasks
 
-workbench.CLOSE_PATIENCE_S = float(sys.argv[2])
+tasks.CLOSE_TIMEOUT_S = float(sys.argv[2])
 worker = godwit.Worker(sys.argv[1], name="anna")
 
 @worker.handles("work")
@@ -653,3 +654,76 @@ def test_ctrl_c_hands_tasks_back_at_once_and_ends_cleanly(number: signal.Signals
                 process.wait()
 
     run(test, deadline_s=2 * DEADLINE_S)
+
+
+async def asynchronous(task: Task, extra: int = 0) -> bytes:
+    return task.payload
+
+
+def plain(task: Task) -> bytes:
+    return task.payload
+
+
+class AsyncObject:
+    async def __call__(self, task: Task) -> bytes:
+        return task.payload
+
+
+class PlainObject:
+    def __call__(self, task: Task) -> bytes:
+        return task.payload
+
+
+@pytest.mark.parametrize("function", [asynchronous, functools.partial(asynchronous, extra=1), AsyncObject()])
+def test_what_runs_in_the_event_loop(function: Any) -> None:
+    handlers = Handlers()
+    assert handlers.add("work", function) is function
+    assert handlers.by_kind["work"].is_async
+
+
+@pytest.mark.parametrize("function", [plain, lambda task: None, PlainObject(), len])
+def test_what_runs_in_a_thread(function: Any) -> None:
+    handlers = Handlers()
+    handlers.add("work", function)
+    assert not handlers.by_kind["work"].is_async
+
+
+def test_a_command_is_a_list_of_words() -> None:
+    handlers = Handlers()
+    handlers.add_command("work", ["wc", "-c"])
+    assert handlers.by_kind["work"].is_async
+    wrong: list[Any] = ["wc -c", [], ["wc", 3]]
+    for command in wrong:
+        with pytest.raises(UsageError, match="give a list of words"):
+            handlers.add_command("other", command)
+
+
+def test_where_there_are_no_process_groups_there_are_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "killpg")
+    with pytest.raises(UsageError, match="give a function that runs it instead"):
+        Handlers().add_command("work", ["wc", "-c"])
+
+
+def test_a_kind_has_one_handler() -> None:
+    handlers = Handlers()
+    handlers.add("work", plain)
+    with pytest.raises(UsageError, match="there is a handler for 'work' already"):
+        handlers.add("work", asynchronous)
+    with pytest.raises(UsageError, match="already"):
+        handlers.add_command("work", ["true"])
+
+
+def test_what_cannot_be() -> None:
+    handlers = Handlers()
+    with pytest.raises(UsageError, match=r"name the kind of work, as in @worker.handles\('kind'\)"):
+        handlers.check(plain)  # type: ignore[arg-type]
+    no_function: Any = b"no function"
+    with pytest.raises(UsageError, match="give a function"):
+        handlers.add("work", no_function)
+    for kind in ("", "a/+", "$sys", "x" * (MAX_KIND_BYTES + 1)):
+        with pytest.raises(BadKindError):
+            handlers.add(kind, plain)
+    for number in range(MAX_KINDS):
+        handlers.add(f"work/{number}", plain)
+    with pytest.raises(UsageError, match=f"more than {MAX_KINDS} kinds"):
+        handlers.add("one/more", plain)

@@ -1,4 +1,4 @@
-"""A client's core that only writes down what it is told about work, and leases for it: for tests without a broker."""
+"""A client's core that only records calls about work, and leases for it: for tests without a broker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from godwit.client.submitting import check_payload
 from godwit.client.worker import RESULT
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
-from godwit.net.handlers import Handlers
-from godwit.net.workbench import Workbench
+from godwit.net.tasks import TaskExecutor
+from godwit.net.worker import Handlers
 
 
 class Core:
@@ -66,7 +66,7 @@ class Core:
 
     @property
     def reports(self) -> list[tuple[Any, ...]]:
-        """What it was told but about volunteering."""
+        """The recorded calls, without those about volunteering."""
         return [said for said in self.said if said[0] not in ("volunteer", "withdraw")]
 
 
@@ -93,7 +93,7 @@ class Bench:
         chosen = Handlers()
         for kind, handler in handlers.items():
             chosen.add(kind, handler)
-        self.bench = Workbench(as_client(self.core), lambda: None, chosen.by_kind, capacity, on_ready)
+        self.bench = TaskExecutor(as_client(self.core), lambda: None, chosen.by_kind, capacity, on_ready)
         self.leases: dict[int, Lease] = {}
 
     def give(self, *jobs: int, kind: str = "work", payload: bytes = b"") -> None:
@@ -109,7 +109,7 @@ class Bench:
         return self.core.reports
 
     async def until(self, count: int) -> list[tuple[Any, ...]]:
-        """Waits until there are so many reports."""
+        """Wait until there are `count` reports."""
         while len(self.reports) < count:
             await asyncio.sleep(0.001)
         await turns()

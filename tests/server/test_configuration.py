@@ -1,7 +1,8 @@
-"""The file that configures a broker: what it says is done, what is wrong in it is named."""
+"""The configuration file of a broker: its values, its defaults, and errors that name line and key."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -12,9 +13,8 @@ from hypothesis import strategies as st
 from godwit.broker.access import Access
 from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
-from godwit.limits import MIB
-from godwit.server.configuration import Configuration, load_configuration
-from godwit.server.log_sections import ArchiveSection
+from godwit.limits import KIB, MIB
+from godwit.server.configuration import ArchiveSection, Configuration, load_configuration
 from godwit.store.retention import Rule
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
@@ -29,6 +29,13 @@ def read_secret(path: str) -> bytes:
 
 def load(text: str) -> Configuration:
     return load_configuration(text, read_secret=read_secret)
+
+
+def complaint_of(text: str) -> str:
+    """Return the error of a configuration, without the line."""
+    with pytest.raises(ConfigurationError) as raised:
+        load(text)
+    return re.sub(r"^line \d+: ", "", str(raised.value))
 
 
 def test_an_empty_file_is_the_default() -> None:
@@ -68,7 +75,7 @@ def test_the_example_is_whole_and_gives_no_warning() -> None:
 
 
 def test_the_example_shows_the_defaults_of_all_limits() -> None:
-    """What it says of limits is what holds without it, and no key is left out."""
+    """The limits in the example are the defaults, and no key is left out."""
     text = EXAMPLE.read_text(encoding="utf-8")
     values = tomllib.loads(text)
     limits = "[limits]\n" + text.partition("[limits]")[2].partition("[log]")[0]
@@ -88,7 +95,7 @@ def test_the_example_shows_the_defaults_of_all_limits() -> None:
         assert sorted(values[table]) == keys
 
 
-def test_everything_that_can_be_said() -> None:
+def test_all_keys() -> None:
     found = load(
         """
         listen = ["0.0.0.0:0"]
@@ -166,7 +173,7 @@ def test_everything_that_can_be_said() -> None:
     assert access.may("you", True, "create", "a")
 
 
-def test_zero_means_no_limit_where_it_says_so() -> None:
+def test_zero_means_no_limit_for_some_limits() -> None:
     settings = load("limits.messages_per_s = 0\nlimits.clients_per_host = 0").settings
     assert (settings.messages_per_s, settings.max_clients_per_host) == (None, None)
 
@@ -211,7 +218,7 @@ RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
         ('[topics]\ncreate = ["$sys/a"]', "topics.create: topic '$sys/a' begins with $"),
         ('[topics]\ncreate = ["a", "b"]\n[limits]\ntopics = 1', "topics.create lists 2 topics, and limits.topics is 1"),
         ('[[topics.rule]]\nfilter = "a#"\npolicy = "open"', "topics.rule number 1: filter 'a#' has '#' inside"),
-        ('[[topics.rule]]\nfilter = "a"', "topics.rule number 1 says nothing of its topics: give policy, log or both"),
+        ('[[topics.rule]]\nfilter = "a"', "topics.rule number 1 has neither policy nor log: give policy, log or both"),
         ('[[topics.rule]]\nfilter = "a"\nlog = 1', "topics.rule number 1: log is a whole number: it must be true"),
         ('[topics.rule]\nfilter = "a"', "topics.rule is a table: begin each with a line [[topics.rule]]"),
         ("[access]\nanonymus = true", "access.anonymus is not a known key; did you mean anonymous?"),
@@ -242,16 +249,14 @@ RULE = '[[access.rule]]\nclients = ["*"]\nallow = ["publish"]\n'
     ],
 )
 def test_what_is_wrong_is_named(text: str, complaint: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        load(text)
-    assert str(raised.value).startswith(complaint)
+    assert complaint_of(text).startswith(complaint)
 
 
 @pytest.mark.parametrize(
     ("text", "warning"),
     [
         ("[access]", "access has no rules"),
-        ("[access]\nanonymous = false", "access lists no client and anonymous is false: nobody can connect"),
+        ("[access]\nanonymous = false", "access lists no client and anonymous is false: no client can connect"),
         ('[[access.client]]\nname = "me"\nsecret = "hunter2"', "the secret of client 'me' has 7 bytes"),
         ('[[access.rule]]\nclients = ["sensor-*"]\nallow = ["kick"]', "access.rule number 1 is for 'sensor-*'"),
     ],
@@ -271,3 +276,176 @@ def test_any_text_gives_a_configuration_or_one_error(text: str) -> None:
     else:
         message = "fine"
     assert message
+
+
+# -- log and archive --------------------------------------------------------------------------------------------------
+
+FOLDER = Path("/etc/godwit")
+
+
+def log(text: str) -> tuple[Path | None, tuple[Rule, ...]]:
+    section = "[log]\n" + text.replace("[[rule]]", "[[log.rule]]")
+    found = load_configuration(section, read_secret=read_secret, folder=FOLDER)
+    return found.data, found.retention
+
+
+def archive(text: str) -> ArchiveSection:
+    return load_configuration(f"[archive]\n{text}", read_secret=read_secret, folder=FOLDER).archive
+
+
+def test_nothing_is_deleted_by_default() -> None:
+    assert log("") == (None, ())
+    assert archive("") == ArchiveSection(is_on=True, listen=None)
+
+
+def test_paths_are_relative_to_the_folder_of_the_file() -> None:
+    assert log('data = "messages"')[0] == FOLDER / "messages"
+    assert log('data = "/var/lib/godwit"')[0] == Path("/var/lib/godwit")
+    found = archive('listen = "[::1]:7"\ntoken_file = "tokens"\ncertificate = "a.crt"\nkey = "/a.key"')
+    assert found == ArchiveSection(
+        listen="[::1]:7", token_file=FOLDER / "tokens", certificate=FOLDER / "a.crt", key=Path("/a.key")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "age_s"),
+    [
+        ("90", 90),
+        ("1.5", 1.5),
+        ('"90s"', 90),
+        ('"5m"', 300),
+        ('"1.5 h"', 5400),
+        ('"30d"', 2_592_000),
+        ('"2w"', 1_209_600),
+    ],
+)
+def test_ages(text: str, age_s: float) -> None:
+    assert log(f"max_age = {text}")[1] == (Rule(None, age_s, None),)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("2_000_000", 2_000_000),
+        ('"2000000B"', 2_000_000),
+        ('"1024 KiB"', MIB),
+        ('"1.5MiB"', 3 * MIB // 2),
+        ('"10GiB"', 10 * 1024 * MIB),
+        ('"2TB"', 2 * 10**12),
+        ('"2TiB"', 2 * KIB * KIB * MIB),
+    ],
+)
+def test_sizes(text: str, size_bytes: int) -> None:
+    rule = log(f"max_bytes = {text}")[1][0]
+    assert rule == Rule(None, None, size_bytes)
+    assert type(rule.max_bytes) is int
+
+
+def test_rules_keep_their_order_and_the_one_for_the_whole_log_is_last() -> None:
+    text = """
+        max_age = "1d"
+        [[rule]]
+        filter = "a/#"
+        max_bytes = "5MB"
+        [[rule]]
+        filter = "a/b"
+    """
+    assert log(text)[1] == (Rule("a/#", None, 5_000_000), Rule("a/b", None, None), Rule(None, 86400.0, None))
+
+
+def test_no_archive() -> None:
+    assert archive('listen = "none"') == ArchiveSection(is_on=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("max_age = true", "log.max_age is true or false: it must be a number"),
+        ('max_age = "30 years"', 'log.max_age is not understood: write it as "30d", "12h" or a number of seconds'),
+        ('max_age = "1M"', "log.max_age is not understood"),
+        ("max_age = 0", "log.max_age is 0: it must be 1 s at least"),
+        ("max_age = nan", "log.max_age is nan: it must be 1 s at least"),
+        ('max_bytes = "10gib"', 'log.max_bytes is not understood: write it as "10GiB"'),
+        ("max_bytes = 1000", "log.max_bytes is 1000: it must be 1 MiB at least"),
+        ('max_bytes = "99999999TB"', "log.max_bytes is 1e+20: leave the key out for no bound"),
+        ('data = ""', "log.data is empty: give a path"),
+        ("maxage = 1", "log.maxage is not a known key; did you mean max_age?"),
+        ('[[rule]]\nfilter = "a#"', "log.rule number 1: filter 'a#' has '#' inside"),
+        ("[[rule]]\nmax_age = 5", "log.rule number 1: filter is missing"),
+    ],
+)
+def test_what_is_wrong_in_the_log_s_section_is_named(text: str, complaint: str) -> None:
+    assert complaint_of("[log]\n" + text.replace("[[rule]]", "[[log.rule]]")).startswith(complaint)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('certificate = "a"', "archive has only one of certificate and key: give both, or none"),
+        ('key = "a"', "archive has only one of certificate and key"),
+        ("listen = 5", "archive.listen is a whole number: it must be text in quotes"),
+        ('tokens = "a"', "archive.tokens is not a known key; did you mean token_file?"),
+    ],
+)
+def test_what_is_wrong_in_the_archive_s_section_is_named(text: str, complaint: str) -> None:
+    assert complaint_of(f"[archive]\n{text}").startswith(complaint)
+
+
+# -- texts of errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[[access.client]]\nsecret = 'a'", "access.client number 1: name is missing: it must be text in quotes"),
+        ("[archive]\nlisten = 3", "archive.listen is a whole number: it must be text in quotes"),
+        ("[limits]\nclients = 'blue'", "limits.clients is text in quotes: it must be a whole number"),
+        ("[limits]\nclients = true", "limits.clients is true or false: it must be a whole number"),
+        ("[limits]\nhold_back_s = true", "limits.hold_back_s is true or false: it must be a number"),
+        ("[limits]\nclients = 2.5", "limits.clients is a number: it must be a whole number"),
+        ("[limits]\nclients = 2024-01-01", "limits.clients is a date or a time: it must be a whole number"),
+        ("[access]\nanonymous = 3", "access.anonymous is a whole number: it must be true or false"),
+        ("listen = 'blue'", "listen is text in quotes: it must be a list"),
+        ("listen = ['blue', 3]", "listen contains a whole number: it must be a list of texts, as in"),
+        ("limits = 'blue'", "limits is text in quotes: it must be a table"),
+        ("access.client = ['blue']", "access.client is a list: begin each with a line [[access.client]]"),
+        ("access.client = 3", "access.client is a whole number: begin each with a line [[access.client]]"),
+        (
+            "[[access.client]]\nname = 'a'\nsecret = 'hunter2'\n[[access.client]]\nname = 5",
+            "access.client number 2: name is a whole number",
+        ),
+        ("[topics]\npolicy = 'blue'", "topics.policy is 'blue': choose from open, publishers, explicit"),
+        ("[limits]\nclients = 'hunter2'", "limits.clients is text in quotes"),
+        ("[limits]\nclints = 1", "limits.clints is not a known key; did you mean clients?"),
+        ("[jobs]\nzzz = 1", "jobs.zzz is not a known key; known here: lease_s, keep_s"),
+        ('"a\\nb" = 1', "'a\\nb' is not a known key"),
+        ("[limits]\nhold_back_s = 1" + "0" * 400, "limits.hold_back_s is "),
+    ],
+)
+def test_errors_name_the_key_and_repeat_no_secret(text: str, complaint: str) -> None:
+    found = complaint_of(text)
+    assert found.startswith(complaint)
+    assert "hunter2" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("listen = []", 1),
+        ("# a comment\n\nlisten = 5", 3),
+        ("[limits]\n\nclients = 0", 3),
+        ("limits.clients = 0", 1),
+        ("[limits]\nclient = 0", 2),
+        ('[topics]\ncreate = [\n  "a",\n  "b/#",\n]', 2),
+        ('[[topics.rule]]\nfilter = "a"\nlog = true\n\n[[topics.rule]]\nfilter = "b"', 5),
+        ('[[topics.rule]]\nfilter = "a"\nlog = true\n[[topics.rule]]\nfilter = "b"\nlog = 1', 6),
+        ('[[access.client]]\nname = "a"\nsecret = "b"\n[[access.client]]\nname = "a"\nsecret = "b"', 5),
+        ('[[access.rule]]\nclients = ["*"]\nallow = ["x"]', 3),
+        ('[log]\ndata = """\nclients = 5\n"""\nmax_age = 0', 5),
+        ("[access]\nclient = [{ secret = 'a' }]", 2),
+        ("[unknown]\na = 1", 1),
+    ],
+)
+def test_errors_name_the_line(text: str, line: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^line {line}: "):
+        load(text)

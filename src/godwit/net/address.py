@@ -1,4 +1,4 @@
-"""Host names and ports to the address tuples that the socket itself uses, and addresses to text."""
+"""Convert host names and ports into the address tuples of sockets, and addresses into text."""
 
 from __future__ import annotations
 
@@ -11,26 +11,33 @@ from godwit.errors import AddressError
 from godwit.transport.train import Address
 
 DEFAULT_PORT: Final = 50_000
-"""The broker's; it has identified the protocol since the first of its ancestors."""
+"""The broker's default port."""
 _SCHEME: Final = "udp://"
 
 
 def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, int]:
-    """Host and port of `host`, `host:port`, `[::1]`, `[::1]:port`, `::1`, each also with `udp://` before it."""
+    """Parse `host`, `host:port`, `[::1]`, `[::1]:port` or `::1`, each also with the prefix `udp://`.
+
+    Returns:
+        Host and port.
+
+    Raises:
+        AddressError: The text is not the address of a broker.
+    """
     example = f"write host:port, for example localhost:{DEFAULT_PORT} or [::1]:{DEFAULT_PORT}"
     rest = text.strip()
     if "://" in rest:
         if not rest.lower().startswith(_SCHEME):
-            raise AddressError(f"{text!r} is no address of a broker: brokers are reached by {_SCHEME}; {example}")
+            raise AddressError(f"{text!r} is not the address of a broker: its scheme must be {_SCHEME}; {example}")
         rest = rest[len(_SCHEME) :].removesuffix("/")
     if rest.startswith("["):
         host, bracket, tail = rest[1:].partition("]")
         if not bracket or (tail and not tail.startswith(":")):
-            raise AddressError(f"{text!r} is no address of a broker; {example}")
+            raise AddressError(f"{text!r} is not the address of a broker; {example}")
         port_text = tail[1:] if tail else None
     elif rest.count(":") > 1:
         if not _is_ipv6(rest):
-            raise AddressError(f"{text!r} is no address of a broker; {example}")
+            raise AddressError(f"{text!r} is not the address of a broker; {example}")
         host, port_text = rest, None
     else:
         host, colon, tail = rest.partition(":")
@@ -45,7 +52,7 @@ def parse_broker(text: str, *, default_port: int = DEFAULT_PORT) -> tuple[str, i
 
 
 def is_loopback(address: Address) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach the address."""
     return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
 
 
@@ -58,29 +65,36 @@ def _is_ipv6(host: str) -> bool:
 
 
 def resolve(host: str, port: int, *, family: int = socket.AF_UNSPEC) -> Address:
-    """The first address of a host, as `recvmsg` will name it, so that the two compare equal.
+    """Return the first address of a host, in the form of `recvmsg`, so that the two compare equal.
 
-    A name is looked up in the system's resolver, which may block for seconds: call it in a thread in an event loop.
+    The system's resolver may block for seconds: do not call it in the thread of an event loop.
+
+    Raises:
+        AddressError: The host or the port is invalid, or the host has no address.
     """
     return resolve_all(host, port, family=family)[0]
 
 
 def resolve_all(host: str, port: int, *, family: int = socket.AF_UNSPEC) -> list[Address]:
-    """Every address of a host, in the system's order of preference. "localhost" often is both ::1 and 127.0.0.1."""
+    """Return all addresses of a host, in the system's order of preference. "localhost" is often ::1 and 127.0.0.1.
+
+    Raises:
+        AddressError: The host or the port is invalid, or the host has no address.
+    """
     if not host:
         raise AddressError("no host was given; name one, or 0.0.0.0 (IPv6: ::) for every address of this machine")
-    # The resolver would cut a larger number to 16 bits and give a valid, wrong port.
+    # The resolver would truncate a larger number to 16 bits, which is a valid but wrong port.
     if not 0 <= port <= 65535:
         raise AddressError(f"port {port} of {host} is out of range; a port is from 1 to 65535 (0: any free one)")
-    if "\0" in host:  # where C would see the end of the name
-        raise AddressError(f"{host!r} is no host name or IP address (it contains a NUL); correct it")
+    if "\0" in host:  # which ends the name in C
+        raise AddressError(f"{host!r} is not a host name or an IP address (it contains a NUL); correct it")
     try:
         found = socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, socket.IPPROTO_UDP)
     except socket.gaierror as error:
         raise AddressError(_resolver_text(host, family, error)) from error
     except ValueError as error:  # a label too long for a name, a character outside IDNA
-        raise AddressError(f"{host!r} is no host name or IP address ({error}); correct it") from error
-    # A system without IPv6 support in Python gives (port, bytes) pairs: nothing that a socket could use.
+        raise AddressError(f"{host!r} is not a host name or an IP address ({error}); correct it") from error
+    # A Python without IPv6 support returns (port, bytes) pairs, which sockets do not accept.
     addresses = list(dict.fromkeys(entry[4] for entry in found if isinstance(entry[4][0], str)))
     if not addresses:
         raise AddressError(f"host {host} has no address that this system can use; give another one")
@@ -88,18 +102,18 @@ def resolve_all(host: str, port: int, *, family: int = socket.AF_UNSPEC) -> list
 
 
 def family_of(address: Address) -> socket.AddressFamily:
-    """Whether an address is for an IPv4 or an IPv6 socket."""
+    """Return the address family of an address tuple."""
     return socket.AF_INET if len(address) == 2 else socket.AF_INET6
 
 
 def format_address(address: Address) -> str:
-    """`127.0.0.1:4000`, `[::1]:4000`."""
+    """Return an address as `127.0.0.1:4000` or `[::1]:4000`."""
     host, port = address[:2]
     return f"[{host}]:{port}" if len(address) > 2 else f"{host}:{port}"
 
 
 def bind_text(address: Address, error: OSError) -> str:
-    """Why a socket could not be opened or bound, and what to do."""
+    """Return why a socket could not be opened or bound, and what to do."""
     where = f"cannot listen on UDP {format_address(address)}"
     if error.errno == errno.EADDRINUSE:
         return f"{where}: another socket has this port; stop it, or choose another port (0 takes any free one)"

@@ -1,12 +1,13 @@
-"""The archive as the broker sees it: a process at low priority, started, watched, started again, and asked to end.
+"""The archive process, seen from the broker: started at low priority, restarted when it ends, and stopped.
 
-It reads the log's file by itself. Through its pipes (godwit.server.archive_pipe) it asks the broker to commit what was
-staged with it. It ends when its standard input does, so it does not outlive a broker that was killed.
+The archive reads the log's file by itself. Through its pipes (godwit.server.archive_pipe) it asks the broker to commit
+staged messages. It ends when its standard input is closed, so it does not outlive a broker that was killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import time
@@ -31,26 +32,28 @@ from godwit.server.archive_pipe import (
     encode_message,
     split_blocks,
 )
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, decode_block
 from godwit.wire.entry import Entry
 
+_logger = logging.getLogger(__name__)
+
 NICENESS: Final = 19
-"""Two busy processes beside a broker cost it half its rate on two processors, and next to nothing at this."""
+"""On two processors, two busy processes of normal priority halve the broker's rate; at this one they hardly matter."""
 UNINTERRUPTED: Final = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
-"""Ctrl-C in a terminal is for the broker, also while Python starts in this process and could not ignore it yet."""
+"""Keeps Ctrl-C in a terminal from ending the archive, also while its Python starts and does not ignore it yet."""
 FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 30.0
+MAX_PAUSE_S: Final = 30.0
 STEADY_S: Final = 60.0
-"""An archive that ran for so long is started again at once when it ends."""
-END_PATIENCE_S: Final = 2.0
+"""After running this long, an archive that ends is restarted with the shortest pause."""
+END_TIMEOUT_S: Final = 2.0
 MAX_IMPORT_BYTES: Final = 256 * MIB
-"""Of one commit: it is one transaction, and held in memory for its time."""
+"""Maximum size of one commit: it is one transaction, and held in memory meanwhile."""
 _READ_BYTES: Final = 64 * KIB
 
 
 def archive_command(log_path: Path, stages_path: Path, listen: str, section: ArchiveSection) -> list[str]:
-    """What is started."""
+    """Return the command that starts the archive."""
     command = [*UNINTERRUPTED, sys.executable, "-m", "godwit.archive"]
     command += ["--log", str(log_path), "--stages", str(stages_path), "--listen", listen]
     for option, path in (
@@ -64,32 +67,39 @@ def archive_command(log_path: Path, stages_path: Path, listen: str, section: Arc
 
 
 class ArchiveProcess:
-    """Keeps one archive running. Everything is called in the event loop's thread."""
+    """Keep one archive process running. All methods are called in the event loop's thread."""
 
     def __init__(
         self,
         stages_path: Path,
         *,
-        bring_in: Callable[[Import], None],
-        tell: Callable[[Notice], None],
+        import_staged: Callable[[Import], None],
+        on_notice: Callable[[Notice], None],
     ) -> None:
+        """Make an archive that is not running.
+
+        Args:
+            stages_path: The folder of staged files.
+            import_staged: Called with the staged messages of a commit; `answer` must be called with the outcome.
+            on_notice: Called with an event line.
+        """
         self._command: Sequence[str] | None = None
         self._stages_path = stages_path
-        self._bring_in = bring_in
-        self._tell = tell
+        self._import_staged = import_staged
+        self._notify = on_notice
         self._keys = 0
         self._waiting: dict[int, asyncio.Future[Imported]] = {}
-        """By the key of the Import, which is another one than the archive's: that may be a new process by then."""
+        """By the key of the Import. The archive's own key is not unique: another process may use it again."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """The one that keeps it running, and those before it that have not ended yet."""
+        """The task that keeps the process running, and former ones that have not ended yet."""
         self._settled = asyncio.Event()
         self._warned: set[str] = set()
-        """Why it does not get ready: told once, not with every try."""
+        """Reported reasons why it does not become ready. Each is reported once, not for every attempt."""
         self.url = ""
-        """Where it is, once it is ready."""
+        """Its address, once it is ready."""
 
     def run(self, command: Sequence[str] | None) -> None:
-        """Keeps an archive running that is started so, or none. Another one ends first."""
+        """Keep an archive running that this command starts, or none. A former one is ended first."""
         if command == self._command:
             return
         self._command = command
@@ -100,18 +110,18 @@ class ArchiveProcess:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def settled(self) -> None:
-        """Until it is ready for the first time, or has failed once."""
+    async def wait_until_settled(self) -> None:
+        """Wait until it is ready for the first time, or has failed once."""
         await self._settled.wait()
 
     def answer(self, done: Imported) -> None:
-        """What became of an Import."""
+        """Handle the outcome of an Import."""
         waiting = self._waiting.pop(done.key, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(done)
 
     async def stop(self) -> None:
-        """Ends it, in good order or after a while by force. May be repeated."""
+        """End the process: ask it to end, and kill it after two seconds. May be repeated."""
         self._end_all()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -119,10 +129,10 @@ class ArchiveProcess:
     def _end_all(self) -> None:
         self.url = ""
         for task in self._tasks:
-            if not task.cancelling():  # else it ends its process already, and must not be kept from it
+            if not task.cancelling():  # else it is ending its process already, and must not be interrupted
                 task.cancel()
 
-    # -- one process after the other ----------------------------------------------------------------------------------
+    # -- the process --------------------------------------------------------------------------------------------------
 
     async def _keep_running(self, command: Sequence[str], former: set[asyncio.Task[None]]) -> None:
         if former:
@@ -134,19 +144,20 @@ class ArchiveProcess:
                 problem = await self._run_once(command)
             except OSError as error:
                 problem = f"the archive could not be started ({error.strerror or error})"
-            except Exception as error:  # whatever it is, it is told, and the next one may do better
-                problem = f"the archive was given up for something unforeseen ({type(error).__name__}: {error})"
+            except Exception as error:  # whatever it is, the next process may work
+                _logger.exception("unexpected error of the archive process")
+                problem = f"the archive was ended after an unexpected error ({type(error).__name__}: {error})"
             self.url = ""
             if time.monotonic() - began >= STEADY_S:
                 pause_s = FIRST_PAUSE_S
-            self._warn_once(problem, f": it is started again in {pause_s:g} s; the broker goes on")
+            self._warn_once(problem, f": it is started again in {pause_s:g} s; the broker is not affected")
             self._settled.set()
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
     async def _run_once(self, command: Sequence[str]) -> str:
-        """How it ended."""
-        # In the broker's session: Linux shares the processor between sessions first, priorities count within one.
+        """Run one process until it ends. Return how it ended."""
+        # In the broker's session: Linux shares the processor between sessions first, and by priority only within one.
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, env=os.environ | {"GRPC_VERBOSITY": "NONE"}
         )
@@ -157,19 +168,19 @@ class ArchiveProcess:
             loop.create_task(self._commit_all(process, commits)),
         ]
         try:
-            with suppress(OSError):  # it has ended already, or the system knows no priorities of processes
+            with suppress(OSError):  # it has ended already, or the system has no process priorities
                 os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         except DecodeError as error:
-            return f"the archive does not speak as it should ({error})"
+            return f"the archive sent an invalid message ({error})"
         finally:
             for task in tasks:
                 task.cancel()
             try:
                 await asyncio.wait(tasks)
-            finally:  # also if it is cancelled once more
+            finally:  # also after a second cancellation
                 await _end(process)
         return f"the archive ended with exit code {process.returncode}"
 
@@ -189,37 +200,38 @@ class ArchiveProcess:
     def _on_line(self, message: LogLine) -> None:
         text = f"archive: {message.text}"
         if message.level != "warning":
-            self._tell(Notice("log", text))
+            self._notify(Notice("log", text))
         elif self.url:
-            self._tell(Notice("warning", text))
+            self._notify(Notice("warning", text))
         else:
             self._warn_once(text)
 
-    def _warn_once(self, text: str, how_on: str = "") -> None:
+    def _warn_once(self, text: str, suffix: str = "") -> None:
         if text not in self._warned:
             self._warned.add(text)
-            self._tell(Notice("warning", text + how_on))
+            self._notify(Notice("warning", text + suffix))
 
     def _on_ready(self, message: Ready) -> None:
         self._warned.clear()
-        self._tell(Notice("archive", f"archive on {message.url}", {"url": message.url}))
+        self._notify(Notice("archive", f"archive on {message.url}", {"url": message.url}))
         self.url = message.url
         self._settled.set()
 
     # -- commits ------------------------------------------------------------------------------------------------------
 
     async def _commit_all(self, process: Process, commits: asyncio.Queue[Commit]) -> None:
-        """One after the other, so that only one is in memory."""
+        """Carry out commits one after the other, so that only one is in memory."""
         assert process.stdin is not None
         while True:
             commit = await commits.get()
             try:
                 done = await self._commit(commit)
-            except Exception as error:  # whatever it is: who committed it hears of it, and the others go on
-                problem = f"the commit failed in a way that was not foreseen ({type(error).__name__}: {error})"
-                self._tell(Notice("warning", f"archive: batch {commit.batch} of {commit.query!r}: {problem}"))
+            except Exception as error:  # whatever it is, the client is notified, and other commits continue
+                _logger.exception("unexpected error of a commit")
+                problem = f"the commit failed unexpectedly ({type(error).__name__}: {error})"
+                self._notify(Notice("warning", f"archive: batch {commit.batch} of {commit.query!r}: {problem}"))
                 done = CommitDone(commit.key, problem)
-            with suppress(ConnectionError, RuntimeError):  # its pipe has ended; the other task sees it too
+            with suppress(ConnectionError, RuntimeError):  # its pipe is closed; the other task notices that too
                 process.stdin.write(encode_message(done))
                 await process.stdin.drain()
 
@@ -227,12 +239,12 @@ class ArchiveProcess:
         try:
             entries = await asyncio.to_thread(read_stages, self._stages_path, commit.files)
         except (OSError, StorageError, DecodeError, DamagedBlockError) as error:
-            return CommitDone(commit.key, problem=f"what was staged cannot be read: {error}")
+            return CommitDone(commit.key, problem=f"the staged files cannot be read: {error}")
         key = self._keys = self._keys + 1
         waiting: asyncio.Future[Imported] = asyncio.get_running_loop().create_future()
         self._waiting[key] = waiting
         try:
-            self._bring_in(Import(key, commit.query, commit.batch, entries, commit.rights))
+            self._import_staged(Import(key, commit.query, commit.batch, entries, commit.rights))
             done = await waiting
         finally:
             self._waiting.pop(key, None)
@@ -240,13 +252,18 @@ class ArchiveProcess:
 
 
 def read_stages(folder: Path, names: Sequence[str]) -> list[Entry]:
-    """The batches of these files, in order. It takes its time: not for the event loop's thread."""
+    """Return the batches of staged files, in order. It blocks: do not call it in the event loop's thread.
+
+    Raises:
+        StorageError: A file cannot be read.
+        DecodeError: A name or the content is invalid, or the files are too large together.
+    """
     for name in names:
         if name in ("", ".", "..") or Path(name).name != name or "\0" in name:
-            raise DecodeError("malformed", f"{name!r} is no name of a file in the folder of stages")
+            raise DecodeError("malformed", f"{name!r} is not the name of a staged file")
     try:
         return _decode_stages([folder / name for name in names])
-    except OSError as error:  # without the path, which is not for those who staged it
+    except OSError as error:  # without the path, which clients must not see
         raise StorageError(f"{error.strerror or type(error).__name__}; stage it again") from error
 
 
@@ -270,14 +287,14 @@ def _decode_stages(paths: Sequence[Path]) -> list[Entry]:
 
 
 async def _end(process: Process) -> None:
-    """It is asked to, which harms nothing: what it has not finished to stage is nowhere yet."""
+    """Terminate the process. That loses nothing: unfinished staging has no effect."""
     assert process.stdin is not None
     process.stdin.close()
     with suppress(ProcessLookupError):
         process.terminate()
     try:
-        await completes(process.wait(), END_PATIENCE_S)
-    finally:  # also if this is cancelled: a process that is left alive would serve the log beside its successor
+        await completes(process.wait(), END_TIMEOUT_S)
+    finally:  # also if this is cancelled: a process left alive would serve the log beside its successor
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()

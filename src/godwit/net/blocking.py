@@ -1,13 +1,13 @@
-"""The client for programs without asyncio: the same methods as godwit.net.connect, blocking.
+"""The client for programs without asyncio: the methods of godwit.net.client, blocking.
 
 with godwit.sync.connect("localhost") as client:
     client.publish("home/room1/temperature", b"21.5")
     with client.subscribe("home/#") as messages:
         for message in messages: ...
 
-An event loop in a thread of its own does the work, so confirms, keep-alives and reconnects go on while the program is
-busy. Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called in the loop's
-thread, and everything else waits for them. A forked child cannot use the client: each call raises ForkedError there.
+An event loop in a thread of its own does the work, so that confirmations, keep-alives and reconnects continue while the
+program is busy. Any thread may call any method. Ctrl-C returns at once, and loses no message. Callbacks are called in
+the loop's thread, and all calls wait for them. In a forked child every call raises ForkedError.
 """
 
 from __future__ import annotations
@@ -24,37 +24,50 @@ from godwit.client.client import ClientState
 from godwit.client.packing import Payload
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
-from godwit.net.blocking_jobs import BlockingJob
-from godwit.net.blocking_publisher import BlockingPublisher
-from godwit.net.blocking_subscription import BlockingFiles, BlockingSubscription
-from godwit.net.connect import FLUSH_PATIENCE_S, AsyncClient, Connecting
-from godwit.net.connect import connect as connect_async
-from godwit.net.files import OnFileProgress, OnProgress, SentFile
-from godwit.net.fork import disown_in_children
-from godwit.net.publishing import AsyncPublisher
-from godwit.net.submitting import JobLike, JobOptions
-from godwit.net.subscribing import OnGap, Since
-from godwit.net.thread import LoopThread
+from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, Connecting
+from godwit.net.client import connect as connect_async
+from godwit.net.files import BlockingFiles, OnFileProgress, OnProgress, SentFile
+from godwit.net.job_options import JobLike, JobOptions
+from godwit.net.jobs import BlockingJob
+from godwit.net.loop import LoopThread, disown_in_children
+from godwit.net.publisher import AsyncPublisher, BlockingPublisher
+from godwit.net.subscription import BlockingSubscription, OnGap, Since
 from godwit.transport.statistics import Statistics
 from godwit.wire.control import ClientInfo, TopicInfo
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 
-_EXIT_PATIENCE_S: Final = 1.0
+_EXIT_TIMEOUT_S: Final = 1.0
 
 _open_clients: weakref.WeakSet[BlockingClient] = weakref.WeakSet()
 
 
 def connect(broker: str = "localhost", *, timeout_s: float | None = None, **options: Any) -> BlockingClient:
-    """A client of the broker at `host`, `host:port`, `[::1]:port` or `udp://host:port`, once the broker welcomed it.
+    """Connect to a broker, and return the client once the broker has accepted the login.
 
-    It waits for ever unless there is a `timeout_s`. The other options are those of godwit.connect: name, secret, will,
-    session_expiry_s, fresh, send_buffer_bytes, on_state, endpoint.
+        with godwit.sync.connect("localhost", name="sensor-1") as client:
+            client.publish("home/room1/temperature", b"21.5")
+
+    Args:
+        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`. The default port is 50000.
+        timeout_s: How long to wait for the broker; None waits forever.
+        options: The other options of `godwit.connect`: name, secret, will, session_expiry_s, fresh, send_buffer_bytes,
+            on_state, endpoint.
+
+    Raises:
+        AddressError: The broker's address is invalid, or its host name cannot be resolved.
+        UsageError: An option is invalid.
+        BrokerUnreachableError: No broker answered, or none accepted the login, within `timeout_s`.
+        BrokerError: The broker refused the login, for example AccessError or NameInUseError.
     """
     return BlockingClient(connect_async(broker, timeout_s=timeout_s, **options))
 
 
 class BlockingClient:
-    """One client of one broker, over reconnects. Made by `connect`; for `with`, or to be closed."""
+    """A client of one broker, over reconnects. Made by `connect`. Use it with `with`, or close it.
+
+    All calls wait while the broker cannot be reached, and resume after the reconnect. Once the client has ended, every
+    call raises the reason, see `AsyncClient`.
+    """
 
     def __init__(self, connecting: Connecting) -> None:
         self._thread = LoopThread()
@@ -64,7 +77,8 @@ class BlockingClient:
             self._thread.stop()
             raise
         _open_clients.add(self)
-        # One that is dropped without a close leaves no thread and no socket behind. At the program's end: _close_all.
+        # A client that is garbage collected without a close leaves no thread and no socket behind. At the end of the
+        # program _close_all does that.
         self._abandon = weakref.finalize(self, _abandon, self._thread, self._client)
         self._abandon.atexit = False
         disown_in_children(self)
@@ -79,14 +93,21 @@ class BlockingClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Waits a few seconds for confirms of what was sent, then ends, without an error. After Ctrl-C at once."""
+        """Wait a few seconds for confirmations of sent messages, then close. After Ctrl-C, close at once."""
         if kind is not None and self._thread.is_inherited:
-            return  # the exception on its way says more than that this process cannot use the client
+            return  # the exception that is being raised is more useful than a ForkedError
         is_hurried = kind is not None and not issubclass(kind, Exception)
-        self.close(timeout_s=0.0 if is_hurried else FLUSH_PATIENCE_S)
+        self.close(timeout_s=0.0 if is_hurried else FLUSH_TIMEOUT_S)
 
-    def close(self, *, timeout_s: float = FLUSH_PATIENCE_S) -> bool:
-        """Says goodbye. Waits so long for what is not confirmed, and gives whether all was. May be repeated."""
+    def close(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Wait for confirmations of sent messages and jobs, then close the connection. May be repeated.
+
+        Args:
+            timeout_s: How long to wait for confirmations.
+
+        Returns:
+            Whether everything was confirmed.
+        """
         self._thread.require_own_process()
         if self not in _open_clients:
             return True
@@ -97,11 +118,11 @@ class BlockingClient:
         finally:
             self._thread.stop()
 
-    # -- look ---------------------------------------------------------------------------------------------------------
+    # -- state --------------------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The client's; the broker gives one to a client without."""
+        """The client's name; the broker assigns one to a client without."""
         return self._client.name
 
     @property
@@ -111,13 +132,17 @@ class BlockingClient:
 
     @property
     def statistics(self) -> Statistics:
-        """Of the present connection: packets, losses, round trip, rate."""
+        """Packets, losses, round trip time and rate of the present connection."""
         return self._client.statistics
 
-    # -- publish and subscribe ----------------------------------------------------------------------------------------
+    # -- publishing and subscribing -----------------------------------------------------------------------------------
 
     def publish(self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False) -> int | None:
-        """Publishes one message. Returns when the broker has it safe, with the number of subscriptions reached."""
+        """Publish one message, and wait until it is confirmed. See AsyncClient.publish.
+
+        Returns:
+            At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
+        """
         return self._thread.call(self._client.publish(topic, payload, qos=qos, retain=retain))
 
     def publisher(
@@ -130,7 +155,7 @@ class BlockingClient:
         sequence: int = 0,
         retain: bool = False,
     ) -> BlockingPublisher:
-        """The fast way for many messages of one topic; see AsyncClient.publisher."""
+        """Return a publisher for many messages of one topic, whose `send` does not wait. See AsyncClient.publisher."""
 
         async def make() -> AsyncPublisher:
             return self._client.publisher(
@@ -149,33 +174,41 @@ class BlockingClient:
         keep: bool | None = None,
         timeout_s: float | None = None,
     ) -> BlockingSubscription:
-        """What matches one of the filters, as an iterator: `with client.subscribe(...) as messages`.
+        """Return a subscription: `with client.subscribe("home/#") as messages: for message in messages`.
 
-        With a `timeout_s` the iteration ends when nothing has come for so long. The rest as in AsyncClient.subscribe.
+        Args:
+            filters: Topic filters: `+` matches one level, `#` at the end all further ones.
+            start: Where to begin, see AsyncClient.subscribe.
+            since: See AsyncClient.subscribe.
+            cursor: See AsyncClient.subscribe.
+            on_gap: See AsyncClient.subscribe. Called in the loop's thread.
+            keep: See AsyncClient.subscribe.
+            timeout_s: The iteration ends when no message has arrived for this many seconds. By default it never ends.
         """
         inner = self._client.subscribe(*filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep)
         return BlockingSubscription(self._thread, inner, timeout_s)
 
-    # -- work ---------------------------------------------------------------------------------------------------------
+    # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def submit(
         self, kind: str, payload: Payload = b"", *, key: str | None = None, **options: Unpack[JobOptions]
     ) -> BlockingJob:
-        """Has a job done by workers that volunteer for its kind. Returns when the broker has it safe.
+        """Submit a job to the workers that volunteer for its kind, and wait until the broker has stored it.
 
-        The options are those of AsyncClient.submit.
+        The arguments and errors are those of AsyncClient.submit.
         """
         return BlockingJob(self._thread, self._thread.call(self._client.submit(kind, payload, key=key, **options)))
 
     def submit_many(self, jobs: Iterable[JobLike], **options: Unpack[JobOptions]) -> list[BlockingJob]:
-        """The fast way for many: (kind, payload) or (kind, payload, key). See AsyncClient.submit_many."""
-        wanted = list(jobs)  # here: what makes them may take its time
+        """Submit many jobs with the same options, and wait until all are answered. See AsyncClient.submit_many."""
+        submissions = list(jobs)  # in this thread: a generator of jobs may be slow
         return [
-            BlockingJob(self._thread, job) for job in self._thread.call(self._client.submit_many(wanted, **options))
+            BlockingJob(self._thread, job)
+            for job in self._thread.call(self._client.submit_many(submissions, **options))
         ]
 
     def job(self, number: int) -> BlockingJob:
-        """A job that was submitted before, also by an earlier run of this program."""
+        """Return a job that was submitted before, also by another program or an earlier run. See AsyncClient.job."""
         return BlockingJob(self._thread, self._thread.call(self._client.job(number)))
 
     def jobs(
@@ -186,37 +219,37 @@ class BlockingClient:
         states: Sequence[JobState] | None = None,
         limit: int | None = None,
     ) -> list[JobInfo]:
-        """The jobs that this client may see, the newest first; of a kind, a controller, in one of these states."""
+        """Return the jobs that this client may see, the newest first. See AsyncClient.jobs."""
         return self._thread.call(self._client.jobs(kind=kind, controller=controller, states=states, limit=limit))
 
     def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
-        """One job and its tasks, as they stand."""
+        """Return the present state of a job and its tasks. See AsyncClient.job_info."""
         return self._thread.call(self._client.job_info(number))
 
     def cancel_job(self, number: int, reason: str = "") -> None:
-        """Ends a job: tasks that are at work are revoked. Returns when that is safe."""
+        """Cancel a job and wait until the broker has stored that. See AsyncClient.cancel_job."""
         self._thread.call(self._client.cancel_job(number, reason))
 
-    # -- ask ----------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def topics(self, filter: str | None = None) -> list[TopicInfo]:
-        """The topics that there are, by name; those that match the filter, if there is one."""
+        """Return the existing topics in the order of their names, or those of them that match a filter."""
         return self._thread.call(self._client.topics(filter))
 
     def create_topic(self, topic: str) -> None:
-        """Brings a topic into being: needed where the topic's policy is `explicit`."""
+        """Create a topic. Needed where the topic's policy is `explicit`. See AsyncClient.create_topic."""
         self._thread.call(self._client.create_topic(topic))
 
     def clients(self) -> list[ClientInfo]:
-        """Who is connected, and who is remembered."""
+        """Return the connected clients, and those of which the broker keeps a session."""
         return self._thread.call(self._client.clients())
 
     def kick(self, client: str, *filters: str, reason: str = "") -> None:
-        """Removes another client, or with filters its subscription to exactly these. It is told why."""
+        """Remove another client, or one of its subscriptions. See AsyncClient.kick."""
         self._thread.call(self._client.kick(client, *filters, reason=reason))
 
     def ping(self) -> float:
-        """Asks the broker for a sign of life; gives the seconds that it took."""
+        """Send a request to the broker, and return the seconds until its reply."""
         return self._thread.call(self._client.ping())
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -230,7 +263,7 @@ class BlockingClient:
         progress: OnProgress | None = None,
         hashing: OnProgress | None = None,
     ) -> SentFile:
-        """Sends a file of any size; returns when the broker has all of it. See AsyncClient.send_file."""
+        """Send a file of any size, and wait until the broker has confirmed all of it. See AsyncClient.send_file."""
         return self._thread.call(self._client.send_file(topic, path, name=name, progress=progress, hashing=hashing))
 
     def receive_files(
@@ -246,7 +279,11 @@ class BlockingClient:
         keep: bool = False,
         timeout_s: float | None = None,
     ) -> BlockingFiles:
-        """The files sent to topics that match, as an iterator: `with client.receive_files(...) as files`."""
+        """Return an iterator over received files: `with client.receive_files(..., folder="in") as files`.
+
+        With a `timeout_s` the iteration ends when no file was completed for this many seconds. The other arguments are
+        those of AsyncClient.receive_files.
+        """
         inner = self._client.receive_files(
             *filters,
             folder=folder,
@@ -272,7 +309,7 @@ async def _wait_for(connecting: Connecting) -> AsyncClient:
 
 @atexit.register
 def _close_all() -> None:
-    """A program that ends without closing still says goodbye, so that no last will is released."""
+    """Close all open clients at the end of the program, so that no will is published."""
     for client in list(_open_clients):
         with suppress(GodwitError, TimeoutError):
-            client.close(timeout_s=_EXIT_PATIENCE_S)
+            client.close(timeout_s=_EXIT_TIMEOUT_S)

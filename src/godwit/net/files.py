@@ -1,9 +1,10 @@
-"""Files over the broker: sent in chunks with back-pressure and resumed where they broke off, received into a folder."""
+"""Files over the broker: sent in chunks with back-pressure, resumed after interruptions, received into a folder."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -30,41 +31,43 @@ from godwit.client.files import (
 from godwit.client.message import Message
 from godwit.errors import DecodeError, FileTransferError
 from godwit.limits import MIB
-from godwit.net.inbox import Growing, Inbox, Outcome, Problem, ReceivedFile
+from godwit.net.file_inbox import ChunkOutcome, FileInbox, FileProblem, PartialFile, ReceivedFile
+from godwit.net.subscription import AsyncSubscription, BlockingIterator
 from godwit.wire.control import Progress, Progressed
 
 if TYPE_CHECKING:
-    from godwit.net.shell import ClientShell
-    from godwit.net.subscribing import AsyncSubscription
+    from godwit.net.runtime import ClientRuntime
 
 OnProgress: TypeAlias = Callable[[int, int], None]
-"""done_bytes, total_bytes"""
+"""Called as `on_progress(done_bytes, total_bytes)`."""
 OnFileProgress: TypeAlias = Callable[[str, int, int], None]
-"""name, done_bytes, total_bytes"""
+"""Called as `on_file_progress(name, done_bytes, total_bytes)`."""
 
 WINDOW_CHUNKS: Final = 16
-"""Chunks of one file that are not confirmed: 4 MiB, whatever the file's size."""
+"""Maximum of unconfirmed chunks of one file: 4 MiB."""
 _HASH_BYTES: Final = 1 * MIB
+_logger = logging.getLogger(__name__)
 
 
 class SentFile(msgspec.Struct, frozen=True):
-    """A file that the broker has, every chunk of it confirmed."""
+    """A file of which the broker has confirmed every chunk."""
 
     name: str
+    """The name for receivers."""
     topic: str
     size_bytes: int
     sha256: bytes
     resumed_at_bytes: int
-    """What an earlier, broken run had sent already."""
+    """How much an earlier, interrupted call had sent already."""
     reached: int
-    """Connected subscriptions that the last chunk matched."""
+    """The number of connected subscriptions that matched the last chunk."""
 
 
 # -- sending ----------------------------------------------------------------------------------------------------------
 
 
 async def send_file(
-    client: ClientShell,
+    runtime: ClientRuntime,
     topic: str,
     path: str | os.PathLike[str],
     *,
@@ -72,11 +75,7 @@ async def send_file(
     progress: OnProgress | None = None,
     hashing: OnProgress | None = None,
 ) -> SentFile:
-    """Sends a file; returns when the broker has confirmed all of it. `name`: what receivers call it.
-
-    Stopped in the middle (by an error, a cancel, a crash), the same call later goes on where it was.
-    `progress` counts confirmed bytes, `hashing` those that were read for the hash before that.
-    """
+    """Send a file, and wait until the broker has confirmed all of it. See AsyncClient.send_file."""
     source = Path(path)
     file = await _in_thread(_open, source)
     try:
@@ -87,10 +86,10 @@ async def send_file(
             id=file_id(sha256, sent_name, topic), run=0, name=sent_name, size=before.st_size, at=0, sha256=sha256
         )
         identity = publisher_of(header.id)
-        known = await client.request(lambda n: Progress(request=n, topic=topic, publisher=identity), Progressed)
+        known = await runtime.request(lambda n: Progress(request=n, topic=topic, publisher=identity), Progressed)
         run = plan(header.size, known.epoch, known.next_sequence)
         header = msgspec.structs.replace(header, run=run.epoch)
-        reached = await _send_chunks(client, topic, file, header, run, progress)
+        reached = await _send_chunks(runtime, topic, file, header, run, progress)
         after = os.fstat(file.fileno())
         if (after.st_size, after.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
             raise _changed(source)
@@ -100,15 +99,15 @@ async def send_file(
 
 
 async def _send_chunks(
-    client: ClientShell, topic: str, file: FileIO, header: FileHeader, run: Run, progress: OnProgress | None
+    runtime: ClientRuntime, topic: str, file: FileIO, header: FileHeader, run: Run, progress: OnProgress | None
 ) -> int:
-    """Sends what is missing, never more than the window ahead of the broker."""
-    publishing = client.publishing
-    lane = publishing.chunk_lane(topic, publisher_of(header.id), epoch=run.epoch, sequence=run.first_chunk)
+    """Send the missing chunks, with at most a window of unconfirmed ones. Return how many subscribers were reached."""
+    publishers = runtime.publishers
+    waiters = publishers.chunk_waiters(topic, publisher_of(header.id), epoch=run.epoch, sequence=run.first_chunk)
     reached = 0
 
     async def confirmed(chunks: int) -> int:
-        reached = await lane.confirmed(chunks)
+        reached = await waiters.confirmed(chunks)
         if progress is not None:
             progress(min(chunks * CHUNK_BYTES, header.size), header.size)
         return reached
@@ -122,20 +121,20 @@ async def _send_chunks(
             chunk = await _in_thread(_read_at, file, wanted_bytes, at)
             if len(chunk) != wanted_bytes:
                 raise _changed(Path(header.name))
-            await publishing.send_chunk(lane, chunk, encode_header(msgspec.structs.replace(header, at=at)))
+            await publishers.send_chunk(waiters, chunk, encode_header(msgspec.structs.replace(header, at=at)))
             if number - run.first_chunk >= WINDOW_CHUNKS:
                 await confirmed(number + 1 - WINDOW_CHUNKS)
         first_open = max(run.first_chunk, run.chunks - WINDOW_CHUNKS)
         for chunks in range(first_open + 1, run.chunks + 1):
             reached = await confirmed(chunks)
     finally:
-        lane.core.close()
-        publishing.schedule_flush()
+        waiters.core.close()
+        publishers.schedule_flush()
     return reached
 
 
 async def _hash(file: FileIO, total_bytes: int, hashing: OnProgress | None) -> bytes:
-    """Reads the file once, in a thread that stops when nobody waits for it any more."""
+    """Return the SHA-256 of the file, computed in a thread that stops when this is cancelled."""
     loop = asyncio.get_running_loop()
     stopped = threading.Event()
 
@@ -154,7 +153,7 @@ async def _hash(file: FileIO, total_bytes: int, hashing: OnProgress | None) -> b
         return await asyncio.shield(future)
     except asyncio.CancelledError:
         stopped.set()
-        await asyncio.wait([future])  # it still uses the file
+        await asyncio.wait([future])  # until then the thread uses the file
         raise
 
 
@@ -168,7 +167,7 @@ def _open(path: Path) -> FileIO:
 
 
 def _read_at(file: FileIO, size_bytes: int, at: int) -> bytes:
-    """So many bytes from there on; fewer only at the end."""
+    """Read `size_bytes` at a position; fewer only at the end of the file."""
     file.seek(at)
     data = file.read(size_bytes)
     while len(data) < size_bytes and (more := file.read(size_bytes - len(data))):
@@ -188,10 +187,14 @@ async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class FileReceiver:
-    """The files that arrive, each when it is complete and its hash is right. Made by `AsyncClient.receive_files`.
+    """An async iterator over received files (`ReceivedFile`). Made by `AsyncClient.receive_files`.
 
-    Used with `async with` it is subscribed from the beginning of the block, else from the first step of `async for`.
-    Messages that are no files are passed over.
+        async with client.receive_files("reports/#", folder="reports") as files:
+            async for file in files:
+                print(file.path, file.size_bytes)
+
+    It returns each file once it is complete and its hash is correct. With `async with` it is subscribed from the
+    beginning of the block, else from the first step of `async for`. Messages that are not chunks of files are skipped.
     """
 
     def __init__(
@@ -205,17 +208,20 @@ class FileReceiver:
         max_total_bytes: int | None,
     ) -> None:
         self.folder = Path(folder)
+        """Where files are written."""
         self.problems = 0
-        """Files that could not be kept so far: `on_problem` is told why, a sentence each."""
+        """The number of files that could not be received. `on_problem` is called with the reason of each."""
         self._subscription = subscription
         self._progress = progress
         self._on_problem = on_problem
-        self._make_inbox = partial(Inbox, self.folder, max_file_bytes=max_file_bytes, max_total_bytes=max_total_bytes)
-        self._inbox: Inbox | None = None
-        self._pending: asyncio.Future[Outcome] | None = None
-        """A chunk that is being written. Kept, so that a cancel between does not lose what came of it."""
+        self._make_inbox = partial(
+            FileInbox, self.folder, max_file_bytes=max_file_bytes, max_total_bytes=max_total_bytes
+        )
+        self._inbox: FileInbox | None = None
+        self._pending: asyncio.Future[ChunkOutcome] | None = None
+        """The write of a chunk. Stored here, so that a cancellation does not lose its outcome."""
         self.rest: Iterator[ReceivedFile] = iter(())
-        """A file that is complete and was not handed out yet. `fetch` brings the next one."""
+        """A complete file that was not returned yet. `fetch` brings the next one."""
 
     async def __aenter__(self) -> FileReceiver:
         self._inbox = await _in_thread(self._make_inbox)
@@ -226,7 +232,7 @@ class FileReceiver:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None and (self._pending is not None or length_hint(self.rest)):
-            # A wait was given up, and the file it was for was not handed out: its last message is not handled.
+            # A cancelled wait was for a file that was not returned, so the last message is not handled.
             await self._subscription.close(self._subscription.handled_below)
         await self._subscription.__aexit__(kind, error, traceback)
 
@@ -239,14 +245,14 @@ class FileReceiver:
                 yield await self.__anext__()
 
     async def __anext__(self) -> ReceivedFile:
-        """The next file that is complete."""
+        """Wait for the next complete file."""
         while True:
             for file in self.rest:
                 return file
             await self.fetch()
 
     async def fetch(self) -> None:
-        """Wait until `rest` has a file. Returns at once while it has. A cancel loses nothing."""
+        """Wait until `rest` has a file. Return at once if it has one. A cancellation loses nothing."""
         while not length_hint(self.rest):
             if self._pending is None:
                 message = await self._subscription.__anext__()
@@ -260,29 +266,41 @@ class FileReceiver:
                 self._pending = None
                 if isinstance(outcome, ReceivedFile):
                     self.rest = iter([outcome])
-                    self._tell(outcome.path.name, outcome.size_bytes, outcome.size_bytes)
-                elif isinstance(outcome, Growing):
-                    self._tell(outcome.name, outcome.done_bytes, outcome.size_bytes)
-                elif isinstance(outcome, Problem):
-                    self._complain(outcome.text)
+                    self._report_progress(outcome.path.name, outcome.size_bytes, outcome.size_bytes)
+                elif isinstance(outcome, PartialFile):
+                    self._report_progress(outcome.name, outcome.done_bytes, outcome.size_bytes)
+                elif isinstance(outcome, FileProblem):
+                    self._report_problem(outcome.text)
 
-    def _begin(self, message: Message) -> asyncio.Future[Outcome] | None:
+    def _begin(self, message: Message) -> asyncio.Future[ChunkOutcome] | None:
         assert self._inbox is not None
         try:
             header = decode_header(message.extension, message.topic, len(message.payload))
         except DecodeError as error:
-            self._complain(f"a message on {message.topic} claims to be part of a file: {error}")
+            self._report_problem(f"a message on {message.topic} claims to be part of a file: {error}")
             return None
         if header is None:
             return None
         loop = asyncio.get_running_loop()
-        return loop.run_in_executor(None, self._inbox.take, message.topic, message.publisher, header, message.payload)
+        return loop.run_in_executor(None, self._inbox.add, message.topic, message.publisher, header, message.payload)
 
-    def _tell(self, name: str, done_bytes: int, size_bytes: int) -> None:
+    def _report_progress(self, name: str, done_bytes: int, size_bytes: int) -> None:
         if self._progress is not None:
             self._progress(name, done_bytes, size_bytes)
 
-    def _complain(self, text: str) -> None:
+    def _report_problem(self, text: str) -> None:
         self.problems += 1
+        _logger.warning("a file was not received: %s", text)
         if self._on_problem is not None:
             self._on_problem(text)
+
+
+class BlockingFiles(BlockingIterator[ReceivedFile]):
+    """An iterator over received files (`ReceivedFile`). Made by `BlockingClient.receive_files`."""
+
+    _inner: FileReceiver
+
+    @property
+    def problems(self) -> int:
+        """The number of files that could not be received."""
+        return self._inner.problems

@@ -1,4 +1,4 @@
-"""Jobs as their controller sees them.
+"""Jobs as their controller sees them: `AsyncJob`, `BlockingJob`, their updates and results, and all jobs of a client.
 
 job = await client.submit("resize", payload, workers=4)
 async for update in job: ...
@@ -8,45 +8,64 @@ results = await job.results()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from copy import copy
 from itertools import islice
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from godwit.client.client import Client
 from godwit.client.comparing import Change, JobView, TaskView, ViewState
-from godwit.errors import GodwitError, JobCancelledError, JobFailedError
-from godwit.wire.jobs import JobInfo
+from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
+from godwit.client.jobs import PAYLOAD
+from godwit.client.packing import Payload
+from godwit.client.submitting import check_payload
+from godwit.errors import BufferFullError, GodwitError, JobCancelledError, JobFailedError, UsageError, broker_error
+from godwit.net.job_options import CoreOptions, JobLike, Submission, check_number, check_submissions
+from godwit.net.loop import LoopThread
+from godwit.wire.control import ControlMessage, Done
+from godwit.wire.jobs import Cancel, JobInfo
+from godwit.wire.message import MAX_TEXT_CHARACTERS
 
 What: TypeAlias = Literal[
     "accepted", "settled", "progress", "result", "failure", "reassigned", "done", "failed", "cancelled"
 ]
 CancelJob: TypeAlias = Callable[[int, str], Awaitable[None]]
+Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awaitable[Done]]
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a job. What does not apply is None, or an empty text."""
+    """An event of a job. Fields that do not apply are None or empty."""
 
     what: What
+    """accepted: the broker has stored the job. settled: the number of workers is known. progress, result, failure,
+    reassigned: of the task `task`. done, failed, cancelled: the end of the job."""
     task: int | None = None
+    """The number of the task, from 0."""
     worker: str = ""
-    """Who has the task, or had it last."""
+    """The worker that has the task, or had it last."""
     progress: float | None = None
+    """From 0 to 1."""
     note: str = ""
+    """The text that the handler reported with its progress."""
     result: bytes | None = None
     error: str = ""
-    """Why an attempt or the job failed, or why it was cancelled."""
+    """Why an attempt or the job failed, or why the job was cancelled."""
     is_final: bool = False
     """Of a failure: the task is not tried again."""
 
 
 class TaskResult(msgspec.Struct, frozen=True):
-    """What one task brought."""
+    """The result of one task."""
 
     task: int
+    """The number of the task, from 0."""
     worker: str
+    """The worker that did the task."""
     payload: bytes
+    """The bytes that its handler returned."""
 
 
 _SHOWN: Final[dict[str, What]] = {
@@ -57,93 +76,110 @@ _SHOWN: Final[dict[str, What]] = {
     "result": "result",
     "task_failed": "failure",
 }
-"""What of the client's changes an application hears of, and how it is called there. The end is told by itself."""
+"""The changes of a JobView that become updates, and their names there. The end of the job is reported separately."""
 _SHOWN_ERRORS: Final = 3
 _ENDS: Final[dict[str, What]] = {"done": "done", "failed": "failed", "cancelled": "cancelled"}
 
 
 class AsyncJob:
-    """One job, over reconnects. Made by `AsyncClient.submit` and `AsyncClient.job`.
+    """A job, followed over reconnects. Made by `AsyncClient.submit` and `AsyncClient.job`.
 
-    As an async iterator it gives what happens, from how it stands to the end: any number of times, and at any time.
-    Whoever is slow misses steps of progress, but never a result, a failure or the end.
+    As an async iterator it returns updates (`Update`), from the present state to the end. It can be iterated any number
+    of times, at any time. A slow iteration misses steps of progress, but never a result, a failure or the end.
+
+        job = await client.submit("resize", picture, workers=4)
+        async for update in job:
+            print(update.what, update.task, update.progress)
+        results = await job.results()
     """
 
-    __slots__ = ("_cancel", "_followers", "_has_heard_end", "_view", "_waiters", "answer", "begins_us", "refusal")
+    __slots__ = ("_cancel", "_followers", "_has_reported_end", "_view", "_waiters", "answer", "begins_us", "refusal")
 
     def __init__(self, cancel: CancelJob, view: JobView) -> None:
         self._cancel = cancel
         self._view = view
         self._followers: list[_Follower] = []
         self._waiters: list[asyncio.Future[None]] = []
-        self._has_heard_end = False
-        """The view may have ended before: what happened is told a little later."""
+        self._has_reported_end = False
+        """Whether the end was reported as an event. The view may have ended a little earlier."""
         self.begins_us = 0
-        """Not before then, in microseconds since 1970, if it was submitted with a delay. 0 or past: at once."""
+        """When the job may begin, in microseconds since 1970, if it was submitted with a delay; else 0."""
         self.answer: Countdown | None = None
-        """Who waits for the broker's answer to it."""
+        """The wait for the broker's answer to the submission."""
         self.refusal: GodwitError | None = None
-        """Why nothing more will be known of it: the broker refused it, or does not know it, or the client ended."""
+        """Why there are no more updates: the broker refused the job or does not know it, or the client has ended."""
 
     def __repr__(self) -> str:
         return f"<AsyncJob {self.number}, {self.kind!r}, {self.state}>"
 
-    # -- look ---------------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------------
 
     @property
     def number(self) -> int:
-        """The broker's, for people and programs: `client.job(number)` finds it again."""
+        """The number that the broker gave the job: `client.job(number)` finds it again."""
         return self._view.number or 0
 
     @property
     def key(self) -> str:
-        """The controller's: to submit with the same one again is harmless."""
+        """The controller's key of the job. A second submission with the same key has no effect."""
         return self._view.key
 
     @property
     def kind(self) -> str:
+        """The kind of work, which decides which workers can do it."""
         return self._view.kind
 
     @property
     def agreed(self) -> int | None:
-        """How many workers do it. None: no worker volunteers for its kind yet."""
+        """The number of workers that do the job, each as one task. None until a worker volunteers for its kind."""
         return self._view.agreed
 
     @property
     def state(self) -> ViewState:
-        """waiting, running, done, failed or cancelled; refused by the broker, or unknown to it (any more)."""
+        """waiting, running, done, failed or cancelled; or refused by the broker, or unknown to it (any more)."""
         return self._view.state
 
     @property
     def is_ended(self) -> bool:
+        """Whether no more updates will follow."""
         return self._view.is_ended or self.refusal is not None
 
     @property
     def reason(self) -> str:
-        """Why it failed or was cancelled."""
+        """Why the job failed or was cancelled."""
         return self._view.reason
 
     @property
     def tasks(self) -> Mapping[int, TaskView]:
-        """How each task stands, as far as it is known."""
+        """The last known state of each task, by number."""
         return self._view.tasks
 
-    # -- wait ---------------------------------------------------------------------------------------------------------
+    # -- waiting ------------------------------------------------------------------------------------------------------
 
     async def results(self, timeout_s: float | None = None) -> list[TaskResult]:
-        """Waits for the end; gives what each task brought. JobFailedError or JobCancelledError if one brought nothing.
+        """Wait for the end of the job and return the results of its tasks.
 
-        TimeoutError after so long: the job goes on.
+        Args:
+            timeout_s: How long to wait; None waits forever. The job itself continues after a timeout.
+
+        Returns:
+            One result for each task, in the order of their numbers.
+
+        Raises:
+            JobFailedError: A task failed for good, or the broker has deleted some of the results already.
+            JobCancelledError: The job was cancelled.
+            TimeoutError: The job has not ended within `timeout_s` seconds.
+            GodwitError: The broker refused the job or does not know it, or the client has ended.
         """
         if not self.is_ended:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._ended()
+                    await self._wait_for_end()
             except TimeoutError:
                 raise TimeoutError(f"job {self.number} has not ended within {timeout_s:g} s: it goes on") from None
         return self._outcome()
 
-    async def _ended(self) -> None:
+    async def _wait_for_end(self) -> None:
         while not self.is_ended:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -174,14 +210,14 @@ class AsyncJob:
         return self._follow()
 
     async def _follow(self) -> AsyncIterator[Update]:
-        has_ended = self.is_ended  # then the follower begins with all that there is
+        has_ended = self.is_ended  # then the follower begins with the whole outcome
         follower = _Follower(self._view)
         self._followers.append(follower)
         try:
             yield Update(what="accepted")
             while True:
-                has_ended = has_ended or self._has_heard_end or self.refusal is not None
-                for update in follower.take():
+                has_ended = has_ended or self._has_reported_end or self.refusal is not None
+                for update in follower.take_updates():
                     yield update
                 if has_ended:
                     break
@@ -195,31 +231,37 @@ class AsyncJob:
             raise copy(self.refusal)
         return Update(what=_ENDS[self._view.state], error=self._view.reason)
 
-    # -- do -----------------------------------------------------------------------------------------------------------
-
     async def cancel(self, reason: str = "") -> None:
-        """Ends it: tasks that are at work are revoked. Returns when that is safe."""
+        """Cancel the job and wait until the broker has stored that. Running tasks are revoked.
+
+        Args:
+            reason: Shown to the workers and to clients that watch the job.
+
+        Raises:
+            JobError: The broker does not know the job (any more), or this client may not see it.
+            GodwitError: The broker refused the job, or the client has ended.
+        """
         if self.refusal is not None:
             raise copy(self.refusal)
         await self._cancel(self.number, reason)
 
-    # -- what the client tells ----------------------------------------------------------------------------------------
+    # -- events of the client -----------------------------------------------------------------------------------------
 
     def describe(self, info: JobInfo) -> None:
-        """What an update does not tell of a job that was found by its number."""
+        """Set the properties of a job found by its number that updates do not contain."""
         self._view.key, self._view.kind, self._view.workers = info.key, info.of_kind, info.workers
         self.begins_us = info.begins_us
 
     def on_changed(self, changes: list[Change]) -> None:
         if is_the_end(changes):
-            self._has_heard_end = True
+            self._has_reported_end = True
         for follower in self._followers:
             follower.on_changed(changes)
         if self._waiters and self.is_ended:
             self._wake()
 
     def on_refused(self, error: GodwitError) -> None:
-        """Also when the client has ended: nothing more will be known."""
+        """End all waits with this error, also when the client has ended."""
         self.refusal = error
         for follower in self._followers:
             follower.wake()
@@ -227,13 +269,11 @@ class AsyncJob:
 
     def _wake(self) -> None:
         waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        _wake_all(waiters)
 
 
 class Countdown:
-    """Waits until so many jobs were answered."""
+    """Wait until `count` jobs were answered."""
 
     __slots__ = ("_future", "_left")
 
@@ -252,28 +292,28 @@ class Countdown:
 
 
 class _Follower:
-    """One who iterates over a job: what it has not heard yet. Each thing of a task once, however often it happened."""
+    """One iteration over a job: its unread updates. Several updates of one kind and task are merged into the last."""
 
-    __slots__ = ("_is_woken", "_news", "_told", "_waiter")
+    __slots__ = ("_is_woken", "_reported", "_unread", "_waiter")
 
     def __init__(self, view: JobView) -> None:
         self._waiter: asyncio.Future[None] | None = None
         self._is_woken = False
-        self._told: set[int] = set()
-        """Tasks whose end was told. It may come again: the view knows it a little before it is told."""
-        self._news: dict[tuple[str, int | None], TaskView | None] = {}
+        self._reported: set[int] = set()
+        """Tasks whose end was returned. The event may follow: the view contains it a little earlier."""
+        self._unread: dict[tuple[str, int | None], TaskView | None] = {}
         for number, task in view.tasks.items():
             if task.state == "finished":
-                self._news["result", number] = task
+                self._unread["result", number] = task
             elif task.state == "failed":
-                self._news["task_failed", number] = task
+                self._unread["task_failed", number] = task
             elif task.progress is not None or task.note:
-                self._news["progress", number] = task
+                self._unread["progress", number] = task
 
     def on_changed(self, changes: list[Change]) -> None:
         for what, number, task in changes:
-            self._news.pop((what, number), None)  # its latest place is the right one
-            self._news[what, number] = task
+            self._unread.pop((what, number), None)  # re-inserted below, so that the order is that of the last change
+            self._unread[what, number] = task
         self.wake()
 
     def wake(self) -> None:
@@ -282,25 +322,25 @@ class _Follower:
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Until something has happened since the last wait."""
+        """Wait until `wake` was called since the last wait."""
         if not self._is_woken:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._is_woken = False
 
-    def take(self) -> Iterator[Update]:
-        news, self._news = self._news, {}
-        for (what, number), task in news.items():
+    def take_updates(self) -> Iterator[Update]:
+        unread, self._unread = self._unread, {}
+        for (what, number), task in unread.items():
             shown = _SHOWN.get(what)
-            if shown is None or number in self._told:
+            if shown is None or number in self._reported:
                 continue
             if number is not None and what in ("result", "task_failed"):
-                self._told.add(number)
+                self._reported.add(number)
             yield _update(shown, number, task, is_final=what == "task_failed")
 
 
 def is_the_end(changes: list[Change]) -> bool:
-    """Whether the job has ended with these changes."""
+    """Return whether the job has ended with these changes."""
     return bool(changes) and changes[-1].what == "ended"
 
 
@@ -317,3 +357,224 @@ def _update(what: What, number: int | None, task: TaskView | None, *, is_final: 
         error=task.error if what == "failure" else "",
         is_final=is_final,
     )
+
+
+class ClientJobs:
+    """The jobs that one client submitted or watches, until they end."""
+
+    def __init__(self, core: Client, schedule_flush: Callable[[], None], request: Request) -> None:
+        self._core = core
+        self._schedule_flush = schedule_flush
+        self._request = request
+        self._followed: dict[JobView, AsyncJob] = {}
+        self._starved: list[asyncio.Future[None]] = []
+        self._drained: list[asyncio.Future[None]] = []
+        self._ended: GodwitError | None = None
+        self.handlers: dict[type[Any], Callable[[Any], None]] = {
+            JobTaken: self._on_taken,
+            JobRefused: self._on_refused,
+            JobChanged: self._on_changed,
+            WorkIdle: self._on_idle,
+        }
+
+    async def submit(self, kind: str, payload: Payload, key: str | None, options: CoreOptions) -> AsyncJob:
+        """Submit a job and wait until the broker has stored it. Raise its refusal."""
+        (job,) = await self._submit_all(check_submissions([(kind, payload, key)]), options)
+        if job.refusal is not None:
+            raise copy(job.refusal)
+        return job
+
+    async def submit_many(self, jobs: Iterable[JobLike], options: CoreOptions) -> list[AsyncJob]:
+        """Submit jobs and wait until all are answered. A refused job has its `refusal` set."""
+        submissions = check_submissions(jobs)  # all are checked before the first one is sent
+        longest = max((body for _, body, _ in submissions), key=len, default=b"")
+        check_payload(PAYLOAD, longest, self._core.max_payload_bytes)
+        return await self._submit_all(submissions, options)
+
+    async def _submit_all(self, submissions: list[Submission], options: CoreOptions) -> list[AsyncJob]:
+        answer = Countdown(len(submissions))
+        submitted: list[AsyncJob] = []
+        for kind, body, key in submissions:
+            while True:
+                try:
+                    view = self._core.submit(kind, body, key=key, **options)
+                except BufferFullError:
+                    await self._room()
+                else:
+                    break
+            submitted.append(self._follow(view, answer))
+        if delay_ms := options["delay_ms"]:
+            begins_us = time.time_ns() // 1000 + delay_ms * 1000
+            for job in submitted:
+                job.begins_us = begins_us
+        await answer.wait()
+        if self._ended is not None:
+            raise copy(self._ended)
+        return submitted
+
+    async def watch(self, number: int) -> AsyncJob:
+        """Follow a job by its number, and wait until its state is known."""
+        answer = Countdown(1)
+        job = self._follow(self._core.watch(number), answer)
+        self._schedule_flush()
+        await answer.wait()
+        if job.refusal is not None:
+            raise copy(job.refusal)
+        return job
+
+    async def cancel(self, number: int, reason: str) -> None:
+        """Cancel a job and wait until the broker has stored that."""
+        check_number(number)
+        if not isinstance(reason, str):
+            raise UsageError(f"a reason of the type {type(reason).__name__}: give a text")
+        if len(reason) > MAX_TEXT_CHARACTERS:
+            raise UsageError(f"a reason of {len(reason)} characters: at most {MAX_TEXT_CHARACTERS}")
+        await self._request(lambda n: Cancel(request=n, job=number, reason=reason), Done)
+
+    def _follow(self, view: JobView, answer: Countdown) -> AsyncJob:
+        job = self._followed[view] = AsyncJob(self.cancel, view)
+        job.answer = answer
+        return job
+
+    async def _room(self) -> None:
+        """Wait until there is room for more submissions. Raise the client's error if it ends."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._starved.append(future)
+        await future
+        if self._ended is not None:
+            raise copy(self._ended)
+
+    async def drained(self) -> None:
+        """Wait until all jobs are answered and all reports confirmed, or the client has ended."""
+        while self._core.work_held and self._ended is None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drained.append(future)
+            await future
+
+    # -- events of the client -----------------------------------------------------------------------------------------
+
+    def _on_taken(self, event: JobTaken) -> None:
+        job = self._followed.get(event.view)
+        if job is not None:
+            _answer(job)
+
+    def _on_changed(self, event: JobChanged) -> None:
+        view = event.view
+        job = self._followed.get(view)
+        if job is not None:
+            if job.answer is not None:
+                _answer(job)
+            if is_the_end(event.changes):  # the view may have ended before this event
+                del self._followed[view]
+            job.on_changed(event.changes)
+
+    def _on_refused(self, event: JobRefused) -> None:
+        job = self._followed.pop(event.view, None)
+        if job is not None:
+            job.on_refused(broker_error(event.code, event.text))
+            _answer(job)
+
+    def on_room(self) -> None:
+        starved, self._starved = self._starved, []
+        _wake_all(starved)
+
+    def _on_idle(self, event: WorkIdle | None = None) -> None:
+        drained, self._drained = self._drained, []
+        _wake_all(drained)
+
+    def on_ended(self, error: GodwitError) -> None:
+        self._ended = error
+        followed, self._followed = self._followed, {}
+        for job in followed.values():
+            job.on_refused(error)
+            _answer(job)
+        self.on_room()
+        self._on_idle()
+
+
+def _answer(job: AsyncJob) -> None:
+    answer, job.answer = job.answer, None
+    if answer is not None:
+        answer.on_answer()
+
+
+def _wake_all(futures: list[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+
+
+class BlockingJob:
+    """A job, followed over reconnects. Made by `BlockingClient.submit` and `BlockingClient.job`.
+
+    As an iterator it returns updates (`Update`), from the present state to the end.
+    """
+
+    def __init__(self, thread: LoopThread, inner: AsyncJob) -> None:
+        self._thread = thread
+        self._inner = inner
+
+    def __repr__(self) -> str:
+        return f"<BlockingJob {self.number}, {self.kind!r}, {self.state}>"
+
+    @property
+    def number(self) -> int:
+        """The number that the broker gave the job: `client.job(number)` finds it again."""
+        return self._inner.number
+
+    @property
+    def key(self) -> str:
+        """The controller's key of the job. A second submission with the same key has no effect."""
+        return self._inner.key
+
+    @property
+    def kind(self) -> str:
+        """The kind of work, which decides which workers can do it."""
+        return self._inner.kind
+
+    @property
+    def agreed(self) -> int | None:
+        """The number of workers that do the job, each as one task. None until a worker volunteers for its kind."""
+        return self._inner.agreed
+
+    @property
+    def state(self) -> ViewState:
+        """waiting, running, done, failed or cancelled; or refused by the broker, or unknown to it (any more)."""
+        return self._inner.state
+
+    @property
+    def begins_us(self) -> int:
+        """When the job may begin, in microseconds since 1970, if it was submitted with a delay; else 0."""
+        return self._inner.begins_us
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether no more updates will follow."""
+        return self._inner.is_ended
+
+    @property
+    def reason(self) -> str:
+        """Why the job failed or was cancelled."""
+        return self._inner.reason
+
+    @property
+    def tasks(self) -> Mapping[int, TaskView]:
+        """The last known state of each task, by number."""
+        return self._inner.tasks
+
+    def results(self, timeout_s: float | None = None) -> list[TaskResult]:
+        """Wait for the end of the job and return the results of its tasks, see `AsyncJob.results`."""
+        return self._thread.call(self._inner.results(timeout_s))
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the job and wait until the broker has stored that, see `AsyncJob.cancel`."""
+        self._thread.call(self._inner.cancel(reason))
+
+    def __iter__(self) -> Iterator[Update]:
+        updates = aiter(self._inner)
+        while (update := self._thread.call(_next(updates))) is not None:
+            yield update
+
+
+async def _next(updates: AsyncIterator[Update]) -> Update | None:
+    return await anext(updates, None)

@@ -1,18 +1,19 @@
-"""The thread that writes the log: it commits everything that waited while the last commit ran.
+"""The thread that writes the log. One commit contains all appends that arrived during the commit before.
 
-So a lone message is on disk after one commit, and a busy broker has large ones, without a timer in between. What else
-writes to the file happens here too, between two commits: retention in its small steps, and checkpoints.
+So a single message is on disk after one commit, and a busy broker makes large commits, without a timer in between. All
+other writes to the file happen in this thread too, between two commits: retention in small steps, and checkpoints.
 
-What goes wrong with the disk is the answer to everything that was given before the broker hears of it: else the second
-of two batches could be in the log without the first. What comes afterwards is tried again, and works once there is
-room. Only a file that is damaged is not written to again. What cannot be written whatever the disk does is found among
-what it was joined with, and fails alone: to try it again would fail everything that comes after it.
+When the disk fails, all appends fail that were queued before the broker knows of the failure; otherwise the second of
+two batches could be in the log without the first. Later appends are tried again, and succeed once the disk has room. A
+damaged file is never written again. An append that fails for a reason of its own, not the disk's, is separated from the
+ones in the same commit and fails alone; repeating it would fail everything after it.
 
-The thread goes on whatever happens, until it is told to end: without it, publishers would wait for ever.
+The thread survives all errors until it is ended: without it, publishers would wait forever.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,36 +26,39 @@ from godwit.errors import LogDamagedError, StorageError
 from godwit.limits import KIB, MIB
 from godwit.store.port import Change, Entry, Store
 
+_logger = logging.getLogger(__name__)
+
 Answer: TypeAlias = Committed | Failed | Losing | Notice
 
 COMMIT_BYTES: Final = 16 * MIB
-"""No more than this and one append go into a commit: the next one should not have to wait for long."""
+"""Maximum size of a commit, plus one append, so that the next commit does not wait for long."""
 CHECKPOINT_BYTES: Final = 16 * MIB
-"""After so much a checkpoint copies the write-ahead log into the file, and what follows is written over it. It holds
-the next commit up for 30 to 100 ms; larger ones are hardly cheaper."""
+"""A checkpoint copies the write-ahead log into the file after this much, and the write-ahead log is overwritten then.
+It delays the next commit by 30 to 100 ms; larger checkpoints are hardly cheaper."""
 COMMIT_PAGES_BYTES: Final = 4 * 16 * KIB
-"""What a commit writes beside the messages, about: the pages that lead to them."""
-KEPT_BYTES: Final = 64 * MIB
-"""So long the write-ahead log may stay when there is nothing to do. It is not cut off each time: to write over what is
-there takes a fraction of the time that a file takes which grows, because the system then writes down its length too."""
+"""Estimate of the pages that a commit writes beside the messages."""
+IDLE_WAL_BYTES: Final = 64 * MIB
+"""Maximum length of the write-ahead log of an idle broker. It is not truncated each time, because overwriting a file
+takes a fraction of the time of growing it: a growing file's length is written to disk too."""
 TRUNCATE_BYTES: Final = 256 * MIB
-"""Longer it gets only while readers are in the way. Then it is cut off as soon as they let it be."""
+"""The write-ahead log becomes longer than this only if readers prevent checkpoints. Then it is truncated as soon as
+possible."""
 IDLE_S: Final = 1.0
-"""After so long without an append there is time for a checkpoint."""
-CHORES_S: Final = 1.0
-"""How often retention has a look, and what failed is tried again."""
+"""A checkpoint is made after this time without an append."""
+MAINTENANCE_S: Final = 1.0
+"""How often retention checks the log, and after which time failed maintenance is repeated."""
 RETAIN_S: Final = 0.1
-"""So soon retention has a look after a commit: it must keep up with a broker that is busy."""
+"""Retention checks the log this long after a commit, so that it keeps up with a busy broker."""
 WITNESS_S: Final = 1.0
-"""How often the witness is synced while there are commits. When there are none, a checkpoint follows, which does it."""
-WELL_S: Final = 1.0
-"""So long nothing must have failed before the trouble counts as over."""
+"""How often the witness is synced while there are commits. Without commits a checkpoint follows, which syncs it."""
+RECOVERED_S: Final = 1.0
+"""The log counts as writable again after this time without a failure."""
 RETRY_S: Final = 0.05
-"""When it is tried again to cut off a write-ahead log that is too long."""
+"""Time until the next attempt to truncate a write-ahead log that is too long."""
 
 
 class WritableStore(Store, Protocol):
-    """What the writer needs of godwit.store.sqlite.SqliteStore."""
+    """The interface of godwit.store.sqlite.SqliteStore that the writer uses."""
 
     @property
     def wal_bytes(self) -> int: ...
@@ -63,96 +67,106 @@ class WritableStore(Store, Protocol):
     def close(self) -> None: ...
 
 
-class Chore(Protocol):
-    """A step of retention: what left the log, or None if there is nothing to do."""
+class RetentionStep(Protocol):
+    """A step of retention: returns the deleted messages, or None if nothing was due."""
 
     def __call__(self, now_us: int) -> Sequence[Losing] | None: ...
 
 
-class Job(NamedTuple):
-    """An append, and how often appends had failed when it was given."""
+class PendingAppend(NamedTuple):
+    """An append in the queue of the writer."""
 
     effect: Append
     size_bytes: int
     era: int
+    """How often appends had failed when it was queued."""
 
 
 class NewRetention(NamedTuple):
-    """What is to be done from now on."""
+    """Replaces the step of retention."""
 
-    retain: Chore | None
+    retain: RetentionStep | None
 
 
 class LogWriter:
-    """Owns the store from its start until it has ended. `answer` is called in its thread, and must not wait."""
+    """Owns the store from its start until it has ended."""
 
     def __init__(
         self,
         store: WritableStore,
         answer: Callable[[list[Answer]], None],
         *,
-        retain: Chore | None = None,
+        retain: RetentionStep | None = None,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         path: Path | None = None,
     ) -> None:
-        """`path`: the log's file, which clients are not told of."""
+        """Make a writer that is not running yet.
+
+        Args:
+            store: The log's file.
+            answer: Called in the writer's thread with the answers, in the order of the appends. It must not wait.
+            retain: A step of retention.
+            clock_us: Returns the time in microseconds since 1970.
+            path: The log's file, which is removed from error texts for clients.
+        """
         self._store = store
         self._answer = answer
         self._clock_us = clock_us
         self._path = path
-        self._queue: SimpleQueue[Job | NewRetention | None] = SimpleQueue()
-        """None: there are no more."""
+        self._queue: SimpleQueue[PendingAppend | NewRetention | None] = SimpleQueue()
+        """None ends the thread."""
         self._retain = retain
         self._retain_at = 0.0
         self._idle_at = time.monotonic() + IDLE_S
-        """When there will have been no append for long."""
+        """When the log counts as idle, if no append comes before."""
         self._checkpoint_at = 0.0
-        """Not before: the last one failed."""
+        """The earliest time of the next checkpoint, after a failed one."""
         self._witness_at = 0.0
         """When the witness is synced next."""
         self._wal_bytes = 0
-        """How long the write-ahead log was when it was last looked at."""
+        """The last known length of the write-ahead log."""
         self.lets_read = threading.Event()
-        """Unless the write-ahead log is so long that it must be cut off, for which nobody may read for a moment."""
-        self._look()
+        """Cleared while the write-ahead log must be truncated, which needs a moment without readers."""
+        self._check_wal()
         self._written_bytes = self._wal_bytes
-        """Since the last checkpoint, about."""
+        """Estimate of the bytes written since the last checkpoint."""
         self._is_ending = False
         self._failed_era = -1
-        """All appends of this one, and of those before it, fail."""
+        """All appends of this era and earlier ones fail."""
         self._failure = ""
-        """Why they do."""
-        self._told = ""
-        """What was last told of it; nothing once it was told that messages are taken again."""
-        self._well_at: float | None = None
-        """When that may be told, after messages were taken: where little fits, more may not."""
-        self._trouble = ""
-        """What was last told of what is done between them."""
+        """Why they fail."""
+        self._reported = ""
+        """The last reported reason why appends fail; empty after the report that the log is writable again."""
+        self._recovered_at: float | None = None
+        """When to report that, after a successful append: a nearly full disk may fail again at once."""
+        self._maintenance_problem = ""
+        """The last reported problem of maintenance between commits."""
         self._refusal = ""
         """Why nothing is written any more."""
         self.commits = 0
-        self.has_told_all = threading.Event()
-        """Unless something was deleted, or is about to be, that is not among the answers yet."""
-        self.has_told_all.set()
+        """The number of commits so far."""
+        self.has_reported_all = threading.Event()
+        """Cleared while messages are being deleted that are not among the answers yet."""
+        self.has_reported_all.set()
         self._thread = threading.Thread(target=self._run, name="godwit-log-writer", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def append(self, job: Job) -> None:
-        """Is answered by a Committed or a Failed, in the order of the calls."""
-        self._queue.put(job)
+    def append(self, append: PendingAppend) -> None:
+        """Queue an append. It is answered by a Committed or a Failed, in the order of the calls."""
+        self._queue.put(append)
 
-    def change_retention(self, retain: Chore | None) -> None:
-        """From the next step on."""
+    def change_retention(self, retain: RetentionStep | None) -> None:
+        """Replace the step of retention."""
         self._queue.put(NewRetention(retain))
 
     def end(self) -> None:
-        """Has it commit what waits, empty the write-ahead log, close the store and end. Does not wait for it."""
+        """Commit all pending appends, truncate the write-ahead log, close the store and end. Does not wait for it."""
         self._queue.put(None)
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Whether it has ended."""
+        """Wait for the end of the thread. Return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -160,57 +174,57 @@ class LogWriter:
 
     def _run(self) -> None:
         while not self._is_ending:
-            group = self._take()
+            group = self._next_group()
             if group:
                 self._commit(group)
             try:
-                self._do_chores()
-            except Exception as error:  # nothing of it may keep the next commit from being taken
-                self._retain_at = self._checkpoint_at = time.monotonic() + CHORES_S
-                self._note(f"the log could not be looked after, which is tried again: {text_of(error)}", error)
+                self._maintain()
+            except Exception as error:  # maintenance must not prevent the next commit
+                self._retain_at = self._checkpoint_at = time.monotonic() + MAINTENANCE_S
+                self._report_problem(f"maintenance of the log failed, which is tried again: {text_of(error)}", error)
         self._finish()
 
-    def _take(self) -> list[Job]:
-        """Everything that waits; if nothing does, what comes first, or nothing when it is time for something else."""
+    def _next_group(self) -> list[PendingAppend]:
+        """Return all queued appends, or wait for the first. Return an empty list when maintenance is due."""
         try:
-            job = self._queue.get(timeout=self._patience_s())
+            item = self._queue.get(timeout=self._wait_s())
         except Empty:
             return []
-        group: list[Job] = []
+        group: list[PendingAppend] = []
         group_bytes = 0
-        while job is not None:
-            if isinstance(job, NewRetention):
-                self._retain, self._retain_at = job.retain, 0.0
+        while item is not None:
+            if isinstance(item, NewRetention):
+                self._retain, self._retain_at = item.retain, 0.0
             else:
-                group.append(job)
-                group_bytes += job.size_bytes
+                group.append(item)
+                group_bytes += item.size_bytes
             if group_bytes >= COMMIT_BYTES:
                 return group
             try:
-                job = self._queue.get_nowait()
+                item = self._queue.get_nowait()
             except Empty:
                 return group
         self._is_ending = True
         return group
 
-    def _patience_s(self) -> float | None:
+    def _wait_s(self) -> float | None:
         if self._refusal:
             return None
         waits = []
         now = time.monotonic()
-        if self._well_at is not None:
-            waits.append(self._well_at - now)
+        if self._recovered_at is not None:
+            waits.append(self._recovered_at - now)
         if self._retain is not None:
             waits.append(self._retain_at - now)
         if self._wal_bytes > TRUNCATE_BYTES:
             waits.append(self._checkpoint_at - now)
-        elif self._written_bytes or self._wal_bytes > KEPT_BYTES:
+        elif self._written_bytes or self._wal_bytes > IDLE_WAL_BYTES:
             waits.append(max(self._idle_at, self._checkpoint_at) - now)
         return max(0.0, min(waits)) if waits else None
 
-    def _commit(self, group: list[Job]) -> None:
-        if group[0].era <= self._failed_era or self._refusal:  # it was given before this was known
-            late = [job for job in group if job.era <= self._failed_era or self._refusal]
+    def _commit(self, group: list[PendingAppend]) -> None:
+        if group[0].era <= self._failed_era or self._refusal:  # it was queued before the failure was known
+            late = [append for append in group if append.era <= self._failed_era or self._refusal]
             self._answer([Failed(self._refusal or self._failure)] * len(late))
             group = group[len(late) :]
             if not group:
@@ -219,77 +233,79 @@ class LogWriter:
         changes: list[Change] = group[0].effect.changes
         try:
             if len(group) > 1:
-                entries = [entry for job in group for entry in job.effect.entries]
-                changes = [change for job in group for change in job.effect.changes]
+                entries = [entry for append in group for entry in append.effect.entries]
+                changes = [change for append in group for change in append.effect.changes]
             offset = self._store.append(entries, changes)
-        except Exception as error:  # whatever it is, publishers must hear of it, and the thread must go on
+        except Exception as error:  # whatever it is, publishers must be notified, and the thread must continue
             if len(group) > 1 and _is_lasting(error):
-                for job in group:  # one of them is to blame; when it has failed, those behind it fail with it
-                    self._commit([job])
+                for append in group:  # one of them is the cause; when it has failed, the ones after it fail too
+                    self._commit([append])
             else:
                 self._fail(group, error)
             return
         self.commits += 1
-        self._written_bytes += sum([job.size_bytes for job in group]) + COMMIT_PAGES_BYTES
+        self._written_bytes += sum([append.size_bytes for append in group]) + COMMIT_PAGES_BYTES
         now = time.monotonic()
         self._idle_at = now + IDLE_S
         self._retain_at = min(self._retain_at, now + RETAIN_S)
         answers: list[Answer] = []
-        for job in group:
+        for append in group:
             answers.append(Committed(offset))
-            offset += sum([entry.count for entry in job.effect.entries])
+            offset += sum([entry.count for entry in append.effect.entries])
         self._answer(answers)
-        if self._told and entries and self._well_at is None:
-            self._well_at = now + WELL_S
+        if self._reported and entries and self._recovered_at is None:
+            self._recovered_at = now + RECOVERED_S
 
-    def _fail(self, group: list[Job], error: Exception) -> None:
-        self._well_at = None
+    def _fail(self, group: list[PendingAppend], error: Exception) -> None:
+        self._recovered_at = None
         text = text_of(error)
         self._failure = self._text_for_clients(error)
         self._failed_era = group[-1].era
         self._refuse_after(error)
         answers: list[Answer] = [Failed(self._failure, is_lasting=_is_lasting(error))] * len(group)
-        if text != self._told:  # told once, not for each message that meets it
-            self._told = text
+        if text != self._reported:  # once, not for each refused message
+            self._reported = text
+            _logger.warning("messages are refused", exc_info=error)
             answers.append(Notice("warning", f"messages are refused: {text}"))
         self._answer(answers)
 
     # -- between commits ----------------------------------------------------------------------------------------------
 
-    def _do_chores(self) -> None:
+    def _maintain(self) -> None:
         if self._refusal:
             return
         now = time.monotonic()
-        if self._well_at is not None and now >= self._well_at:
-            self._told, self._well_at = "", None
+        if self._recovered_at is not None and now >= self._recovered_at:
+            self._reported, self._recovered_at = "", None
+            _logger.info("the log can be written again")
             self._answer([Notice("log", "the log can be written again: messages are taken as before")])
         if self._retain is not None and now >= self._retain_at:
-            self._step(self._retain, now)
+            self._run_retention(self._retain, now)
         if now >= self._witness_at:
             self._witness_at = now + WITNESS_S
             self._store.sync_witness()
         if now < self._checkpoint_at:
             return
         is_idle = now >= self._idle_at
-        self._look()
-        if self._wal_bytes > (KEPT_BYTES if is_idle else TRUNCATE_BYTES):
+        self._check_wal()
+        if self._wal_bytes > (IDLE_WAL_BYTES if is_idle else TRUNCATE_BYTES):
             self._checkpoint(truncate=True)
         elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
             self._checkpoint(truncate=False)
 
-    def _step(self, retain: Chore, now: float) -> None:
-        self.has_told_all.clear()
+    def _run_retention(self, retain: RetentionStep, now: float) -> None:
+        self.has_reported_all.clear()
         try:
             lost = retain(self._clock_us())
             if lost:
                 self._answer(list(lost))
-        except Exception as error:  # as for an append: what is wrong is told, and tried again
-            self._note(f"old messages could not be deleted: {text_of(error)}", error)
+        except Exception as error:
+            self._report_problem(f"old messages could not be deleted: {text_of(error)}", error)
             lost = None
         finally:
-            self.has_told_all.set()  # the reader waits for it
+            self.has_reported_all.set()  # the reader waits for it
         if lost is None:
-            self._retain_at = now + CHORES_S
+            self._retain_at = now + MAINTENANCE_S
         else:
             self._written_bytes += COMMIT_PAGES_BYTES
 
@@ -297,26 +313,29 @@ class LogWriter:
         try:
             self._store.checkpoint(truncate=truncate)
         except Exception as error:
-            self._checkpoint_at = time.monotonic() + CHORES_S
-            self._note(f"the log's file could not be brought up to date, which is tried again: {text_of(error)}", error)
+            self._checkpoint_at = time.monotonic() + MAINTENANCE_S
+            self._report_problem(
+                f"the log's file could not be brought up to date, which is tried again: {text_of(error)}", error
+            )
             return
-        self._trouble = ""
+        self._maintenance_problem = ""
         self._written_bytes = 0
-        self._look()
-        if truncate and self._wal_bytes:  # a reader was in the way
-            self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else CHORES_S)
+        self._check_wal()
+        if truncate and self._wal_bytes:  # a reader prevented it
+            self._checkpoint_at = time.monotonic() + (RETRY_S if self._wal_bytes > TRUNCATE_BYTES else MAINTENANCE_S)
 
-    def _look(self) -> None:
+    def _check_wal(self) -> None:
         self._wal_bytes = self._store.wal_bytes
         if self._wal_bytes > TRUNCATE_BYTES:
             self.lets_read.clear()
         else:
             self.lets_read.set()
 
-    def _note(self, text: str, error: Exception) -> None:
+    def _report_problem(self, text: str, error: Exception) -> None:
         self._refuse_after(error)
-        if text != self._trouble:
-            self._trouble = text
+        if text != self._maintenance_problem:
+            self._maintenance_problem = text
+            _logger.warning("maintenance of the log failed", exc_info=error)
             self._answer([Notice("warning", text)])
 
     def _refuse_after(self, error: Exception) -> None:
@@ -324,9 +343,9 @@ class LogWriter:
             self._refusal = self._text_for_clients(error)
 
     def _text_for_clients(self, error: Exception) -> str:
-        """Without what only concerns who runs the broker: where the file lies, and what went wrong inside."""
+        """Return the error without details for the operator: the path of the file, and unexpected exceptions."""
         if not isinstance(error, StorageError):
-            return "the broker's log failed in a way that was not foreseen: whoever runs the broker was told more"
+            return "the broker's log failed unexpectedly: the broker's event lines have the details"
         return str(error) if self._path is None else str(error).replace(f"the log {self._path}", "the broker's log")
 
     def _finish(self) -> None:
@@ -335,20 +354,20 @@ class LogWriter:
             if not self._refusal:
                 self._store.checkpoint(truncate=True)
         except Exception as error:
-            self._note(f"the log stays as it is: {text_of(error)}", error)
+            self._report_problem(f"the write-ahead log was not merged into the log: {text_of(error)}", error)
         try:
             self._store.close()
         except Exception as error:
-            self._note(f"the log could not be closed: {text_of(error)}", error)
+            self._report_problem(f"the log could not be closed: {text_of(error)}", error)
 
 
 def _is_lasting(error: Exception) -> bool:
-    """Whether it is what was to be written that is wrong, and not the disk or the machine."""
+    """Return whether the appended data is the cause, and not the disk or the machine."""
     return not isinstance(error, (StorageError, OSError, MemoryError))
 
 
 def text_of(error: Exception) -> str:
-    """For those who run the broker."""
+    """Return the error as a text for the operator."""
     if isinstance(error, StorageError):
         return str(error)
-    return f"the log failed in a way that was not foreseen ({type(error).__name__}: {error}): restart the broker"
+    return f"the log failed unexpectedly ({type(error).__name__}: {error}): restart the broker"

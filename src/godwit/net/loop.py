@@ -1,33 +1,53 @@
-"""The event loop that suits the system: uvloop where it runs, elsewhere the one of asyncio that can watch sockets."""
+"""Event loops: which one to run, one in a thread of its own for blocking programs, and clients in forked children.
+
+A forked child inherits the memory and the sockets of a client, but not the thread that runs its event loop. A call
+would wait for that thread forever, and a datagram from the child would break the parent's connection. So every client
+refuses all calls in a forked child (`disown_in_children`).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import sys
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakSet
+
+from godwit.errors import ForkedError, UsageError
 
 SWITCH_INTERVAL_S: Final = 0.0005
+JOIN_TIMEOUT_S: Final = 5.0
 T = TypeVar("T")
 
 
-def collect_garbage_rarely() -> None:
-    """For a process that is a broker and nothing else: it makes very many objects, and hardly a cycle among them.
+# -- the loop ---------------------------------------------------------------------------------------------------------
 
-    Looking for cycles in all connections again and again would cost a tenth of its time, and halt it meanwhile.
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine like `asyncio.run`, in the fastest event loop that is installed.
+
+    Ctrl-C cancels `main`, which may clean up, and is then raised as KeyboardInterrupt.
+
+    Args:
+        main: The coroutine to run.
+
+    Returns:
+        The result of the coroutine.
     """
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
 
 
-def switch_threads_quickly() -> None:
-    """For a process whose event loop and log share Python's lock: a commit needs it several times.
-
-    By default a thread that waits for it lets the other one work on for 5 ms each time. With this, beside an event loop
-    that was always busy, half as many commits more were done in a second, and the loop did as much as before.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a new uvloop event loop or, without uvloop, a selector loop of asyncio."""
+    try:
+        import uvloop
+    except ImportError:  # Windows; its default loop has no add_reader
+        return asyncio.SelectorEventLoop()
+    return uvloop.new_event_loop()
 
 
 async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool:
@@ -46,15 +66,214 @@ async def completes(work: Coroutine[Any, Any, object], timeout_s: float) -> bool
         task.cancel()
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """As asyncio.run: Ctrl-C cancels `main`, which may tidy up, and comes out as KeyboardInterrupt."""
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(main)
+def collect_garbage_rarely() -> None:
+    """Make garbage collections rare, in a process that only runs a broker.
+
+    A broker creates many objects and hardly any cycles. Searching all connections for cycles would take a tenth of its
+    time, and pause it meanwhile.
+    """
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # Windows; its default loop has no add_reader
-        return asyncio.SelectorEventLoop()
-    return uvloop.new_event_loop()
+def switch_threads_quickly() -> None:
+    """Shorten the thread switch interval, in a process whose event loop and log threads share Python's lock.
+
+    A commit needs the lock several times, and by default waits 5 ms each time for a busy event loop to release it. With
+    this interval, beside an event loop that was always busy, the log did 50 % more commits per second, and the loop did
+    as much work as before.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
+# -- forked children --------------------------------------------------------------------------------------------------
+
+
+class ProcessBound(Protocol):
+    """An object that works only in the process that created it."""
+
+    def on_forked(self) -> None:
+        """Refuse all calls from now on. Called in a forked child, before any other code of the program runs there.
+
+        It must not acquire a lock, which another thread of the parent may have held at the fork, nor use a socket or an
+        event loop.
+        """
+
+
+_bound: WeakSet[ProcessBound] = WeakSet()
+
+
+def disown_in_children(bound: ProcessBound) -> None:
+    """Call `bound.on_forked` in every child that this process forks."""
+    _bound.add(bound)
+
+
+def forked_error() -> ForkedError:
+    """Return the error that every call of an inherited client raises."""
+    return ForkedError(
+        f"this client was inherited by a fork and works only in the parent (process {os.getppid()}): connect again in "
+        "the child, or start processes with the method 'spawn'"
+    )
+
+
+def _on_forked() -> None:
+    inherited = list(_bound)
+    _bound.clear()
+    for bound in inherited:
+        bound.on_forked()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_on_forked)
+
+
+# -- a loop in a thread -----------------------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """Run coroutines in an event loop for other threads.
+
+    The thread is a daemon: a program that ends does not wait for it. A forked child inherits the object, but not the
+    thread: there every call is refused.
+    """
+
+    def __init__(self, name: str = "godwit") -> None:
+        self._loop = new_event_loop()
+        self._lock = threading.Lock()
+        self._is_stopped = False
+        self.is_inherited = False
+        """Whether this process is a forked child of the one that runs the thread."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        disown_in_children(self)
+        self._thread.start()
+
+    def on_forked(self) -> None:
+        self.is_inherited = True
+
+    def require_own_process(self) -> None:
+        """Raise ForkedError in a forked child. Call it before any lock: another thread may have held it at the fork."""
+        if self.is_inherited:
+            raise forked_error()
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine, wait for its end, and return its result or raise its error.
+
+        Ctrl-C cancels the coroutine and returns at once. The loop watches the time limit, so that the coroutine either
+        has a result or was cancelled; out here both could happen at once.
+
+        Raises:
+            TimeoutError: It took longer than `timeout_s` seconds. The coroutine was cancelled, and has ended.
+            UsageError: The thread is stopped, or the caller is a callback in the loop's own thread.
+            ForkedError: This process is a forked child.
+        """
+        call = _Call(coroutine, timeout_s)
+        try:
+            self._post(call)
+            return call.result()
+        except BaseException:
+            if not call.is_done:
+                self._give_up(call)
+            raise
+
+    def _post(self, call: _Call[Any]) -> None:
+        self.require_own_process()
+        with self._lock:
+            if self._is_stopped:
+                raise UsageError("the client is closed: connect again")
+            if threading.current_thread() is self._thread:
+                raise UsageError(
+                    "a callback may not call its own client, which waits for the callback to return: call it in the "
+                    "main thread"
+                )
+            self._loop.call_soon_threadsafe(call.begin)
+
+    def _give_up(self, call: _Call[Any]) -> None:
+        if not self.is_inherited:
+            with self._lock:
+                if not self._is_stopped:
+                    self._loop.call_soon_threadsafe(call.cancel)
+                    return
+        call.coroutine.close()
+
+    def call_soon(self, callback: Callable[[], object]) -> bool:
+        """Call a function in the thread, without waiting for it. Return False if the thread is stopped."""
+        self.require_own_process()
+        with self._lock:
+            if not self._is_stopped:
+                self._loop.call_soon_threadsafe(callback)
+            return not self._is_stopped
+
+    def stop(self) -> None:
+        """Cancel all running coroutines and end the thread. May be repeated."""
+        self.require_own_process()
+        with self._lock:
+            if not self._is_stopped:
+                self._is_stopped = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_TIMEOUT_S)
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.wait(tasks))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+class _Call(Generic[T]):
+    """A coroutine in the loop for which another thread waits.
+
+    Not a concurrent.futures.Future: there both threads enter a Condition, which stays locked forever if Ctrl-C comes
+    at that moment, and the loop with it. Here the loop's thread never waits for a lock.
+    """
+
+    __slots__ = ("_ended", "_task", "_timeout_s", "coroutine", "is_done")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None) -> None:
+        self.coroutine = coroutine
+        self.is_done = False
+        self._timeout_s = timeout_s
+        self._task: asyncio.Task[T] | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def result(self) -> T:
+        """Wait for the end, in any thread except the loop's."""
+        self._ended.acquire()
+        assert self._task is not None
+        if self._task.cancelled():
+            raise UsageError("the client was closed while a call waited for it: connect again")
+        return self._task.result()
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._on_done)
+
+    async def _run(self) -> T:
+        async with asyncio.timeout(self._timeout_s):
+            return await self.coroutine
+
+    def cancel(self) -> None:
+        """Cancel the coroutine, which may not have begun, because no thread waits for it any longer."""
+        if self._task is None:
+            self.coroutine.close()
+        else:
+            self._task.cancel()
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        self.coroutine.close()  # if it was cancelled before its first step
+        if not task.cancelled():
+            task.exception()  # marked as retrieved, whether or not a thread still waits
+        self.is_done = True
+        self._ended.release()

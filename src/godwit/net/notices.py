@@ -1,4 +1,9 @@
-"""Event lines of a broker, readable or JSON: bounded in length and number, written without holding the broker up."""
+"""Event lines of a broker, as text or JSON: limited in length and number, and written in a thread of their own.
+
+One client, one host and all hosts together may cause a limited number of lines: token buckets for each kind of event. A
+client that has proved its name has its own bucket. A client that has not could use another name for each line, so its
+host has a bucket too, and so have all such hosts together. Lines of the broker itself are not limited.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +11,50 @@ import json
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 import msgspec
 
-from godwit.net.notice_limit import NoticeLimit
+from godwit.broker.rate import Bucket
 
 LogFormat: TypeAlias = Literal["text", "json"]
 
 MAX_LINES_WAITING: Final = 10_000
 MAX_LINE_CHARACTERS: Final = 1000
 MAX_FIELD_CHARACTERS: Final = 300
-"""Of a name, a topic or a reason in a JSON line."""
+"""Maximum length of a name, a topic or a reason in a JSON line."""
 MAX_FIELD_ENTRIES: Final = 16
-"""Of a list in a JSON line."""
+"""Maximum length of a list in a JSON line."""
 MAX_JSON_CHARACTERS: Final = 32_000
-"""An escape is up to twelve characters long, and there may be two texts of the former length."""
-CLOSE_PATIENCE_S: Final = 2.0
-LOOK_S: Final = 1.0
-"""How often the writing thread looks whether lines that were left out are to be reported."""
+"""Maximum length of a JSON line. An escape has up to twelve characters, and two texts may have the former length."""
+CLOSE_TIMEOUT_S: Final = 2.0
+POLL_S: Final = 1.0
+"""How often the writing thread checks whether a summary of suppressed lines is due."""
+
+CLIENT_LINES: Final = (1.0, 50.0)
+"""Limit for one client and kind of event: lines per second, and lines at once."""
+HOST_LINES: Final = (5.0, 500.0)
+"""Limit for all clients of one host that have not proved their names."""
+ALL_LINES: Final = (20.0, 2000.0)
+"""Limit for all hosts together, for such clients and for connections that never log in."""
+SUMMARY_US: Final = 10_000_000
+"""Suppressed lines are reported this long after the first of them."""
+MAX_BUCKETS: Final = 20_000
+"""Maximum of clients and hosts with buckets. The one that was used least recently is forgotten."""
+MAX_SUMMARIES: Final = 20
+"""Maximum of summary lines at once; the last one is for all other sources together."""
+ALL_HOSTS: Final = ""
+"""The source of lines that all hosts together caused."""
+
+_LimitKey: TypeAlias = tuple[str, str]
+"""Kind of event, and source: a client, a host or ALL_HOSTS."""
 
 
 def printable(text: str) -> str:
-    """One line that moves no cursor: names and texts in it may come from the network."""
+    """Return a text as one line without control characters, because names and texts may come from the network."""
     if len(text) > MAX_LINE_CHARACTERS:
         text = f"{text[:MAX_LINE_CHARACTERS]}..."
     if text.isprintable():
@@ -42,7 +66,7 @@ def printable(text: str) -> str:
 
 
 def text_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -> str:
-    """`2026-11-15 10:20:30 sensor-1 connected`; the lines that say where to find broker and archive stand alone."""
+    """Return a line such as `2026-11-15 10:20:30 sensor-1 connected`. Addresses of broker and archive have no time."""
     if kind in ("listening", "archive"):
         return printable(text)
     stamp = datetime.fromtimestamp(epoch_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
@@ -50,12 +74,12 @@ def text_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -
 
 
 def json_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -> str:
-    """An object with time, kind, text and the fields of the notice."""
+    """Return a JSON object with time, kind, text and the fields of the notice."""
     stamp = datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
     if len(text) > MAX_LINE_CHARACTERS:
         text = f"{text[:MAX_LINE_CHARACTERS]}..."
     cut = {name: _cut(value) for name, value in fields.items()}
-    # In ASCII: what a terminal would act upon, and half a character too, is written as an escape.
+    # In ASCII: control characters and lone surrogates are written as escapes.
     plain = msgspec.to_builtins({**cut, "time": stamp, "kind": kind, "text": text}, enc_hook=repr)
     line = json.dumps(plain, sort_keys=True)
     if len(line) <= MAX_JSON_CHARACTERS:
@@ -64,7 +88,7 @@ def json_line(kind: str, text: str, fields: Mapping[str, Any], epoch_s: float) -
 
 
 def _cut(value: Any) -> Any:
-    """Return a field no longer than a line should have it: it may come from the network."""
+    """Shorten a field, which may come from the network."""
     if isinstance(value, str) and len(value) > MAX_FIELD_CHARACTERS:
         return f"{value[:MAX_FIELD_CHARACTERS]}..."
     if isinstance(value, list):
@@ -74,10 +98,10 @@ def _cut(value: Any) -> Any:
 
 
 class NoticeWriter:
-    """Writes lines in a thread of its own: a terminal that stands still or a full pipe does not stop the broker.
+    """Write lines in a thread of its own, so that a stopped terminal or a full pipe does not stop the broker.
 
-    Lines that do not fit the queue meanwhile are counted, and the count is written once there is room again. So are
-    lines beyond the limits of one client (see godwit.net.notice_limit).
+    Lines that do not fit the queue are counted, and the count is written once there is room again. Lines beyond the
+    limits of one client are counted too (see NoticeLimit).
     """
 
     def __init__(
@@ -90,21 +114,21 @@ class NoticeWriter:
         self._left_out = 0
         self._limit = NoticeLimit()
         self._lock = threading.Lock()
-        """Of the limit, which the writing thread asks for summaries, and of the following."""
-        self._is_looking = False
-        """Whether the writing thread looks now and then if a summary is due."""
+        """Protects `_limit` and `_is_polling`, which the writing thread uses too."""
+        self._is_polling = False
+        """Whether the writing thread checks regularly if a summary is due."""
         self._thread = threading.Thread(target=self._run, name="godwit-notices", daemon=True)
         self._thread.start()
 
     def write(self, kind: str, text: str, fields: Mapping[str, Any] | None = None) -> None:
-        """Never waits."""
+        """Write a line, or count it if that is not possible. Never waits."""
         with self._lock:
             is_admitted = self._limit.admit(kind, fields or {}, self._now_us())
-            is_first = self._limit.due_us is not None and not self._is_looking
-            self._is_looking = self._is_looking or is_first
+            is_first = self._limit.due_us is not None and not self._is_polling
+            self._is_polling = self._is_polling or is_first
         try:
             if is_first:
-                self._queue.put_nowait("")  # wakes the thread: it looks from now on whether a summary is due
+                self._queue.put_nowait("")  # wakes the thread, which polls for summaries from now on
             if not is_admitted:
                 return
             if self._left_out:
@@ -117,13 +141,13 @@ class NoticeWriter:
             self._left_out += is_admitted
 
     def close(self) -> None:
-        """Writes what waits, unless nobody takes it. May be repeated."""
+        """Write the queued lines, and wait up to a few seconds for that. May be repeated."""
         if self._thread.is_alive():
             try:
-                self._queue.put(None, timeout=CLOSE_PATIENCE_S)
+                self._queue.put(None, timeout=CLOSE_TIMEOUT_S)
             except queue.Full:
                 return
-            self._thread.join(CLOSE_PATIENCE_S)
+            self._thread.join(CLOSE_TIMEOUT_S)
 
     def _now_us(self) -> int:
         return int(self._clock() * 1e6)
@@ -133,7 +157,7 @@ class NoticeWriter:
         while not is_over:
             lines: list[str] = []
             try:
-                line = self._queue.get(timeout=LOOK_S if self._is_looking else None)
+                line = self._queue.get(timeout=POLL_S if self._is_polling else None)
                 is_over = line is None
                 lines += [line] if line else []
             except queue.Empty:
@@ -144,7 +168,7 @@ class NoticeWriter:
                     self._stream.write(f"{line}\n")
                 if lines:
                     self._stream.flush()
-            except (OSError, ValueError):  # nobody reads it any more: the broker goes on without
+            except (OSError, ValueError):  # the reader of the stream is gone: the broker continues without
                 if not is_over:
                     self._discard()
                 return
@@ -155,9 +179,74 @@ class NoticeWriter:
             if due_us is None or (due_us > self._now_us() and not is_over):
                 return []
             found = self._limit.summaries()
-            self._is_looking = False
+            self._is_polling = False
         return [self._line("left_out", text, fields, self._clock()) for text, fields in found]
 
     def _discard(self) -> None:
         while self._queue.get() is not None:
             pass
+
+
+class NoticeLimit:
+    """Decide which lines are written. Call `summaries` when `due_us` has come."""
+
+    def __init__(self) -> None:
+        self._buckets: OrderedDict[_LimitKey, Bucket] = OrderedDict()
+        self._all_hosts: dict[str, Bucket] = {}
+        self._left_out: dict[_LimitKey, int] = {}
+        self.due_us: int | None = None
+        """When the next summary is due, in microseconds since 1970; None if no line was suppressed."""
+
+    def admit(self, kind: str, fields: Mapping[str, Any], now_us: int) -> bool:
+        """Return whether to write the line of an event. If not, it is counted for the next summary."""
+        client, host = str(fields.get("client", "")), str(fields.get("host", ""))
+        if not client and not host:
+            return True
+        buckets: list[tuple[str, Bucket]] = []
+        if client:
+            buckets.append((client, self._bucket((kind, client), CLIENT_LINES, now_us)))
+        if host:
+            buckets.append((f"host {host}", self._bucket((kind, f"host {host}"), HOST_LINES, now_us)))
+            if kind not in self._all_hosts:
+                self._all_hosts[kind] = Bucket(*ALL_LINES, now_us)
+            buckets.append((ALL_HOSTS, self._all_hosts[kind]))
+        for source, bucket in buckets:
+            if not bucket.has(1, now_us):
+                self._suppress((kind, source), now_us)
+                return False
+        for _, bucket in buckets:
+            bucket.take(1, now_us)
+        return True
+
+    def _bucket(self, key: _LimitKey, rate: tuple[float, float], now_us: int) -> Bucket:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(*rate, now_us)
+            if len(self._buckets) > MAX_BUCKETS:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(key)
+        return bucket
+
+    def _suppress(self, key: _LimitKey, now_us: int) -> None:
+        if key not in self._left_out and len(self._left_out) >= MAX_BUCKETS:
+            key = (key[0], ALL_HOSTS)
+        self._left_out[key] = self._left_out.get(key, 0) + 1
+        if self.due_us is None:
+            self.due_us = now_us + SUMMARY_US
+
+    def summaries(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return text and fields of the lines that report the suppressed lines since the last call."""
+        left_out, self._left_out = self._left_out, {}
+        self.due_us = None
+        most_first = sorted(left_out.items(), key=lambda item: -item[1])
+        shown = most_first if len(most_first) <= MAX_SUMMARIES else most_first[: MAX_SUMMARIES - 1]
+        lines: list[tuple[str, dict[str, Any]]] = []
+        for (kind, source), count in shown:
+            whose = f"{kind!r} of {source}" if source else f"{kind!r} of clients that have not proved their names"
+            lines.append((f"{count:,} lines {whose} were left out", {"left_out": count, "of": kind, "source": source}))
+        if len(shown) < len(most_first):
+            rest = most_first[len(shown) :]
+            count = sum(count for _, count in rest)
+            lines.append((f"{count:,} lines of {len(rest):,} others were left out", {"left_out": count}))
+        return lines

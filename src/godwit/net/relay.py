@@ -1,4 +1,4 @@
-"""A UDP relay between clients and one target that spoils what it passes on, for tests and demonstrations."""
+"""A UDP relay between clients and one target that impairs traffic as a bad network does, for tests and the demo."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Final, Literal, Protocol, TypeAlias
 from godwit.errors import SocketError
 from godwit.limits import MIB
 from godwit.net.address import resolve
-from godwit.net.timer import LoopTimer
+from godwit.net.driver import LoopTimer
 from godwit.net.udp import UdpSocket
 from godwit.transport.train import Address, Train
 
 Direction: TypeAlias = Literal["to_target", "to_client"]
 
 _QUEUE_ENTRY_BYTES: Final = 300
-"""About what a delivery costs beyond its bytes; it bounds the number of tiny ones."""
+"""Estimated memory of a queued datagram beside its bytes; it limits the number of tiny ones."""
 _DELIVERIES_A_TURN: Final = 256
-"""So that the loop's turns stay short when much is due at once."""
+"""Limits the length of a turn of the event loop when many deliveries are due."""
 
 
 class Impairment(Protocol):
     """One direction of one client's path."""
 
     def offer(self, datagram: bytes, now: float) -> list[tuple[float, bytes]]:
-        """When which bytes come out at the other end: possibly none, possibly several."""
+        """Return when which datagrams arrive at the other end: none, one or several."""
 
 
 class _Passing:
@@ -39,12 +39,12 @@ class _Passing:
 
 
 def passing(direction: Direction, client: Address) -> Impairment:
-    """No impairment: everything passes at once."""
+    """Return an impairment that passes everything at once."""
     return _Passing()
 
 
-class _Client:
-    """One client's way through the relay, with a port of its own towards the target, as behind a NAT."""
+class _RelayClient:
+    """One client of the relay, with its own port towards the target, as behind a NAT."""
 
     __slots__ = ("active_at", "address", "to_client", "to_target", "upstream")
 
@@ -57,7 +57,7 @@ class _Client:
 
 
 class Relay:
-    """Passes datagrams on, each direction of each client through an impairment. Open it with `Relay.open`."""
+    """Forward datagrams, each direction of each client through an impairment. Open it with `Relay.open`."""
 
     def __init__(
         self,
@@ -70,17 +70,18 @@ class Relay:
         max_queued_bytes: int,
     ) -> None:
         self.passed: Counter[str] = Counter()
-        """Datagrams handed on, by direction; one that an impairment doubled counts twice."""
+        """Forwarded datagrams by direction; a duplicated one counts twice."""
         self.dropped: Counter[str] = Counter()
-        """Datagrams, by direction and reason: impairment, queue full, kernel full, client gone, no room, stranger."""
+        """Dropped datagrams by direction and reason: impairment, queue full, kernel full, client gone, no room,
+        stranger."""
         self._listener = listener
         self._target = target
         self._impair = impair
         self._max_clients = max_clients
         self._idle_timeout_s = idle_timeout_s
         self._max_queued_bytes = max_queued_bytes
-        self._clients: OrderedDict[Address, _Client] = OrderedDict()  # the longest idle first
-        self._queue: list[tuple[float, int, Direction, _Client, bytes]] = []
+        self._clients: OrderedDict[Address, _RelayClient] = OrderedDict()  # least recently active first
+        self._queue: list[tuple[float, int, Direction, _RelayClient, bytes]] = []
         self._queued_bytes = 0
         self._order = itertools.count()
         self._loop = asyncio.get_running_loop()
@@ -99,7 +100,20 @@ class Relay:
         idle_timeout_s: float = 120.0,
         max_queued_bytes: int = 64 * MIB,
     ) -> AsyncIterator[Relay]:
-        """A running relay, closed at the end of the block. `impair` is asked once a direction for each new client."""
+        """Run a relay until the end of the block.
+
+        Args:
+            listen: Host and port for clients; port 0 for any free one.
+            target: Where to forward to.
+            impair: Called for each new client and direction; returns the impairment.
+            max_clients: Datagrams of further clients are dropped.
+            idle_timeout_s: A client is forgotten after this time without a datagram.
+            max_queued_bytes: Limit for datagrams that are being delayed.
+
+        Raises:
+            AddressError: A host cannot be resolved.
+            SocketError: The system refused the socket.
+        """
         relay = cls(
             UdpSocket(*listen),
             resolve(*target) if len(target) == 2 else target,
@@ -115,23 +129,23 @@ class Relay:
 
     @property
     def address(self) -> Address:
-        """Where clients send to."""
+        """The address for clients."""
         return self._listener.local_address
 
     @property
     def clients(self) -> list[Address]:
-        """Who has a way through at present."""
+        """The addresses of the present clients."""
         return list(self._clients)
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for its delivery, with its costs."""
+        """The size of all delayed datagrams, with their overhead."""
         return self._queued_bytes
 
     def rebind(self, client: Address | None = None) -> None:
-        """Gives a client (None: all) another port towards the target, as a NAT does that forgot it.
+        """Give a client (None: all) another port towards the target, like a NAT that lost its mapping.
 
-        What the target still sends to the old port is lost.
+        Datagrams that the target still sends to the old port are lost.
         """
         for each in [self._clients[client]] if client is not None else list(self._clients.values()):
             new = self._open_upstream()
@@ -140,7 +154,7 @@ class Relay:
             self._loop.add_reader(new.fileno(), self._from_target, each)
 
     def close(self) -> None:
-        """Ends the relay; what is still under way is lost. May be repeated."""
+        """End the relay. Delayed datagrams are lost. May be repeated."""
         self._timer.cancel()
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener.fileno())
@@ -160,19 +174,21 @@ class Relay:
             if client is None:
                 self.dropped["to_target no room"] += len(list(train.datagrams()))
             else:
-                self._take(train, "to_target", client, client.to_target, now)
+                self._impair_train(train, "to_target", client, client.to_target, now)
         self._advance()
 
-    def _from_target(self, client: _Client) -> None:
+    def _from_target(self, client: _RelayClient) -> None:
         now = time.monotonic()
         for train in client.upstream.receive_trains():
             if train.address == self._target:
-                self._take(train, "to_client", client, client.to_client, now)
+                self._impair_train(train, "to_client", client, client.to_client, now)
             else:
                 self.dropped["to_client stranger"] += len(list(train.datagrams()))
         self._advance()
 
-    def _take(self, train: Train, direction: Direction, client: _Client, impairment: Impairment, now: float) -> None:
+    def _impair_train(
+        self, train: Train, direction: Direction, client: _RelayClient, impairment: Impairment, now: float
+    ) -> None:
         client.active_at = now
         self._clients.move_to_end(client.address)
         for datagram in train.datagrams():
@@ -185,13 +201,13 @@ class Relay:
                     self.dropped[f"{direction} queue full"] += 1
                     continue
                 self._queued_bytes += cost_bytes
-                # The running number keeps the order of what is due at the same time.
+                # The counter keeps the order of datagrams that are due at the same time.
                 heapq.heappush(self._queue, (when, next(self._order), direction, client, delivered))
 
     # -- out ----------------------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Forgets who is idle, delivers what is due, and sets the timer for what comes next."""
+        """Forget idle clients, deliver datagrams that are due, and set the timer."""
         now = time.monotonic()
         self._forget_idle(now)
         queue = self._queue
@@ -206,7 +222,7 @@ class Relay:
         if self._clients:
             self._timer.arm(next(iter(self._clients.values())).active_at + self._idle_timeout_s, now)
 
-    def _deliver(self, direction: Direction, client: _Client, datagram: bytes) -> None:
+    def _deliver(self, direction: Direction, client: _RelayClient, datagram: bytes) -> None:
         if self._clients.get(client.address) is not client:
             self.dropped[f"{direction} client gone"] += 1
             return
@@ -216,20 +232,20 @@ class Relay:
             rest = self._listener.send(Train(client.address, datagram, len(datagram)))
         if rest is None:
             self.passed[direction] += 1
-        else:  # a network does not wait either
+        else:  # dropped, as in a network
             self.dropped[f"{direction} kernel full"] += 1
 
     # -- clients ------------------------------------------------------------------------------------------------------
 
-    def _new_client(self, address: Address, now: float) -> _Client | None:
+    def _new_client(self, address: Address, now: float) -> _RelayClient | None:
         self._forget_idle(now)
         if len(self._clients) >= self._max_clients:
             return None
         try:
             upstream = self._open_upstream()
-        except SocketError:  # out of files: as if there were one client too many
+        except SocketError:  # out of file descriptors: handled as one client too many
             return None
-        client = _Client(address, upstream, self._impair("to_target", address), self._impair("to_client", address))
+        client = _RelayClient(address, upstream, self._impair("to_target", address), self._impair("to_client", address))
         self._clients[address] = client
         self._loop.add_reader(upstream.fileno(), self._from_target, client)
         return client
@@ -245,6 +261,6 @@ class Relay:
     def _open_upstream(self) -> UdpSocket:
         return UdpSocket("0.0.0.0" if len(self._target) == 2 else "::", 0)
 
-    def _close_upstream(self, client: _Client) -> None:
+    def _close_upstream(self, client: _RelayClient) -> None:
         self._loop.remove_reader(client.upstream.fileno())
         client.upstream.close()

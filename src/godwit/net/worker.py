@@ -1,4 +1,4 @@
-"""A worker: does the tasks of some kinds with handlers, until it is stopped.
+"""A worker: execute tasks of some kinds with handlers, until it is stopped.
 
 worker = godwit.Worker("localhost", name="anna", capacity=2)
 
@@ -15,50 +15,120 @@ worker.run_forever()                   # or: await worker.run()
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias, overload
+from typing import Any, Final, Literal, TypeAlias, TypeVar, overload
 
+from godwit.broker.topics import check_kind
 from godwit.errors import UsageError
-from godwit.limits import MAX_CAPACITY
-from godwit.net.connect import FLUSH_PATIENCE_S, connect
-from godwit.net.handlers import F, Handlers
+from godwit.limits import MAX_CAPACITY, MAX_KINDS
+from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, connect
+from godwit.net.command import run_command
 from godwit.net.loop import run
-from godwit.net.shell import ClientShell
-from godwit.net.workbench import Workbench
+from godwit.net.tasks import Handler, Task, TaskExecutor
 
-Wish: TypeAlias = Literal["finish", "now"]
+StopMode: TypeAlias = Literal["finish", "now"]
+F = TypeVar("F", bound=Callable[[Task], object])
 
 STOPPED: Final = "the worker stops"
-"""Why the tasks of a worker that ends are revoked, as they see it themselves."""
+"""The reason with which the tasks of a worker that stops are revoked."""
+
+
+class Handlers:
+    """The handlers of one worker, by kind."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[str, Handler] = {}
+
+    def check(self, kind: str) -> None:
+        """Raise UsageError if the kind is invalid, has a handler already, or is one too many."""
+        if not isinstance(kind, str):
+            raise UsageError(f"a handler for {kind!r}: name the kind of work, as in @worker.handles('kind')")
+        check_kind(kind)
+        if kind in self.by_kind:
+            raise UsageError(f"there is a handler for {kind!r} already: a kind has one")
+        if len(self.by_kind) == MAX_KINDS:
+            raise UsageError(f"handlers for more than {MAX_KINDS} kinds: let another worker do {kind!r}")
+
+    def add(self, kind: str, function: F) -> F:
+        """Add a function: an async one runs in the event loop, a plain one in a thread."""
+        if not callable(function):
+            raise UsageError(f"the handler for {kind!r} is {function!r}: give a function, or command=[...]")
+        self._put(kind, Handler(function, _is_async(function)))
+        return function
+
+    def add_command(self, kind: str, command: Sequence[str]) -> None:
+        """Add a command that is run for each task."""
+        if isinstance(command, str) or not command or not all(isinstance(word, str) for word in command):
+            raise UsageError(f"the command for {kind!r} is {command!r}: give a list of words, such as ['wc', '-c']")
+        if not hasattr(os, "killpg"):
+            raise UsageError("a command needs a system with process groups: give a function that runs it instead")
+        words = tuple(command)
+
+        async def handle(task: Task) -> bytes:
+            return await run_command(task, words)
+
+        self._put(kind, Handler(handle, is_async=True))
+
+    def _put(self, kind: str, handler: Handler) -> None:
+        self.check(kind)
+        self.by_kind[kind] = handler
+
+
+def _is_async(function: Callable[[Task], object]) -> bool:
+    """Return whether a function, a callable object or a functools.partial is async."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 class Worker:
-    """Volunteers for the kinds that it has handlers for. May be run again after it has ended."""
+    """Volunteers for the kinds of work for which it has handlers, and executes the tasks that the broker leases to it.
+
+    It can be run again after it has ended.
+
+        worker = godwit.Worker("localhost", name="anna", capacity=2)
+
+        @worker.handles("resize")
+        async def resize(task):
+            return smaller(task.payload)
+
+        worker.run_forever()
+    """
 
     def __init__(
         self, broker: str = "localhost", *, name: str | None = None, capacity: int = 1, **options: Any
     ) -> None:
-        """`capacity`: so many tasks at once. The other options are those of godwit.connect: secret, timeout_s, ..."""
+        """Make a worker. It connects when it is run.
+
+        Args:
+            broker: The broker's address, see `godwit.connect`.
+            name: The worker's name; the broker assigns one to a worker without.
+            capacity: How many tasks it executes at once.
+            options: The other options of `godwit.connect`: secret, timeout_s, on_state, ...
+
+        Raises:
+            UsageError: An option is invalid.
+            AddressError: The broker's address is invalid.
+        """
         if type(capacity) is not int or not 1 <= capacity <= MAX_CAPACITY:
             raise UsageError(f"capacity is {capacity!r}: a worker does 1 to {MAX_CAPACITY} tasks at once")
         self._connecting = partial(connect, broker, name=name, **options)
-        self._connecting()  # options that cannot be are told here, not when it runs
+        self._connecting()  # raises errors of invalid options here, not when it runs
         self._capacity = capacity
         self._handlers = Handlers()
         self._lock = threading.Lock()
-        self._wish: Wish | None = None
-        """How it is to end, once it is to."""
+        self._stop_mode: StopMode | None = None
+        """How it should stop, once `stop` was called."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """In which it runs, while it does."""
-        self._patience: asyncio.Timeout | None = None
-        """Of its attempts to connect."""
-        self._bench: Workbench | None = None
-        self._starters: list[asyncio.Future[None]] = []
-        """Who waits until it is ready."""
+        """The event loop in which it runs, while it does."""
+        self._connect_timeout: asyncio.Timeout | None = None
+        """Ends its attempts to connect."""
+        self._executor: TaskExecutor | None = None
+        self._waiting_for_ready: list[asyncio.Future[None]] = []
 
     @overload
     def handles(self, kind: str) -> Callable[[F], F]: ...
@@ -67,66 +137,97 @@ class Worker:
     def handles(self, kind: str, *, command: Sequence[str]) -> None: ...
 
     def handles(self, kind: str, *, command: Sequence[str] | None = None) -> Callable[[F], F] | None:
-        """Names the handler of a kind: the function below, or a command.
+        """Set the handler of a kind: the decorated function, or a command.
 
-        A handler gives bytes, a text or None. Whatever it raises is a failure, which is tried again as the job says;
-        godwit.TaskFailed is a failure with a text of its own, and for good if it is `final`. When its task is revoked,
-        an async handler is cancelled, a command terminated, and a handler in a thread may look at task.is_revoked.
-        What computes for long without an await belongs into a plain function: it would keep the worker from saying
-        that it lives.
+        A handler takes a Task and returns bytes, a str or None. If it raises an exception, the attempt has failed, and
+        is repeated as the job's options say. `godwit.TaskFailed` fails with a text of its own, and with `final=True`
+        for good. When its task is revoked, an async handler is cancelled, a command is terminated, and a handler in a
+        thread should check `task.is_revoked`. Long computations belong into a plain function: in an async one they
+        would block the worker's keep-alives, and the broker would give its tasks to others.
+
+        Args:
+            kind: The kind of work.
+            command: A program and its arguments, run without a shell: the payload is its standard input, and its
+                standard output is the result.
+
+        Raises:
+            UsageError: The kind or the command is invalid, the kind has a handler already, or the worker is running.
         """
         if self._loop is not None:
             raise UsageError(f"a handler for {kind!r} while the worker runs: name all handlers before")
         if command is None:
-            self._handlers.check(kind)  # here, not when a function follows: none may, if the brackets were forgotten
+            self._handlers.check(kind)  # here too: without parentheses after `handles` no function follows
             return partial(self._handlers.add, kind)
         self._handlers.add_command(kind, command)
         return None
 
-    # -- run ----------------------------------------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------------------------------
 
     def run_forever(self) -> None:
-        """Works until Ctrl-C, SIGTERM or stop(). Tasks that are not done are handed back at once then."""
+        """Run in an own event loop until Ctrl-C, SIGTERM or stop(). Unfinished tasks are returned to the broker.
+
+        Raises:
+            GodwitError: See `run`.
+        """
         with suppress(KeyboardInterrupt):
             run(self._run_until_terminated())
 
     async def run(self) -> None:
-        """Works until it is cancelled or stopped: connects, and goes on trying if the broker is not there."""
+        """Connect and execute tasks until it is cancelled or stopped. Waits for a broker that is not reachable.
+
+        Raises:
+            UsageError: It has no handlers, or runs already.
+            BrokerUnreachableError: No broker answered within `timeout_s`, if that option was given.
+            BrokerError: The broker refused the login or the worker.
+        """
         with self._running():
             try:
-                async with asyncio.timeout(None) as self._patience:
-                    self._obey()
+                async with asyncio.timeout(None) as self._connect_timeout:
+                    self._apply_stop()
                     client = await self._connecting()
             except TimeoutError:
-                return  # stopped before the broker was found
+                return  # stopped before the broker was reached
             finally:
-                self._patience = None
+                self._connect_timeout = None
             try:
                 await self._serve(client)
             finally:
-                await client.close(timeout_s=0)  # its last reports were waited for already
+                await client.close(timeout_s=0)  # _serve has waited for the last reports already
 
-    async def serve(self, client: ClientShell) -> None:
-        """As run, with a client that is connected already, and stays so. The worker's name is the client's."""
+    async def serve(self, client: AsyncClient) -> None:
+        """Run with a client that is connected already, and remains connected. The worker has the client's name.
+
+        Raises:
+            UsageError: It has no handlers or runs already, or the client is another worker.
+            BrokerError: The broker refused the worker.
+        """
         with self._running():
             await self._serve(client)
 
     def stop(self, *, finish: bool = False) -> None:
-        """Ends it, from any thread: tasks that are not done are handed back at once. `finish`: they are done before."""
+        """Stop it, from any thread. May be repeated.
+
+        Args:
+            finish: Execute the present tasks to their end first. By default they are returned to the broker at once.
+        """
         with self._lock:
-            if self._wish != "now":
-                self._wish = "finish" if finish else "now"
+            if self._stop_mode != "now":
+                self._stop_mode = "finish" if finish else "now"
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._obey)
+                self._loop.call_soon_threadsafe(self._apply_stop)
 
     async def ready(self) -> None:
-        """Waits until the broker knows of the worker. UsageError if it ends before."""
-        if self._bench is None or not self._bench.is_ready:
+        """Wait until the broker has accepted the worker.
+
+        Raises:
+            UsageError: The worker ended before.
+        """
+        if self._executor is None or not self._executor.is_ready:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._starters.append(future)
+            self._waiting_for_ready.append(future)
             await future
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- internal -----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _running(self) -> Iterator[None]:
@@ -140,34 +241,35 @@ class Worker:
             yield
         finally:
             with self._lock:
-                self._loop = self._wish = None
-            self._tell_starters(UsageError("the worker has ended before it was ready"))
+                self._loop = self._stop_mode = None
+            self._notify_ready(UsageError("the worker has ended before it was ready"))
 
-    async def _serve(self, client: ClientShell) -> None:
-        bench = self._bench = client.begin_work(self._handlers.by_kind, self._capacity, self._tell_starters)
+    async def _serve(self, client: AsyncClient) -> None:
+        runtime = client.runtime
+        executor = self._executor = runtime.begin_work(self._handlers.by_kind, self._capacity, self._notify_ready)
         try:
-            self._obey()
-            await bench.idle()
+            self._apply_stop()
+            await executor.wait_until_idle()
         finally:
-            self._bench = None
-            patience_s = FLUSH_PATIENCE_S if self._wish == "finish" else None
-            await client.end_work(bench, STOPPED, patience_s)
+            self._executor = None
+            timeout_s = FLUSH_TIMEOUT_S if self._stop_mode == "finish" else None
+            await runtime.end_work(executor, STOPPED, timeout_s)
 
-    def _obey(self) -> None:
-        """Does what `stop` wishes, as far as the worker has come."""
-        if self._wish is None:
+    def _apply_stop(self) -> None:
+        """Carry out `stop`, while connecting or while executing tasks."""
+        if self._stop_mode is None:
             return
-        if self._bench is None:
-            if self._patience is not None and self._loop is not None and not self._patience.expired():
-                self._patience.reschedule(self._loop.time())
-        elif self._wish == "finish":
-            self._bench.withdraw()
+        if self._executor is None:
+            if self._connect_timeout is not None and self._loop is not None and not self._connect_timeout.expired():
+                self._connect_timeout.reschedule(self._loop.time())
+        elif self._stop_mode == "finish":
+            self._executor.withdraw()
         else:
-            self._bench.hand_back(STOPPED)
+            self._executor.return_all(STOPPED)
 
-    def _tell_starters(self, error: UsageError | None = None) -> None:
-        starters, self._starters = self._starters, []
-        for future in starters:
+    def _notify_ready(self, error: UsageError | None = None) -> None:
+        waiting, self._waiting_for_ready = self._waiting_for_ready, []
+        for future in waiting:
             if future.done():
                 continue
             if error is None:

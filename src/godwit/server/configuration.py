@@ -1,221 +1,358 @@
-"""The file that configures a broker: TOML, every key checked. examples/broker.toml shows and explains all of them."""
+"""The broker's configuration file: TOML, converted by msgspec into one tree of structs. Unknown keys are refused.
+
+    text --tomllib--> dict --msgspec--> ConfigurationFile --checks--> Configuration
+
+examples/broker.toml shows and explains all keys. An error names the line and the key, what is wrong and what to do (see
+godwit.server.configuration_errors). No error text repeats a value of the wrong type: it may be a secret.
+"""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_like, secret_in
-from godwit.broker.settings import BOUNDS, POLICIES, Policy, Settings
+from godwit.broker.settings import BOUNDS, Policy, Settings
 from godwit.broker.topics import RESERVED, check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
-from godwit.limits import MAX_TOPICS
-from godwit.server.log_sections import ArchiveSection, read_archive_section, read_log_section
-from godwit.server.toml_table import Table
+from godwit.limits import KIB, MIB
+from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
 from godwit.store.retention import Rule as RetentionRule
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
+NO_ARCHIVE: Final = "none"
 SHORT_SECRET_BYTES: Final = 12
+MIN_AGE_S: Final = 1.0
+MIN_LOG_BYTES: Final = MIB
+"""A block may be this long, and nothing smaller is deleted."""
 
-_LIMITS: Final = {
-    # key: field of Settings
-    "clients": "max_clients",
-    "clients_per_host": "max_clients_per_host",
-    "message_bytes": "max_message_bytes",
-    "datagram_bytes": "max_datagram_bytes",
-    "client_memory_bytes": "client_window_bytes",
-    "messages_per_s": "messages_per_s",
-    "ring_bytes": "ring_bytes",
-    "retained_bytes": "max_retained_bytes",
-    "client_retained_bytes": "max_client_retained_bytes",
-    "hold_back_s": "hold_back_s",
-    "topics": "max_topics",
-    "topics_per_client": "max_topics_per_client",
-    "subscriptions_per_client": "max_subscriptions",
-    "sessions": "max_sessions",
-    "sessions_per_host": "max_sessions_per_host",
-    "session_expiry_s": "max_session_expiry_s",
-}
-_JOBS: Final = {
-    "lease_s": "lease_s",
-    "keep_s": "job_keep_s",
-}
-_FRACTIONS: Final = frozenset(("messages_per_s", "hold_back_s", "sys_interval_s", *_JOBS))
-_ZERO_IS_NONE: Final = frozenset(("clients_per_host", "messages_per_s"))
+_AGES_S: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 24 * 3600.0, "w": 7 * 24 * 3600.0}
+_THOUSANDS_BYTES: Final = {"B": 1, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
+SIZES_BYTES: Final = {**_THOUSANDS_BYTES, "KiB": KIB, "MiB": MIB, "GiB": 1024 * MIB, "TiB": 1024**2 * MIB}
+WITH_UNIT: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+Quantity: TypeAlias = float | str
+"""A number, or a text with a unit."""
+
+_DEFAULTS: Final = Settings()
+_ZERO_IS_NONE: Final = frozenset(("max_clients_per_host", "messages_per_s"))
+"""Numbers for which 0 means no limit."""
+
+
+# -- the result -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchiveSection:
+    """How the archive is started."""
+
+    is_on: bool = True
+    listen: str | None = None
+    """HOST:PORT; None for the host of the first listener and its port plus one."""
+    token_file: Path | None = None
+    """One token a line, optionally with its rights; see godwit.archive.tokens."""
+    certificate: Path | None = None
+    key: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Configuration:
-    """What the file says."""
+    """The configuration of a broker."""
 
     listen: list[str] = field(default_factory=lambda: [DEFAULT_LISTEN])
     """Addresses as HOST:PORT, not resolved yet."""
     settings: Settings = field(default_factory=Settings)
     data: Path | None = None
-    """The folder of the log; None: it is in memory, and bounded."""
+    """The folder of the log; None for a bounded log in memory."""
     retention: tuple[RetentionRule, ...] = ()
-    """What is deleted when, of a log that has a folder; nothing unless there is a rule."""
+    """Rules of retention for a log that has a folder; without a rule nothing is deleted."""
     archive: ArchiveSection = field(default_factory=ArchiveSection)
-    """Of a log that has a folder."""
+    """The archive of a log that has a folder."""
     warnings: list[str] = field(default_factory=list)
-    """What is allowed but hardly meant, a sentence each."""
+    """Settings that are allowed but probably a mistake, a sentence each."""
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+class _Section(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A table of the file. The names of keys are those of the fields, unless `name` gives another one."""
+
+
+class TopicRuleSection(_Section):
+    """[[topics.rule]]"""
+
+    filter: str
+    policy: Policy | None = None
+    log: bool | None = None
+
+
+class TopicsSection(_Section):
+    """[topics]"""
+
+    policy: Policy = "open"
+    create: list[str] = []
+    rule: list[TopicRuleSection] = []
+
+
+class LimitsSection(_Section):
+    """[limits]. The fields are those of Settings."""
+
+    max_clients: int = msgspec.field(name="clients", default=_DEFAULTS.max_clients)
+    max_clients_per_host: int | None = msgspec.field(name="clients_per_host", default=None)
+    max_message_bytes: int = msgspec.field(name="message_bytes", default=_DEFAULTS.max_message_bytes)
+    max_datagram_bytes: int = msgspec.field(name="datagram_bytes", default=_DEFAULTS.max_datagram_bytes)
+    client_window_bytes: int = msgspec.field(name="client_memory_bytes", default=_DEFAULTS.client_window_bytes)
+    messages_per_s: float | None = None
+    ring_bytes: int = _DEFAULTS.ring_bytes
+    max_retained_bytes: int = msgspec.field(name="retained_bytes", default=_DEFAULTS.max_retained_bytes)
+    max_client_retained_bytes: int = msgspec.field(
+        name="client_retained_bytes", default=_DEFAULTS.max_client_retained_bytes
+    )
+    hold_back_s: float = _DEFAULTS.hold_back_s
+    max_topics: int = msgspec.field(name="topics", default=_DEFAULTS.max_topics)
+    max_topics_per_client: int = msgspec.field(name="topics_per_client", default=_DEFAULTS.max_topics_per_client)
+    max_subscriptions: int = msgspec.field(name="subscriptions_per_client", default=_DEFAULTS.max_subscriptions)
+    max_sessions: int = msgspec.field(name="sessions", default=_DEFAULTS.max_sessions)
+    max_sessions_per_host: int = msgspec.field(name="sessions_per_host", default=_DEFAULTS.max_sessions_per_host)
+    max_session_expiry_s: int = msgspec.field(name="session_expiry_s", default=_DEFAULTS.max_session_expiry_s)
+
+
+class JobsSection(_Section):
+    """[jobs]. The fields are those of Settings."""
+
+    lease_s: float = _DEFAULTS.lease_s
+    job_keep_s: float = msgspec.field(name="keep_s", default=_DEFAULTS.job_keep_s)
+
+
+class AccessClientSection(_Section):
+    """[[access.client]]"""
+
+    name: str
+    secret: str | None = None
+    secret_file: str | None = None
+
+
+class AccessRuleSection(_Section):
+    """[[access.rule]]"""
+
+    clients: list[str]
+    allow: list[Action]
+    topics: list[str] = []
+
+
+class AccessSection(_Section):
+    """[access]"""
+
+    anonymous: bool | None = None
+    client: list[AccessClientSection] = []
+    rule: list[AccessRuleSection] = []
+
+
+class LogRuleSection(_Section):
+    """[[log.rule]]"""
+
+    filter: str
+    max_age: Quantity | None = None
+    max_bytes: Quantity | None = None
+
+
+class LogSection(_Section):
+    """[log]"""
+
+    data: str | None = None
+    max_age: Quantity | None = None
+    max_bytes: Quantity | None = None
+    rule: list[LogRuleSection] = []
+
+
+class ArchiveFileSection(_Section):
+    """[archive]"""
+
+    listen: str | None = None
+    token_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+
+
+class ConfigurationFile(_Section):
+    """The whole file."""
+
+    listen: list[str] = msgspec.field(default_factory=lambda: [DEFAULT_LISTEN])
+    sys_interval_s: float = _DEFAULTS.sys_interval_s
+    topics: TopicsSection = msgspec.field(default_factory=TopicsSection)
+    limits: LimitsSection = msgspec.field(default_factory=LimitsSection)
+    jobs: JobsSection = msgspec.field(default_factory=JobsSection)
+    access: AccessSection | None = None
+    log: LogSection = msgspec.field(default_factory=LogSection)
+    archive: ArchiveFileSection = msgspec.field(default_factory=ArchiveFileSection)
 
 
 def load_configuration(text: str, *, read_secret: Callable[[str], bytes], folder: Path = Path()) -> Configuration:
-    """What a TOML file says; ConfigurationError names the key that is wrong and says what would be right.
+    """Convert and check the text of a configuration file.
 
-    `read_secret` gives the content of a `secret_file`, whose path is as it stands in the file. Other paths are meant
-    from `folder`.
+    Args:
+        text: The content of the file.
+        read_secret: Returns the content of a `secret_file`, whose path is passed as it is in the file.
+        folder: Other paths in the file are relative to this folder.
+
+    Raises:
+        ConfigurationError: The text has the line and the key, what is wrong and what to do.
     """
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         detail = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigurationError(f"the configuration is not TOML: {detail}") from error
-    top = Table("", values)
-    top.expect("listen", "sys_interval_s", "topics", "limits", "jobs", "access", "log", "archive")
+    source = ConfigurationSource(text, values, ConfigurationFile)
+    try:
+        file = msgspec.convert(values, ConfigurationFile)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise source.conversion_error(error) from None
+    if not file.listen:
+        raise source.error(("listen",), f'listen is empty: give at least one address, as in ["{DEFAULT_LISTEN}"]')
     warnings: list[str] = []
-    numbers: dict[str, Any] = {}
-    if "sys_interval_s" in top:
-        numbers["sys_interval_s"] = _number(top, "sys_interval_s", "sys_interval_s")
-    numbers |= _numbers(top.table("limits"), _LIMITS)
-    numbers |= _numbers(top.table("jobs"), _JOBS)
-    topics = _topics(top.table("topics"))
-    most, listed = numbers.get("max_topics", MAX_TOPICS), len(topics["topics"])
-    if listed > most:
-        raise ConfigurationError(f"topics.create lists {listed} topics, and limits.topics is {most}: raise that limit")
-    settings = Settings(**topics, **numbers, access=_access(top, read_secret, warnings))
-    listen = top.texts("listen", [DEFAULT_LISTEN])
-    if not listen:
-        raise ConfigurationError(f'listen is empty: give at least one address, as in ["{DEFAULT_LISTEN}"]')
-    data, retention = read_log_section(top.table("log"), folder)
-    archive = read_archive_section(top.table("archive"), folder)
+    settings = Settings(
+        **_topics(file, source),
+        **_numbers(source, (), file, "sys_interval_s"),
+        **_numbers(source, ("limits",), file.limits),
+        **_numbers(source, ("jobs",), file.jobs),
+        access=_access(file.access, source, read_secret, warnings),
+    )
+    data = _path(source, ("log", "data"), file.log.data, folder)
     return Configuration(
-        listen=listen, settings=settings, data=data, retention=retention, archive=archive, warnings=warnings
+        listen=file.listen,
+        settings=settings,
+        data=data,
+        retention=_retention(file.log, source),
+        archive=_archive(file.archive, source, folder),
+        warnings=warnings,
     )
 
 
 # -- limits, jobs -----------------------------------------------------------------------------------------------------
 
 
-def _numbers(table: Table, fields: dict[str, str]) -> dict[str, Any]:
-    """By their keys in a section and the fields of Settings that they stand for."""
-    table.expect(*fields)
-    return {name: _number(table, key, name) for key, name in fields.items() if key in table}
-
-
-def _number(table: Table, key: str, name: str) -> float | None:
-    low, high = BOUNDS[name]
-    value = table.number(key, fraction=key in _FRACTIONS)
-    if key in _ZERO_IS_NONE and value == 0:
-        return None
-    if not low <= value <= high:
-        none = ", or 0 for no limit" if key in _ZERO_IS_NONE else ""
-        raise ConfigurationError(f"{table.label(key)} is {value}: it must lie between {low} and {high}{none}")
-    return value
+def _numbers(source: ConfigurationSource, path: KeyPath, section: _Section, *names: str) -> dict[str, Any]:
+    """Return the numbers of a section by the fields of Settings, each within its bounds."""
+    found: dict[str, Any] = {}
+    for each in msgspec.structs.fields(section):
+        if names and each.name not in names:
+            continue
+        value = getattr(section, each.name)
+        if each.name in _ZERO_IS_NONE and value == 0:
+            value = None
+        low, high = BOUNDS[each.name]
+        if value is not None and not low <= value <= high:
+            key = (*path, each.encode_name)
+            none = ", or 0 for no limit" if each.name in _ZERO_IS_NONE else ""
+            text = f"{label(key)} is {source.value(key)}: it must lie between {low} and {high}{none}"
+            raise source.error(key, text)
+        found[each.name] = value
+    return found
 
 
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
-def _topics(table: Table) -> dict[str, Any]:
-    table.expect("policy", "create", "rule")
-    names = table.texts("create", [])
-    for name in names:
-        _checked(table.label("create"), name, check_topic)
+def _topics(file: ConfigurationFile, source: ConfigurationSource) -> dict[str, Any]:
+    create: KeyPath = ("topics", "create")
+    for name in file.topics.create:
+        _check(source, create, name, check_topic)
         if name.startswith(RESERVED):
-            raise ConfigurationError(
-                f"{table.label('create')}: topic {shown(name)} begins with $, as only the broker's own do: rename it"
-            )
-    policies: list[tuple[str, Policy]] = []
-    logged: list[str] = []
-    for rule in table.tables("rule"):
-        rule.expect("filter", "policy", "log")
-        pattern = rule.text("filter")
-        _checked(rule.label(), pattern, check_filter)
-        if "policy" not in rule and "log" not in rule:
-            raise ConfigurationError(f"{rule.label()} says nothing of its topics: give policy, log or both")
-        if "policy" in rule:
-            policies.append((pattern, cast(Policy, rule.choice("policy", POLICIES))))
-        if rule.flag("log", False):
-            logged.append(pattern)
+            text = f"{label(create)}: topic {shown(name)} begins with $, as only the broker's own do: rename it"
+            raise source.error(create, text)
+    listed = len(dict.fromkeys(file.topics.create))
+    if listed > file.limits.max_topics:
+        text = f"{label(create)} lists {listed} topics, and limits.topics is {file.limits.max_topics}"
+        raise source.error(create, f"{text}: raise that limit")
+    for number, rule in enumerate(file.topics.rule):
+        key: KeyPath = ("topics", "rule", number)
+        _check(source, key, rule.filter, check_filter)
+        if rule.policy is None and rule.log is None:
+            raise source.error(key, f"{label(key)} has neither policy nor log: give policy, log or both")
     return {
-        "topics": tuple(dict.fromkeys(names)),
-        "default_policy": table.choice("policy", POLICIES, "open"),
-        "policies": tuple(policies),
-        "logged": tuple(logged),
+        "topics": tuple(dict.fromkeys(file.topics.create)),
+        "default_policy": file.topics.policy,
+        "policies": tuple((rule.filter, rule.policy) for rule in file.topics.rule if rule.policy is not None),
+        "logged": tuple(rule.filter for rule in file.topics.rule if rule.log),
     }
 
 
-def _checked(where: str, value: str, check: Callable[[str], None]) -> None:
+def _check(source: ConfigurationSource, key: KeyPath, value: str, check: Callable[[str], None]) -> None:
     try:
         check(value)
     except (BadTopicError, BadFilterError) as error:
-        raise ConfigurationError(f"{where}: {error}") from error
+        raise source.error(key, f"{label(key)}: {error}") from error
 
 
 # -- access -----------------------------------------------------------------------------------------------------------
 
 
-def _access(top: Table, read_secret: Callable[[str], bytes], warnings: list[str]) -> Access:
-    if "access" not in top:
+def _access(
+    section: AccessSection | None, source: ConfigurationSource, read_secret: Callable[[str], bytes], warnings: list[str]
+) -> Access:
+    if section is None:
         return Access.open()
-    table = top.table("access")
-    table.expect("anonymous", "client", "rule")
     secrets: dict[str, bytes] = {}
-    for client in table.tables("client"):
-        client.expect("name", "secret", "secret_file")
-        name = client.text("name")
-        if name in secrets:
-            raise ConfigurationError(f"{client.label('name')}: {shown(name)} is listed twice: remove one of them")
-        secrets[name] = _secret(client, read_secret)
-    rules = tuple(_rule(rule) for rule in table.tables("rule"))
-    access = Access(secrets=secrets, rules=rules, allows_anonymous=table.flag("anonymous", not secrets))
+    for number, client in enumerate(section.client):
+        key: KeyPath = ("access", "client", number)
+        if client.name in secrets:
+            text = f"{label((*key, 'name'))}: {shown(client.name)} is listed twice: remove one of them"
+            raise source.error((*key, "name"), text)
+        secrets[client.name] = _secret(client, key, source, read_secret)
+    rules = tuple(_access_rule(rule, ("access", "rule", number), source) for number, rule in enumerate(section.rule))
+    allows_anonymous = not secrets if section.anonymous is None else section.anonymous
+    try:
+        access = Access(secrets=secrets, rules=rules, allows_anonymous=allows_anonymous)
+    except ConfigurationError as error:
+        raise source.error(("access", "client"), str(error)) from error
     warnings += _doubts(access)
     return access
 
 
-def _secret(client: Table, read_secret: Callable[[str], bytes]) -> bytes:
-    if ("secret" in client) == ("secret_file" in client):
-        raise ConfigurationError(f"{client.label()}: give either secret or secret_file, and only one of them")
-    if "secret" in client:
-        return client.text("secret").encode()
-    path = client.text("secret_file")
+def _secret(
+    client: AccessClientSection, key: KeyPath, source: ConfigurationSource, read_secret: Callable[[str], bytes]
+) -> bytes:
+    if client.secret is not None and client.secret_file is None:
+        return client.secret.encode()
+    if client.secret is not None or client.secret_file is None:
+        raise source.error(key, f"{label(key)}: give either secret or secret_file, and only one of them")
     try:
-        return secret_in(read_secret(path))
+        return secret_in(read_secret(client.secret_file))
     except OSError as error:
-        raise ConfigurationError(
-            f"{client.label('secret_file')}: cannot read {shown(path)} ({error.strerror or error}): "
-            "check the path and who may read it"
-        ) from error
+        key = (*key, "secret_file")
+        text = f"{label(key)}: cannot read {shown(client.secret_file)} ({error.strerror or error})"
+        raise source.error(key, f"{text}: check the path and its permissions") from error
 
 
-def _rule(table: Table) -> Rule:
-    table.expect("clients", "allow", "topics")
-    clients = tuple(table.texts("clients"))
-    actions = frozenset(cast(Action, action) for action in table.choices("allow", ACTIONS))
-    topics = tuple(table.texts("topics", []))
+def _access_rule(rule: AccessRuleSection, key: KeyPath, source: ConfigurationSource) -> Rule:
+    if not rule.allow:
+        key = (*key, "allow")
+        raise source.error(key, f"{label(key)} is empty: choose from {', '.join(ACTIONS)}")
     try:
-        return Rule(clients=clients, allow=actions, topics=topics)
+        return Rule(clients=tuple(rule.clients), allow=frozenset(rule.allow), topics=tuple(rule.topics))
     except ConfigurationError as error:
-        raise ConfigurationError(f"{table.label()}: {error}") from error
+        raise source.error(key, f"{label(key)}: {error}") from error
 
 
 def _doubts(access: Access) -> list[str]:
-    """What an operator hardly meant."""
+    """Return a warning for each setting that is probably a mistake."""
     found = []
     if not access.rules:
         found.append("access has no rules: clients may connect, and do nothing else; add an [[access.rule]]")
     if not access.secrets and not access.allows_anonymous:
-        found.append("access lists no client and anonymous is false: nobody can connect; add an [[access.client]]")
+        found.append("access lists no client and anonymous is false: no client can connect; add an [[access.client]]")
     for name, secret in access.secrets.items():
         if len(secret) < SHORT_SECRET_BYTES:
             found.append(
-                f"the secret of client {shown(name)} has {len(secret)} bytes, which can be guessed by whoever "
-                "sees a login; make it longer"
+                f"the secret of client {shown(name)} has {len(secret)} bytes, and can be guessed from a recorded "
+                "login; make it longer"
             )
     for number, rule in enumerate(access.rules, 1):
         for glob in rule.clients:
@@ -225,3 +362,78 @@ def _doubts(access: Access) -> list[str]:
                     f'list such a client, or write "{EVERYONE}" for everyone'
                 )
     return found
+
+
+# -- log, archive -----------------------------------------------------------------------------------------------------
+
+
+def _retention(section: LogSection, source: ConfigurationSource) -> tuple[RetentionRule, ...]:
+    """Return the rules of retention; the last one, without a filter, is for the whole log."""
+    rules = []
+    for number, rule in enumerate(section.rule):
+        key: KeyPath = ("log", "rule", number)
+        _check(source, key, rule.filter, check_filter)
+        rules.append(RetentionRule(rule.filter, _age_s(rule, source, key), _bytes(rule, source, key)))
+    age_s, size_bytes = _age_s(section, source, ("log",)), _bytes(section, source, ("log",))
+    if age_s is not None or size_bytes is not None:
+        rules.append(RetentionRule(None, age_s, size_bytes))
+    return tuple(rules)
+
+
+def _archive(section: ArchiveFileSection, source: ConfigurationSource, folder: Path) -> ArchiveSection:
+    def path(key: str, text: str | None) -> Path | None:
+        return _path(source, ("archive", key), text, folder)
+
+    if (section.certificate is None) != (section.key is None):
+        raise source.error(("archive",), "archive has only one of certificate and key: give both, or none")
+    return ArchiveSection(
+        is_on=section.listen != NO_ARCHIVE,
+        listen=None if section.listen == NO_ARCHIVE else section.listen,
+        token_file=path("token_file", section.token_file),
+        certificate=path("certificate", section.certificate),
+        key=path("key", section.key),
+    )
+
+
+def _path(source: ConfigurationSource, key: KeyPath, text: str | None, folder: Path) -> Path | None:
+    if text is None:
+        return None
+    if not text:
+        raise source.error(key, f"{label(key)} is empty: give a path, or leave the key out")
+    return folder / text
+
+
+def _age_s(section: LogSection | LogRuleSection, source: ConfigurationSource, path: KeyPath) -> float | None:
+    """Return the maximum age in seconds, or None for no limit."""
+    key = (*path, "max_age")
+    return _quantity(source, key, section.max_age, _AGES_S, MIN_AGE_S, "1 s", '"30d", "12h" or a number of seconds')
+
+
+def _bytes(section: LogSection | LogRuleSection, source: ConfigurationSource, path: KeyPath) -> int | None:
+    """Return the maximum size in bytes, or None for no limit."""
+    key, how = (*path, "max_bytes"), '"10GiB", "500MB" or a number of bytes'
+    found = _quantity(source, key, section.max_bytes, SIZES_BYTES, MIN_LOG_BYTES, "1 MiB", how)
+    return None if found is None else int(found)
+
+
+def _quantity(
+    source: ConfigurationSource,
+    key: KeyPath,
+    value: Quantity | None,
+    units: dict[str, float] | dict[str, int],
+    least: float,
+    least_text: str,
+    how: str,
+) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = WITH_UNIT.fullmatch(value)
+        if match is None or match[2] not in units:
+            raise source.error(key, f"{label(key)} is not understood: write it as {how}")
+        value = float(match[1]) * units[match[2]]
+    if not value >= least:  # also for nan
+        raise source.error(key, f"{label(key)} is {value:g}: it must be {least_text} at least; write it as {how}")
+    if value > 2**53:
+        raise source.error(key, f"{label(key)} is {value:g}: leave the key out for no bound; write it as {how}")
+    return value

@@ -1,0 +1,622 @@
+"""The client for asyncio: publish, subscribe, submit jobs, query the broker. It reconnects by itself.
+
+async with godwit.connect("localhost", name="sensor-1") as client:
+    await client.publish("home/room1/temperature", b"21.5", retain=True)
+    async with client.subscribe("home/+/temperature") as messages:
+        async for message in messages: ...
+
+It works in any running event loop that can watch sockets; `godwit.run` starts the fastest one. Cancelling a call stops
+only the wait: messages and requests that were sent are not withdrawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Unpack
+
+import msgspec
+
+from godwit.broker.topics import check_kind, check_topic
+from godwit.client.client import ClientState
+from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
+from godwit.client.packing import Payload, to_bytes
+from godwit.client.subscription import Start
+from godwit.errors import BrokerUnreachableError, UsageError
+from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
+from godwit.net.address import parse_broker, resolve_all
+from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
+from godwit.net.job_options import JobLike, JobOptions, check_number, check_states, core_options
+from godwit.net.jobs import AsyncJob
+from godwit.net.publisher import AsyncPublisher
+from godwit.net.runtime import ClientRuntime, OnState
+from godwit.net.subscription import AsyncSubscription, OnGap, Since
+from godwit.transport.config import EndpointConfig
+from godwit.transport.statistics import Statistics
+from godwit.transport.train import Address
+from godwit.wire.control import (
+    ClientInfo,
+    ClientList,
+    Clients,
+    Create,
+    Done,
+    Kick,
+    Ping,
+    Pong,
+    TopicInfo,
+    TopicList,
+    Topics,
+    Will,
+)
+from godwit.wire.jobs import Job, JobInfo, JobList, Jobs, JobShown, JobState, TaskInfo
+
+FLUSH_TIMEOUT_S: Final = 5.0
+"""How long the end of a client waits for confirmations."""
+
+
+def connect(
+    broker: str = "localhost",
+    *,
+    name: str | None = None,
+    secret: bytes | str = b"",
+    will: Will | None = None,
+    timeout_s: float | None = None,
+    session_expiry_s: int = SESSION_EXPIRY_S,
+    fresh: bool = False,
+    send_buffer_bytes: int = SEND_BUFFER_BYTES,
+    on_state: OnState | None = None,
+    endpoint: EndpointConfig | None = None,
+) -> Connecting:
+    """Connect to a broker. Use the result with `async with`, or await it and close the client yourself.
+
+        async with godwit.connect("localhost", name="sensor-1") as client:
+            await client.publish("home/room1/temperature", b"21.5")
+
+    Args:
+        broker: `host`, `host:port`, `[::1]:port` or `udp://host:port`. The default port is 50000.
+        name: The client's name, by which the broker knows its session. Without one the broker assigns a name, and
+            nothing outlives the connection.
+        secret: Proves the name, if the broker requires that. A str is encoded as UTF-8. It is never sent.
+        will: A message that the broker publishes if the client is lost without closing.
+        timeout_s: How long to wait for the broker; None waits forever, so that a client may start before its broker.
+        session_expiry_s: How long the broker keeps the session (subscriptions and positions) after the client left.
+        fresh: Discard a session that the broker still has under this name.
+        send_buffer_bytes: Size of the buffer for messages that are not confirmed yet.
+        on_state: Called as `on_state(state, reason)` when the connection is lost, found again or closed.
+        endpoint: Settings of the transport.
+
+    Returns:
+        An object that returns the client when it is awaited or entered, once the broker has accepted the login.
+
+    Raises:
+        AddressError: The broker's address is invalid, or (when awaited) its host name cannot be resolved.
+        UsageError: An option is invalid.
+        BrokerUnreachableError: When awaited: no broker answered, or none accepted the login, within `timeout_s`.
+        BrokerError: When awaited: the broker refused the login, for example AccessError or NameInUseError.
+    """
+    config = ClientConfig(
+        name=name,
+        secret=secret.encode() if isinstance(secret, str) else secret,
+        session_expiry_s=session_expiry_s,
+        fresh=fresh,
+        will=_checked_will(will),
+        send_buffer_bytes=send_buffer_bytes,
+        endpoint=endpoint or EndpointConfig(),
+    )
+    host, port = parse_broker(broker)
+    return Connecting(host, port, config, timeout_s, on_state)
+
+
+class Connecting:
+    """A client that is not connected yet: use it with `async with`, or await it. Made by `connect`."""
+
+    def __init__(
+        self, host: str, port: int, config: ClientConfig, timeout_s: float | None, on_state: OnState | None
+    ) -> None:
+        self._address = host, port
+        self._config = config
+        self._timeout_s = timeout_s
+        self._on_state = on_state
+        self._client: AsyncClient | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a broker answers. It may still wait with the login, for example while the name is in use."""
+        return self._client is not None and self._client.is_answered
+
+    def __await__(self) -> Generator[Any, None, AsyncClient]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncClient:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.__aexit__(kind, error, traceback)
+
+    async def _open(self) -> AsyncClient:
+        client: AsyncClient | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                host, port = self._address
+                addresses = await asyncio.get_running_loop().run_in_executor(None, resolve_all, host, port)
+                self._client = client = AsyncClient(
+                    self._config, addresses, on_state=self._on_state, broker=f"{host} port {port}"
+                )
+                await client.runtime.wait_until_online()
+                return client
+        except BaseException as error:
+            is_answered, reason = False, ""
+            if client is not None:
+                is_answered, reason = client.is_answered, client.last_reason
+                client.abort()
+            if isinstance(error, TimeoutError):
+                raise self._unreachable(is_answered, reason) from None
+            raise
+
+    def _unreachable(self, is_answered: bool, reason: str) -> BrokerUnreachableError:
+        host, port = self._address
+        if is_answered:
+            return BrokerUnreachableError(
+                f"the broker at {host} port {port} answers, but has not let this client in within "
+                f"{self._timeout_s:g} s: another connection may still hold its name; try again, or wait for longer"
+            )
+        return BrokerUnreachableError(
+            f"no broker answered at {host} port {port} within {self._timeout_s:g} s{f' ({reason})' if reason else ''}: "
+            "is it running there, and does the way to it let UDP pass?"
+        )
+
+
+class AsyncClient:
+    """A client of one broker, over reconnects. Made by `connect`.
+
+    All calls wait while the broker cannot be reached, and resume after the reconnect. Once the client has ended, every
+    call raises the reason: a BrokerError if the broker ended it for good (such as TakenOverError or KickedError), a
+    UsageError after `close`, a ForkedError in a forked child.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        addresses: Sequence[Address],
+        *,
+        on_state: OnState | None = None,
+        broker: str = "",
+    ) -> None:
+        """Begin to connect to one of the addresses. Programs call `connect` instead."""
+        self.runtime = ClientRuntime(config, addresses, on_state=on_state, broker=broker)
+        """The client in its event loop. Internal: workers and file transfers use it."""
+        self._request = self.runtime.request
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait a few seconds for confirmations of sent messages, then close. Raises nothing if some are missing.
+
+        Call `await publisher.flush()` in the block to be sure that all are confirmed. After a cancellation it does not
+        wait.
+        """
+        if kind is not None and self.runtime.is_inherited:
+            return  # the exception that is being raised is more useful than a ForkedError
+        is_hurried = kind is not None and not issubclass(kind, Exception)
+        await self.close(timeout_s=0.0 if is_hurried else FLUSH_TIMEOUT_S)
+
+    async def close(self, *, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
+        """Wait for confirmations of sent messages and jobs, then close the connection. May be repeated.
+
+        Args:
+            timeout_s: How long to wait for confirmations.
+
+        Returns:
+            Whether everything was confirmed.
+        """
+        return await self.runtime.close(timeout_s)
+
+    def abort(self) -> None:
+        """Close at once, without waiting for anything."""
+        self.runtime.abort()
+
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The client's name; the broker assigns one to a client without."""
+        return self.runtime.core.name
+
+    @property
+    def state(self) -> ClientState:
+        """connecting, online, offline (between two attempts) or closed."""
+        return self.runtime.state
+
+    @property
+    def statistics(self) -> Statistics:
+        """Packets, losses, round trip time and rate of the present connection."""
+        return self.runtime.core.statistics
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether a broker answers at the address, even if it has not accepted the login yet."""
+        return self.runtime.is_answered
+
+    @property
+    def last_reason(self) -> str:
+        """Why the connection was lost, or could not be made, the last time."""
+        return self.runtime.last_reason
+
+    def require_open(self) -> None:
+        """Raise the error with which the client ended, if it has ended."""
+        self.runtime.require_open()
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, topic: str, payload: Payload, *, qos: int = 1, retain: bool = False) -> int | None:
+        """Publish one message, and wait until it is confirmed.
+
+        Args:
+            topic: Where to publish, for example "home/room1/temperature".
+            payload: bytes, or a str that is sent as UTF-8.
+            qos: 0: may get lost. 1: stored by the broker, delivered at least once. 2: the same without duplicates.
+            retain: Also keep it as the topic's retained message, which new subscribers receive first. An empty payload
+                removes the retained message.
+
+        Returns:
+            At QoS 1 and 2 the number of connected subscriptions that matched. At QoS 0 None, without a confirmation.
+
+        Raises:
+            TopicError: The topic is invalid, or does not exist and may not be created.
+            AccessError: This client may not publish there.
+            BrokerError: The broker refused the message for another reason.
+            UsageError: The payload or the QoS is invalid.
+        """
+        return await self.runtime.publishers.publish(topic, payload, qos=qos, retain=retain)
+
+    def publisher(
+        self,
+        topic: str,
+        *,
+        qos: int = 1,
+        identity: str | None = None,
+        epoch: int | None = None,
+        sequence: int = 0,
+        retain: bool = False,
+    ) -> AsyncPublisher:
+        """Return a publisher for many messages of one topic, whose `send` does not wait.
+
+        For QoS 2 without duplicates across crashes of this program, pass `identity`, `epoch` and `sequence`.
+
+        Args:
+            topic: Where to publish.
+            qos: 0, 1 or 2, see `publish`.
+            identity: A name under which the broker recognises repeated messages in a later run.
+            epoch: Higher in each run, or the same to continue a run that was interrupted.
+            sequence: The sequence of the first message that will be sent.
+            retain: Keep the last message as the topic's retained message.
+
+        Raises:
+            UsageError: An argument is invalid, or an identity has no epoch.
+        """
+        self.runtime.require_open()
+        if identity is not None and epoch is None:
+            raise UsageError(
+                f"the identity {identity!r} without an epoch: a later run would be taken for repeats of this one; "
+                "give epoch=, higher in each run, or the same and the sequence to go on with"
+            )
+        return self.runtime.publishers.publisher(
+            topic, qos=qos, identity=identity, epoch=epoch or 0, sequence=sequence, retain=retain
+        )
+
+    # -- subscribing --------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        *filters: str,
+        start: Start = None,
+        since: Since | None = None,
+        cursor: str | None = None,
+        on_gap: OnGap | None = None,
+        keep: bool | None = None,
+    ) -> AsyncSubscription:
+        """Return a subscription: `async with client.subscribe("home/#") as messages: async for message in messages`.
+
+        A message that matches several of the filters is delivered once.
+
+        Args:
+            filters: Topic filters: `+` matches one level, `#` at the end all further ones.
+            start: "earliest", "latest", an offset or a Bookmark. By default the subscription resumes at the position
+                of the client's session or of the cursor, or begins with the next message.
+            since: Begin with the first message received since this time.
+            cursor: Name of a position that is stored at the broker, and moved by `commit`.
+            on_gap: Called with the number of messages that could not be delivered, before the next message; the
+                number is an upper bound, or None if it is unknown.
+            keep: Whether the broker's session remembers the subscription when its block is left, for a client with a
+                name that will return. By default only with a cursor.
+
+        Raises:
+            UsageError: The client has ended. Errors of the broker are raised when the block is entered.
+        """
+        self.runtime.require_open()
+        return AsyncSubscription(
+            self.runtime, filters, start=start, since=since, cursor=cursor, on_gap=on_gap, keep=keep
+        )
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, kind: str, payload: Payload = b"", *, key: str | None = None, **options: Unpack[JobOptions]
+    ) -> AsyncJob:
+        """Submit a job to the workers that volunteer for its kind, and wait until the broker has stored it.
+
+        Args:
+            kind: The kind of work, for example "resize".
+            payload: The input of the job: bytes, or a str that is sent as UTF-8.
+            key: Makes a repeated submission harmless, also in a later run of a client with the same name: the broker
+                returns the job that it has under this key already.
+            options: workers=1 (or more, or "all"), priority=0, delay_s=0, deadline_s=None, retries=3, retry_delay_s=1,
+                time_limit_s=None; see godwit.net.job_options.JobOptions.
+
+        Returns:
+            The job. `job.agreed` is the number of workers that do it; `await job.results()` waits for its end.
+
+        Raises:
+            UsageError: An argument is invalid.
+            BrokerError: The broker refused the job, for example AccessError.
+        """
+        self.runtime.require_open()
+        return await self.runtime.jobs.submit(kind, payload, key, core_options(**options))
+
+    async def submit_many(self, jobs: Iterable[JobLike], **options: Unpack[JobOptions]) -> list[AsyncJob]:
+        """Submit many jobs with the same options, and wait until all are answered. Much faster than one by one.
+
+        Args:
+            jobs: (kind, payload) or (kind, payload, key) of each. With keys the whole call may be repeated.
+            options: See `submit`.
+
+        Returns:
+            The jobs in the same order. The state of a refused job is "refused", and its results() raises the error.
+
+        Raises:
+            UsageError: A job or an option is invalid; then none was submitted.
+        """
+        self.runtime.require_open()
+        return await self.runtime.jobs.submit_many(jobs, core_options(**options))
+
+    async def job(self, number: int) -> AsyncJob:
+        """Return a job that was submitted before, also by another program or an earlier run, and follow it.
+
+        Raises:
+            JobError: The broker does not know the job (any more), or this client may not see it.
+        """
+        info = (await self._job_page(number, 0)).job
+        job = await self.runtime.jobs.watch(number)
+        job.describe(info)
+        return job
+
+    async def jobs(
+        self,
+        *,
+        kind: str | None = None,
+        controller: str | None = None,
+        states: Sequence[JobState] | None = None,
+        limit: int | None = None,
+    ) -> list[JobInfo]:
+        """Return the jobs that this client may see, the newest first.
+
+        Args:
+            kind: Only jobs of this kind.
+            controller: Only jobs that the client with this name submitted.
+            states: Only jobs in one of these states.
+            limit: The maximum number of jobs.
+
+        Raises:
+            UsageError: An argument is invalid.
+        """
+        if kind is not None:
+            check_kind(kind)
+        if controller is not None and not isinstance(controller, str):
+            raise UsageError(f"controller is of the type {type(controller).__name__}: give a name")
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise UsageError(f"limit is {limit!r}: give how many jobs, 1 or more, or None for all")
+        chosen = check_states(states)
+        found: list[JobInfo] = []
+        before: int | None = None
+        while True:
+            page = await self._request(partial(_jobs, kind, controller, chosen, before), JobList)
+            found += page.jobs
+            is_enough = limit is not None and len(found) >= limit
+            if is_enough or not page.more or (before is not None and page.before >= before):  # no progress
+                return found[:limit]
+            before = page.before
+
+    async def job_info(self, number: int) -> tuple[JobInfo, list[TaskInfo]]:
+        """Return the present state of a job and its tasks.
+
+        Raises:
+            JobError: The broker does not know the job (any more), or this client may not see it.
+        """
+        tasks: list[TaskInfo] = []
+        while True:
+            page = await self._job_page(number, len(tasks))
+            tasks += page.tasks
+            if not page.more or not page.tasks:
+                return page.job, tasks
+
+    async def cancel_job(self, number: int, reason: str = "") -> None:
+        """Cancel a job and wait until the broker has stored that. Running tasks are revoked.
+
+        Args:
+            number: The number of the job.
+            reason: Shown to the workers and to clients that watch the job.
+
+        Raises:
+            JobError: The broker does not know the job (any more), or this client may not see it.
+        """
+        await self.runtime.jobs.cancel(number, reason)
+
+    async def _job_page(self, number: int, first_task: int) -> JobShown:
+        check_number(number)
+        return await self._request(lambda n: Job(request=n, job=number, first_task=first_task), JobShown)
+
+    # -- queries ------------------------------------------------------------------------------------------------------
+
+    async def topics(self, filter: str | None = None) -> list[TopicInfo]:
+        """Return the existing topics in the order of their names, or those of them that match a filter.
+
+        Raises:
+            BadFilterError: The filter is invalid.
+            AccessError: This client may not list topics.
+        """
+        found: list[TopicInfo] = []
+        after: str | None = None
+        while True:
+            page = await self._request(partial(_topics, filter, after), TopicList)
+            found += page.topics
+            if not page.more or page.after <= (after or ""):  # a broker that makes no progress
+                return found
+            after = page.after
+
+    async def create_topic(self, topic: str) -> None:
+        """Create a topic. Needed where the topic's policy is `explicit`.
+
+        Raises:
+            TopicError: The name is invalid, or the topic exists already.
+            AccessError: This client may not create it.
+        """
+        await self._request(lambda n: Create(request=n, topic=topic), Done)
+
+    async def clients(self) -> list[ClientInfo]:
+        """Return the connected clients, and those of which the broker keeps a session.
+
+        Raises:
+            AccessError: This client may not list clients.
+        """
+        found: list[ClientInfo] = []
+        while True:
+            after = found[-1].name if found else None
+            page = await self._request(partial(_clients, after), ClientList)
+            found += page.clients
+            if not page.more or not page.clients:
+                return found
+
+    async def kick(self, client: str, *filters: str, reason: str = "") -> None:
+        """Remove another client, or one of its subscriptions.
+
+        Args:
+            client: The name of the client.
+            filters: Remove only the subscription to exactly these filters.
+            reason: Sent to that client.
+
+        Raises:
+            BrokerError: The client or the subscription does not exist.
+            AccessError: This client may not remove others.
+        """
+        await self._request(
+            lambda n: Kick(request=n, client=client, filters=list(filters) or None, reason=reason), Done
+        )
+
+    async def ping(self) -> float:
+        """Send a request to the broker, and return the seconds until its reply."""
+        began = time.monotonic()
+        await self._request(lambda n: Ping(request=n), Pong)
+        return time.monotonic() - began
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    async def send_file(
+        self,
+        topic: str,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        progress: OnProgress | None = None,
+        hashing: OnProgress | None = None,
+    ) -> SentFile:
+        """Send a file of any size, and wait until the broker has confirmed all of it.
+
+        If it is interrupted, the same call later continues with the first chunk that is missing.
+
+        Args:
+            topic: Where to send it.
+            path: The file.
+            name: The name for receivers; by default the file's own.
+            progress: Called as `progress(done_bytes, total_bytes)` when a chunk is confirmed.
+            hashing: Called in the same way while the file's hash is computed, before the first chunk is sent.
+
+        Raises:
+            FileTransferError: The file is not readable, or was changed while it was sent.
+            BrokerError: The broker refused it.
+        """
+        return await send_file(self.runtime, topic, path, name=name, progress=progress, hashing=hashing)
+
+    def receive_files(
+        self,
+        *filters: str,
+        folder: str | os.PathLike[str],
+        progress: OnFileProgress | None = None,
+        on_problem: Callable[[str], None] | None = None,
+        max_file_bytes: int | None = None,
+        max_total_bytes: int | None = None,
+        start: Start = None,
+        since: Since | None = None,
+        keep: bool = False,
+    ) -> FileReceiver:
+        """Return an async iterator over received files, each once it is complete and its hash is correct.
+
+        Args:
+            filters: Filters of the topics to which the files are sent.
+            folder: Where to write them, each under a safe name that is free.
+            progress: Called as `progress(name, done_bytes, total_bytes)` for each chunk.
+            on_problem: Called with a text for each file that could not be received.
+            max_file_bytes: Larger files are not received.
+            max_total_bytes: Limit for received files that are still in the folder, with incomplete ones.
+            start: See `subscribe`.
+            since: See `subscribe`.
+            keep: See `subscribe`.
+
+        Raises:
+            FileTransferError: While iterating: the folder cannot be written, or `max_total_bytes` is reached.
+        """
+        subscription = self.subscribe(*filters, start=start, since=since, keep=keep)
+        return FileReceiver(
+            subscription,
+            folder,
+            progress=progress,
+            on_problem=on_problem,
+            max_file_bytes=max_file_bytes,
+            max_total_bytes=max_total_bytes,
+        )
+
+
+def _topics(pattern: str | None, after: str | None, number: int) -> Topics:
+    return Topics(request=number, filter=pattern, after=after)
+
+
+def _clients(after: str | None, number: int) -> Clients:
+    return Clients(request=number, after=after)
+
+
+def _jobs(
+    kind: str | None, controller: str | None, states: list[JobState] | None, before: int | None, number: int
+) -> Jobs:
+    return Jobs(request=number, of_kind=kind, controller=controller, states=states, before=before)
+
+
+def _checked_will(will: Will | None) -> Will | None:
+    """Check the will here: the broker would only report that the login is malformed."""
+    if will is None:
+        return None
+    check_topic(will.topic)
+    payload = to_bytes(will.payload)  # a str is accepted here as everywhere else
+    if len(payload) > MAX_WILL_BYTES:
+        raise UsageError(f"the last will has {len(payload)} bytes: at most {MAX_WILL_BYTES}")
+    if will.qos not in (0, 1, 2):
+        raise UsageError(f"the last will has QoS {will.qos!r}: choose 0, 1 or 2")
+    return msgspec.structs.replace(will, payload=payload)

@@ -1,0 +1,601 @@
+"""Publishers: `AsyncPublisher` for asyncio, `BlockingPublisher` for threads, and the waits for confirmations and room.
+
+`send` of an asyncio publisher never waits and is the fast path: it appends to the open batch of the sans-IO publisher
+(godwit.client.publisher). The objects here are needed only to wait: for a confirmation, for room in the send buffer, or
+for the end of the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from godwit.client.client import Client
+from godwit.client.events import Confirmed, Refused, Room
+from godwit.client.packing import Payload, to_bytes
+from godwit.client.publisher import Publisher
+from godwit.errors import BrokerError, BufferFullError, GodwitError, UsageError, broker_error
+from godwit.limits import MIB
+from godwit.net.loop import LoopThread
+
+BufferFull = BufferFullError
+"""Raised by `send` when the client's buffer is full: `await publisher.ready()`, then send again."""
+
+QUEUE_BYTES: Final = 1 * MIB
+"""Size of the queue between the threads that call `BlockingPublisher.send` and the loop's thread."""
+_MESSAGE_COST_BYTES: Final = 64
+_MESSAGES_A_TURN: Final = 1000
+"""Messages that the loop's thread takes from that queue at once."""
+
+
+class SendTurn:
+    """One turn of the event loop: messages sent in it share a publish time and a flush at its end.
+
+    `send` is fast mainly because the clock is read and the loop is woken once a turn instead of once a message. A batch
+    that is full is flushed before the end of the turn.
+    """
+
+    __slots__ = ("_flush", "_loop", "_schedule_flush", "_senders", "now_us")
+
+    def __init__(self, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
+        self.now_us = 0
+        """The time of this turn; 0 if no message was sent in it yet."""
+        self._flush = flush
+        self._schedule_flush = schedule_flush
+        self._senders: set[Publisher] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def begin(self, sender: Publisher | None = None) -> int:
+        """Return the publish time of a message sent now. `sender.end_moment()` is called at the end of the turn."""
+        if not self.now_us:
+            self._loop.call_soon(self._end)
+            self.now_us = time.time_ns() // 1000
+        if sender is not None:
+            self._senders.add(sender)
+        return self.now_us
+
+    def _end(self) -> None:
+        self.now_us = 0
+        for sender in self._senders:
+            sender.end_moment()
+        self._senders.clear()
+
+    def on_batch_begun(self) -> None:
+        self._schedule_flush()
+
+    def on_batch_full(self) -> None:
+        self._flush()
+        if self.now_us:  # keeps the time right in a loop of sends that never lets the event loop run
+            self.now_us = time.time_ns() // 1000
+
+
+class PublishWaiters:
+    """The futures that wait for confirmations, or for room, of one sans-IO publisher, and its pending error."""
+
+    __slots__ = (
+        "__weakref__",
+        "_loop",
+        "_waiting",
+        "_waiting_for_room",
+        "core",
+        "ended",
+        "failure",
+        "first_refused",
+        "has_senders",
+        "is_starved",
+    )
+
+    def __init__(self, core: Publisher) -> None:
+        self.core = core
+        self.ended: GodwitError | None = None
+        """Why the client has ended. Nothing is confirmed any more then."""
+        self.failure: GodwitError | None = None
+        """The refusal of messages that no call waited for. The next call raises it."""
+        self.first_refused: int | None = None
+        """The sequence of the first message that the broker refused."""
+        self.has_senders = False
+        """Whether an AsyncPublisher uses it, whose messages are sent without waiting."""
+        self.is_starved = False
+        """Whether the buffer was full, and the event Room has not come since."""
+        self._waiting_for_room: list[asyncio.Future[None]] = []
+        self._waiting: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self._loop = asyncio.get_running_loop()
+
+    async def confirmed(self, sequence: int) -> int:
+        """Wait until all messages below `sequence` are confirmed. Return how many subscribers the last record reached.
+
+        Raises:
+            BrokerError: The broker refused one of them.
+            GodwitError: The client has ended.
+        """
+        if self.core.confirmed_sequence >= sequence:
+            return self.core.reached
+        self.require_open()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._waiting.append((sequence, future))
+        return await future
+
+    async def room(self) -> None:
+        """Wait until the amount of free buffer may have changed."""
+        self.require_open()
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting_for_room.append(future)
+        await future
+
+    def require_open(self) -> None:
+        """Raise the error with which the client ended, if it has ended."""
+        if self.ended is not None:
+            raise copy(self.ended)
+
+    def raise_failure(self) -> None:
+        """Raise the refusal of earlier messages, once."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+
+    # -- events of the client -----------------------------------------------------------------------------------------
+
+    def on_confirmed(self, sequence: int, reached: int) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= sequence:
+            _, future = waiting.popleft()
+            if not future.done():
+                future.set_result(reached)
+
+    def on_room(self) -> None:
+        self.is_starved = False
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all calls that wait for room check again."""
+        waiting, self._waiting_for_room = self._waiting_for_room, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def on_refused(self, code: int, text: str, first: int, sequence: int) -> None:
+        """Fail all waits for messages from `first` on: those below `sequence` were dropped."""
+        error = broker_error(code, text)
+        self.first_refused = first if self.first_refused is None else min(first, self.first_refused)
+        self.failure = error if self.has_senders else None
+        for wanted, future in self._waiting:
+            if first < wanted and not future.done():
+                future.set_exception(copy(error))
+        self._waiting = deque(entry for entry in self._waiting if not entry[1].done())
+        self.wake()
+
+    def on_ended(self, error: GodwitError) -> None:
+        self.ended = error
+        self.core.end_moment()  # so that the next send is checked, and refused
+        futures: list[asyncio.Future[Any]] = [future for _, future in self._waiting]
+        for future in futures + list(self._waiting_for_room):
+            if not future.done():
+                future.set_exception(copy(error))
+        self._waiting.clear()
+        self._waiting_for_room = []
+
+
+class ClientPublishers:
+    """All publishers of one client: sending with and without waiting, room in the shared buffer, and draining it."""
+
+    def __init__(self, core: Client, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
+        self.schedule_flush = schedule_flush
+        self._core = core
+        self._turn = SendTurn(flush, schedule_flush)
+        core.on_sending(begun=self._turn.on_batch_begun, full=self._turn.on_batch_full)
+        self._crowded_bytes = core.config.send_buffer_bytes * 3 // 4
+        self._waiters: WeakValueDictionary[Publisher, PublishWaiters] = WeakValueDictionary()  # while in use
+        self._ended: GodwitError | None = None
+        self._waiting_for_confirms: list[PublishWaiters] = []
+        self._drained: list[asyncio.Future[None]] = []
+        self.handlers: dict[type[Any], Callable[[Any], None]] = {
+            Confirmed: self._on_confirmed,
+            Room: self._on_room,
+            Refused: self._on_refused,
+        }
+
+    def publisher(
+        self, topic: str, *, qos: int, identity: str | None, epoch: int, sequence: int, retain: bool
+    ) -> AsyncPublisher:
+        """Return a publisher, see AsyncClient.publisher."""
+        core = self._core.publisher(topic, qos=qos, identity=identity, epoch=epoch, sequence=sequence)
+        return AsyncPublisher(self, self._waiters_of(core), self._turn, retain=retain)
+
+    async def publish(self, topic: str, payload: Payload, *, qos: int, retain: bool) -> int | None:
+        """Send a message, and wait until it is confirmed; at QoS 0, until it is in the send buffer."""
+        if self._ended is not None:
+            raise copy(self._ended)
+        body = to_bytes(payload)
+        waiters = self._waiters_of(self._core.publisher(topic, qos=qos))
+        sequence = await self.send(waiters, waiters.core.send, body, retain)
+        if qos == 0:
+            await asyncio.sleep(0)  # so that a loop of publish calls lets the event loop run
+            return None
+        return await waiters.confirmed(sequence + 1)
+
+    def chunk_waiters(self, topic: str, identity: str, *, epoch: int, sequence: int) -> PublishWaiters:
+        """Return the waiters of a publisher for the chunks of a file: QoS 2, with an identity that outlives the run."""
+        return self._waiters_of(self._core.publisher(topic, qos=2, identity=identity, epoch=epoch, sequence=sequence))
+
+    async def send_chunk(self, waiters: PublishWaiters, payload: bytes, extension: bytes) -> None:
+        """Send one chunk of a file, once there is room for it."""
+        waiters.raise_failure()
+        await self.send(waiters, waiters.core.send_extended, payload, extension)
+        self.schedule_flush()
+
+    async def send(
+        self, waiters: PublishWaiters, core_send: Callable[..., int], payload: bytes, argument: bool | bytes
+    ) -> int:
+        """Call `core_send(payload, now_us, argument)` once there is room. Return the message's sequence."""
+        while True:
+            waiters.require_open()
+            try:
+                return core_send(payload, self._turn.begin(waiters.core), argument)
+            except BufferFullError:
+                waiters.is_starved = True
+                await waiters.room()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more than three quarters of the buffer are in use."""
+        return self._core.held_bytes > self._crowded_bytes
+
+    async def room(self, waiters: PublishWaiters) -> None:
+        """Wait until a confirmation or the event Room may have made room."""
+        self._waiting_for_confirms.append(waiters)
+        await waiters.room()
+
+    async def drained(self) -> None:
+        """Wait until all messages are confirmed, or the client has ended."""
+        while self._core.held_bytes > 0 and self._ended is None:
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drained.append(future)
+            await future
+
+    def _waiters_of(self, core: Publisher) -> PublishWaiters:
+        waiters = self._waiters.get(core)
+        if waiters is None:
+            waiters = self._waiters[core] = PublishWaiters(core)
+            waiters.ended = self._ended
+        return waiters
+
+    # -- events of the client -----------------------------------------------------------------------------------------
+
+    def _on_confirmed(self, event: Confirmed) -> None:
+        waiters = self._waiters.get(event.publisher)
+        if waiters is not None:
+            waiters.on_confirmed(event.sequence, event.reached)
+        self._on_progress()
+
+    def _on_room(self, event: Room) -> None:
+        waiters = self._waiters.get(event.publisher)
+        if waiters is not None:
+            waiters.on_room()
+
+    def _on_refused(self, event: Refused) -> None:
+        waiters = self._waiters.get(event.publisher)
+        if waiters is not None:
+            waiters.on_refused(event.code, event.text, event.first_sequence, event.sequence)
+        self._on_progress()
+
+    def _on_progress(self) -> None:
+        if self._waiting_for_confirms and not self.is_crowded:
+            waiting, self._waiting_for_confirms = self._waiting_for_confirms, []
+            for waiters in waiting:
+                waiters.wake()
+        if self._drained and (self._core.held_bytes == 0 or self._ended is not None):
+            drained, self._drained = self._drained, []
+            for future in drained:
+                if not future.done():
+                    future.set_result(None)
+
+    def on_ended(self, error: GodwitError) -> None:
+        self._ended = error
+        for waiters in list(self._waiters.values()):
+            waiters.on_ended(error)
+        self._on_progress()
+
+
+class AsyncPublisher:
+    """Publish many messages to one topic with one QoS, without waiting for each. Made by `AsyncClient.publisher`.
+
+        for payload in payloads:
+            try:
+                publisher.send(payload)
+            except godwit.BufferFull:
+                await publisher.ready()
+                publisher.send(payload)
+        await publisher.flush()
+
+    If the broker refuses messages, `ready`, `flush` or one of the next sends raises the BrokerError: at the latest the
+    send that fills a batch.
+    """
+
+    __slots__ = ("_publishers", "_waiters", "send")
+
+    send: Callable[[Payload], None]
+    """Send a message without waiting.
+
+    Args:
+        payload: bytes, or a str that is sent as UTF-8.
+
+    Raises:
+        BufferFull: The client's send buffer is full. Await `ready()`, then send again.
+        BrokerError: The broker refused earlier messages of this publisher. This message was not sent.
+        UsageError: The payload is too large or has a wrong type, or the client is closed.
+    """
+
+    def __init__(self, publishers: ClientPublishers, waiters: PublishWaiters, turn: SendTurn, *, retain: bool) -> None:
+        waiters.has_senders = True
+        self._publishers = publishers
+        self._waiters = waiters
+        self.send = _make_send(waiters, turn, retain)
+
+    @property
+    def topic(self) -> str:
+        """The topic of all messages."""
+        return self._waiters.core.topic
+
+    @property
+    def qos(self) -> int:
+        """The QoS of all messages."""
+        return self._waiters.core.qos
+
+    @property
+    def reached(self) -> int:
+        """The number of connected subscriptions that matched the last confirmed messages."""
+        return self._waiters.core.reached
+
+    @property
+    def subscribers(self) -> int:
+        """The number of connected subscriptions that matched the topic when the broker opened the publisher."""
+        return self._waiters.core.subscribers
+
+    @property
+    def unconfirmed(self) -> int:
+        """The number of messages that are not confirmed yet."""
+        core = self._waiters.core
+        return core.next_sequence - core.confirmed_sequence
+
+    @property
+    def confirmed_sequence(self) -> int:
+        """All messages below this sequence are confirmed. A refused message stops it at that message."""
+        confirmed, refused = self._waiters.core.confirmed_sequence, self._waiters.first_refused
+        return confirmed if refused is None else min(confirmed, refused)
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next message. Pass it with the `epoch` after a crash to continue without duplicates."""
+        return self._waiters.core.next_sequence
+
+    async def ready(self) -> None:
+        """Wait until at least a quarter of the send buffer is free.
+
+        Raises:
+            BrokerError: The broker refused earlier messages.
+            GodwitError: The client has ended.
+        """
+        self._waiters.raise_failure()
+        while self._waiters.is_starved or self._publishers.is_crowded:
+            await self._publishers.room(self._waiters)
+            self._waiters.raise_failure()
+
+    async def flush(self) -> None:
+        """Wait until all messages sent so far are confirmed as their QoS promises (QoS 0: handed to the network).
+
+        Raises:
+            BrokerError: The broker refused some of them.
+            GodwitError: The client has ended.
+        """
+        waiters = self._waiters
+        waiters.raise_failure()
+        self._publishers.schedule_flush()
+        try:
+            await waiters.confirmed(waiters.core.next_sequence)
+        except BrokerError:
+            waiters.failure = None  # raised now
+            raise
+
+    def close(self) -> None:
+        """Accept no more messages; sent ones are still confirmed. Closes all publishers of this topic and QoS."""
+        self._waiters.core.close()
+        self._publishers.schedule_flush()
+
+
+def _make_send(waiters: PublishWaiters, turn: SendTurn, retain: bool) -> Callable[[Payload], None]:
+    """Return AsyncPublisher.send: the fast path of the core, with this function for all cases that it leaves out."""
+    core = waiters.core
+
+    def send_with_checks(payload: Payload) -> None:
+        waiters.require_open()
+        if waiters.failure is not None:
+            waiters.raise_failure()
+        try:
+            core.send(to_bytes(payload), turn.begin(core), retain)
+        except BufferFullError:
+            waiters.is_starved = True
+            raise
+
+    return send_with_checks if retain else core.make_quick_send(send_with_checks)
+
+
+class BlockingPublisher:
+    """Publish many messages to one topic with one QoS. Made by `BlockingClient.publisher`; usable by any thread.
+
+    `send` puts messages into a bounded queue, from which the loop's thread passes them in groups to an AsyncPublisher.
+    """
+
+    def __init__(self, thread: LoopThread, inner: AsyncPublisher) -> None:
+        self._thread = thread
+        self._inner = inner
+        self._lock = threading.RLock()
+        """Acquired by itself: a Condition that is interrupted by Ctrl-C while it is entered stays locked."""
+        self._changed = threading.Condition(self._lock)
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        """Size of the messages that were queued and not passed to the client yet."""
+        self._put = 0
+        self._taken = 0
+        self._is_pumping = False
+        self._pump_task: asyncio.Task[None] | None = None
+        self._failure: GodwitError | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic of all messages."""
+        return self._inner.topic
+
+    @property
+    def qos(self) -> int:
+        """The QoS of all messages."""
+        return self._inner.qos
+
+    @property
+    def reached(self) -> int:
+        """The number of connected subscriptions that matched the last confirmed messages."""
+        return self._inner.reached
+
+    @property
+    def unconfirmed(self) -> int:
+        """The number of messages that are not confirmed yet."""
+        return self._put - self._taken + self._inner.unconfirmed
+
+    def send(self, payload: Payload) -> None:
+        """Send a message without waiting for the broker.
+
+        Args:
+            payload: bytes, or a str that is sent as UTF-8.
+
+        Raises:
+            BufferFull: The queue is full. Call `ready()`, then send again.
+            GodwitError: An earlier message was refused or too large. This message was not sent.
+        """
+        body = to_bytes(payload)
+        if self._thread.is_inherited:
+            self._thread.require_own_process()
+        with self._lock:
+            self._raise_failure()
+            if not self._has_room():
+                raise BufferFullError(
+                    f"{self._put - self._taken} messages wait to be sent: call ready(), then send again"
+                )
+            cost_bytes = len(body) + _MESSAGE_COST_BYTES
+            # Atomic: Python may raise KeyboardInterrupt after a call, and these lines contain none.
+            self._put += 1
+            self._queued_bytes += cost_bytes
+            self._queue += (body,)
+            if not self._is_pumping:
+                self._start_pump()
+
+    def ready(self, timeout_s: float | None = None) -> None:
+        """Wait until there is room in the queue.
+
+        Raises:
+            TimeoutError: It took longer than `timeout_s` seconds.
+            GodwitError: An earlier message was refused, or the client has ended.
+        """
+        if not self._has_room():  # then wait until half is free: each wait costs a change of threads
+            self._wait_for(lambda: self._queued_bytes <= QUEUE_BYTES // 2, timeout_s)
+        else:
+            self._wait_for(self._has_room, timeout_s)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until all messages sent so far are confirmed as their QoS promises (QoS 0: handed to the network).
+
+        Raises:
+            TimeoutError: It took longer than `timeout_s` seconds.
+            GodwitError: A message was refused, or the client has ended.
+        """
+        put = self._put
+        began = time.monotonic()
+        self._wait_for(lambda: self._taken >= put, timeout_s)
+        left_s = None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began))
+        self._thread.call(self._inner.flush(), left_s)
+
+    def _has_room(self) -> bool:
+        return self._queued_bytes < QUEUE_BYTES
+
+    def _wait_for(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
+        self._thread.require_own_process()
+        with self._lock:
+            if self._queue and not self._is_pumping:  # Ctrl-C came between queueing a message and the start
+                self._start_pump()
+            if not self._changed.wait_for(lambda: holds() or self._failure is not None, timeout_s):
+                raise TimeoutError(f"{self._put - self._taken} messages could not be sent yet: is the broker there?")
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _start_pump(self) -> None:
+        """Let the loop's thread empty the queue; called with the lock held.
+
+        Ctrl-C may come at any step here, so the flag is set last: a second start is harmless, a forgotten one is not.
+        """
+        if not self._thread.call_soon(self._begin_pump):
+            self._fail(UsageError("the client is closed: connect again"))
+            self._raise_failure()
+        self._is_pumping = True
+
+    # -- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def _begin_pump(self) -> None:
+        if self._pump_task is None or self._pump_task.done():
+            self._pump_task = asyncio.get_running_loop().create_task(self._pump())
+
+    async def _pump(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    bodies = [self._queue.popleft() for _ in range(min(_MESSAGES_A_TURN, len(self._queue)))]
+                    if not bodies:
+                        self._is_pumping = False
+                        return
+                for body in bodies:
+                    await self._hand_over(body)
+                with self._lock:
+                    self._taken += len(bodies)
+                    self._queued_bytes -= sum(map(len, bodies)) + len(bodies) * _MESSAGE_COST_BYTES
+                    self._changed.notify_all()
+                await asyncio.sleep(0)  # let the loop process arrivals too
+        except asyncio.CancelledError:
+            self._fail(UsageError("the client was closed before everything was sent: connect again"))
+            raise
+
+    async def _hand_over(self, body: bytes) -> None:
+        while True:
+            try:
+                self._inner.send(body)
+                return
+            except BufferFullError:
+                try:
+                    await self._inner.ready()
+                except GodwitError as error:
+                    self._set_failure(error)
+            except BrokerError as error:  # about earlier messages
+                self._set_failure(error)
+            except GodwitError as error:  # about this one
+                self._set_failure(error)
+                return
+
+    def _set_failure(self, error: GodwitError) -> None:
+        with self._lock:
+            self._failure = error
+            self._changed.notify_all()
+
+    def _fail(self, error: GodwitError) -> None:
+        with self._lock:
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._taken = self._put
+            self._is_pumping = False
+            self._failure = error
+            self._changed.notify_all()

@@ -1,0 +1,533 @@
+"""The broker as a process: its listeners, event lines, clean stop, and reload of the configuration on SIGHUP.
+
+async with Service(configuration) as service:      # in a program or a test
+    print(service.addresses)
+
+run(serve(configuration, load=..., notices=...))   # as a process of its own
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import logging
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from godwit.broker.effects import Import, Notice
+from godwit.errors import GodwitError, SocketError, UsageError
+from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
+from godwit.net.archive_process import ArchiveProcess, archive_command
+from godwit.net.diagnostics import log_drops
+from godwit.net.driver import EndpointDriver
+from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
+from godwit.net.udp import UdpSocket
+from godwit.server.configuration import Configuration
+from godwit.server.log import Log
+from godwit.server.memory_log import MemoryLog
+from godwit.server.server import Listener, Server, endpoint_config
+from godwit.store.folder import DataFolder
+from godwit.store.memory import MemoryStore
+from godwit.transport.train import Address, Train
+
+WALL_CLOCK_INTERVAL_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 0.5
+"""How long a broker that stops repeats its close to clients that have not acknowledged it."""
+ARCHIVE_TIMEOUT_S: Final = 10.0
+"""How long the "listening" line waits for the archive's, so that both can be reached when it appears."""
+_POLL_S: Final = 0.01
+
+_logger = logging.getLogger(__name__)
+
+
+class Notices(Protocol):
+    """The destination of event lines: godwit.net.notices.NoticeWriter, or a test."""
+
+    def write(self, kind: str, text: str, fields: dict[str, Any]) -> None: ...
+
+
+class _NoNotices:
+    def write(self, kind: str, text: str, fields: dict[str, Any]) -> None:
+        """Drop the line."""
+
+
+class _SharedListener:
+    """A listener of a broker with several: input of one may cause output of the others, which are flushed too."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.others: list[EndpointDriver[Notice]] = []
+        self.events = listener.events
+        self.next_train = listener.next_train
+        self.next_timer = listener.next_timer
+
+    def receive(self, train: Train, now: float) -> None:
+        self.listener.receive(train, now)
+        for other in self.others:
+            other.schedule_flush()
+
+    def handle_timers(self, now: float) -> None:
+        self.listener.handle_timers(now)
+        for other in self.others:
+            other.schedule_flush()
+
+
+class Service:
+    """A broker in the running event loop.
+
+    async with Service(configuration) as service:
+        print(service.urls)
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration | None = None,
+        *,
+        notices: Notices | None = None,
+        wall_clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
+    ) -> None:
+        """Make a broker. `start`, or `async with`, runs it.
+
+        Args:
+            configuration: By default a broker in memory on a free port of 127.0.0.1.
+            notices: Receives an event line for each event.
+            wall_clock_us: Returns the time in microseconds since 1970.
+        """
+        self.configuration = configuration or Configuration(listen=["127.0.0.1:0"])
+        self.addresses: list[Address] = []
+        """Where it listens, in the order of the configuration, with the actual ports."""
+        self.server: Server
+        self._notices: Notices = notices or _NoNotices()
+        self._wall_clock_us = wall_clock_us
+        self._drivers: list[EndpointDriver[Notice]] = []
+        self._wall_clock_timer: asyncio.TimerHandle | None = None
+        self._durable: DurableLog | None = None
+        self._archive: ArchiveProcess | None = None
+        self._announcing: asyncio.Task[None] | None = None
+
+    @property
+    def urls(self) -> list[str]:
+        """Its addresses as `udp://127.0.0.1:50000`, for godwit.connect."""
+        return [f"udp://{format_address(address)}" for address in self.addresses]
+
+    @property
+    def archive_url(self) -> str:
+        """The archive's address as `grpc://127.0.0.1:50001`; empty while no archive runs."""
+        return "" if self._archive is None else self._archive.url
+
+    # -- begin and end ------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Service:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Open its log and all its sockets, and begin to serve. After an error nothing is left open.
+
+        Raises:
+            UsageError: It runs already, or the configuration is invalid.
+            AddressError: A host to listen on cannot be resolved.
+            SocketError: The system refused a socket, for example because the port is in use.
+            StorageError: The log cannot be opened.
+        """
+        if self._drivers:
+            raise UsageError("this service runs already: make another one")
+        _check(self.configuration)
+        sockets = await self._open_sockets(self.configuration.listen)
+        try:
+            log = self._open_log()
+            last_us = 0 if self._durable is None else self._durable.last_received_us
+            self.server = Server(
+                self.configuration.settings,
+                log,
+                entropy=os.urandom,
+                now=time.monotonic(),
+                epoch_us=max(self._wall_clock_us(), last_us),  # the system's clock may have been set back since
+            )
+        except BaseException:
+            for udp in sockets:
+                udp.close()
+            if self._durable is not None:
+                await self._durable.close()
+            raise
+        self.server.broker.add_figures(self.network_figures)
+        self._listen(sockets)
+        self.addresses = [udp.local_address for udp in sockets]
+        self._update_wall_clock()
+        if self._durable is not None:
+            self._archive = ArchiveProcess(
+                self._durable.folder.stages_path, import_staged=self._import_staged, on_notice=self._write_notice
+            )
+        command = self._run_archive()
+        if self._archive is None or command is None:
+            self._announce()
+        else:
+            self._announcing = asyncio.get_running_loop().create_task(self._announce_after(self._archive))
+
+    def _open_log(self) -> Log:
+        configuration = self.configuration
+        if configuration.data is None:
+            return MemoryLog(MemoryStore(configuration.settings.ring_bytes, log_id=os.urandom(LOG_ID_BYTES)))
+        loop = asyncio.get_running_loop()
+
+        def wake() -> None:  # in another thread
+            with suppress(RuntimeError):  # the loop has ended, and so does the log
+                loop.call_soon_threadsafe(self._on_log)
+
+        self._durable = DurableLog(
+            configuration.data,
+            configuration.retention,
+            now_us=self._wall_clock_us(),
+            wake=wake,
+            on_notice=self._write_notice,
+        )
+        return self._durable.log
+
+    def _listen(self, sockets: Sequence[UdpSocket]) -> None:
+        sides: list[_SharedListener] = []
+        for udp in sockets:
+            config = endpoint_config(
+                self.configuration.settings,
+                receive_buffer_bytes=udp.receive_buffer_bytes,
+            )
+            if self._durable is not None:
+                config = replace(config, reset_key=listener_reset_key(self._durable.reset_key, udp.local_address))
+            listener = self.server.listen(config)
+            side = _SharedListener(listener)
+            sides.append(side)
+            self._drivers.append(EndpointDriver(side if len(sockets) > 1 else listener, udp, self._on_notices))
+        for number, side in enumerate(sides):
+            side.others = [driver for place, driver in enumerate(self._drivers) if place != number]
+
+    async def _open_sockets(self, listen: Sequence[str]) -> list[UdpSocket]:
+        loop = asyncio.get_running_loop()
+        sockets: list[UdpSocket] = []
+        try:
+            for text in listen:
+                host, port = parse_broker(text)
+                addresses = await loop.run_in_executor(None, resolve_all, host, port)
+                sockets += listen_on(host, port, addresses)
+        except BaseException:
+            for udp in sockets:
+                udp.close()
+            raise
+        return sockets
+
+    def _run_archive(self) -> Sequence[str] | None:
+        """Run the archive of the configuration, and no other. Return its command, or None if it has no archive."""
+        if self._durable is None or self._archive is None:
+            return None
+        command = self._archive_command(self._durable.folder)
+        self._archive.run(command)
+        return command
+
+    def _archive_command(self, folder: DataFolder) -> Sequence[str] | None:
+        section = self.configuration.archive
+        if not section.is_on:
+            return None
+        if not self.configuration.settings.access.is_open and section.token_file is None:
+            self._notices.write(
+                "warning",
+                "there are access rules and no tokens for the archive, so it does not run: "
+                'give a token_file under [archive] in the configuration, or say listen = "none" there',
+                {},
+            )
+            return None
+        listen = archive_address(self.configuration.listen[0], self.addresses[0])
+        if section.listen is not None:
+            listen = format_address(parse_broker(section.listen))
+        if not is_local(listen):
+            if section.token_file is None:
+                self._notices.write("warning", archive_open_to_all(listen), {})
+            elif section.certificate is None:
+                self._notices.write("warning", archive_without_tls(listen), {})
+        return archive_command(folder.log_path, folder.stages_path, listen, section)
+
+    async def _announce_after(self, archive: ArchiveProcess) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ARCHIVE_TIMEOUT_S):
+                await archive.wait_until_settled()
+        self._announce()
+
+    def _announce(self) -> None:
+        write = self._notices.write
+        for warning in self.configuration.warnings:
+            write("warning", warning, {})
+        for address, url in zip(self.addresses, self.urls, strict=True):
+            if not is_loopback(address) and self.configuration.settings.access.is_open:
+                write("warning", open_to_all(url), {"url": url})
+        if self._durable is not None:
+            write("log", str(self._durable), {"data": str(self._durable.folder.path)})
+            for finding in self._durable.findings:
+                write("warning", finding, {"data": str(self._durable.folder.path)})
+        for address, url in zip(self.addresses, self.urls, strict=True):
+            write("listening", f"listening on {url}", {"url": url, "host": address[0], "port": address[1]})
+
+    async def stop(self) -> None:
+        """Notify all clients that the broker stops, and close everything. May be repeated."""
+        if self._wall_clock_timer is not None:
+            self._wall_clock_timer.cancel()
+        if self._announcing is not None:
+            self._announcing.cancel()
+        self._log_drops()
+        drivers, self._drivers = self._drivers, []
+        archive, self._archive = self._archive, None
+        durable, self._durable = self._durable, None
+        async with AsyncExitStack() as rest:  # runs the callbacks in reverse order, each even if others fail
+            for driver in drivers:
+                rest.callback(driver.close)
+            if drivers:
+                rest.callback(self._notices.write, "stopped", "the broker has stopped", {})
+            if durable is not None:
+                rest.push_async_callback(durable.close)
+                rest.callback(self.server.turn)  # stores the positions of the subscribers
+            if archive is not None:
+                rest.push_async_callback(archive.stop)
+            if drivers:
+                await self._close_connections(drivers)
+
+    async def _close_connections(self, drivers: list[EndpointDriver[Notice]]) -> None:
+        until = time.monotonic() + CLOSE_TIMEOUT_S
+        while True:
+            self.server.close(time.monotonic())  # repeated: clients that were closed may reconnect too early
+            for driver in drivers:
+                driver.flush()
+            if time.monotonic() >= until or not any(
+                listener.endpoint.connections for listener in self.server.listeners
+            ):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    # -- while it is running ------------------------------------------------------------------------------------------
+
+    def reload(self, configuration: Configuration) -> None:
+        """Apply new topics, policies, access rules, limits, retention rules and another archive.
+
+        Other addresses or another data folder need a restart: a warning line reports that.
+
+        Raises:
+            UsageError: The configuration is invalid; then nothing was changed.
+        """
+        _check(configuration)
+        self.server.change_settings(configuration.settings)
+        for driver in self._drivers:
+            driver.schedule_flush()
+        former = self.configuration
+        if list(configuration.listen) != list(former.listen):
+            self._notices.write("warning", "other addresses to listen on need a restart of the broker", {})
+        if configuration.data != former.data:
+            self._notices.write("warning", "another folder for the log needs a restart of the broker", {})
+        if self._durable is not None:
+            self._durable.change_rules(configuration.retention)
+        self.configuration = replace(configuration, listen=former.listen, data=former.data)
+        self._run_archive()
+        for warning in configuration.warnings:
+            self._notices.write("warning", warning, {})
+        self._notices.write("reloaded", "the configuration was read again", {})
+
+    def try_reload(self, load: Callable[[], Configuration]) -> None:
+        """Load the configuration again. An invalid one changes nothing, and is reported as a warning line."""
+        try:
+            configuration = load()
+            _check(configuration)
+        except (GodwitError, OSError) as error:
+            self._notices.write("warning", f"the configuration stays as it was: {error}", {})
+        else:
+            self.reload(configuration)
+
+    def _update_wall_clock(self) -> None:
+        """Set the server's wall clock, once a second. The server ignores a time that is earlier than before."""
+        self.server.set_wall_clock(time.monotonic(), self._wall_clock_us())
+        loop = asyncio.get_running_loop()
+        self._wall_clock_timer = loop.call_later(WALL_CLOCK_INTERVAL_S, self._update_wall_clock)
+
+    def network_figures(self) -> dict[str, int]:
+        """Return how many packets and datagrams were dropped since the start, in total and for each reason.
+
+        `packet`: by the transport, see Endpoint.dropped. `socket`: by the sockets, see UdpSocket.dropped. `kernel`: for
+        want of room in the kernel's receive buffers.
+        """
+        packets: Counter[str] = Counter()
+        datagrams: Counter[str] = Counter()
+        kernel = 0
+        for listener in self.server.listeners:
+            packets.update(listener.endpoint.dropped)
+        for driver in self._drivers:
+            datagrams.update(driver.udp.dropped)
+            kernel += driver.udp.kernel_drops
+        return {
+            "network/dropped": packets.total() + datagrams.total() + kernel,
+            "network/dropped/kernel": kernel,
+            **{f"network/dropped/packet/{_topic_level(reason)}": count for reason, count in packets.items()},
+            **{f"network/dropped/socket/{_topic_level(reason)}": count for reason, count in datagrams.items()},
+        }
+
+    def _log_drops(self) -> None:
+        if self._drivers:
+            prefix = "network/dropped/"
+            found = {key.removeprefix(prefix): n for key, n in self.network_figures().items() if n and prefix in key}
+            log_drops(_logger, f"the broker on {', '.join(self.urls)}", [found])
+
+    def _on_notices(self, notices: list[Notice]) -> None:
+        for notice in notices:
+            self._write_notice(notice)
+
+    def _write_notice(self, notice: Notice) -> None:
+        self._notices.write(notice.kind, notice.text, notice.fields)
+
+    def _on_log(self) -> None:
+        """Run a turn of the server for the answers of the log, and send its output."""
+        for driver in self._drivers:
+            driver.flush()
+        imported = self.server.imported
+        while imported and self._archive is not None:
+            self._archive.answer(imported.pop(0))
+
+    def _import_staged(self, event: Import) -> None:
+        self.server.import_staged(event)
+        self._on_log()
+
+
+def _topic_level(reason: str) -> str:
+    return reason.lower().replace(" ", "_")
+
+
+def _check(configuration: Configuration) -> None:
+    """Raise AddressError for an invalid address, before anything is opened or changed."""
+    if configuration.archive.listen is not None:
+        parse_broker(configuration.archive.listen)
+
+
+async def serve(
+    configuration: Configuration,
+    *,
+    notices: Notices | None = None,
+    load: Callable[[], Configuration] | None = None,
+    ready: Callable[[Service], None] | None = None,
+) -> None:
+    """Run a broker until SIGINT or SIGTERM.
+
+    Args:
+        configuration: The broker's configuration.
+        notices: Receives an event line for each event.
+        load: Loads the configuration again on SIGHUP.
+        ready: Called once the broker has started.
+
+    Raises:
+        GodwitError: See Service.start.
+    """
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    handled = [signal.SIGINT, signal.SIGTERM]
+    async with Service(configuration, notices=notices) as service:
+        with suppress(NotImplementedError):  # on Windows, where Ctrl-C cancels this coroutine
+            for number in handled:
+                loop.add_signal_handler(number, stopping.set)
+            if load is not None:
+                handled.append(signal.SIGHUP)
+                loop.add_signal_handler(signal.SIGHUP, service.try_reload, load)
+        try:
+            if ready is not None:
+                ready(service)
+            await stopping.wait()
+        finally:
+            # Removed at once, so that a second Ctrl-C ends the process immediately.
+            with suppress(NotImplementedError):
+                for number in handled:
+                    loop.remove_signal_handler(number)
+
+
+MAX_PORT: Final = 65_535
+_NOT_LOCAL: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def listen_on(host: str, port: int, addresses: Sequence[Address]) -> list[UdpSocket]:
+    """Open a socket for each address of the host that this machine has; with port 0, for one of them.
+
+    Raises:
+        SocketError: The system refused one of them for another reason, or the machine has none of the addresses.
+    """
+    if len(addresses) == 1:
+        return [UdpSocket(host, port)]
+    opened: list[UdpSocket] = []
+    try:
+        for address in addresses:
+            try:
+                opened.append(UdpSocket(address[0], port))
+            except SocketError as error:
+                cause = error.__cause__
+                is_elsewhere = isinstance(cause, OSError) and cause.errno in _NOT_LOCAL
+                if not is_elsewhere or (not opened and address == addresses[-1]):
+                    raise
+            if opened and port == 0:
+                break
+    except BaseException:
+        for udp in opened:
+            udp.close()
+        raise
+    return opened
+
+
+def listener_reset_key(reset_key: bytes, address: Address) -> bytes:
+    """Return the reset key of the listener that is bound to this address, derived from the broker's stored key.
+
+    With one key for all, a listener that receives a packet for a connection of another listener would answer with that
+    connection's token. The address is the same after a restart. A port picked by the system is not, but then no client
+    sends to the old one either.
+    """
+    host, port, *_ = address
+    return hmac.digest(reset_key, f"godwit 1 listener {host} {port}".encode(), "sha256")
+
+
+def archive_address(listen: str, address: Address) -> str:
+    """Return where the archive listens by default: on the first listener's host, and its port plus one."""
+    host, port = parse_broker(listen)
+    after = address[1] + 1 if 0 < port < MAX_PORT else 0
+    return f"[{host}]:{after}" if ":" in host else f"{host}:{after}"
+
+
+def open_to_all(url: str) -> str:
+    """Return the warning of a broker that any machine can reach and any client may use."""
+    return (
+        f"{url} can be reached from other machines and every client may do everything: "
+        "list clients and rules under [access] in the configuration, or listen on 127.0.0.1 only"
+    )
+
+
+def is_local(listen: str) -> bool:
+    """Return whether only this machine can reach the address. For names other than localhost it returns False."""
+    host, _ = parse_broker(listen)
+    try:
+        return host == "localhost" or is_loopback((host, 0))
+    except ValueError:
+        return False
+
+
+def archive_without_tls(listen: str) -> str:
+    """Return the warning of an archive whose tokens travel unencrypted."""
+    return (
+        f"the archive on {listen} can be reached from other machines and has no certificate, so that tokens are sent "
+        "without encryption: give certificate and key under [archive] in the configuration, or let it listen on "
+        "127.0.0.1 only and reach it through a tunnel"
+    )
+
+
+def archive_open_to_all(listen: str) -> str:
+    """Return the warning of an archive that any machine can reach, without tokens."""
+    return (
+        f"the archive on {listen} can be reached from other machines and every client may read and write there: "
+        "give a token_file under [archive] in the configuration, or let it listen on 127.0.0.1 only"
+    )

@@ -1,0 +1,483 @@
+"""Subscriptions: `AsyncSubscription` for asyncio, and `BlockingSubscription` with plain iterators for threads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from copy import copy
+from datetime import UTC, datetime, timedelta
+from operator import length_hint
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeAlias, TypeVar
+
+from godwit.client.bookmark import Bookmark
+from godwit.client.events import Available, Missed, SubscriptionEnded, SubscriptionStarted
+from godwit.client.message import Message
+from godwit.client.subscription import Start, Subscription
+from godwit.errors import GodwitError, UsageError, broker_error
+from godwit.net.loop import LoopThread
+
+if TYPE_CHECKING:
+    from godwit.net.runtime import ClientRuntime
+
+Since: TypeAlias = datetime | int
+"""A time; an int counts microseconds since 1970."""
+OnGap: TypeAlias = Callable[[int | None], None]
+"""Called with the number of messages that could not be delivered; None if the number is unknown."""
+_logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_microseconds(since: Since | None) -> int | None:
+    """Return a time as microseconds since 1970. A datetime without a time zone is local time."""
+    if isinstance(since, datetime):
+        return (since.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    return since
+
+
+class AsyncSubscription:
+    """An async iterator over the messages that match the filters, in order. Made by `AsyncClient.subscribe`.
+
+        async with client.subscribe("home/+/temperature") as messages:
+            async for message in messages:
+                print(message.topic, message.payload)
+
+    A message counts as handled when the application asks for the next one, or leaves the block without an exception
+    (`break` and `return` are not exceptions). If an exception leaves the block (including a cancellation,
+    KeyboardInterrupt, SystemExit and GeneratorExit), the current message is not handled, and a kept subscription
+    delivers it again the next time. `batches()` returns messages in lists, as they arrived; there the record of the
+    current list is delivered again. Leaving the block also ends the subscription at the broker, unless it was made with
+    `keep` or has a cursor.
+    """
+
+    def __init__(
+        self,
+        runtime: ClientRuntime,
+        filters: tuple[str, ...],
+        *,
+        start: Start,
+        since: Since | None,
+        cursor: str | None,
+        on_gap: OnGap | None,
+        keep: bool | None,
+    ) -> None:
+        self.filters = filters
+        """The topic filters, as given to `subscribe`."""
+        self._runtime = runtime
+        self._start = start
+        self._since_us = to_microseconds(since)
+        self._cursor = cursor
+        self._on_gap = on_gap
+        self._keep = cursor is not None if keep is None else keep
+        self._core: Subscription | None = None
+        self._failure: GodwitError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._messages: list[Message] = []
+        """The messages of the last record that the core returned."""
+        self.rest: Iterator[Message] = iter(())
+        """Those of them that were not returned to the application yet. `fetch` brings more. Threads may share it: an
+        iterator over a list returns each item once."""
+        self.in_lists = False
+        """Whether messages were returned in lists: then only the broker knows which ones are not handled."""
+        self._reported_replaced: tuple[int, int] | None = None
+        self._done_before = 0
+        """The first offset that was not returned to the application before these messages."""
+
+    # -- the block ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> AsyncSubscription:
+        """Subscribe, and wait until the broker has agreed.
+
+        Raises:
+            BrokerError: The broker refused the subscription, for example AccessError or BadFilterError.
+            UsageError: The subscription was used before, or the client already has one with these filters.
+        """
+        if self._core is not None:
+            raise UsageError("this subscription is in use already: ask the client for another one")
+        core = self._core = self._runtime.begin_subscription(
+            self, start=self._start, since_us=self._since_us, cursor=self._cursor
+        )
+        try:
+            while core.state == "asking":
+                await self._wait()
+        except asyncio.CancelledError:
+            self._runtime.drop_subscription(core, keep=self._keep, offset=None)
+            raise
+        self._done_before = core.position
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the subscription. After an exception the current message does not count as handled.
+
+        Waits until the broker has confirmed the end, but not after a cancellation, KeyboardInterrupt or SystemExit.
+        """
+        if kind is None:
+            await self.close()
+        elif (core := self._leave()) is not None:
+            offset = self.handled_below if self._keep else None
+            if issubclass(kind, Exception):
+                await self._runtime.leave_subscription(core, keep=self._keep, offset=offset)
+            else:
+                self._runtime.drop_subscription(core, keep=self._keep, offset=offset)
+
+    async def close(self, offset: int | None = None) -> None:
+        """End the subscription, and wait a few seconds for the broker to confirm that. May be repeated.
+
+        Args:
+            offset: Where a kept subscription resumes. By default after the last message that was returned.
+        """
+        if (core := self._leave()) is not None:
+            done_below = self._reached(offset)
+            await self._runtime.leave_subscription(core, keep=self._keep, offset=done_below if self._keep else None)
+
+    def _leave(self) -> Subscription | None:
+        """Return the core of the subscription and refuse all further calls; None if it has ended already."""
+        if self._core is None or self._failure is not None:
+            return None
+        self._end(UsageError(f"the subscription to {', '.join(self.filters)} was left: subscribe again"))
+        return self._core
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        # A generator is faster for each message than a coroutine for __anext__. Messages that it has not returned
+        # remain in `rest` when the application leaves its loop.
+        return self._generate()
+
+    async def _generate(self) -> AsyncIterator[Message]:
+        while True:
+            for message in self.rest:
+                yield message
+            await self.fetch()
+
+    async def __anext__(self) -> Message:
+        while True:
+            for message in self.rest:
+                return message
+            await self.fetch()
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """Iterate over the messages in lists, as they arrived: each list is one record of the transport."""
+        self.in_lists = True
+        while True:
+            if messages := [*self.rest]:
+                yield messages
+            await self.fetch()
+
+    async def fetch(self) -> None:
+        """Wait until `rest` has messages. Return at once if it has some: a second fetch does not replace the first.
+
+        The last step takes the messages and awaits nothing, so that a cancellation cannot lose them.
+        """
+        if self._core is None:
+            raise UsageError("a subscription begins with `async with client.subscribe(...) as messages:`")
+        while not length_hint(self.rest) and not self._take():
+            await self._wait()
+
+    def _take(self) -> bool:
+        core = self._core
+        assert core is not None
+        if self._failure is not None:
+            return False
+        missed, replaced = core.missed, core.replaced
+        self._done_before = core.position
+        messages = core.take()
+        if core.replaced is not None and core.replaced is not replaced:
+            self._done_before = core.replaced[0]
+            self._report_replaced(core)
+        self._runtime.schedule_flush()
+        # Also without messages: the application asked for the next one, so no message is unhandled. `rest` is set
+        # first, so that another thread that reads the position meanwhile does not count the new messages as returned.
+        self.rest = iter(messages or ())
+        self._messages = messages or []
+        if core.missed > missed:
+            self._report_gap(core.missed - missed)  # before the messages after the gap
+        return messages is not None
+
+    async def _wait(self) -> None:
+        """Wait for the next event of the subscription."""
+        if self._failure is not None:
+            raise copy(self._failure)
+        if self._waiter is not None:
+            raise UsageError("two tasks wait for messages of one subscription: let one pass them to the other")
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+        if self._failure is not None:
+            raise copy(self._failure)
+
+    # -- the position in the log --------------------------------------------------------------------------------------
+
+    @property
+    def missed(self) -> int:
+        """The number of undelivered messages: QoS 0 dropped for a slow subscriber, or deleted from the log."""
+        return 0 if self._core is None else self._core.missed
+
+    @property
+    def position(self) -> int:
+        """The first offset that was not returned yet. Store it with your results, and pass it as `start` later."""
+        position = self._done_before
+        for message in reversed(self._returned()):
+            if message.offset is not None and not message.retained:
+                position = max(message.offset + 1, position)
+                break
+        return position if self._core is None else self._core.reached(position)
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """The position with the epochs of the log.
+
+        As `start` it is better than an offset: the broker notices if an older copy of its log was restored meanwhile.
+
+        Raises:
+            UsageError: The subscription has not begun.
+        """
+        if self._core is None or not self._core.has_position:
+            raise UsageError("a subscription has a bookmark once it has begun: `async with client.subscribe(...)`")
+        return self._core.bookmark(self.position)
+
+    @property
+    def replaced(self) -> tuple[int, int] | None:
+        """The offsets, from the first on and below the second, at which the log now has messages other than the ones
+        that the application received. None unless an older copy of the log was restored at the broker."""
+        return None if self._core is None else self._core.replaced
+
+    @property
+    def handled_below(self) -> int | None:
+        """The first offset that was not handled: that of the current message, if there is one.
+
+        None if the broker must resume with the first record that is not confirmed: after messages in lists, and if the
+        broker has a new log since, in which the offset of the current message has no meaning.
+        """
+        if self._core is None or self.in_lists or self._core.position < self.position:
+            return None
+        for message in self._returned()[-1:]:
+            if message.offset is not None and not message.retained:
+                return max(message.offset, self._done_before)
+        return self.position
+
+    def _returned(self) -> list[Message]:
+        return self._messages[: len(self._messages) - length_hint(self.rest)]
+
+    async def commit(self, offset: int | None = None) -> None:
+        """Move the cursor: a later subscription with this cursor resumes from there.
+
+        Args:
+            offset: The first offset that is not handled. By default the one after the last message.
+
+        Raises:
+            UsageError: The subscription has no cursor, or has not begun.
+            BrokerError: The broker refused the commit.
+        """
+        if self._core is None or self._cursor is None:
+            raise UsageError("only a subscription with a cursor can be committed: subscribe(..., cursor='name')")
+        await self._runtime.commit_subscription(self._core, self._reached(offset))
+
+    def _reached(self, offset: int | None) -> int:
+        """Return the first unhandled offset; the position if `offset` is in a part of the log that was lost."""
+        position = self.position
+        if offset is None or (self.replaced is not None and position < offset <= self.replaced[1]):
+            return position
+        return offset
+
+    # -- events of the client -----------------------------------------------------------------------------------------
+
+    def on_event(self, event: Available | SubscriptionStarted | Missed | SubscriptionEnded) -> None:
+        if isinstance(event, Missed):
+            # Only gaps of unknown size. Others are reported by _take, in order with the messages.
+            if event.had_below is not None:
+                self._report_replaced(event.subscription)
+            elif event.count is None:
+                self._report_gap(None)
+        elif isinstance(event, SubscriptionEnded):
+            self._end(broker_error(event.code, event.text))
+        else:
+            self._wake()
+
+    def _report_replaced(self, core: Subscription) -> None:
+        """Report the gap once, before the messages after it."""
+        if self._reported_replaced is not core.replaced:
+            self._reported_replaced = core.replaced
+            self._report_gap(None)
+
+    def _report_gap(self, count: int | None) -> None:
+        _logger.warning(
+            "subscription to %s: %s messages could not be delivered",
+            ", ".join(self.filters),
+            "an unknown number of" if count is None else count,
+        )
+        if self._on_gap is not None:
+            self._runtime.call_back(self._on_gap, count)
+
+    def on_forked(self) -> None:
+        """Drop the fetched messages in a forked child: the parent returns them.
+
+        The iterator is exhausted, not replaced, because a loop that has begun holds it.
+        """
+        for _ in self.rest:
+            pass
+
+    def on_client_ended(self, error: GodwitError) -> None:
+        self._end(copy(error))
+
+    def _end(self, error: GodwitError) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class AsyncSource(Protocol[T]):
+    """The interface of its asyncio counterpart that a blocking iterator uses."""
+
+    rest: Iterator[T]
+    """Items that have arrived and were not returned yet: an iterator over a list."""
+
+    async def fetch(self) -> None:
+        """Wait until `rest` has an item. Called again before `rest` is exhausted, it changes nothing."""
+
+    async def __aenter__(self) -> object: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class BlockingIterator(Generic[T]):
+    """Iterate over a source in the loop's thread, from any number of threads: each item goes to exactly one of them.
+
+    Items wait in `rest`, so that a time limit or Ctrl-C during the wait cannot lose them. Between taking an item from
+    `rest` and returning it nothing is called: Python may raise KeyboardInterrupt after a call, and lose the item.
+    """
+
+    def __init__(self, thread: LoopThread, inner: AsyncSource[T], timeout_s: float | None) -> None:
+        self._thread = thread
+        self._inner = inner
+        self._timeout_s = timeout_s
+        self._turn = asyncio.Lock()
+
+    def __enter__(self) -> Self:
+        self._thread.call(self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None and self._thread.is_inherited:
+            return  # the exception that is being raised is more useful than a ForkedError
+        self._thread.call(self._inner.__aexit__(kind, error, traceback))
+
+    def __iter__(self) -> Iterator[T]:
+        while True:
+            yield from self._inner.rest  # without a change of threads for each item
+            try:
+                self._fetch(self._timeout_s)
+            except TimeoutError:
+                return
+
+    def __next__(self) -> T:
+        try:
+            return self.get(self._timeout_s)
+        except TimeoutError:
+            raise StopIteration from None
+
+    def get(self, timeout_s: float | None = None) -> T:
+        """Wait for the next item and return it.
+
+        Raises:
+            TimeoutError: No item arrived within `timeout_s` seconds. None is lost by that.
+            GodwitError: The subscription or the client has ended.
+        """
+        for item in self._inner.rest:
+            return item
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            try:
+                self._fetch(None if until is None else max(until - time.monotonic(), 0.0))
+            except TimeoutError:
+                raise TimeoutError(f"nothing arrived within {timeout_s:g} s") from None
+            for item in self._inner.rest:  # empty if another thread was quicker
+                return item
+
+    def _fetch(self, timeout_s: float | None) -> None:
+        self._thread.call(self._bring(), timeout_s)
+
+    async def _bring(self) -> None:
+        """Fetch items. Of several threads one waits for the source; the others wait for that thread."""
+        async with self._turn:
+            await self._inner.fetch()
+
+
+class BlockingSubscription(BlockingIterator[Message]):
+    """An iterator over the messages that match the filters, in order. Made by `BlockingClient.subscribe`.
+
+        with client.subscribe("home/+/temperature", timeout_s=5) as messages:
+            for message in messages:
+                print(message.topic, message.payload)
+
+    A message counts as handled when the application asks for the next one, or leaves the block without an exception
+    (`break` and `return` are not exceptions). If an exception leaves the block (including KeyboardInterrupt, SystemExit
+    and GeneratorExit), the current message is not handled, and a kept subscription delivers it again the next time.
+
+    Several threads may share a subscription. Then a message counts as handled when any thread asks for the next one. If
+    that is too early, use a cursor, and commit the offset below which all threads have handled all messages.
+    """
+
+    _inner: AsyncSubscription
+
+    def close(self) -> None:
+        """End the subscription, and wait a few seconds for the broker to confirm that. May be repeated."""
+        self._thread.call(self._inner.close())
+
+    def batches(self) -> Iterator[list[Message]]:
+        """Iterate over the messages in lists, as they arrived: each list is one record of the transport.
+
+        A list counts as handled under the same conditions as a message. If the current list is not handled, its record
+        is delivered again.
+        """
+        self._inner.in_lists = True
+        while True:
+            if messages := [*self._inner.rest]:
+                yield messages
+            try:
+                self._fetch(self._timeout_s)
+            except TimeoutError:
+                return
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The topic filters, as given to `subscribe`."""
+        return self._inner.filters
+
+    @property
+    def missed(self) -> int:
+        """The number of undelivered messages: QoS 0 dropped for a slow subscriber, or deleted from the log."""
+        return self._inner.missed
+
+    @property
+    def position(self) -> int:
+        """The first offset that was not returned yet. Store it with your results, and pass it as `start` later."""
+        return self._inner.position
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """The position with the epochs of the log, see `AsyncSubscription.bookmark`."""
+        return self._inner.bookmark
+
+    @property
+    def replaced(self) -> tuple[int, int] | None:
+        """The range of offsets at which the log has other messages now, see `AsyncSubscription.replaced`."""
+        return self._inner.replaced
+
+    def commit(self, offset: int | None = None) -> None:
+        """Move the cursor, see `AsyncSubscription.commit`."""
+        self._thread.call(self._inner.commit(offset))

@@ -1,0 +1,119 @@
+"""The options of a job, in seconds and words."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from godwit.client.client import Client
+from godwit.errors import UsageError
+from godwit.limits import MAX_TASKS_OF_JOB
+from godwit.net.job_options import (
+    CoreOptions,
+    JobOptions,
+    check_number,
+    check_states,
+    check_submissions,
+    core_options,
+)
+
+
+def test_what_is_left_out_is_as_the_client_has_it() -> None:
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(Client.submit).parameters.items()
+        if name in CoreOptions.__annotations__
+    }
+    assert core_options() == defaults
+
+
+def test_every_option_has_its_place() -> None:
+    assert set(JobOptions.__annotations__) == set(inspect.signature(core_options).parameters)
+    assert core_options(
+        workers="all", priority=5, delay_s=2, deadline_s=60.0, retries=0, retry_delay_s=0.5, time_limit_s=0.0001
+    ) == {
+        "workers": 0,
+        "priority": 5,
+        "delay_ms": 2000,
+        "deadline_ms": 60_000,
+        "retries": 0,
+        "retry_delay_ms": 500,
+        "time_limit_ms": 1,
+    }
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, "some", "0", True, None, MAX_TASKS_OF_JOB + 1])
+def test_workers_are_counted_from_one(workers: Any) -> None:
+    with pytest.raises(UsageError, match="give a number from 1 to 10000, or 'all'"):
+        core_options(workers=workers)
+
+
+@pytest.mark.parametrize("option", ["delay_s", "deadline_s", "retry_delay_s", "time_limit_s"])
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 366 * 86400 + 1, "x", True, b"1"])
+def test_times_are_seconds(option: str, value: Any) -> None:
+    options: Any = {option: value}
+    with pytest.raises(UsageError, match=f"{option} is .*: give seconds, from 0 to 31622400"):
+        core_options(**options)
+
+
+@pytest.mark.parametrize("option", ["deadline_s", "time_limit_s"])
+def test_no_time_at_all_is_no_limit_but_a_mistake(option: str) -> None:
+    options: Any = {option: 0}
+    with pytest.raises(UsageError, match=f"{option} is 0: the job would fail"):
+        core_options(**options)
+
+
+@pytest.mark.parametrize("option", ["priority", "retries"])
+@pytest.mark.parametrize("value", ["x", None, 3.0, True, 1001])
+def test_numbers_are_whole(option: str, value: Any) -> None:
+    """Also values that are equal to a valid number: the broker would not accept them."""
+    options: Any = {option: value}
+    with pytest.raises(UsageError, match=f"{option} is .*: give a whole number from "):
+        core_options(**options)
+
+
+def test_numbers_of_jobs() -> None:
+    check_number(1)
+    check_number(2**63 - 1)
+    for number in (0, -1, 2**63):
+        with pytest.raises(UsageError, match=f"no job has the number {number}: they are counted from 1"):
+            check_number(number)
+    wrong: list[Any] = ["7", 7.0, None, True]
+    for found in wrong:
+        with pytest.raises(UsageError, match="give a whole number"):
+            check_number(found)
+
+
+def test_states() -> None:
+    assert check_states(None) is None
+    assert check_states(["waiting", "done"]) == ["waiting", "done"]
+    with pytest.raises(
+        UsageError, match="there is no state 'asleep' of a job; choose waiting, running, done, failed or"
+    ):
+        check_states(["done", "asleep"])
+    with pytest.raises(UsageError, match="states is the text 'done': give a list"):
+        check_states("done")
+
+
+def test_many_jobs_are_looked_at_as_a_whole() -> None:
+    assert check_submissions([("a", "ü"), ("b", b"2", "mine"), ("b", b"", None)]) == [
+        ("a", "ü".encode(), None),
+        ("b", b"2", "mine"),
+        ("b", b"", None),
+    ]
+    wrong: list[tuple[Any, str]] = [
+        ("resize", "'resize' is not a job: give"),
+        (("a",), "is not a job"),
+        (("a", b"", "k", 1), "is not a job"),
+        (5, "'5' is not a job"),
+        ((5, b""), "the kind of work 5 is of the type int: give a text"),
+        (([], b""), "is of the type list"),
+        (("a", 3), "a payload of type int"),
+        (("a", b"", 5), "the key is 5, of the type int: give a text"),
+        (("a", b"", ""), "a key has 1 to 64"),
+    ]
+    for job, text in wrong:
+        with pytest.raises(UsageError, match=text):
+            check_submissions([("a", b""), job])

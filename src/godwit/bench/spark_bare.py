@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from godwit.bench.archive_reading import open_stream
 from godwit.bench.stage import HOST, Stage, hear
-from godwit.spark.reading import BROKER, SCHEMA
+from godwit.spark.reader import BROKER, SCHEMA
 
 FORMAT = "bare"
 

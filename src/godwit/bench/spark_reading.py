@@ -21,7 +21,7 @@ from pyspark.sql import functions as sf
 from godwit.bench import spark_bare
 from godwit.bench.stage import READY, Stage, hear
 from godwit.errors import GodwitError
-from godwit.pipeline.failures import explained
+from godwit.pipeline.errors import explained
 from godwit.pipeline.session import spark_session
 
 MASTER: Final = "local[*,4]"

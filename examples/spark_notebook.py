@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A broker's log in Spark
 #
-# Open it as a notebook (VS Code, PyCharm, Jupytext), or run it: `python examples/spark_notebook.py [HOST:PORT]`, with
-# the address of an archive. Start `godwit broker` and `godwit sensors --duration 60` before.
+# Open this file as a notebook (VS Code, PyCharm, Jupytext), or run it: `python examples/spark_notebook.py [HOST:PORT]`,
+# with the address of an archive. Start `godwit broker` and `godwit sensors --duration 60` before.
 
 # %%
 import os
@@ -28,9 +28,9 @@ spark.sparkContext.setLogLevel("ERROR")
 godwit.spark.register(spark)
 
 # %% [markdown]
-# ## All that was ever logged
+# ## All logged messages
 #
-# A message is named by `broker` (the id of the broker's log) and `offset`, for ever.
+# `broker` (the id of the broker's log) and `offset` identify a message permanently.
 
 # %%
 past = spark.read.format("godwit").option("archive", ARCHIVE).option("topics", "home/#").load()
@@ -40,7 +40,7 @@ counts.orderBy("topic").show(truncate=False)
 # %% [markdown]
 # ## Numbers from JSON
 #
-# `try_cast` and `get_json_object` give null where a payload is something else; `cast` would end the query.
+# `try_cast` and `get_json_object` return null for other payloads; `cast` would end the query with an error.
 
 # %%
 celsius = sf.get_json_object(sf.col("payload").cast("string"), "$.celsius").try_cast("double")
@@ -52,8 +52,8 @@ means.orderBy("topic", "minute").show(truncate=False)
 # %% [markdown]
 # ## The same as a stream
 #
-# `availableNow` takes what is there and ends; without it the query goes on for ever. Where it stands is in its
-# checkpoint, so that the next one goes on from there.
+# `availableNow` reads to the current end of the log; without it the query does not end. With a checkpoint, the next
+# query resumes at the end of this one.
 
 # %%
 stream = spark.readStream.format("godwit").option("archive", ARCHIVE).option("maxRowsPerTrigger", "1000").load()
@@ -66,9 +66,9 @@ spark.table("counts").orderBy(sf.desc("count")).show(truncate=False)
 print(f"{len(query.recentProgress)} micro-batches")
 
 # %% [markdown]
-# ## Something back to the broker
+# ## Messages to the broker
 #
-# All rows or none; with the option `query`, doing it again does nothing. To see it:
+# All rows are written, or none; with the option `query`, a repeated write does nothing. To see the messages:
 # `godwit sub 'reports/#' --from earliest`.
 
 # %%

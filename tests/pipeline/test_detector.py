@@ -1,4 +1,4 @@
-"""The detector: what it finds in series made for it, what it leaves alone, and that its state goes anywhere."""
+"""The detector: anomalies that it finds, series without anomalies, and its state."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def alarms(values: Iterable[float], detector: Detector | None = None) -> list[Al
     return [one for one in found if one is not None]
 
 
-# -- what it finds ----------------------------------------------------------------------------------------------------
+# -- anomalies -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("spike", "reason"), [(60.0, "jump up"), (-20.0, "jump down")])
@@ -58,7 +58,7 @@ def test_a_level_that_creeps_away_is_found(target: float, reason: str) -> None:
     assert {one.reason for one in found} == {reason}
     assert LEARNED * STEP_US < found[0].time_us < (LEARNED + 200) * STEP_US
     assert found[0].expected == pytest.approx(20.0, abs=0.5)
-    assert len(found) <= 4  # again when it has become twice as bad
+    assert len(found) <= 4  # another one when the score has doubled
 
 
 def test_a_sensor_that_got_stuck_is_found_once() -> None:
@@ -66,10 +66,10 @@ def test_a_sensor_that_got_stuck_is_found_once() -> None:
     found = alarms(values)
     assert [one.reason for one in found][:1] == ["stuck"]
     assert LEARNED + BLOCK <= found[0].time_us / STEP_US + 1 <= LEARNED + BLOCK + 1
-    assert len(found) <= 1 + math.log2(10 * PAUSE / BLOCK)  # again when it has lasted twice as long
+    assert len(found) <= 1 + math.log2(10 * PAUSE / BLOCK)  # another one when it has lasted twice as long
 
 
-def test_another_event_is_told_when_the_pause_is_over_or_it_is_worse() -> None:
+def test_another_event_raises_an_alarm_after_the_pause_or_if_it_is_worse() -> None:
     learned = noise(LEARNED)
     detector = Detector()
     assert len(alarms([*learned, 60.0, *noise(50, seed=2)], detector)) == 1
@@ -78,7 +78,7 @@ def test_another_event_is_told_when_the_pause_is_over_or_it_is_worse() -> None:
     assert len(alarms([60.0, *noise(50, seed=5)], detector)) == 1
 
 
-def test_what_lasts_is_told_though_it_began_within_the_pause() -> None:
+def test_a_lasting_event_that_began_within_the_pause_raises_an_alarm() -> None:
     detector = Detector()
     assert len(alarms([*noise(HISTORY * BLOCK), 60.0, *noise(50, seed=2)], detector)) == 1
     late = alarms(noise(PAUSE + 50, level=23.5, seed=3), detector)
@@ -94,7 +94,7 @@ def test_an_excursion_ends_when_all_is_calm_again() -> None:
     assert seen == [False, True, True, False]
 
 
-# -- what it leaves alone ---------------------------------------------------------------------------------------------
+# -- normal series ----------------------------------------------------------------------------------------------------
 
 
 def daily(count: int) -> list[float]:
@@ -118,11 +118,11 @@ def coarse(count: int) -> list[float]:
     [noise(20_000), daily(20_000), drifting(20_000), switching(20_000), coarse(20_000), [20.0] * 20_000],
     ids=["noise", "daily", "drifting", "switching", "coarse", "constant"],
 )
-def test_a_series_that_goes_on_as_it_was_raises_no_alarm(values: Sequence[float]) -> None:
+def test_a_normal_series_raises_no_alarm(values: Sequence[float]) -> None:
     assert alarms(values) == []
 
 
-def test_nothing_is_said_before_it_knows_the_series() -> None:
+def test_no_alarm_before_it_has_learned_the_series() -> None:
     assert alarms([*noise(JUMP_LEARNING * BLOCK - 2), 1000.0]) == []
 
 
@@ -144,22 +144,22 @@ values = st.lists(st.one_of(poison, st.floats(), st.floats(-50, 50), st.just(20.
     begins=st.integers(0, LEARNED + 500), values=values, times=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=60)
 )
 @settings(max_examples=60)
-def test_whatever_comes_it_raises_nothing_and_decides_the_same_after_a_journey(
+def test_any_value_is_accepted_and_a_restored_detector_decides_the_same(
     begins: int, values: list[float], times: list[int]
 ) -> None:
-    stays = Detector()
-    alarms(noise(begins), stays)
-    travels = Detector.from_bytes(stays.to_bytes())
+    original = Detector()
+    alarms(noise(begins), original)
+    restored = Detector.from_bytes(original.to_bytes())
     for number, value in enumerate(values):
         time_us = times[number % len(times)] if times else number
-        found = stays.update(time_us, value)
-        assert travels.update(time_us, value) == found
-        assert travels.is_anomalous == stays.is_anomalous
+        found = original.update(time_us, value)
+        assert restored.update(time_us, value) == found
+        assert restored.is_anomalous == original.is_anomalous
         assert found is None or all(map(math.isfinite, (found.value, found.expected, found.score)))
         assert found is None or found.score >= 1
-        travels = Detector.from_bytes(travels.to_bytes())
-    assert travels.to_bytes() == stays.to_bytes()
-    assert len(stays.to_bytes()) <= MAX_STATE_BYTES
+        restored = Detector.from_bytes(restored.to_bytes())
+    assert restored.to_bytes() == original.to_bytes()
+    assert len(original.to_bytes()) <= MAX_STATE_BYTES
 
 
 def test_the_state_has_a_greatest_size() -> None:

@@ -1,17 +1,101 @@
-"""How far it has got: lag by log, the last batch, and rows."""
+"""Archives, checkpoints and the status of a lake."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
-from tests.pipeline.test_checkpoints import write_checkpoint
+import pytest
+from tests.pipeline.lakes import write_checkpoint
 from tests.spark.archives import options, served
 
-from godwit.pipeline.checkpoints import ANOMALIES, GOLD, TABLES
-from godwit.pipeline.datasets import bronze
+from godwit.pipeline.checkpoints import (
+    ANOMALIES,
+    GOLD,
+    TABLES,
+    check_checkpoints,
+    check_no_partial_batch,
+    read_checkpoint,
+)
+from godwit.pipeline.datasets import anomalies, bronze
+from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.status import LogStatus, QueryStatus, status_of
+from godwit.pipeline.status import LogStatus, QueryStatus, find_logs, status_of
+
+# -- archives ----------------------------------------------------------------------------------------------------------
+
+
+def test_logs_and_their_ends(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(3)
+        (log,) = find_logs(options(place))
+        assert (log.id, log.next_offset) == (place.log, 3)
+        (log,) = find_logs(options(place, topics="home/#"))
+        assert log.id == place.log
+        with pytest.raises(PipelineError, match="home/#/x"):
+            find_logs(options(place, topics="home/#/x"))
+        port = log.address.rpartition(":")[2]
+        with pytest.raises(PipelineError, match="are of one broker: name one"):
+            find_logs({"archive": f"127.0.0.1:{port},localhost:{port}"})
+
+
+def test_unreachable_archives_and_invalid_options() -> None:
+    with pytest.raises(PipelineError, match=r"127\.0\.0\.1:9 did not answer within 0\.5 s"):
+        find_logs({"archive": "127.0.0.1:9"}, timeout_s=0.5)
+    with pytest.raises(PipelineError, match="tokenFile: cannot read"):
+        find_logs({"archive": "127.0.0.1:9", "tokenFile": "nowhere/token"})
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+ONE, TWO = "1" * 32, "2" * 32
+
+
+def test_the_last_complete_batch_counts(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    assert read_checkpoint(lake, TABLES) is None
+    planned = [f'{{"{ONE}": {at}, "{TWO}": 7, "gaps": {{"{ONE}": 3}}}}' for at in range(12)]
+    write_checkpoint(lake, TABLES, planned, done=11)
+    found = read_checkpoint(lake, TABLES)
+    assert found is not None
+    assert (found.batch, found.offsets) == (10, {ONE: 10, TWO: 7})
+    assert found.done_us == 1_800_000_010 * 1_000_000
+    assert found.has_partial_batch
+    assert read_checkpoint(lake, ANOMALIES) is None
+    with pytest.raises(PipelineError, match="incomplete: finish it with godwit pipeline run --once"):
+        check_no_partial_batch(lake)
+    write_checkpoint(lake, TABLES, planned, done=12)
+    check_no_partial_batch(lake)
+
+
+def test_the_first_batch_may_be_incomplete(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    check_no_partial_batch(lake)
+    write_checkpoint(lake, TABLES, [f'{{"{ONE}": 1}}'], done=0)
+    assert read_checkpoint(lake, TABLES) is None
+    with pytest.raises(PipelineError, match="incomplete"):
+        check_no_partial_batch(lake)
+
+
+def test_a_lake_without_its_checkpoint_is_not_filled_twice(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    check_checkpoints(lake)
+    row = {"broker": ONE, "offset": 0, "received": datetime(2026, 11, 15, tzinfo=UTC)}
+    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([row], bronze.SPEC.schema), {"q": 0})
+    with pytest.raises(PipelineError, match="the checkpoint _checkpoints/tables is missing"):
+        check_checkpoints(lake)
+    write_checkpoint(lake, TABLES, [], done=0)
+    check_checkpoints(lake)
+    alarm = pa.Table.from_pylist([{"broker": ONE, "offset": 0, "quantity": "t"}], anomalies.SPEC.schema)
+    lake.table(anomalies.SPEC).append_arrow(alarm, {"q": 0})
+    with pytest.raises(PipelineError, match="rows in gold/anomalies, but the checkpoint _checkpoints/anomalies is"):
+        check_checkpoints(lake)
+
+
+# -- status ------------------------------------------------------------------------------------------------------------
+
 
 OTHER = "e" * 32
 
@@ -39,7 +123,7 @@ def test_lags_batches_and_rows(tmp_path: Path) -> None:
         assert found.problem is None
 
 
-def test_without_an_archive_the_rest_is_told(tmp_path: Path) -> None:
+def test_without_an_archive_the_rest_is_reported(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     write_checkpoint(lake, TABLES, [f'{{"{OTHER}": 7}}'], done=1)
     found = status_of(lake, {"archive": "127.0.0.1:9", "archiveTimeout": "0.3"})

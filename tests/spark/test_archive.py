@@ -1,4 +1,4 @@
-"""One archive from a driver's or an executor's side: broken connections, tokens, what cannot get better."""
+"""The client of an archive: broken connections, tokens, and errors that are not retried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.spark.archives import Served, free_port, served
 
 from godwit.spark.archive import Archive, ArchiveError, DataLossError, UnreachableError
-from godwit.spark.options import Place
+from godwit.spark.options import ArchiveAccess
 
 
 def offsets(archive: Archive, log: str, end: int) -> list[int]:
@@ -17,12 +17,12 @@ def offsets(archive: Archive, log: str, end: int) -> list[int]:
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
-def test_reading_goes_on_after_a_broken_connection(tmp_path: Path) -> None:
+def test_reading_resumes_after_a_broken_connection(tmp_path: Path) -> None:
     port = free_port()
     with served(tmp_path, port=port) as place:
         for _ in range(40):
-            place.add(5, size=1_000_000)  # more than a connection holds on its own
-        archive = Archive(place.address, Place((place.address,), timeout_s=30))
+            place.add(5, size=1_000_000)  # more than the buffers of a connection
+        archive = Archive(place.address, ArchiveAccess((place.address,), timeout_s=30))
         batches = archive.read(
             place.log, 0, 200, topics=(), columns=["offset", "payload"], fails_on_data_loss=True, gaps_known_below=0
         )
@@ -46,7 +46,7 @@ def _serve_again(place: Served, port: int, done: threading.Event) -> None:
 
 def test_an_archive_that_is_not_there(tmp_path: Path) -> None:
     address = f"grpc://127.0.0.1:{free_port()}"
-    archive = Archive(address, Place((address,), timeout_s=0.2))
+    archive = Archive(address, ArchiveAccess((address,), timeout_s=0.2))
     with pytest.raises(UnreachableError, match=r"did not answer within 0\.2 s .*is the broker running there"):
         archive.info()
     with pytest.raises(UnreachableError, match="did not answer"):
@@ -57,22 +57,22 @@ def test_tokens(tmp_path: Path) -> None:
     token_file = tmp_path / "tokens"
     token_file.write_text("secret\n", encoding="utf-8")
     with served(tmp_path / "log", "--token-file", str(token_file)) as place:
-        assert Archive(place.address, Place((place.address,), "secret")).info()["log_id"] == place.log
+        assert Archive(place.address, ArchiveAccess((place.address,), "secret")).info()["log_id"] == place.log
         for token in (None, "wrong"):
-            archive = Archive(place.address, Place((place.address,), token))
+            archive = Archive(place.address, ArchiveAccess((place.address,), token))
             with pytest.raises(ArchiveError, match="give the option token or tokenFile"):
                 archive.info()
             with pytest.raises(ArchiveError, match="give the option token or tokenFile"):
                 offsets(archive, place.log, 1)
 
 
-def test_what_cannot_get_better_is_said_at_once(tmp_path: Path) -> None:
+def test_a_final_error_is_raised_at_once(tmp_path: Path) -> None:
     with served(tmp_path) as place:
         place.add(2)
-        archive = Archive(place.address, Place((place.address,)))
+        archive = Archive(place.address, ArchiveAccess((place.address,)))
         with pytest.raises(DataLossError, match="the broker's data folder was replaced"):
             offsets(archive, "f" * 32, 2)
         with pytest.raises(ArchiveError, match="there is no action"):
             archive.ask("dance", {})
-        with pytest.raises(DataLossError, match="messages are gone"):
+        with pytest.raises(DataLossError, match="messages are lost"):
             offsets(archive, place.log, 100)

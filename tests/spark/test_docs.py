@@ -1,4 +1,4 @@
-"""docs/SPARK.md says what the code says: options and their defaults, columns, quantities, tables."""
+"""docs/SPARK.md agrees with the code: options and their defaults, columns, quantities, tables."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import inspect
 import re
 from pathlib import Path
 
-from godwit.pipeline import parsing
+from godwit.pipeline import payload
 from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.datasets.catalog import ALL
-from godwit.pipeline.parsing import DEFAULT_UNITS, QUANTITIES
+from godwit.pipeline.lake import TableSpec
+from godwit.pipeline.payload import DEFAULT_UNITS, QUANTITIES
 from godwit.spark.options import READING, WRITING, read_options, write_options
-from godwit.spark.reading import SCHEMA
+from godwit.spark.reader import SCHEMA
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "SPARK.md").read_text(encoding="utf-8")
 GIVEN = {"archive": "localhost"}
@@ -24,13 +25,13 @@ def part(name: str) -> str:
 
 
 def rows(text: str) -> list[list[str]]:
-    """Of a table, without its head."""
+    """Return the cells of a table, without its head."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def defaults(table: list[list[str]]) -> dict[str, str]:
-    """Those that are given as a value."""
+    """Return the defaults that are literal values."""
     return {name.strip("`"): text.strip("`") for name, text, _ in table if re.fullmatch(r"`[^`]+`", text)}
 
 
@@ -59,18 +60,22 @@ def test_quantities() -> None:
     ]
 
 
+def section(spec: TableSpec) -> str:
+    """Return the section of a table, as it must be in docs/SPARK.md."""
+    lines = [f"| {one.name} | {one.type} | {one.doc} |".replace("|  |", "| |") for one in spec.columns]
+    return "\n".join([f"#### {spec.name}", "", spec.grain, "", "| column | type | |", "|---|---|---|", *lines])
+
+
 def test_tables() -> None:
-    sections = re.split(r"^#### ", part("tables"), flags=re.MULTILINE)[1:]
-    assert [section.splitlines()[0] for section in sections] == [spec.name for spec in ALL]
-    for spec, section in zip(ALL, sections, strict=True):
-        assert section.splitlines()[2] == spec.grain
-        assert [row[:2] for row in rows(section)] == [[one.name, str(one.type)] for one in spec.schema]
+    """The failure shows the text to copy into docs/SPARK.md."""
+    expected = "\n\n".join(section(spec) for spec in ALL)
+    assert part("tables").strip() == expected, f"replace the part between the comments 'tables' by:\n\n{expected}"
 
 
 def test_parameters() -> None:
     assert f"**Windows** are {windows.LENGTHS_S[0]} s and {windows.LENGTHS_S[1]} s long" in PAGE
     assert f"more than {readings.MAX_AHEAD_US // 60_000_000} minutes after it was received" in PAGE
-    text = inspect.getsource(parsing) + inspect.getsource(readings)
-    reasons = set(re.findall(r'(?:_BadError|Problem)\("([^"]+)"', text))
+    text = inspect.getsource(payload) + inspect.getsource(readings)
+    reasons = set(re.findall(r'(?:_RejectedError|RejectedPayload)\("([^"]+)"', text))
     assert len(reasons) > 10
     assert not [reason for reason in reasons if f"`{reason}`" not in PAGE]

@@ -1,4 +1,4 @@
-"""Arithmetic with offsets: shares of a limit, pieces of equal length, positions as Spark keeps them."""
+"""Offsets: shares of a limit, ranges of equal length, and positions in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from godwit.spark.offsets import (
     MIN_PARTITION_ROWS,
     Position,
     Range,
-    cut,
     epochs_below,
     parse,
-    parts_for,
+    partition_count,
     same_below,
-    shares,
+    share_limit,
+    split,
 )
 from godwit.wire.epochs import MAX_EPOCHS_TOLD, Epoch
 from godwit.wire.epochs import same_below as same_below_of_broker
@@ -34,24 +34,24 @@ ranges = st.lists(
 
 @given(st.integers(1, 10**6), lags)
 def test_shares_use_up_the_limit_and_never_more_than_there_is(limit: int, lags: dict[str, int]) -> None:
-    found = shares(limit, lags)
+    found = share_limit(limit, lags)
     assert all(0 <= found[log] <= lags[log] for log in found)
     assert sum(found.values()) == min(limit, sum(lags.values()))
 
 
 @given(st.integers(3, 10**6), lags)
-def test_nobody_who_lags_starves(limit: int, lags: dict[str, int]) -> None:
-    assert all(shares(limit, lags)[log] > 0 for log, lag in lags.items() if lag)
+def test_each_log_with_a_lag_gets_a_share(limit: int, lags: dict[str, int]) -> None:
+    assert all(share_limit(limit, lags)[log] > 0 for log, lag in lags.items() if lag)
 
 
 def test_shares_are_in_proportion_to_the_lag() -> None:
-    assert shares(100, {A: 9001, B: 1001, C: 0}) == {A: 89, B: 11}
-    assert shares(2, {A: 1000, B: 1}) == {A: 1, B: 1}
+    assert share_limit(100, {A: 9001, B: 1001, C: 0}) == {A: 89, B: 11}
+    assert share_limit(2, {A: 1000, B: 1}) == {A: 1, B: 1}
 
 
 @given(ranges, st.integers(1, 50))
-def test_pieces_hold_the_same_rows_once_and_are_alike(ranges: list[Range], parts: int) -> None:
-    pieces = cut(ranges, parts)
+def test_split_ranges_have_the_same_rows_once_and_similar_lengths(ranges: list[Range], parts: int) -> None:
+    pieces = split(ranges, parts)
     assert all(piece.rows > 0 for piece in pieces)
     for log in (A, B, C):
         offsets = [(one.start, one.end) for one in ranges if one.log == log and one.rows]
@@ -64,11 +64,11 @@ def test_pieces_hold_the_same_rows_once_and_are_alike(ranges: list[Range], parts
         assert len(pieces) == min(parts, ranges[0].rows)
 
 
-def test_how_many_pieces() -> None:
-    assert parts_for(10, 8, None) == 1
-    assert parts_for(3 * MIN_PARTITION_ROWS, 8, None) == 3
-    assert parts_for(100 * MIN_PARTITION_ROWS, 8, None) == 8
-    assert parts_for(10, 8, 5) == 5
+def test_the_number_of_partitions() -> None:
+    assert partition_count(10, 8, None) == 1
+    assert partition_count(3 * MIN_PARTITION_ROWS, 8, None) == 3
+    assert partition_count(100 * MIN_PARTITION_ROWS, 8, None) == 8
+    assert partition_count(10, 8, 5) == 5
 
 
 def test_a_position_comes_back_from_the_checkpoint() -> None:
@@ -84,13 +84,13 @@ def test_a_position_comes_back_from_the_checkpoint() -> None:
     [
         ("yesterday", "'earliest', 'latest', or JSON"),
         ("[1]", "must be an object"),
-        ('{"abc": 1}', "'abc' is no log id"),
-        (f'{{"{A}": -1}}', "-1 is no offset"),
-        (f'{{"{A}": true}}', "True is no offset"),
-        (f'{{"{A}": "1"}}', "'1' is no offset"),
+        ('{"abc": 1}', "'abc' is not a log id"),
+        (f'{{"{A}": -1}}', "-1 is not a valid offset"),
+        (f'{{"{A}": true}}', "True is not a valid offset"),
+        (f'{{"{A}": "1"}}', "'1' is not a valid offset"),
     ],
 )
-def test_offsets_that_cannot_be_are_explained(text: str, complaint: str) -> None:
+def test_invalid_offsets_are_explained(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match="startingOffsets") as raised:
         parse("startingOffsets", text)
     assert complaint in str(raised.value)
@@ -112,12 +112,12 @@ def test_epochs_come_back_from_the_checkpoint_and_older_ones_have_none() -> None
             Position.from_dict({A: 5, "epochs": {A: wrong}})
 
 
-def test_the_newest_epochs_of_what_was_read() -> None:
+def test_the_newest_epochs_below_an_offset() -> None:
     epochs = [(f"{number:016x}", 10 * number) for number in range(30)]
     assert epochs_below(epochs, 0) == []
     assert epochs_below(epochs, 1) == epochs[:1]
     assert epochs_below(epochs, 11) == epochs[:2]
-    assert MAX_EPOCHS <= MAX_EPOCHS_TOLD  # so many a request to the archive may have
+    assert MAX_EPOCHS <= MAX_EPOCHS_TOLD  # the limit of a request to the archive
     assert epochs_below(epochs, 200) == epochs[20 - MAX_EPOCHS : 20]
 
 
@@ -130,7 +130,7 @@ EPOCHS = st.lists(
 def test_it_compares_as_the_broker_does(
     known: list[tuple[bytes, int]], epochs: list[tuple[bytes, int]], next_offset: int
 ) -> None:
-    """The source has a copy of it, because the rest of Godwit is not there on executors."""
+    """The source has a copy of the function, because executors do not have the rest of Godwit."""
     theirs = same_below_of_broker([Epoch(*one) for one in known], [Epoch(*one) for one in epochs], next_offset)
     ours = [[(id_.hex(), first_offset) for id_, first_offset in one] for one in (known, epochs)]
     assert same_below(ours[0], ours[1], next_offset) == theirs

@@ -1,4 +1,4 @@
-"""Rows of Spark's in a broker's log: each once, whatever is tried again."""
+"""The writers: each row is in the broker's log once, whatever is retried."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_stream_writes_each_micro_batch_once(spark: SparkSession, tmp_path: Pa
         run()
         run()
         assert messages(target) == [("out/in", f"{number} ".encode().ljust(10, b"."), True) for number in range(50)]
-        # The driver died after the broker had taken the last batch and before Spark wrote that down.
+        # The driver died after the broker had accepted the last batch, before Spark committed it.
         (tmp_path / "checkpoint" / "commits" / "2").unlink()
         (tmp_path / "checkpoint" / "commits" / ".2.crc").unlink(missing_ok=True)
         run()
@@ -91,13 +91,13 @@ def test_a_numbered_write_is_done_once(spark: SparkSession, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("schema", "complaint"),
     [
-        ("topic string", "there is no column payload"),
-        ("payload string", "there is no column topic"),
+        ("topic string", "the column payload is missing"),
+        ("payload string", "the column topic is missing"),
         ("topic int, payload string", "the column topic is int: cast it to string"),
-        ("topic string, payload string, when timestamp", "the column 'when' is none of a message's"),
+        ("topic string, payload string, when timestamp", "unknown column 'when'"),
     ],
 )
-def test_rows_that_cannot_be_messages(schema: str, complaint: str) -> None:
+def test_invalid_columns(schema: str, complaint: str) -> None:
     with pytest.raises(OptionError, match=complaint):
         BatchWriter(write_options({"archive": "localhost"}), columns(schema))
 
@@ -106,7 +106,7 @@ def test_a_topic_for_rows_without_one() -> None:
     writer = BatchWriter(
         write_options({"archive": "localhost", "topic": "rest"}), columns("topic string, payload string")
     )
-    batch = writer._prepared(pa.record_batch({"topic": ["a", None], "payload": ["x", "y"]}))
+    batch = writer._to_messages(pa.record_batch({"topic": ["a", None], "payload": ["x", "y"]}))
     assert batch.column("topic").to_pylist() == ["a", "rest"]
     assert batch.column("payload").to_pylist() == [b"x", b"y"]
     assert batch.column("retained").to_pylist() == [False, False]

@@ -14,7 +14,7 @@ from tests.spark.archives import options, served
 from tests.spark.session import columns
 
 from godwit.spark.options import OptionError
-from godwit.spark.reading import SCHEMA, check_columns
+from godwit.spark.reader import SCHEMA, check_columns
 from godwit.spark.source import GodwitSource
 
 ALERT = StructType([StructField("payload", BinaryType())])
@@ -53,12 +53,12 @@ def test_a_batch_in_spark(spark: SparkSession, tmp_path: Path) -> None:
         assert two.count() == 60_000
 
 
-def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_resumes_at_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     with served(tmp_path / "log") as place:
         found: list[int] = []
 
         def run() -> list[int]:
-            """Takes what is there; gives how many rows each micro-batch had."""
+            """Read to the end; return the number of rows of each micro-batch."""
             frame = spark.readStream.format("godwit").options(**options(place, maxRowsPerTrigger="40")).load()
             writer = frame.writeStream.foreachBatch(
                 lambda batch, number: found.extend(row.offset for row in batch.select("offset").collect())
@@ -75,7 +75,7 @@ def test_a_stream_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> N
         assert sorted(found) == list(range(110))
 
 
-def test_what_spark_says_of_mistakes(spark: SparkSession, tmp_path: Path) -> None:
+def test_errors_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(AnalysisException, match="the option archive is missing"):
         spark.read.format("godwit").load().collect()
     with served(tmp_path / "log") as place:
@@ -87,9 +87,9 @@ def test_what_spark_says_of_mistakes(spark: SparkSession, tmp_path: Path) -> Non
             query.awaitTermination(60)
 
 
-def test_columns_that_are_not_there() -> None:
+def test_unknown_columns() -> None:
     assert check_columns(columns("payload binary, offset bigint")) == ("payload", "offset")
-    with pytest.raises(OptionError, match="there is no column 'body': choose from broker, offset"):
+    with pytest.raises(OptionError, match="unknown column 'body': choose from broker, offset"):
         check_columns(columns("body binary"))
     with pytest.raises(OptionError, match="the column payload is binary, not string: cast it after the load"):
         check_columns(columns("payload string"))

@@ -1,6 +1,8 @@
-"""The data pipeline: brokers' logs as tables, in three layers, and what it finds back to the brokers.
+"""The data pipeline: brokers' logs as Delta tables in three layers, and alerts back to the brokers.
 
-bronze    messages as they came          one dataset a file, with its grain and schema beside it
-silver    readings, typed; what cannot be read goes to quarantine with the reason
-gold      windows, devices, traffic, jobs, anomalies
+bronze    the messages as they were received
+silver    typed readings; messages that cannot be parsed go to quarantine with the reason
+gold      windows, devices, traffic, job statistics, anomalies
+
+Each table has one file in `datasets`, with its grain, its columns and the conditions for `godwit pipeline check`.
 """

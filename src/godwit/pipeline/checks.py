@@ -1,7 +1,7 @@
-"""What must hold of the tables, and whether it does: of each row, of rows among each other, and between tables.
+"""Checks that tables are consistent: each row by itself, rows among each other, and tables among each other.
 
-A message that came twice or not at all would show here, so that nobody has to take our word for it. Between batches
-everything holds, once gold has followed; in the middle of one some tables know it and others do not yet.
+A message that was lost or written twice is found here. Between batches, once gold is up to date, all checks hold;
+during a batch some tables have its messages and others do not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.checkpoints import check_whole
+from godwit.pipeline.checkpoints import check_no_partial_batch
 from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.datasets.job_statistics import TOPICS
 from godwit.pipeline.datasets.readings import NOT_READINGS
@@ -23,27 +23,27 @@ from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.query import add_views
 
 
-def _difference(counted: str, wanted: str) -> str:
-    """How far two countings are apart, group by group; `n` is the count in both."""
+def _difference(counted: str, expected: str) -> str:
+    """Return SQL for the sum of the differences of two queries, group by group. `n` is the count in both."""
     return (
-        f"WITH counted AS ({counted}), wanted AS ({wanted}) "
-        "SELECT coalesce(sum(abs(coalesce(counted.n, 0) - coalesce(wanted.n, 0))), 0) "
-        f"FROM counted FULL OUTER JOIN wanted USING ({', '.join(_columns(counted))})"
+        f"WITH counted AS ({counted}), expected AS ({expected}) "
+        "SELECT coalesce(sum(abs(coalesce(counted.n, 0) - coalesce(expected.n, 0))), 0) "
+        f"FROM counted FULL OUTER JOIN expected USING ({', '.join(_group_columns(counted))})"
     )
 
 
-def _columns(counted: str) -> list[str]:
-    """By which it is grouped: all but the count, which is the last."""
+def _group_columns(counted: str) -> list[str]:
+    """Return the columns of a query except the last, which is the count."""
     return [name.strip() for name in counted.removeprefix("SELECT ").split(", ")[:-1]]
 
 
-_IS_READ: Final = " AND ".join(f"NOT startswith(topic, '{prefix}')" for prefix in NOT_READINGS)
-BETWEEN: Final = {
-    # table, what must hold: how many rows it does not hold for
+_IS_PARSED: Final = " AND ".join(f"NOT startswith(topic, '{prefix}')" for prefix in NOT_READINGS)
+BETWEEN_TABLES: Final = {
+    # (table, condition): SQL for the number of rows that violate it
     ("silver/readings", "every message is in silver or in quarantine"): f"""
         SELECT count(*) FROM bronze_messages
         LEFT ANTI JOIN (SELECT broker, offset FROM silver_readings UNION SELECT broker, offset FROM silver_quarantine)
-        USING (broker, offset) WHERE {_IS_READ}""",
+        USING (broker, offset) WHERE {_IS_PARSED}""",
     ("silver/readings", "every reading is of a message in bronze"): """
         SELECT count(*) FROM silver_readings LEFT ANTI JOIN bronze_messages USING (broker, offset)""",
     ("silver/quarantine", "no message in it is in silver, too"): """
@@ -72,37 +72,40 @@ BETWEEN: Final = {
 
 
 @dataclass(frozen=True)
-class Result:
-    """Of one check."""
+class CheckResult:
+    """The result of one check."""
 
     table: str
     check: str
     wrong: int
-    """Rows that it does not hold for."""
+    """Rows that violate the condition."""
 
 
-def checked(spark: SparkSession, lake: Lake) -> Iterator[Result]:
-    """One result after another. PipelineError if a batch is half done. Nobody may write at the same time."""
-    check_whole(lake)
+def run_checks(spark: SparkSession, lake: Lake) -> Iterator[CheckResult]:
+    """Bring gold up to date, then yield the result of each check.
+
+    The lake must be locked. Raise PipelineError if a batch is incomplete.
+    """
+    check_no_partial_batch(lake)
     Gold(lake).catch_up(spark)
     add_views(spark, lake)
     for spec in ALL:
-        yield from _rows(spark, spec)
-        yield Result(spec.name, f"no two rows have the same {', '.join(spec.keys)}", _twins(spark, spec))
-        for (table, check), sql in BETWEEN.items():
+        yield from _check_rows(spark, spec)
+        yield CheckResult(spec.name, f"no two rows have the same {', '.join(spec.keys)}", _duplicates(spark, spec))
+        for (table, check), sql in BETWEEN_TABLES.items():
             if table == spec.name:
-                yield Result(table, check, int(spark.sql(sql).collect()[0][0]))
+                yield CheckResult(table, check, int(spark.sql(sql).collect()[0][0]))
 
 
-def _rows(spark: SparkSession, spec: TableSpec) -> Iterator[Result]:
+def _check_rows(spark: SparkSession, spec: TableSpec) -> Iterator[CheckResult]:
     counts = [sf.count_if(sf.expr(f"NOT coalesce({condition}, false)")) for condition in spec.checks.values()]
     found = spark.table(view_name(spec)).agg(*counts).collect()[0]
     for check, wrong in zip(spec.checks, found, strict=True):
-        yield Result(spec.name, check, int(wrong))
+        yield CheckResult(spec.name, check, int(wrong))
 
 
-def _twins(spark: SparkSession, spec: TableSpec) -> int:
-    """How many rows are there besides the first of their kind."""
+def _duplicates(spark: SparkSession, spec: TableSpec) -> int:
+    """Return the number of rows beyond the first of each key."""
     groups = spark.table(view_name(spec)).groupBy(*spec.keys).count()
     found = groups.agg(sf.coalesce(sf.sum(sf.col("count") - 1), sf.lit(0))).collect()[0]
     return int(found[0])

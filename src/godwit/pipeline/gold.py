@@ -1,126 +1,198 @@
-"""Gold follows bronze and silver at a pace of its own: it is merged from what they have, step by step.
+"""Updates gold from bronze and silver, in steps that do not delay the micro-batches.
 
-So a message is in bronze long before its window is written anew, and gold agrees with silver whatever has changed in
-the meantime. Each gold table knows up to which offset of each log it has taken everything in, as a mark of the same
-transaction: a step that is done again begins there.
+Each gold table stores the offset of each log below which it has merged every message, as a watermark in the same
+transaction as the rows. A repeated step resumes there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from threading import Event, Thread
+from typing import Final, TypeAlias
 
-from pyspark import StorageLevel
+from pyspark import InheritableThread, StorageLevel
 from pyspark.sql import SparkSession
 
-from godwit.pipeline.checkpoints import TABLES, standing
-from godwit.pipeline.datasets import bronze, readings
-from godwit.pipeline.datasets.catalog import OF_MESSAGES, OF_READINGS
-from godwit.pipeline.lake import Lake, Ranges, Table
-from godwit.pipeline.merging import Merging, merge
+from godwit.pipeline.checkpoints import GOLD, TABLES, read_checkpoint
+from godwit.pipeline.datasets.catalog import GOLD_MERGES
+from godwit.pipeline.gold_table import GoldTable
+from godwit.pipeline.lake import Lake, LakeTable, Ranges
+from godwit.pipeline.supervisor import BatchProgress
 
 STEP_OFFSETS: Final = 200_000
-"""Of each log, at once: what such a step makes passes through the driver."""
+"""Offsets of each log in one step, whose results pass through the driver."""
 FILE_BYTES: Final = 8 * 1024 * 1024
-"""A row that changes makes its whole file be written anew, so that files are small."""
+"""Files are small because the change of one row rewrites its whole file."""
 RETENTION_HOURS: Final = 1
-"""So long a reader may stay with the files that it has begun to read: with each step there are new ones."""
-_SOURCES: Final = ((readings.SPEC, OF_READINGS), (bronze.SPEC, OF_MESSAGES))
+"""For this time after a change, readers can still use the files of their snapshot. Each step replaces files."""
+INTERVAL_S: Final = 10.0
+"""From the end of a step to the next one: each rewrites the rows of the current windows, however few messages came."""
+POLL_S: Final = 0.2
+STOP_TIMEOUT_S: Final = 4.0
+_TAG: Final = "godwit-gold"
+_Target: TypeAlias = tuple[LakeTable, GoldTable]
 
 
 @dataclass(frozen=True)
-class Step:
-    """What one has brought."""
+class GoldStep:
+    """The result of one step."""
 
     messages: int
-    """Offsets that it went on, in all logs, from the first that bronze has; 0: there was nothing to do."""
+    """Offsets merged, in all logs, counted from the first that bronze has; 0 if there was nothing to do."""
     behind: int
-    """Offsets that are left of those that were there when it began."""
+    """Offsets that were there when the step began and are still to be merged."""
 
 
 class Gold:
-    """All gold tables that are merged. One at a time on a lake."""
+    """The gold tables of a lake that are merged. Only one instance may write at a time."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
-        self._sources = [
-            (lake.table(source), [(lake.table(merging.spec), merging) for merging in mergings])
-            for source, mergings in _SOURCES
-        ]
+        targets: dict[str, list[_Target]] = {}
+        for gold in GOLD_MERGES:
+            targets.setdefault(gold.source.name, []).append((lake.table(gold.spec), gold))
+        self._sources = [(lake.table(group[0][1].source), group) for group in targets.values()]
 
-    def step(self, spark: SparkSession) -> Step:
-        """Takes in what bronze and silver have, up to a bound."""
+    def step(self, spark: SparkSession) -> GoldStep:
+        """Merge new rows of bronze and silver, at most STEP_OFFSETS of each log."""
         logs = self._logs()
-        before, ends = self.marks(logs), self._ends(logs)
+        before, ends = self.watermarks(logs), self._source_ends(logs)
         begins = dict.fromkeys(logs, 0)
         for source, targets in self._sources:
             bounds = {log: _bounds(source, log) for log in logs}
             begins = {log: begin for log, (begin, _) in bounds.items()}
-            self._take_all(spark, source, targets, bounds)
-        after = self.marks(logs)
-        return Step(
+            self._merge_all(spark, source, targets, bounds)
+        after = self.watermarks(logs)
+        return GoldStep(
             messages=sum(max(after[log] - max(before[log], begins[log]), 0) for log in logs),
             behind=sum(max(ends[log] - after[log], 0) for log in logs),
         )
 
     def catch_up(self, spark: SparkSession) -> None:
-        """Until it has all that bronze and silver have."""
+        """Merge everything that bronze and silver have."""
         while self.step(spark).behind:
             pass
 
-    def marks(self, logs: Iterable[str]) -> dict[str, int]:
-        """How far all tables are, in these logs."""
+    def watermarks(self, logs: Iterable[str]) -> dict[str, int]:
+        """Return, for each log, the offset below which all tables have merged every message."""
         targets = [target for _, targets in self._sources for target in targets]
-        return {log: min(_mark(table, merging, log) for table, merging in targets) for log in logs}
+        return {log: min(_watermark(table, gold, log) for table, gold in targets) for log in logs}
 
     def _logs(self) -> list[str]:
-        found = standing(self._lake, TABLES)
+        found = read_checkpoint(self._lake, TABLES)
         return [] if found is None else list(found.offsets)
 
-    def _ends(self, logs: Iterable[str]) -> dict[str, int]:
-        """How far all sources are."""
-        return {log: min(source.mark(log) or 0 for source, _ in self._sources) for log in logs}
+    def _source_ends(self, logs: Iterable[str]) -> dict[str, int]:
+        """Return, for each log, the offset below which all sources have every message."""
+        return {log: min(source.watermark(log) or 0 for source, _ in self._sources) for log in logs}
 
-    def _take_all(
-        self, spark: SparkSession, source: Table, targets: Sequence[tuple[Table, Merging]], bounds: Ranges
-    ) -> None:
-        """Those that are equally far, and most of the time all are, take their rows from one reading of them."""
-        groups: dict[tuple[tuple[str, tuple[int, int]], ...], list[tuple[Table, Merging]]] = {}
-        for table, merging in targets:
-            ranges = tuple(_next(bounds, {log: _mark(table, merging, log) for log in bounds}).items())
+    def _merge_all(self, spark: SparkSession, source: LakeTable, targets: Sequence[_Target], bounds: Ranges) -> None:
+        """Merge into each table. Tables with equal watermarks, usually all, share one read of the source."""
+        groups: dict[tuple[tuple[str, tuple[int, int]], ...], list[_Target]] = {}
+        for table, gold in targets:
+            ranges = tuple(_next_ranges(bounds, {log: _watermark(table, gold, log) for log in bounds}).items())
             if ranges:
-                groups.setdefault(ranges, []).append((table, merging))
-        for ranges, equals in groups.items():
+                groups.setdefault(ranges, []).append((table, gold))
+        for ranges, group in groups.items():
             rows = source.frame(spark, dict(ranges)).persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                for table, merging in equals:
-                    merge(table, merging, rows, {_name(merging, log): end for log, (_, end) in ranges})
-                    table.tidy(FILE_BYTES, RETENTION_HOURS)
+                for table, gold in group:
+                    gold.merge(table, rows, {_watermark_name(gold, log): end for log, (_, end) in ranges})
+                    table.maintain(FILE_BYTES, RETENTION_HOURS)
             finally:
                 rows.unpersist()
 
 
-def _bounds(source: Table, log: str) -> tuple[int, int]:
-    """From where to where it has something of a log."""
-    end, first = source.mark(log) or 0, source.first_offset(log)
+def _bounds(source: LakeTable, log: str) -> tuple[int, int]:
+    """Return the offsets between which a source has messages of a log."""
+    end, first = source.watermark(log) or 0, source.first_offset(log)
     return (end if first is None else first, end)
 
 
-def _next(bounds: Ranges, marks: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """What comes next, of each log."""
+def _next_ranges(bounds: Ranges, watermarks: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """Return the range of each log that a step merges next."""
     found = {}
     for log, (first, end) in bounds.items():
-        begin = max(first, marks[log])
-        if marks[log] < end:
+        begin = max(first, watermarks[log])
+        if watermarks[log] < end:
             found[log] = (begin, min(end, begin + STEP_OFFSETS))
     return found
 
 
-def _mark(table: Table, merging: Merging, log: str) -> int:
-    return table.mark(_name(merging, log)) or 0
+def _watermark(table: LakeTable, gold: GoldTable, log: str) -> int:
+    return table.watermark(_watermark_name(gold, log)) or 0
 
 
-def _name(merging: Merging, log: str) -> str:
-    """Of a mark."""
-    return f"{merging.name}: {log}"
+def _watermark_name(gold: GoldTable, log: str) -> str:
+    return f"{gold.name}: {log}"
+
+
+class GoldFollower:
+    """Runs steps in a thread of its own until it is stopped, or until its input has ended and is merged.
+
+    It implements supervisor.RunningQuery.
+    """
+
+    def __init__(self, spark: SparkSession, gold: Gold, is_input_complete: Callable[[], bool]) -> None:
+        """`is_input_complete` returns whether bronze and silver have everything that they will ever get."""
+        self._spark = spark
+        self._gold = gold
+        self._is_input_complete = is_input_complete
+        self._done: list[BatchProgress] = []
+        self._steps = 0
+        self._error: Exception | None = None
+        self._stop = Event()
+        # Not a daemon: Python must not exit while a table is being written.
+        self._thread: Thread = InheritableThread(target=self._run, name="godwit-gold", daemon=False)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def error(self) -> Exception | None:
+        """Return the error that ended the thread, if any."""
+        return self._error
+
+    def next_batches(self) -> list[BatchProgress]:
+        """Return the steps that were completed since the last call."""
+        found, self._done = self._done, []
+        return found
+
+    def stop(self) -> None:
+        """Cancel the current step, and wait up to STOP_TIMEOUT_S for the thread to end."""
+        self._stop.set()
+        ends_at = time.monotonic() + STOP_TIMEOUT_S
+        while self._thread.is_alive() and time.monotonic() < ends_at:
+            with suppress(Exception):  # the JVM may have exited, which ends the thread as well
+                self._spark.interruptTag(_TAG)
+            self._thread.join(POLL_S)
+
+    def _run(self) -> None:
+        try:
+            self._spark.addTag(_TAG)
+            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _TAG)
+            while not self._stop.is_set():
+                is_last = self._is_input_complete()
+                began_at = time.monotonic()
+                step = self._gold.step(self._spark)
+                if step.messages:
+                    took_s = time.monotonic() - began_at
+                    self._done.append(BatchProgress(GOLD, self._steps, step.messages, took_s, step.behind))
+                    self._steps += 1
+                if step.behind:
+                    continue
+                if is_last:
+                    return
+                self._wait()
+        except Exception as error:  # of Spark, py4j or Delta: the supervisor decides whether to retry
+            self._error = error
+
+    def _wait(self) -> None:
+        until = time.monotonic() + INTERVAL_S
+        while time.monotonic() < until and not self._is_input_complete() and not self._stop.wait(POLL_S):
+            pass

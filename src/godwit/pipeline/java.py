@@ -1,7 +1,7 @@
-"""The Java that Spark runs on: found, or how to get it.
+"""Finds the Java runtime for Spark, or explains how to install one.
 
-Spark starts whatever JAVA_HOME says and complains at length if that is too old. So it is looked for here: JAVA_HOME,
-the PATH, and where Linux distributions put it; the first that is new enough is taken.
+Spark uses JAVA_HOME even if that Java is too old. This module searches JAVA_HOME, the PATH and the folder of Linux
+distributions for the first Java that is new enough.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 
 OLDEST: Final = 17
 ANSWER_S: Final = 20.0
-"""A Java that has not told its version by then is none."""
+"""Time limit for `java -version`."""
 SYSTEM_FOLDER: Final = Path("/usr/lib/jvm")
 PACKAGE: Final = "openjdk-17-jre-headless"
 _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
@@ -25,17 +25,19 @@ _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 @dataclass(frozen=True)
 class Java:
+    """An installed Java runtime."""
+
     home: Path
     version: int
 
 
 def find_java(environment: Mapping[str, str], system_folder: Path = SYSTEM_FOLDER) -> Java | None:
-    """The first that is new enough."""
+    """Return the first Java that is new enough, or None."""
     return next((one for one in _installed(environment, system_folder) if one.version >= OLDEST), None)
 
 
 def install_command(user: int) -> list[str] | None:
-    """What installs it on this machine; None where that is not known."""
+    """Return the command that installs Java on this machine, or None if it is unknown. `user` is the user id."""
     if shutil.which("apt-get") is None:
         return None
     command = ["apt-get", "install", "--yes", "--no-install-recommends", PACKAGE]
@@ -43,7 +45,7 @@ def install_command(user: int) -> list[str] | None:
 
 
 def missing_text(user: int) -> str:
-    """Why nothing can start, and the exact command that changes it."""
+    """Return the error text for a machine without Java, with the command that installs it."""
     command = install_command(user)
     how = f"run: {' '.join(command)}" if command else "install a JRE (on Debian and Ubuntu: " + PACKAGE + ")"
     return f"Spark needs Java {OLDEST} or newer and none was found: {how}, or set JAVA_HOME to one"
@@ -74,14 +76,14 @@ def _version_of(home: Path) -> int | None:
     if not os.access(program, os.X_OK):
         return None
     try:
-        told = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=ANSWER_S, check=True)
+        answer = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=ANSWER_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return version_in(told.stderr + told.stdout)
+    return version_in(answer.stderr + answer.stdout)
 
 
 def version_in(text: str) -> int | None:
-    """Of what `java -version` says: 17 of "17.0.15", 8 of "1.8.0_292"."""
+    """Return the major version from the output of `java -version`: 17 for "17.0.15", 8 for "1.8.0_292"."""
     found = _VERSION.search(text)
     if found is None:
         return None

@@ -1,25 +1,34 @@
-"""Tables that many may read while one writes: Delta tables in a folder or an object store, behind one small port.
+"""The lake: Delta tables in a folder or an object store, written by one process and read by any number.
 
 Spark writes Parquet files, and the driver makes them visible in one transaction of the Delta log, together with the
-number of the micro-batch that they came from. So a batch that is done again changes nothing, and files of a batch that
-failed are never seen by anybody; `vacuum` removes them.
+table's new watermarks. A batch that is repeated therefore changes nothing, and files of a failed batch are never
+visible; `vacuum` deletes them.
+
+A watermark is a number that only grows, stored under a name in the same transaction as the rows: the offset below which
+a table has every message of a log, or the number of the last batch of a query. (Spark's event-time watermark is
+something else; the pipeline does not use it.)
+
+A table of an older Godwit may lack columns. Reading returns null for them; the first write adds them to the table.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow import fs, parquet
@@ -27,58 +36,82 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from godwit.pipeline.problems import PipelineError
-from godwit.pipeline.spans import Span, as_condition, as_filter, spans
+from godwit.pipeline.errors import PipelineError
 
 FILES: Final = "files"
-"""Below a table's folder: where Spark's files are, a folder for each attempt at a batch. A name that began with _ would
-hide orphans from vacuum."""
+"""Folder below a table's own for Spark's files, with one folder for each attempt at a batch. Vacuum ignores names that
+begin with an underscore, and would leave orphaned files there."""
 LAKE_ERRORS: Final = (DeltaError, pa.ArrowException)
-"""What the libraries raise where files of a table are damaged, gone, or not to be reached."""
+"""Errors of the libraries if files of a table are damaged, missing or unreachable."""
 COMPACT_EVERY: Final = 100
-"""Transactions. Each adds a file or more to a table, and readers open all of them."""
+"""Transactions between two compactions. Each transaction adds at least one file, and readers open all files."""
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+MAX_SPANS: Final = 8
+MAX_SPAN_GAP: Final = timedelta(days=1)
+"""Times that are no further apart than this are in one span."""
 _CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
-"""A table may have a transaction a second, and each is a file."""
+"""A table may have a transaction per second, and each is a file of the Delta log."""
 _BROKER: Final = "broker"
 _OFFSET: Final = "offset"
-_BEYOND: Final = 2**63 - 1
-Marks: TypeAlias = Mapping[str, int]
-"""Numbers that grow, by name, which are set in one transaction with rows: an offset, or the batch of a query."""
+_MAX_OFFSET: Final = 2**63 - 1
+Watermarks: TypeAlias = Mapping[str, int]
+"""By name, see the module's docstring."""
 Ranges: TypeAlias = Mapping[str, tuple[int, int]]
-"""By log: from this offset on, and before that one."""
+"""By log: the first offset, and the offset behind the last."""
+TimeSpan: TypeAlias = tuple[datetime, datetime]
+"""First and last time, both included."""
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column of a table. All columns can be null."""
+
+    name: str
+    type: pa.DataType
+    doc: str = ""
+    """A phrase for docs/SPARK.md."""
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """What a table is."""
+    """The definition of a table."""
 
     name: str
-    """As in "silver/readings": its folder in the lake."""
+    """For example "silver/readings": its folder in the lake."""
     grain: str
-    """What one row is, in one line."""
-    schema: pa.Schema
+    """What one row stands for, in one line."""
+    columns: Sequence[TableColumn]
     keys: tuple[str, ...]
-    """The columns that tell its rows apart: no two rows are alike in all of them."""
+    """The columns that identify a row."""
     checks: Mapping[str, str]
-    """What holds of each row, in words, and as a condition in SQL: see godwit.pipeline.checks."""
+    """Conditions in SQL that hold for each row, by their description: see godwit.pipeline.checks."""
     time: str | None = None
-    """One of the keys that grows with time: an upsert need not look at files of other times."""
+    """A key column that grows with time: an upsert reads only files with similar times."""
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns as an Arrow schema."""
+        return pa.schema([(one.name, one.type) for one in self.columns])
 
 
 class Lake:
-    """All tables below one address: a folder, or `s3://bucket/path`, whose keys are in the environment."""
+    """All tables below one address: a folder, or `s3://bucket/path` with credentials in the environment."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/") if "://" in address else str(Path(address).absolute())
 
-    def table(self, spec: TableSpec) -> Table:
-        """It is made when something is first written to it."""
-        return Table(self, spec)
+    def table(self, spec: TableSpec) -> LakeTable:
+        """Return a table. It is created by the first write."""
+        return LakeTable(self, spec)
 
 
 @dataclass
-class Table:
-    """One table of a lake. Only one process writes at a time, see godwit.pipeline.lock."""
+class LakeTable:
+    """One table of a lake. Only one process may write at a time, see godwit.pipeline.lock.
+
+    All methods raise PipelineError if the table has unknown columns or other types, that is if it was written by an
+    incompatible version of Godwit.
+    """
 
     lake: Lake
     spec: TableSpec
@@ -86,84 +119,100 @@ class Table:
 
     @property
     def address(self) -> str:
+        """The folder of the table."""
         return f"{self.lake.address}/{self.spec.name}"
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def append(self, frame: DataFrame, marks: Marks) -> bool:
-        """Adds rows and sets the marks, in one transaction. False: they had been set before."""
-        delta = self._made()
-        if self.is_done(marks):
+    def append(self, frame: DataFrame, watermarks: Watermarks) -> bool:
+        """Append rows and set the watermarks in one transaction.
+
+        Return False, and write nothing, if all watermarks had been reached before.
+        """
+        delta = self._open_for_writing()
+        if self.has_reached(watermarks):
             return False
         folder = f"{FILES}/{uuid.uuid4().hex}"
-        names = self.spec.schema.names
-        frame.select(*names).write.parquet(f"{self.address}/{folder}")
-        actions = self._actions(folder)
-        delta.create_write_transaction(actions, "append", self.spec.schema, commit_properties=marking(marks))
+        frame.select(*self.spec.schema.names).write.parquet(f"{self.address}/{folder}")
+        delta.create_write_transaction(
+            self._add_actions(folder), "append", delta.schema(), commit_properties=_commit_properties(watermarks)
+        )
         return True
 
-    def append_arrow(self, rows: pa.Table, marks: Marks) -> bool:
-        """The same for rows that are on the driver."""
-        delta = self._made()
-        if self.is_done(marks):
+    def append_arrow(self, rows: pa.Table, watermarks: Watermarks) -> bool:
+        """Do the same as `append` with rows that are on the driver."""
+        delta = self._open_for_writing()
+        if self.has_reached(watermarks):
             return False
-        write_deltalake(delta, self._cast(rows), mode="append", commit_properties=marking(marks))
+        write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_commit_properties(watermarks))
         return True
 
-    def upsert(self, rows: pa.Table, marks: Marks) -> bool:
-        """Puts rows in the place of those with the same keys, and sets the marks. False: they had been set before."""
-        delta = self._made()
-        if self.is_done(marks):
+    def upsert(self, rows: pa.Table, watermarks: Watermarks) -> bool:
+        """Insert rows, replace rows that have the same keys, and set the watermarks, in one transaction.
+
+        Return False, and write nothing, if all watermarks had been reached before.
+        """
+        delta = self._open_for_writing()
+        if self.has_reached(watermarks):
             return False
+        properties = _commit_properties(watermarks)
         if not rows.num_rows:
-            delta.create_write_transaction([], "append", self.spec.schema, commit_properties=marking(marks))
+            delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
             return True
         rows = self._cast(rows)
-        same = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
+        conditions = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
         if self.spec.time is not None:
-            same.append(as_condition(f'target."{self.spec.time}"', self._spans(rows)))
+            conditions.append(spans_condition(f'target."{self.spec.time}"', self._spans(rows)))
         merge = delta.merge(
             rows,
-            predicate=" AND ".join(same),
+            predicate=" AND ".join(conditions),
             source_alias="source",
             target_alias="target",
-            commit_properties=marking(marks),
+            commit_properties=properties,
         )
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
 
-    def is_done(self, marks: Marks) -> bool:
-        """Whether it has all of them, or later ones."""
-        return all((known := self.mark(name)) is not None and known >= mark for name, mark in marks.items())
+    def replace(self, rows: pa.Table, where: str | None) -> None:
+        """Replace all rows that meet a condition, or all rows without one, in one transaction."""
+        if rows.num_rows or self.version is not None:
+            write_deltalake(self._open_for_writing(), self._cast(rows), mode="overwrite", predicate=where)
 
-    def mark(self, name: str) -> int | None:
-        """As it was set last."""
-        delta = self._found()
-        return None if delta is None else delta.transaction_version(name)
+    def remove(self, rows: pa.Table, watermarks: Watermarks) -> bool:
+        """Delete the rows that are equal in all columns of `rows`, and set the watermarks, in one transaction.
 
-    def first_offset(self, log: str) -> int | None:
-        """The least that it has of a log, or less, by what the Delta log knows; None: it has nothing of it."""
-        delta = self._found()
-        files = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_have(file, log, 0, _BEYOND)]
-        return min(known, default=None)
+        Return False, and delete nothing, if there is no table or all watermarks had been reached before.
+        """
+        if self.version is None or self.has_reached(watermarks):
+            return False
+        merge = self._open_for_writing().merge(
+            rows,
+            predicate=" AND ".join(f'target."{name}" = source."{name}"' for name in rows.column_names),
+            source_alias="source",
+            target_alias="target",
+            commit_properties=_commit_properties(watermarks),
+        )
+        merge.when_matched_delete().execute()
+        return True
 
-    def tidy(self, file_bytes: int | None, retention_hours: int) -> None:
-        """Compacts and vacuums if it is time: once in a hundred transactions."""
+    def maintain(self, file_bytes: int | None, retention_hours: int) -> None:
+        """Compact and vacuum the table once in COMPACT_EVERY transactions."""
         if (self.version or 0) % COMPACT_EVERY == 0:
             self.compact(file_bytes)
             self.vacuum(retention_hours)
 
     def compact(self, file_bytes: int | None = None) -> None:
-        """Few large files in the place of many small ones; readers see the same rows."""
-        delta = self._found()
+        """Replace many small files by few large ones with the same rows."""
+        delta = self._open()
         if delta is not None:
             delta.optimize.compact(target_size=file_bytes)
 
     def vacuum(self, retention_hours: int) -> int:
-        """Removes files that no version of so many hours needs, orphans of failed batches among them. Not during an
-        append."""
-        delta = self._found()
+        """Delete files that no version of the last `retention_hours` uses, orphans of failed batches included.
+
+        Return the number of files. Must not run during an append.
+        """
+        delta = self._open()
         if delta is None:
             return 0
         removed = delta.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
@@ -171,12 +220,42 @@ class Table:
             _remove_empty_folders(Path(self.address) / FILES)
         return len(removed)
 
+    # -- state --------------------------------------------------------------------------------------------------------
+
+    def has_reached(self, watermarks: Watermarks) -> bool:
+        """Return whether each of these watermarks, or a later one, is set."""
+        return all((known := self.watermark(name)) is not None and known >= at for name, at in watermarks.items())
+
+    def watermark(self, name: str) -> int | None:
+        """Return the watermark of this name, or None if it was never set."""
+        delta = self._open()
+        return None if delta is None else delta.transaction_version(name)
+
+    def first_offset(self, log: str) -> int | None:
+        """Return a lower bound of the offsets of a log, from the Delta log's statistics; None without such rows."""
+        delta = self._open()
+        files = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_contain(file, log, 0, _MAX_OFFSET)]
+        return min(known, default=None)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        delta = self._open()
+        return 0 if delta is None else int(delta.count())
+
+    @property
+    def version(self) -> int | None:
+        """The number of the last transaction; None if the table does not exist."""
+        delta = self._open()
+        return None if delta is None else delta.version()
+
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def frame(self, spark: SparkSession, ranges: Ranges | None = None) -> DataFrame:
-        """The rows of one moment, all or those of some offsets; without any if nothing was written yet."""
+        """Return a snapshot of the rows for Spark, all or those of some ranges of offsets."""
         schema = from_arrow_schema(self.spec.schema)
-        delta = self._found()
+        delta = self._open()
         files = [] if delta is None else self._files(delta, ranges)
         if not files:
             return spark.createDataFrame([], schema)
@@ -188,74 +267,53 @@ class Table:
         return frame.where(reduce(Column.__or__, within))
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The same on the driver, for tables that are small."""
-        delta = self._found()
+        """Return a snapshot of the rows on the driver, for small tables."""
+        names = self.spec.schema.names if columns is None else list(columns)
+        delta = self._open()
         if delta is None:
-            empty = self.spec.schema.empty_table()
-            return empty if columns is None else empty.select(list(columns))
-        return delta.to_pyarrow_table(columns=None if columns is None else list(columns))
+            return self.spec.schema.empty_table().select(names)
+        return delta.to_pyarrow_dataset(schema=self.spec.schema).to_table(names)
 
     def matching(self, rows: pa.Table) -> pa.Table:
-        """What the table has with the same keys as these rows, on the driver."""
-        delta = self._found()
+        """Return, on the driver, the stored rows that have the same keys as one of these rows."""
+        delta = self._open()
         if delta is None:
             return self.spec.schema.empty_table()
-        where = None if self.spec.time is None else as_filter(self.spec.time, self._spans(rows))
+        where = None if self.spec.time is None else _spans_filter(self.spec.time, self._spans(rows))
         keys = list(self.spec.keys)
         wanted = self._cast(rows).select(keys).group_by(keys).aggregate([])
-        # Piece by piece: of other keys there may be very many rows in the same files.
-        pieces = [
-            self._cast(pa.Table.from_batches([piece])).join(wanted, keys, join_type="left semi")
-            for piece in delta.to_pyarrow_dataset().scanner(filter=where).to_batches()
-        ]
-        return pa.concat_tables([self.spec.schema.empty_table(), *pieces])
+        # Batch by batch: the same files may hold a very large number of rows with other keys.
+        batches = delta.to_pyarrow_dataset(schema=self.spec.schema).scanner(filter=where).to_batches()
+        found = [self._cast(pa.Table.from_batches([one])).join(wanted, keys, join_type="left semi") for one in batches]
+        return pa.concat_tables([self.spec.schema.empty_table(), *found])
 
     def scan(self, columns: Sequence[str], where: pc.Expression | None = None) -> Iterator[pa.Table]:
-        """The same piece by piece, for tables of any size."""
-        delta = self._found()
+        """Yield the rows of a snapshot in batches, for tables of any size."""
+        delta = self._open()
         if delta is not None:
-            scanner = delta.to_pyarrow_dataset().scanner(columns=list(columns), filter=where)
-            for batch in scanner.to_batches():
+            dataset = delta.to_pyarrow_dataset(schema=self.spec.schema)
+            for batch in dataset.scanner(columns=list(columns), filter=where).to_batches():
                 yield pa.Table.from_batches([batch])
-
-    @property
-    def rows(self) -> int:
-        delta = self._found()
-        return 0 if delta is None else int(delta.count())
-
-    @property
-    def version(self) -> int | None:
-        """How often it was written to; None: never."""
-        delta = self._found()
-        return None if delta is None else delta.version()
 
     # -- small parts --------------------------------------------------------------------------------------------------
 
-    def _found(self) -> DeltaTable | None:
-        """As it stands now, if it is there."""
+    def _open(self) -> DeltaTable | None:
+        """Return the latest version of the table, or None if it does not exist."""
         if self._delta is None:
             try:
                 delta = DeltaTable(self.address)
             except TableNotFoundError:
                 return None
-            self._check_columns([one.name for one in delta.schema().fields])
+            self._check_columns(delta)
             self._delta = delta
         else:
             self._delta.update_incremental()
         return self._delta
 
-    def _check_columns(self, names: list[str]) -> None:
-        """PipelineError if another version of Godwit made the table."""
-        if names != self.spec.schema.names:
-            other = sorted(set(names) ^ set(self.spec.schema.names))
-            raise PipelineError(
-                f"the table {self.address} was made by another version of Godwit (it differs in {', '.join(other)}): "
-                "begin a new lake with --lake, or use that version"
-            )
-
-    def _made(self) -> DeltaTable:
-        found = self._found()
-        if found is None:
+    def _open_for_writing(self) -> DeltaTable:
+        """Return the latest version of the table. Create it if needed, and add columns that it lacks."""
+        delta = self._open()
+        if delta is None:
             DeltaTable.create(
                 self.address,
                 self.spec.schema,
@@ -264,79 +322,149 @@ class Table:
                 description=self.spec.grain,
                 configuration=_CONFIGURATION,
             )
-            found = self._found()
-            assert found is not None
-        return found
+            delta = self._open()
+            assert delta is not None
+        known = {one.name for one in delta.schema().fields}
+        if missing := [one for one in self._fields() if one.name not in known]:
+            delta.alter.add_columns(missing)
+        return delta
+
+    def _check_columns(self, delta: DeltaTable) -> None:
+        """Raise PipelineError if the table has a column that is unknown here, or has another type here."""
+        expected = {one.name: one.type for one in self._fields()}
+        found = {one.name: one.type for one in delta.schema().fields}
+        wrong = [f"the column {name} is unknown" for name in found if name not in expected]
+        wrong += [
+            f"the column {name} has the type {_type_name(found[name])}, not {_type_name(expected[name])}"
+            for name in expected
+            if name in found and found[name] != expected[name]
+        ]
+        if wrong:
+            raise PipelineError(
+                f"the table {self.address} was written by an incompatible version of Godwit ({'; '.join(wrong)}): "
+                "use that version, or start a new lake with --lake"
+            )
+
+    def _fields(self) -> list[Field]:
+        return Schema.from_arrow(self.spec.schema).fields
 
     def _files(self, delta: DeltaTable, ranges: Ranges | None) -> list[str]:
-        """All, or those that may have rows of these offsets."""
+        """Return the addresses of all files, or of those that may contain rows of these ranges."""
         added = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
         return [
             f"{self.address}/{file['path']}"
             for file in added
-            if ranges is None or any(_may_have(file, log, begin, end) for log, (begin, end) in ranges.items())
+            if ranges is None or any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items())
         ]
 
-    def _actions(self, folder: str) -> list[AddAction | RemoveAction]:
-        """Of the files that Spark has written."""
+    def _add_actions(self, folder: str) -> list[AddAction | RemoveAction]:
+        """Return the actions that add the files which Spark has written to this folder."""
         system, path = file_system(self.address)
         found = system.get_file_info(fs.FileSelector(f"{path}/{folder}", allow_not_found=True))
         now_ms = int(time.time() * 1000)
         return [
-            AddAction(f"{folder}/{one.base_name}", one.size, {}, now_ms, True, json.dumps(facts))
+            AddAction(f"{folder}/{one.base_name}", one.size, {}, now_ms, True, json.dumps(statistics))
             for one in found
-            if one.is_file and one.extension == "parquet" and (facts := _facts(system, one.path))["numRecords"]
+            if one.is_file
+            and one.extension == "parquet"
+            and (statistics := _statistics(system, one.path))["numRecords"]
         ]
 
-    def _spans(self, rows: pa.Table) -> list[Span]:
-        """In which times they lie."""
-        return spans(pc.unique(rows.column(self.spec.time)).to_pylist())
+    def _spans(self, rows: pa.Table) -> list[TimeSpan]:
+        return time_spans(pc.unique(rows.column(self.spec.time)).to_pylist())
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)
 
 
-def marking(marks: Marks) -> CommitProperties:
-    """For a transaction that sets them."""
-    now_ms = int(time.time() * 1000)
-    return CommitProperties(app_transactions=[Transaction(name, mark, now_ms) for name, mark in marks.items()])
-
-
-def _remove_empty_folders(parent: Path) -> None:
-    """There was one for each attempt at a batch."""
-    for folder in parent.glob("*"):
-        with suppress(OSError):  # it is not empty
-            folder.rmdir()
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def file_system(address: str) -> tuple[fs.FileSystem, str]:
-    """Of a lake or something in it, and what it is called there."""
+    """Return the file system of a lake or of a path in it, and the path there.
+
+    Raise PipelineError if the address is not one of a file system.
+    """
     if "://" not in address:
         return fs.LocalFileSystem(), address
     try:
         return fs.FileSystem.from_uri(address)  # type: ignore[no-any-return]
     except pa.ArrowException as error:
-        raise PipelineError(f"{address} is no place for a lake: {error}") from None
+        raise PipelineError(f"{address} is not a valid address of a lake: {error}") from None
 
 
-def _facts(system: fs.FileSystem, path: str) -> dict[str, Any]:
-    """What the Delta log should know of a file: how many rows it has, of which logs, and between which offsets."""
+def _commit_properties(watermarks: Watermarks) -> CommitProperties:
+    now_ms = int(time.time() * 1000)
+    return CommitProperties(app_transactions=[Transaction(name, at, now_ms) for name, at in watermarks.items()])
+
+
+def _type_name(kind: Any) -> str:
+    """Return the name of a type of Delta: long, double, timestamp."""
+    return str(getattr(kind, "type", kind))
+
+
+def _remove_empty_folders(parent: Path) -> None:
+    for folder in parent.glob("*"):
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
+
+
+def _statistics(system: fs.FileSystem, path: str) -> dict[str, Any]:
+    """Return a file's entry in the Delta log: the number of rows, and the bounds of their logs and offsets."""
     with system.open_input_file(path) as file:
-        found = parquet.ParquetFile(file).metadata
-    facts: dict[str, Any] = {"numRecords": found.num_rows, "minValues": {}, "maxValues": {}}
-    for column, name in enumerate(found.schema.names):
+        metadata = parquet.ParquetFile(file).metadata
+    found: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}}
+    for column, name in enumerate(metadata.schema.names):
         if name in (_BROKER, _OFFSET):
-            known = [found.row_group(group).column(column).statistics for group in range(found.num_row_groups)]
+            known = [metadata.row_group(group).column(column).statistics for group in range(metadata.num_row_groups)]
             if known and all(one is not None and one.has_min_max for one in known):
-                facts["minValues"][name] = min(one.min for one in known)
-                facts["maxValues"][name] = max(one.max for one in known)
-    return facts
+                found["minValues"][name] = min(one.min for one in known)
+                found["maxValues"][name] = max(one.max for one in known)
+    return found
 
 
-def _may_have(file: Mapping[str, Any], log: str, begin: int, end: int) -> bool:
-    """Whether some of these offsets may be in a file, by what the Delta log knows of it."""
+def _may_contain(file: Mapping[str, Any], log: str, begin: int, end: int) -> bool:
+    """Return False if a file has no rows of this range, according to its statistics."""
     names = (f"min.{_OFFSET}", f"max.{_OFFSET}", f"min.{_BROKER}", f"max.{_BROKER}")
     first, last, least, greatest = [file.get(name) for name in names]
     if first is not None and last is not None and (last < begin or first >= end):
         return False
     return least is None or greatest is None or least <= log <= greatest
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+def time_spans(times: Iterable[datetime]) -> list[TimeSpan]:
+    """Return at most MAX_SPANS spans, in order, that cover all of these times.
+
+    One span would do if all clocks were right; a single device with a clock that is off by years would make it cover
+    the whole table.
+    """
+    ordered = sorted(set(times))
+    gaps = [(later - earlier, later) for earlier, later in itertools.pairwise(ordered)]
+    widest = sorted((gap for gap in gaps if gap[0] > MAX_SPAN_GAP), reverse=True)[: MAX_SPANS - 1]
+    begins = sorted([ordered[0], *[later for _, later in widest]]) if ordered else []
+    ends = [max(at for at in ordered if at < begin) for begin in begins[1:]] + ordered[-1:]
+    return list(zip(begins, ends, strict=True))
+
+
+def spans_condition(column: str, spans: Iterable[TimeSpan]) -> str:
+    """Return the SQL condition that a column is in one of the spans."""
+    parts = [f"({column} >= {_sql_time(begin)} AND {column} <= {_sql_time(end)})" for begin, end in spans]
+    return f"({' OR '.join(parts)})"
+
+
+def range_condition(column: str, start: datetime | None, end: datetime | None) -> str | None:
+    """Return the SQL condition that a column is at or after `start` and before `end`; None without bounds."""
+    parts = [f'"{column}" {sign} {_sql_time(at)}' for sign, at in ((">=", start), ("<", end)) if at is not None]
+    return " AND ".join(parts) or None
+
+
+def _spans_filter(column: str, spans: Iterable[TimeSpan]) -> pc.Expression:
+    return reduce(or_, [(pc.field(column) >= begin) & (pc.field(column) <= end) for begin, end in spans])
+
+
+def _sql_time(at: datetime) -> str:
+    """Return a literal in the tables' own unit: Delta compares no other with them."""
+    return f"arrow_cast('{at.astimezone(UTC).isoformat()}', 'Timestamp(Microsecond, Some(\"UTC\"))')"

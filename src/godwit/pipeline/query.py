@@ -10,51 +10,56 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from godwit.pipeline.datasets.catalog import ALL, view_name
+from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.problems import PipelineError
 
 _SENTENCE: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] [^\n]+")
-"""As Spark writes its errors, wherever in a page of text."""
+"""The form of an error of Spark, at any place in a longer text."""
 
 
 def add_views(spark: SparkSession, lake: Lake) -> None:
-    """As the tables are now."""
+    """Create or replace the views, as snapshots of the tables."""
     for spec in ALL:
         lake.table(spec).frame(spark).createOrReplaceTempView(view_name(spec))
 
 
-def ask(spark: SparkSession, lake: Lake, sql: str) -> DataFrame:
-    """The answer. PipelineError with Spark's first words if the question is wrong, or if it is an order."""
-    with _explained():
-        _check_question(spark, sql)
+def run_query(spark: SparkSession, lake: Lake, sql: str) -> DataFrame:
+    """Return the result of a query.
+
+    Raise PipelineError with Spark's first sentence if the SQL is invalid, and if it is not a query.
+    """
+    with _short_errors():
+        _check_is_query(spark, sql)
     add_views(spark, lake)
-    with _explained():
+    with _short_errors():
         return spark.sql(sql)
 
 
-def _check_question(spark: SparkSession, sql: str) -> None:
-    """The views are files, and INSERT OVERWRITE would replace them."""
+def _check_is_query(spark: SparkSession, sql: str) -> None:
+    """Raise PipelineError for a statement that writes: INSERT OVERWRITE would replace the files behind a view."""
     first = next(iter(sql.split()), "").lower()
     parser: Any = spark._jsparkSession.sessionState().sqlParser()
-    parser.parsePlan(sql)  # what is wrong with its syntax is told in Spark's words
+    parser.parsePlan(sql)  # raises Spark's own error if the syntax is wrong
     if first not in ("show", "describe", "desc", "explain"):
         try:
             parser.parseQuery(sql)
         except Exception:
-            raise PipelineError(f"a query asks the lake, and changes nothing: {first.upper()} is no question") from None
+            raise PipelineError(
+                f"{first.upper()} is not a query: use SELECT, WITH, SHOW or DESCRIBE, which change nothing"
+            ) from None
 
 
-def all_rows(answer: DataFrame) -> Iterator[dict[str, Any]]:
-    """One after another, in bounded memory."""
-    names = answer.columns
-    with _explained():
-        for row in answer.toLocalIterator():
+def iterate_rows(result: DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a result, in bounded memory."""
+    names = result.columns
+    with _short_errors():
+        for row in result.toLocalIterator():
             yield dict(zip(names, row, strict=True))
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
-    """What is wrong with a question, without plans and stacks; and which tables there are, if that is it."""
+def _short_errors() -> Iterator[None]:
+    """Raise Spark's errors as PipelineError without plans and stacks, with the tables if a table is unknown."""
     try:
         yield
     except Exception as error:

@@ -1,8 +1,12 @@
-"""Runs the pipeline: two streaming queries, gold that follows, and a watch over all of them.
+"""Runs the pipeline: two streaming queries, the updates of gold, and their supervision.
 
-`tables` writes bronze and silver; `anomalies` has a state of its own and finds what is unusual. They read the same logs
-from checkpoints of their own, so that neither waits for the other. What fails is started again after a pause; an error
-that cannot get better ends the run.
+The query `tables` writes bronze and silver; the query `anomalies` runs the detectors. Both read the same logs from
+checkpoints of their own, so neither waits for the other. A failed query restarts after a pause; an error that a restart
+cannot fix ends the run.
+
+Each table of `tables` stores the offset of each log below which it has every message, as a watermark in the same
+transaction as the rows. A batch that is repeated, also with other bounds, resumes there, so each message is written
+once.
 """
 
 from __future__ import annotations
@@ -10,82 +14,131 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
-from godwit.pipeline.batches import Tables
-from godwit.pipeline.checkpoints import ANOMALIES, GOLD, TABLES, check_checkpoints, checkpoint_address
-from godwit.pipeline.datasets import anomalies
-from godwit.pipeline.following import Following
-from godwit.pipeline.gold import Gold
-from godwit.pipeline.lake import Lake
-from godwit.pipeline.watching import Observer, Outcome, Query, Watched
+from godwit.pipeline.checkpoints import (
+    ANOMALIES,
+    GOLD,
+    TABLES,
+    check_checkpoints,
+    checkpoint_address,
+    planned_offsets,
+)
+from godwit.pipeline.datasets import anomalies, bronze, readings
+from godwit.pipeline.gold import Gold, GoldFollower
+from godwit.pipeline.lake import Lake, LakeTable, Watermarks
+from godwit.pipeline.supervisor import RunListener, RunStats, SparkQuery, SupervisedQuery
 
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 MAX_ROWS: Final = 200_000
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Of one micro-batch: what a driver with little memory can handle."""
-
+"""Limits of a micro-batch, for a driver with little memory."""
 ARCHIVE_TIMEOUT_S: Final = 15.0
-"""After that somebody is told that a broker is away, and the query is tried again."""
+"""After this time without an archive the query fails, which is reported, and restarts."""
+RETENTION_HOURS: Final = 24
+"""For this time after a change, readers can still use the files of their snapshot."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be run."""
+class RunConfig:
+    """The configuration of a run."""
 
     lake: Lake
     source: Mapping[str, str]
     """Options of format("godwit")."""
     is_once: bool = False
-    """Up to what the logs have now, and no further."""
+    """Whether to end with the last message that the logs have at the start."""
     trigger_s: float = 1.0
 
     @property
     def limited_source(self) -> dict[str, str]:
+        """The source's options, with default limits for options that are not given."""
         limits = {"maxRowsPerTrigger": str(MAX_ROWS), "maxBytesPerTrigger": str(MAX_BYTES)}
         return limits | {"archiveTimeout": f"{ARCHIVE_TIMEOUT_S:g}"} | dict(self.source)
 
     @property
     def trigger(self) -> dict[str, Any]:
+        """Arguments of DataStreamWriter.trigger."""
         return (
             {"availableNow": True} if self.is_once else {"processingTime": f"{self.trigger_s * 1000:.0f} milliseconds"}
         )
 
 
-def run(spark: SparkSession, order: Order, observer: Observer) -> Outcome:
-    """Until all is done (`is_once`), or until it is interrupted. PipelineError if it cannot go on."""
-    check_checkpoints(order.lake)
-    outcome = Outcome()
-    followers: list[Following] = []
+def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunStats:
+    """Run the pipeline to the end of the logs (`is_once`), or until the listener or a signal raises an exception.
 
-    def start_gold() -> Following:
-        followers[:] = [Following(spark, Gold(order.lake), is_fed=lambda: tables.is_done)]
+    Return the batches and rows by query. Raise PipelineError if a query cannot continue.
+    """
+    check_checkpoints(config.lake)
+    stats = RunStats()
+    followers: list[GoldFollower] = []
+
+    def start_gold() -> GoldFollower:
+        followers[:] = [GoldFollower(spark, Gold(config.lake), is_input_complete=lambda: tables.is_done)]
         return followers[0]
 
-    tables = Watched(TABLES, lambda: start_tables(spark, order), order.is_once, observer, outcome)
-    alarms = Watched(ANOMALIES, lambda: start_anomalies(spark, order), order.is_once, observer, outcome)
-    gold = Watched(GOLD, start_gold, order.is_once, observer, outcome)
-    watched = (tables, alarms, gold)
+    tables = SupervisedQuery(TABLES, lambda: start_tables(spark, config), config.is_once, listener, stats)
+    alarms = SupervisedQuery(ANOMALIES, lambda: start_anomalies(spark, config), config.is_once, listener, stats)
+    gold = SupervisedQuery(GOLD, start_gold, config.is_once, listener, stats)
+    queries = (tables, alarms, gold)
     try:
-        while not all(one.is_done for one in watched):
-            for one in watched:
-                one.look()
-            time.sleep(LOOK_S)
+        while not all(query.is_done for query in queries):
+            for query in queries:
+                query.poll()
+            time.sleep(POLL_S)
     finally:
         for follower in followers:
             follower.stop()
-    return outcome
+    return stats
 
 
-def start_tables(spark: SparkSession, order: Order) -> Query:
-    stream = spark.readStream.format("godwit").options(**order.limited_source).load()
-    writer = stream.writeStream.queryName(TABLES).foreachBatch(Tables(order.lake).write)
-    writer = writer.option("checkpointLocation", checkpoint_address(order.lake, TABLES))
-    return Query(writer.trigger(**order.trigger).start())
+def start_tables(spark: SparkSession, config: RunConfig) -> SparkQuery:
+    """Start the query that writes bronze, silver and quarantine."""
+    stream = spark.readStream.format("godwit").options(**config.limited_source).load()
+    writer = stream.writeStream.queryName(TABLES).foreachBatch(TablesWriter(config.lake).write)
+    writer = writer.option("checkpointLocation", checkpoint_address(config.lake, TABLES))
+    return SparkQuery(writer.trigger(**config.trigger).start())
 
 
-def start_anomalies(spark: SparkSession, order: Order) -> Query:
-    checkpoint = checkpoint_address(order.lake, ANOMALIES)
-    return Query(anomalies.start(spark, order.limited_source, order.lake, checkpoint, order.trigger))
+def start_anomalies(spark: SparkSession, config: RunConfig) -> SparkQuery:
+    """Start the query that detects anomalies."""
+    checkpoint = checkpoint_address(config.lake, ANOMALIES)
+    return SparkQuery(anomalies.start(spark, config.limited_source, config.lake, checkpoint, config.trigger))
+
+
+class TablesWriter:
+    """Writes the micro-batches of the query `tables` to bronze, silver and quarantine."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._messages = lake.table(bronze.SPEC)
+        self._readings = lake.table(readings.SPEC)
+        self._quarantine = lake.table(readings.QUARANTINE)
+
+    def write(self, messages: DataFrame, batch: int) -> None:
+        """Write one micro-batch, for foreachBatch. A repeated call does nothing."""
+        ends = planned_offsets(self._lake, TABLES, batch)
+        messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
+        parsed = readings.parse(messages).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            _append_new(self._messages, messages, ends)
+            _append_new(self._readings, readings.valid(parsed), ends)
+            _append_new(self._quarantine, readings.rejected(parsed), ends)
+        finally:
+            parsed.unpersist()
+            messages.unpersist()
+
+
+def _append_new(table: LakeTable, frame: DataFrame, ends: Watermarks) -> None:
+    """Append the rows at or above the table's watermarks."""
+    known = {log: table.watermark(log) or 0 for log in ends}
+    new_ends = {log: end for log, end in ends.items() if end > known[log]}
+    if new_ends:
+        is_new = [(sf.col("broker") == log) & (sf.col("offset") >= known[log]) for log in new_ends]
+        table.append(frame.where(reduce(Column.__or__, is_new)), new_ends)
+        table.maintain(None, RETENTION_HOURS)

@@ -1,14 +1,16 @@
-"""A Spark session for the pipeline: quiet, set up for it, and ended for certain.
+"""Spark sessions for the pipeline: configured, without output on the terminal, and ended within seconds.
 
-What Spark and its Java say goes to files in the lake, which messages name. The session ends within seconds whatever it
-is doing: politely if it can, else its JVM is killed, which every table stands.
+The messages of Spark and Java go to log files in the lake. If a session does not end by itself, its JVM is killed,
+which cannot damage a table.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -25,21 +27,23 @@ from pyspark.sql import SparkSession
 
 import godwit.spark
 from godwit import pipeline
+from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.problems import PipelineError
-from godwit.pipeline.scratch import scratch_folder
 
 Session: TypeAlias = SparkSession
+"""For packages that do not import pyspark."""
 CLUSTER_PARTITIONS: Final = 8
-"""Of a shuffle on a cluster; on one machine there are as many as processors. The stateful query keeps those that it
-began with: each has a state store of its own, so that few are quick."""
-POLITE_S: Final = 4.0
-"""So long queries and session may take to end by themselves."""
+"""Partitions of a shuffle on a cluster; on one machine, the number of processors. The stateful query keeps the number
+it began with. Each partition has a state store, so a small number is fast."""
+STOP_TIMEOUT_S: Final = 4.0
+"""Time for queries and session to end before the JVM is killed."""
 LOGS: Final = "_logs"
 LOG_BYTES: Final = "10MB"
+SCRATCH_PREFIX: Final = "godwit-spark-"
+_SCRATCH_LOCK: Final = "in-use"
 _ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _ERRORS_LOGGER: Final = "SQLQueryContextLogger"
-"""PySpark's, which prints every error of a question a second time."""
+"""A logger of PySpark that repeats the error of each failed query."""
 _LOG4J: Final = """\
 status = error
 appender.file.type = RollingFile
@@ -58,7 +62,7 @@ rootLogger.appenderRef.file.ref = file
 
 
 def log_path(lake: Lake) -> Path:
-    """Where Spark's warnings and errors go."""
+    """Return the file for warnings and errors of Spark."""
     if "://" not in lake.address:
         return Path(lake.address) / LOGS / "spark.log"
     return Path(tempfile.gettempdir()) / f"godwit-{os.getuid()}" / "spark.log"
@@ -66,24 +70,28 @@ def log_path(lake: Lake) -> Path:
 
 @contextmanager
 def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session for the time of the block. `settings`: Spark's own, in place of ours."""
+    """Start a session for the time of the block.
+
+    `master` is the address of a cluster or local[*]; `log` the file for Spark's messages; `settings` override the
+    pipeline's settings of Spark. Raise PipelineError if the session does not start.
+    """
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if log.parent.lstat().st_uid != os.getuid():  # in a folder of everybody's, a stranger may have been first
-            raise PermissionError(errno.EPERM, "its folder belongs to somebody else")
+        if log.parent.lstat().st_uid != os.getuid():  # in a shared folder, another user may have created it first
+            raise PermissionError(errno.EPERM, "its folder belongs to another user")
         log.with_suffix(".out").touch()
     except OSError as error:
         raise PipelineError(
-            f"cannot write Spark's log {log}: {error.strerror}; check the rights of the lake"
+            f"cannot write Spark's log {log}: {error.strerror}; check the permissions of the lake"
         ) from error
-    if _is_local(master):  # executors elsewhere have a Python of their own
+    if _is_local(master):  # executors on other machines have their own Python
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     with scratch_folder() as folder, log.with_suffix(".out").open("wb") as output:
-        quiet = folder / "log4j2.properties"
-        quiet.write_text(_LOG4J.format(path=log, size=LOG_BYTES), encoding="utf-8")
-        with _python_log(log):
-            session, process = _started(_conf(master, quiet, folder, settings or {}), output, log)
+        log4j = folder / "log4j2.properties"
+        log4j.write_text(_LOG4J.format(path=log, size=LOG_BYTES), encoding="utf-8")
+        with _python_logs_to(log):
+            session, process = _start(_conf(master, log4j, folder, settings or {}), output, log)
             try:
                 godwit.spark.register(session)
                 cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]  # for executors
@@ -92,22 +100,46 @@ def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = N
                 _end(session, process)
 
 
-def _conf(master: str, quiet: Path, folder: Path, settings: Mapping[str, str]) -> SparkConf:
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Create a folder for temporary files of Java for the time of the block.
+
+    A killed driver cannot delete its folder, so the next one does. A lock in each folder shows whether it is in use.
+    """
+    _delete_unused(Path(tempfile.gettempdir()))
+    with (
+        tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True) as name,
+        (Path(name) / _SCRATCH_LOCK).open("wb") as held,
+    ):
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield Path(name)
+
+
+def _delete_unused(parent: Path) -> None:
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
+        with suppress(OSError):  # it is in use, or is being deleted by another process
+            if folder.lstat().st_uid == os.getuid():
+                with (folder / _SCRATCH_LOCK).open("rb") as held:
+                    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _conf(master: str, log4j: Path, folder: Path, settings: Mapping[str, str]) -> SparkConf:
     ours = {
         "spark.app.name": "godwit pipeline",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
-        # What Java leaves in its folder for temporary files goes with ours, however it ends.
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={quiet.as_uri()} -Djava.io.tmpdir={folder}",
+        # Java's temporary files are deleted with the scratch folder, however the JVM ends.
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log4j.as_uri()} -Djava.io.tmpdir={folder}",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str((os.cpu_count() or 1) if _is_local(master) else CLUSTER_PARTITIONS),
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
         "spark.sql.streaming.stateStore.providerClass": _ROCKS,
         "spark.sql.streaming.numRecentProgressUpdates": "16",
-        "spark.scheduler.mode": "FAIR",  # between pools: gold must not stand before micro-batches
-        "spark.sql.streaming.stopTimeout": f"{POLITE_S / 2:g}s",
-        "spark.python.authenticate.socketTimeout": "120s",  # its own 15 s are too short for a very busy machine
+        "spark.scheduler.mode": "FAIR",  # between pools: gold must not delay micro-batches
+        "spark.sql.streaming.stopTimeout": f"{STOP_TIMEOUT_S / 2:g}s",
+        "spark.python.authenticate.socketTimeout": "120s",  # the default of 15 s is too short for a busy machine
     }
     return SparkConf().setMaster(master).setAll(list((ours | dict(settings)).items()))
 
@@ -116,45 +148,45 @@ def _is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def _started(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSession, Any]:
-    """The session, and the process of its JVM."""
-    usual = signal.getsignal(signal.SIGINT)
+def _start(conf: SparkConf, output: IO[bytes], log: Path) -> tuple[SparkSession, Any]:
+    """Start a session. Return it with the process of its JVM."""
+    sigint = signal.getsignal(signal.SIGINT)
     gateway = None
-    with _children() as children:
+    with _started_processes() as processes:
         try:
             launch: Any = java_gateway.launch_gateway
             gateway = launch(conf, popen_kwargs={"stdout": output, "stderr": output})
             context = SparkContext(conf=conf, gateway=gateway)
-        except BaseException as error:  # whatever Java, py4j or Spark raise where they do not start, and Ctrl-C
-            for child in children:
-                child.kill()
-                child.wait()
+        except BaseException as error:  # Java, py4j and Spark raise many types; and Ctrl-C
+            for process in processes:
+                process.kill()
+                process.wait()
             if gateway is not None:
                 SparkContext._gateway = SparkContext._jvm = None
             if not isinstance(error, Exception):
                 raise
             raise PipelineError(_start_text(error, conf.get("spark.master"), log, Path(output.name))) from error
         finally:
-            # PySpark's own would talk to the JVM in the middle of whatever the program tells it.
+            # PySpark's handler would call the JVM in the middle of any other call.
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGINT, usual)
-    # Else it prints a traceback when the JVM ends before it: it would be told of accumulators, which we have none of.
+                signal.signal(signal.SIGINT, sigint)
+    # The server of accumulators, which are not used, would print a traceback if the JVM exits first.
     context._accumulatorServer.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
     return SparkSession(context), gateway.proc
 
 
 @contextmanager
-def _children() -> Iterator[list[Any]]:
-    """The processes that PySpark starts in this block: it forgets one if it is interrupted while it waits for it."""
+def _started_processes() -> Iterator[list[Any]]:
+    """Collect the processes that PySpark starts in this block: if it is interrupted, it leaves one running."""
     found: list[Any] = []
     module: Any = java_gateway
     popen = module.Popen
 
-    def started(*arguments: Any, **more: Any) -> Any:
+    def start(*arguments: Any, **more: Any) -> Any:
         found.append(popen(*arguments, **more))
         return found[-1]
 
-    module.Popen = started
+    module.Popen = start
     try:
         yield found
     finally:
@@ -162,45 +194,45 @@ def _children() -> Iterator[list[Any]]:
 
 
 def _start_text(error: Exception, master: str | None, log: Path, output: Path) -> str:
-    """With what Java said last, if it did."""
+    """Return the error text for a session that did not start, with Java's last error if there is one."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines() or str(error).splitlines()
-    told = [line.strip() for line in lines if line.strip()]
+    written = [line.strip() for line in lines if line.strip()]
     cause = next(
-        (line for line in reversed(told) if "Exception" in line or line.startswith("Error")), "".join(told[:1])
+        (line for line in reversed(written) if "Exception" in line or line.startswith("Error")), "".join(written[:1])
     )
     cause = cause.removeprefix('Exception in thread "main" ').rstrip(".") or type(error).__name__
-    return f"Spark did not start with --master {master}: {cause}; what it said itself is in {log} and {output}"
+    return f"Spark did not start with --master {master}: {cause}; Spark's own messages are in {log} and {output}"
 
 
 def _end(session: SparkSession, process: Any) -> None:
-    """In a thread of its own: this one may have been interrupted in the middle of a call."""
+    """Stop the session in another thread, as this one may have been interrupted in a call; then kill the JVM."""
 
-    def politely() -> None:
-        with suppress(Exception):  # the JVM may be gone
+    def stop() -> None:
+        with suppress(Exception):  # the JVM may have exited
             session.sparkContext.cancelAllJobs()
             for query in session.streams.active:
                 with suppress(PySparkException):
                     query.stop()
             session.stop()
 
-    thread = threading.Thread(target=politely, name="godwit-spark-end", daemon=True)
+    thread = threading.Thread(target=stop, name="godwit-spark-end", daemon=True)
     thread.start()
-    thread.join(POLITE_S)
-    process.kill()  # it has nothing left to do, and takes its time
+    thread.join(STOP_TIMEOUT_S)
+    process.kill()  # it has nothing left to do, and its own exit is slow
     process.wait()
     process.stdin.close()
     gateway = SparkContext._gateway
     if gateway is not None:
-        with suppress(Exception):  # whatever py4j thinks of an end like that
+        with suppress(Exception):  # py4j raises many types without a JVM
             gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
 
 @contextmanager
-def _python_log(log: Path) -> Iterator[None]:
-    """What PySpark and py4j log in this process goes there too, not between the lines of the command."""
+def _python_logs_to(log: Path) -> Iterator[None]:
+    """Send the log records of PySpark and py4j in this process to the file, not to the terminal."""
     handler = logging.FileHandler(log, delay=True)
-    # The root too: py4j tells it of a JVM that ended in the middle of a call.
+    # The root logger, too: py4j uses it for a JVM that exits during a call.
     loggers = [logging.getLogger(name) for name in ("", "py4j", "pyspark")] + [PySparkLogger.getLogger(_ERRORS_LOGGER)]
     before = [(logger, list(logger.handlers), logger.propagate) for logger in loggers]
     for logger in loggers:

@@ -1,38 +1,86 @@
-"""How far the pipeline has got: from checkpoints, tables and archives, without Spark, also while a run is under way."""
+"""The state of archives and of the lake: which logs there are, and how far the pipeline is, also during a run.
+
+All of it works without Spark.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from godwit.pipeline.archives import Log, look
-from godwit.pipeline.checkpoints import GOLD, QUERIES, TABLES, standing
+from godwit.pipeline.checkpoints import GOLD, QUERIES, TABLES, read_checkpoint
 from godwit.pipeline.datasets.catalog import ALL
+from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.problems import PipelineError
+from godwit.spark.archive import Archive, ArchiveError
 from godwit.spark.offsets import Offsets
+from godwit.spark.options import OptionError, ReadOptions, read_options
 
-PATIENCE_S: Final = 3.0
-"""A broker that is away is worth no longer a wait: the rest can be told without it."""
+CONTACT_TIMEOUT_S: Final = 10.0
+"""For the first contact with an archive, which a user waits for."""
+STATUS_TIMEOUT_S: Final = 3.0
+"""Shorter, because most of the status is known without the archives."""
+
+
+@dataclass(frozen=True)
+class ArchivedLog:
+    """The log of one broker."""
+
+    id: str
+    address: str
+    """The address of its archive."""
+    next_offset: int
+
+
+def check_options(source: Mapping[str, str]) -> ReadOptions:
+    """Parse options of format("godwit"). Raise PipelineError if they are invalid."""
+    try:
+        return read_options(source, is_stream=True)
+    except OptionError as error:
+        raise PipelineError(str(error)) from None
+
+
+def find_logs(source: Mapping[str, str], timeout_s: float = CONTACT_TIMEOUT_S) -> list[ArchivedLog]:
+    """Return the logs that options of format("godwit") name.
+
+    Raise PipelineError if the options are invalid, or if an archive does not answer or refuses them.
+    """
+    options = check_options(source)
+    access = replace(options.access, timeout_s=min(options.access.timeout_s, timeout_s))
+    found: dict[str, ArchivedLog] = {}
+    for address in access.addresses:
+        archive = Archive(address, access)
+        try:
+            info = archive.info()
+            log = ArchivedLog(info["log_id"], address, int(info["next_offset"]))
+            archive.ask("measure", {"start": 0, "end": 0, "filters": list(options.topics)})  # are the filters valid?
+        except ArchiveError as error:
+            raise PipelineError(str(error)) from None
+        if log.id in found:
+            raise PipelineError(f"the archives at {found[log.id].address} and {address} are of one broker: name one")
+        found[log.id] = log
+    return list(found.values())
 
 
 @dataclass(frozen=True)
 class LogStatus:
-    """One query and one log."""
+    """The progress of one query in one log."""
 
     query: str
     log: str
     archive: str | None
-    """None: none of the archives that answer has this log."""
+    """None if no archive that answers has this log."""
     offset: int
     lag: int | None
-    """Messages that are not read yet; None where the end of the log is not known."""
+    """Messages that are not read yet; None if the end of the log is unknown."""
 
 
 @dataclass(frozen=True)
 class QueryStatus:
+    """The last complete batch of a query."""
+
     query: str
     batch: int
     done_us: int
@@ -40,6 +88,8 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
+    """The size of a table."""
+
     table: str
     grain: str
     rows: int
@@ -47,39 +97,40 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class Status:
+    """The state of a lake."""
+
     logs: list[LogStatus]
     queries: list[QueryStatus]
     tables: list[TableStatus]
     problem: str | None
-    """Why lags are not known."""
+    """Why lags are unknown."""
 
 
 def status_of(lake: Lake, source: Mapping[str, str]) -> Status:
-    """Of a lake, and of the logs of these options of format("godwit")."""
-    logs: list[Log] = []
+    """Return the state of a lake, with the lag behind the logs that options of format("godwit") name."""
+    logs: list[ArchivedLog] = []
     problem = None
     try:
-        logs = look(source, PATIENCE_S)
+        logs = find_logs(source, STATUS_TIMEOUT_S)
     except PipelineError as error:
         problem = str(error)
-    standings = {query: found for query in QUERIES if (found := standing(lake, query)) is not None}
-    offsets = {query: found.offsets for query, found in standings.items()}
+    checkpoints = {query: found for query in QUERIES if (found := read_checkpoint(lake, query)) is not None}
+    offsets = {query: found.offsets for query, found in checkpoints.items()}
     if TABLES in offsets:
-        offsets[GOLD] = Gold(lake).marks(offsets[TABLES])
+        offsets[GOLD] = Gold(lake).watermarks(offsets[TABLES])
     return Status(
-        logs=[one for query, found in offsets.items() for one in _lags(query, found, logs)],
-        queries=[QueryStatus(query, found.batch, found.done_us) for query, found in standings.items()],
+        logs=[one for query, found in offsets.items() for one in _log_statuses(query, found, logs)],
+        queries=[QueryStatus(query, found.batch, found.done_us) for query, found in checkpoints.items()],
         tables=[TableStatus(spec.name, spec.grain, lake.table(spec).rows) for spec in ALL],
         problem=problem,
     )
 
 
-def _lags(query: str, found: Offsets, logs: list[Log]) -> list[LogStatus]:
+def _log_statuses(query: str, offsets: Offsets, logs: list[ArchivedLog]) -> list[LogStatus]:
     known = {log.id: log for log in logs}
-    at = dict.fromkeys(known, 0) | found
     return [
         LogStatus(query, log, known[log].address, offset, max(known[log].next_offset - offset, 0))
         if log in known
         else LogStatus(query, log, None, offset, None)
-        for log, offset in at.items()
+        for log, offset in (dict.fromkeys(known, 0) | offsets).items()
     ]

@@ -5,8 +5,8 @@ import godwit.spark
 godwit.spark.register(spark)
 messages = spark.readStream.format("godwit").option("archive", "localhost:50001").load()
 
-Everything here runs on executors, too, where godwit is not installed: it is sent to them by value, and imports nothing
-but the standard library, pyarrow and pyspark.
+This package also runs on executors, where godwit is not installed: it is sent to them by value, and imports only
+itself, the standard library, pyarrow and pyspark.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("godwit")` known to a session."""
+    """Register `format("godwit")` with a session."""
     from pyspark import cloudpickle
 
-    from godwit.spark import archive, batches, offsets, options, reading, sink, source, streams
+    from godwit.spark import source
 
-    for module in (archive, batches, offsets, options, reading, sink, source, streams, sys.modules[__name__]):
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     parallelism = max(1, spark.sparkContext.defaultParallelism)
     kind = type("GodwitSource", (source.GodwitSource,), {"parallelism": parallelism, "__module__": source.__name__})
     spark.dataSource.register(kind)

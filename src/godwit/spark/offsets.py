@@ -1,9 +1,10 @@
-"""Where a query stands, and what it reads next: arithmetic with offsets of one or more logs, and nothing else.
+"""The position of a query in one or more logs, and the arithmetic of limits and partitions.
 
-A position is `{log id: offset}`, the first offset that is not read yet. Beside them stand, for some logs, GAPS: below
-which offset retention had deleted something when the query began, which is no loss for it; BEGINS: where the query
-began with a log that joined with this very batch, so that the batch is the same whenever it is read; and EPOCHS: the
-newest epochs of what was read, by which an older copy of the log is recognised that was put back.
+A position is `{log id: offset}` with the first offset that is not read yet. For some logs it also has:
+
+GAPS      the offset below which retention had deleted messages when the query began, which is not a loss
+BEGINS    the first offset of a log that was added with this batch, so that the batch is the same whenever it is read
+EPOCHS    the newest epochs of the messages that were read, to detect that an older copy of the log was restored
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from typing import Any, Final, TypeAlias
 GAPS: Final = "gaps"
 BEGINS: Final = "begins"
 EPOCHS: Final = "epochs"
-"""No log has such an id: those are 32 hexadecimal digits."""
+"""These keys are not valid log ids, which have 32 hexadecimal digits."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 LOG_ID_LETTERS: Final = 32
 MIN_PARTITION_ROWS: Final = 20_000
-"""A smaller share is not worth a task of its own."""
+"""A smaller partition is not worth a task."""
 
 MAX_EPOCHS: Final = 16
 """Of one log in a position, and in a request to an archive."""
 
 Offsets: TypeAlias = dict[str, int]
 Epochs: TypeAlias = list[tuple[str, int]]
-"""Ids with their first offsets, in order and without a gap. See godwit.wire.epochs, which is not here on executors."""
+"""Ids with their first offsets, in order and complete. See godwit.wire.epochs, which executors do not have."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Of a query in all logs that it reads."""
+    """The position of a query in all logs that it reads."""
 
     offsets: Offsets
     gaps: Offsets
@@ -42,7 +43,7 @@ class Position:
     epochs: dict[str, Epochs] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As Spark keeps it in its checkpoint."""
+        """Return the form that Spark stores in its checkpoint."""
         plain: dict[str, Any] = dict(self.offsets)
         if self.gaps:
             plain[GAPS] = dict(self.gaps)
@@ -54,15 +55,17 @@ class Position:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Position:
-        """Raises ValueError when it is none of ours."""
+        """Parse the form that Spark stores. Raise ValueError if it is invalid."""
         offsets = {log: at for log, at in plain.items() if log not in (GAPS, BEGINS, EPOCHS)}
         epochs = {log: to_epochs(found) for log, found in plain.get(EPOCHS, {}).items()}
-        return cls(checked(offsets), checked(plain.get(GAPS, {})), checked(plain.get(BEGINS, {})), epochs)
+        return cls(
+            check_offsets(offsets), check_offsets(plain.get(GAPS, {})), check_offsets(plain.get(BEGINS, {})), epochs
+        )
 
 
 @dataclass(frozen=True)
 class Range:
-    """A piece of a log: from `start` on and below `end`."""
+    """A range of offsets of a log: from `start`, before `end`."""
 
     log: str
     start: int
@@ -70,11 +73,15 @@ class Range:
 
     @property
     def rows(self) -> int:
+        """The number of offsets."""
         return self.end - self.start
 
 
 def parse(name: str, text: str) -> str | Offsets:
-    """What startingOffsets and endingOffsets say: a word, or JSON with an offset for each log. ValueError otherwise."""
+    """Parse the option startingOffsets or endingOffsets: a word, or JSON with an offset for each log.
+
+    Raise ValueError, with the name of the option, if it is invalid.
+    """
     word = text.strip().lower()
     if word in (EARLIEST, LATEST):
         return word
@@ -88,25 +95,25 @@ def parse(name: str, text: str) -> str | Offsets:
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {text!r}: the JSON must be an object with an offset for each log id")
     try:
-        return checked(value)
+        return check_offsets(value)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
-def checked(value: Mapping[str, Any]) -> Offsets:
-    """Log ids with offsets that can be; ValueError otherwise."""
+def check_offsets(value: Mapping[str, Any]) -> Offsets:
+    """Return a copy of these offsets. Raise ValueError if a log id or an offset is invalid."""
     for log, at in value.items():
         if len(log) != LOG_ID_LETTERS or not set(log) <= set("0123456789abcdef"):
             raise ValueError(
-                f"{log!r} is no log id: those are {LOG_ID_LETTERS} hexadecimal digits, see `godwit log info`"
+                f"{log!r} is not a log id, which has {LOG_ID_LETTERS} hexadecimal digits: see `godwit log info`"
             )
         if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 2**63:
-            raise ValueError(f"{at!r} is no offset of log {log}: give a whole number that is not negative")
+            raise ValueError(f"{at!r} is not a valid offset of log {log}: give a whole number that is not negative")
     return dict(value)
 
 
 def to_epochs(found: Any) -> Epochs:
-    """Return epochs that came as JSON. Raise ValueError if they are not any."""
+    """Parse epochs from JSON. Raise ValueError if they are invalid."""
     try:
         return [(str(id_), int(first_offset)) for id_, first_offset in found]
     except (TypeError, ValueError):
@@ -114,31 +121,30 @@ def to_epochs(found: Any) -> Epochs:
 
 
 def epochs_below(epochs: Epochs, at: int) -> Epochs:
-    """Return the newest epochs of what stands below an offset: what to store with it."""
+    """Return the newest epochs of the messages below an offset, which a position stores with it."""
     return [epoch for epoch in epochs if epoch[1] < at][-MAX_EPOCHS:]
 
 
 def same_below(known: Epochs, epochs: Epochs, next_offset: int) -> int:
-    """Return the offset below which a log has what a query with the known epochs read there; 0 if that is unknown."""
-    ours = {epoch: place for place, epoch in enumerate(epochs)}
-    for place in reversed(range(len(known))):
-        found = ours.get(known[place])
+    """Return the offset below which a log has the messages that a query with these epochs has read; 0 if unknown."""
+    indices = {epoch: index for index, epoch in enumerate(epochs)}
+    for index in reversed(range(len(known))):
+        found = indices.get(known[index])
         if found is not None:
             end = epochs[found + 1][1] if found + 1 < len(epochs) else next_offset
-            return min(end, known[place + 1][1]) if place + 1 < len(known) else end
+            return min(end, known[index + 1][1]) if index + 1 < len(known) else end
     return 0
 
 
-def shares(limit: int, lags: Mapping[str, int]) -> Offsets:
-    """How much of a limit each log gets: in proportion to its lag, in whole rows; none starves."""
+def share_limit(limit: int, lags: Mapping[str, int]) -> Offsets:
+    """Share a limit of rows among logs in proportion to their lags, with at least one row each if possible."""
     behind = {log: lag for log, lag in lags.items() if lag > 0}
     total = sum(behind.values())
     if total <= limit:
         return behind
     if limit < len(behind):
         return dict.fromkeys(sorted(behind, key=lambda log: (-behind[log], log))[:limit], 1)
-    # One row for each, so that no small log starves; the rest in proportion, and what does not divide to the largest
-    # remainders.
+    # One row for each log, the rest in proportion; rows that remain after the division go to the largest remainders.
     spare, wanted = limit - len(behind), total - len(behind)
     found = {log: 1 + spare * (lag - 1) // wanted for log, lag in behind.items()}
     order = sorted(behind, key=lambda log: (-(spare * (behind[log] - 1) % wanted), log))
@@ -147,21 +153,21 @@ def shares(limit: int, lags: Mapping[str, int]) -> Offsets:
     return found
 
 
-def cut(ranges: Sequence[Range], parts: int) -> list[Range]:
-    """The same rows in about so many pieces, all of about the same length; no piece spans two logs."""
-    total = sum(piece.rows for piece in ranges)
+def split(ranges: Sequence[Range], parts: int) -> list[Range]:
+    """Split ranges into about `parts` ranges of similar length."""
+    total = sum(one.rows for one in ranges)
     found: list[Range] = []
-    for piece in ranges:
-        if piece.rows <= 0:
+    for one in ranges:
+        if one.rows <= 0:
             continue
-        count = min(max(1, round(parts * piece.rows / total)), piece.rows)
-        edges = [piece.start + piece.rows * index // count for index in range(count + 1)]
-        found += [Range(piece.log, begin, end) for begin, end in pairwise(edges)]
+        count = min(max(1, round(parts * one.rows / total)), one.rows)
+        edges = [one.start + one.rows * index // count for index in range(count + 1)]
+        found += [Range(one.log, begin, end) for begin, end in pairwise(edges)]
     return found
 
 
-def parts_for(rows: int, parallelism: int, at_least: int | None) -> int:
-    """Into how many pieces so many rows are cut."""
-    if at_least is not None:
-        return at_least
+def partition_count(rows: int, parallelism: int, min_partitions: int | None) -> int:
+    """Return the number of partitions for `rows` rows."""
+    if min_partitions is not None:
+        return min_partitions
     return max(1, min(parallelism, -(-rows // MIN_PARTITION_ROWS)))

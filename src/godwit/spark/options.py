@@ -1,4 +1,4 @@
-"""The options of `format("godwit")`: from Spark's texts to values, with an error that says what would be right."""
+"""The options of `format("godwit")`: parsed from Spark's strings, with errors that show the valid form."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ READING: Final = (
 )  # fmt: skip
 WRITING: Final = (*_COMMON, "publisher", "topic", "qos", "query", "batch")
 _WITHOUT_RIGHTS: Final = re.compile(r"^(\S+)\s+\{.*\}$")
-"""A line of the broker's own file of tokens may have the token's rights behind the token."""
+"""A line of the broker's own token file may have the token's rights after the token."""
 _SPARKS_OWN: Final = frozenset(("path", "checkpointlocation"))
 
 
 class OptionError(ValueError):
-    """An option that is missing, unknown or wrong."""
+    """An option is missing, unknown or invalid."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """How the archives are reached."""
+class ArchiveAccess:
+    """Addresses and credentials of archives."""
 
     addresses: tuple[str, ...]
     token: str | None = field(default=None, repr=False)
@@ -44,7 +44,7 @@ class Place:
     timeout_s: float = DEFAULT_TIMEOUT_S
 
     def plain_token_warning(self) -> str:
-        """Return a warning if the token would travel unencrypted to another machine, else an empty text."""
+        """Return a warning if the token would be sent unencrypted to another machine, else an empty string."""
         exposed = [] if self.token is None else [each for each in self.addresses if _is_plain_elsewhere(each)]
         if not exposed:
             return ""
@@ -56,9 +56,11 @@ class Place:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    place: Place
+    """The options of a reader."""
+
+    access: ArchiveAccess
     topics: tuple[str, ...] = ()
-    """Filters; none: everything that is logged."""
+    """Topic filters; empty for all topics."""
     starting: str | Offsets = EARLIEST
     ending: str | Offsets = LATEST
     starting_time_us: int | None = None
@@ -71,28 +73,30 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class WriteOptions:
-    place: Place
+    """The options of a writer."""
+
+    access: ArchiveAccess
     publisher: str = "spark"
     topic: str | None = None
-    """For rows without a topic of their own."""
+    """For rows without a topic."""
     qos: int = 1
     query: str | None = None
-    """Under which name batches are remembered: the query's id, unless it is given."""
+    """The name under which the broker stores the last batch; None for the id of the query."""
     batch: int = 0
-    """Of a write that is part of a larger thing, as in foreachBatch: the same one again does nothing."""
+    """The number of the batch, for a write in foreachBatch: a repeated write of the same batch does nothing."""
 
 
 def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
-    """What a reader is asked for."""
+    """Parse the options of a reader. Raise OptionError if they are invalid."""
     options = _known(given, READING, "read")
     starting = _positions(options, "startingOffsets", EARLIEST)
     ending = _positions(options, "endingOffsets", LATEST)
     starting_time_us = _time_us(options, "startingTime")
     ending_time_us = _time_us(options, "endingTime")
     if starting_time_us is not None and "startingoffsets" in options:
-        raise OptionError("startingTime and startingOffsets are two ways to say the same: give one of them")
+        raise OptionError("startingTime and startingOffsets exclude each other: give one of them")
     if ending_time_us is not None and "endingoffsets" in options:
-        raise OptionError("endingTime and endingOffsets are two ways to say the same: give one of them")
+        raise OptionError("endingTime and endingOffsets exclude each other: give one of them")
     if is_stream and (ending_time_us is not None or "endingoffsets" in options):
         raise OptionError("a stream has no end: endingOffsets and endingTime are for spark.read")
     if not is_stream and starting == LATEST:
@@ -100,12 +104,12 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
             "startingOffsets is 'latest', where spark.read would find nothing: choose another, or a stream"
         )
     if ending == EARLIEST:
-        raise OptionError("endingOffsets is 'earliest': nothing ends there")
+        raise OptionError("endingOffsets is 'earliest', where spark.read would find nothing: choose another")
     topics = tuple(text.strip() for text in options.get("topics", "").split(",") if text.strip())
     if len(topics) > MAX_FILTERS:
         raise OptionError(f"topics has {len(topics)} filters: at most {MAX_FILTERS}")
     return ReadOptions(
-        place=_place(options),
+        access=_access(options),
         topics=topics,
         starting=starting,
         ending=ending,
@@ -119,16 +123,16 @@ def read_options(given: Mapping[str, str], *, is_stream: bool) -> ReadOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """What a writer is asked for."""
+    """Parse the options of a writer. Raise OptionError if they are invalid."""
     options = _known(given, WRITING, "write")
-    place = _place(options)
-    if len(place.addresses) > 1:
-        raise OptionError(f"archive names {len(place.addresses)} archives: rows are written to one")
+    access = _access(options)
+    if len(access.addresses) > 1:
+        raise OptionError(f"archive names {len(access.addresses)} archives: rows are written to one")
     qos = options.get("qos", "1")
     if qos not in ("1", "2"):
-        raise OptionError(f"qos is {qos!r}: what is written goes into the log, choose 1 or 2")
+        raise OptionError(f"qos is {qos!r}: rows are written to the log, choose 1 or 2")
     return WriteOptions(
-        place=place,
+        access=access,
         publisher=options.get("publisher", "spark"),
         topic=options.get("topic"),
         qos=int(qos),
@@ -138,15 +142,15 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _known(given: Mapping[str, str], names: tuple[str, ...], verb: str) -> dict[str, str]:
-    """By small letters, as Spark's options are the same in any case."""
+    """Return the options by lower-case name, as Spark ignores case. Raise OptionError if one is unknown."""
     known = {name.lower() for name in names}
     for name in given:
         if name.lower() not in known | _SPARKS_OWN:
-            raise OptionError(f"format('godwit') knows no option {name!r} to {verb}: choose from {', '.join(names)}")
+            raise OptionError(f"format('godwit') has no option {name!r} to {verb}: choose from {', '.join(names)}")
     return {name.lower(): text for name, text in given.items()}
 
 
-def _place(options: Mapping[str, str]) -> Place:
+def _access(options: Mapping[str, str]) -> ArchiveAccess:
     addresses = tuple(_address(text.strip()) for text in options.get("archive", "").split(",") if text.strip())
     if not addresses:
         raise OptionError(
@@ -155,11 +159,11 @@ def _place(options: Mapping[str, str]) -> Place:
         )
     if len(set(addresses)) < len(addresses):
         raise OptionError("archive names the same address twice")
-    return Place(addresses, _token(options), _certificate(options), _seconds(options, "archiveTimeout"))
+    return ArchiveAccess(addresses, _token(options), _certificate(options), _seconds(options, "archiveTimeout"))
 
 
 def _address(text: str) -> str:
-    """As Flight wants it: with a scheme and a port."""
+    """Return an address in the form of Flight, with scheme and port."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         scheme, rest = "grpc", text
@@ -180,13 +184,13 @@ def _is_plain_elsewhere(address: str) -> bool:
         return False
     try:
         return not ip_address(host).is_loopback
-    except ValueError:  # a name, which may be any machine's
+    except ValueError:  # a name, which may belong to any machine
         return True
 
 
 def _token(options: Mapping[str, str]) -> str | None:
     if "token" in options and "tokenfile" in options:
-        raise OptionError("token and tokenFile are two ways to say the same: give one of them")
+        raise OptionError("token and tokenFile exclude each other: give one of them")
     if "token" in options:
         return options["token"]
     if "tokenfile" in options:
@@ -258,7 +262,7 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def _time_us(options: Mapping[str, str], name: str) -> int | None:
-    """A time as text in ISO 8601 (without a zone: UTC), or milliseconds since the epoch."""
+    """Parse a time: ISO 8601 (UTC without a zone), or milliseconds since 1970."""
     text = options.get(name.lower())
     if text is None:
         return None

@@ -1,7 +1,8 @@
-"""Rows of Spark's as messages of a broker: executors stage them with the archive, the driver commits them at once.
+"""The writers of `format("godwit")`: rows of Spark become messages of a broker.
 
-A stage is invisible until the commit names it, and the broker appends a batch of a query once, however often it is
-asked. So a task that is tried again, run twice, or cut into other partitions changes nothing.
+Executors stage rows with the archive, and the driver commits all stages of a batch in one request. A stage is invisible
+until a commit names it, and the broker appends each batch of a query once. A task that is retried, run twice, or
+partitioned differently therefore changes nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _BATCH_PROPERTY: Final = "streaming.sql.batchId"
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What one task put aside, and what the driver needs to know of the batch."""
+class StagedPartition(WriterCommitMessage):
+    """The rows that one task has staged."""
 
     query: str
     partition: int
@@ -40,19 +41,19 @@ class Staged(WriterCommitMessage):
     rows: int
 
 
-class _Writing:
-    """What writing a batch and writing a stream share."""
+class _SinkWriter:
+    """The common part of both writers."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        _check(schema, options)
+        _check_schema(schema, options)
         self._options = options
-        self._archive = Archive(options.place.addresses[0], options.place)
+        self._archive = Archive(options.access.addresses[0], options.access)
 
-    def _stage(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int) -> Staged:
+    def _stage(self, iterator: Iterator[pa.RecordBatch], query: str, batch: int) -> StagedPartition:
         context = TaskContext.get()
-        assert context is not None, "rows are staged in tasks of Spark's"
+        assert context is not None, "rows are staged in tasks of Spark"
         partition = context.partitionId()
-        # Random: a driver that was started anew counts its attempts anew, and must not touch what another one staged.
+        # Random, because Spark's own number restarts with the driver and would collide with stages of an earlier one.
         attempt = random.SystemRandom().getrandbits(62)
         name = {
             "query": query,
@@ -61,10 +62,10 @@ class _Writing:
             "attempt": attempt,
             "publisher": self._options.publisher,
         }
-        rows = self._archive.stage(name, _STAGED, map(self._prepared, iterator))
-        return Staged(query, partition, attempt, rows)
+        rows = self._archive.stage(name, _STAGED, map(self._to_messages, iterator))
+        return StagedPartition(query, partition, attempt, rows)
 
-    def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _to_messages(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         topic = columns.get(TOPIC)
         if topic is None:
@@ -76,7 +77,7 @@ class _Writing:
         for name, array in ((TOPIC, topic), (PAYLOAD, columns[PAYLOAD])):
             if array.null_count:
                 raise ArchiveError(
-                    f"{array.null_count} rows have no {name}: fill them, or leave such rows out before they are written"
+                    f"{array.null_count} rows have no {name}: fill the column, or drop these rows before the write"
                 )
         return pa.RecordBatch.from_arrays(
             [
@@ -88,25 +89,25 @@ class _Writing:
             schema=_STAGED,
         )
 
-    def _commit(self, query: str, batch: int, staged: list[Staged]) -> None:
+    def _commit(self, query: str, batch: int, staged: list[StagedPartition]) -> None:
         ordered = sorted(staged, key=lambda one: one.partition)
         parts = [{"partition": one.partition, "attempt": one.attempt} for one in ordered if one.rows]
         self._archive.ask("stage_commit", {"query": query, "batch": batch, "parts": parts})
 
-    def _abort(self, batch: int, staged: list[Staged]) -> None:
+    def _abort(self, batch: int, staged: list[StagedPartition]) -> None:
         parts: dict[str, list[dict[str, int]]] = {}
         for one in staged:
             parts.setdefault(one.query, []).append({"partition": one.partition, "attempt": one.attempt})
         for query, mine in parts.items():
-            self._archive.ask("stage_abort", {"query": query, "batch": batch, "parts": mine}, patience_s=0)
+            self._archive.ask("stage_abort", {"query": query, "batch": batch, "parts": mine}, timeout_s=0)
 
 
-class BatchWriter(_Writing, DataSourceArrowWriter):
-    """For df.write: all rows, or none."""
+class BatchWriter(_SinkWriter, DataSourceArrowWriter):
+    """The writer of df.write, which writes all rows or none."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        # One write is one batch of a query of its own; with a name given by the program, doing it again does nothing.
+        # Each write is a query of one batch. If the program names the query, a repeated write does nothing.
         self._query = options.query or f"write-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -119,17 +120,17 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
         self._abort(self._options.batch, [one for one in messages if one is not None])
 
 
-class StreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """For df.writeStream: each micro-batch once."""
+class StreamWriter(_SinkWriter, DataSourceStreamArrowWriter):
+    """The writer of df.writeStream, which writes each micro-batch once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
-        assert context is not None, "rows are staged in tasks of Spark's"
+        assert context is not None, "rows are staged in tasks of Spark"
         query = context.getLocalProperty(_QUERY_PROPERTY)
         batch = context.getLocalProperty(_BATCH_PROPERTY)
         if not query or batch is None:
             raise ArchiveError(
-                "Spark did not tell the query and its batch: this needs PySpark 4.2 or newer, and writeStream"
+                "Spark did not report the query and its batch: this needs PySpark 4.2 or newer, and writeStream"
             )
         return self._stage(iterator, query, int(batch))
 
@@ -142,18 +143,16 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         self._abort(batchId, [one for one in messages if one is not None])
 
 
-def _check(schema: StructType, options: WriteOptions) -> None:
-    """OptionError if such rows cannot be messages."""
+def _check_schema(schema: StructType, options: WriteOptions) -> None:
+    """Raise OptionError if rows of this schema cannot be written as messages."""
     types = {one.name: one.dataType for one in schema.fields}
     for name, kind in types.items():
         if name not in _TYPES:
-            raise OptionError(
-                f"the column {name!r} is none of a message's: choose from {', '.join(_TYPES)}, drop others"
-            )
+            raise OptionError(f"unknown column {name!r}: choose from {', '.join(_TYPES)}, and drop others")
         if not isinstance(kind, _TYPES[name]):
             allowed = " or ".join(one.typeName() for one in _TYPES[name])
             raise OptionError(f"the column {name} is {kind.simpleString()}: cast it to {allowed}")
     if PAYLOAD not in types:
-        raise OptionError("there is no column payload: select what the messages are to hold as payload")
+        raise OptionError("the column payload is missing: select the content of the messages as payload")
     if TOPIC not in types and options.topic is None:
-        raise OptionError("there is no column topic: add one, or give the option topic for all rows")
+        raise OptionError("the column topic is missing: add it, or give the option topic for all rows")

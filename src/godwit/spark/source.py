@@ -1,4 +1,4 @@
-"""`format("godwit")`: rows of the brokers' logs for spark.readStream and spark.read, and rows back to them."""
+"""`format("godwit")`: the data source that Spark loads for reading and writing."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from godwit.spark.batches import BatchReader
-from godwit.spark.options import OptionError, Place, read_options, write_options
-from godwit.spark.reading import SCHEMA, check_columns
+from godwit.spark.options import ArchiveAccess, OptionError, read_options, write_options
+from godwit.spark.reader import SCHEMA, BatchReader, StreamReader, check_columns
 from godwit.spark.sink import BatchWriter, StreamWriter
-from godwit.spark.streams import StreamReader
 
 
 class GodwitSource(DataSource):
-    """See docs/SPARK.md for the options."""
+    """The data source. docs/SPARK.md has its options; invalid ones raise OptionError."""
 
     parallelism = 2
-    """Into how many partitions large reads are cut; `register` sets it to what the session has."""
+    """Partitions of a large read; `register` sets it to the session's default parallelism."""
 
     @classmethod
     def name(cls) -> str:
@@ -35,30 +33,30 @@ class GodwitSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(dict(self.options), is_stream=False)
-        _warn(options.place)
+        _warn(options.access)
         return BatchReader(options, check_columns(schema), self.parallelism)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         options = read_options(dict(self.options), is_stream=True)
-        _warn(options.place)
+        _warn(options.access)
         return StreamReader(options, check_columns(schema), self.parallelism)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:
             raise OptionError("a log is never overwritten: use mode('append')")
         options = write_options(dict(self.options))
-        _warn(options.place)
+        _warn(options.access)
         return BatchWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         options = write_options(dict(self.options))
-        if options.query is not None:  # with a new checkpoint batches count from 0 again, and would be taken for done
-            raise OptionError("a stream is known by its own id: leave the option query to batches")
-        _warn(options.place)
+        if options.query is not None:  # with a new checkpoint, batches count from 0 and would be ignored
+            raise OptionError("a stream uses its own id: the option query is for df.write")
+        _warn(options.access)
         return StreamWriter(options, schema)
 
 
-def _warn(place: Place) -> None:
-    """Python prints the same warning once in a process."""
-    if text := place.plain_token_warning():
+def _warn(access: ArchiveAccess) -> None:
+    """Warn of a token without encryption. Python prints the same warning once per process."""
+    if text := access.plain_token_warning():
         warnings.warn(text, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Tables filled with what a test wants to see in a report."""
+"""Tables with rows for tests of the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def at(seconds: float) -> datetime:
 
 
 def put(lake: Lake, spec: TableSpec, rows: list[dict[str, Any]], batch: int = 0) -> None:
-    """Rows with nulls for what they leave out."""
+    """Write rows, with null for missing columns."""
     columns = {one.name: pa.array([row.get(one.name) for row in rows], one.type) for one in spec.schema}
     table = lake.table(spec)
     found = pa.table(columns, schema=spec.schema)

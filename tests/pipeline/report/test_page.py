@@ -1,4 +1,4 @@
-"""The report: one page from the tables, also of nothing, and of names that mean harm."""
+"""The page of the report, also for an empty lake and for hostile names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.pipeline.report.lakes import LOG, at, put, window
 
 from godwit.pipeline.datasets import anomalies, bronze, devices, job_statistics, readings, traffic, windows
+from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.problems import PipelineError
 from godwit.pipeline.report import figures
 from godwit.pipeline.report.page import write_report
 
@@ -23,16 +23,16 @@ VOID = {"meta", "br", "img", "wbr"}
 
 def fill(lake: Lake, topic: str = "home/attic", publisher: str = "attic", payload: bytes = b"no number") -> None:
     """Two hours of one topic with a gap, an alarm, a job and something in quarantine."""
-    heard = [second for second in range(0, 7200, 60) if not 3000 <= second < 4200]
+    seconds = [second for second in range(0, 7200, 60) if not 3000 <= second < 4200]
     put(
         lake,
         bronze.SPEC,
         [
             {"broker": LOG, "offset": number, "topic": topic, "publisher": publisher, "received": at(second)}
-            for number, second in enumerate(heard)
+            for number, second in enumerate(seconds)
         ],
     )
-    minutes = [window(topic, second, 60, 20 + math.sin(second / 900)) for second in heard]
+    minutes = [window(topic, second, 60, 20 + math.sin(second / 900)) for second in seconds]
     put(lake, windows.SPEC, [*minutes, window(topic, 0, 3600), window(topic, 3600, 3600)])
     keys = {"broker": LOG, "topic": topic, "publisher": publisher}
     span = {"first_received": at(0), "last_received": at(7140)}
@@ -50,7 +50,7 @@ def fill(lake: Lake, topic: str = "home/attic", publisher: str = "attic", payloa
             | {"value": 35.0, "unit": "°C", "expected": 20.5, "score": 3.0, "reason": publisher}
         ],
     )
-    counts = dict.fromkeys(job_statistics.COUNTED, 0) | {"jobs_submitted": 4, "jobs_done": 3, "jobs_failed": 1}
+    counts = {one.name: 0 for one in job_statistics.COUNTS} | {"jobs_submitted": 4, "jobs_done": 3, "jobs_failed": 1}
     times = {"run_s_mean": 0.5, "run_s_p95": 0.9, "run_s_max": 1.5}
     put(
         lake,
@@ -62,7 +62,7 @@ def fill(lake: Lake, topic: str = "home/attic", publisher: str = "attic", payloa
 
 
 class Page(HTMLParser):
-    """What a browser would find."""
+    """The elements, attributes and text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def written(lake: Lake, tmp_path: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
+def test_a_page_that_is_self_contained(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     fill(lake)
     text, page = written(lake, tmp_path)
@@ -122,12 +122,12 @@ def test_a_page_that_needs_nothing_else(tmp_path: Path) -> None:
     series = drawings[1]
     assert len(series.findall("*[@class='band']")) == 2  # before the gap and after it
     assert len(series.findall("*[@class='alarm']")) == 1
-    heard = drawings[2].findall("*[@class='heard']")
-    assert len(heard) > 1
-    assert sum(float(one.attrib["width"]) for one in heard) < figures.BINS
+    active = drawings[2].findall("*[@class='active']")
+    assert len(active) > 1
+    assert sum(float(one.attrib["width"]) for one in active) < figures.BINS
 
 
-def test_names_that_mean_harm_are_shown_and_do_nothing(tmp_path: Path) -> None:
+def test_hostile_names_are_shown_and_have_no_effect(tmp_path: Path) -> None:
     harmless, harmful = Lake(str(tmp_path / "one")), Lake(str(tmp_path / "two"))
     fill(harmless)
     fill(harmful, topic=HOSTILE, publisher=HOSTILE, payload=HOSTILE.encode())
@@ -140,7 +140,7 @@ def test_names_that_mean_harm_are_shown_and_do_nothing(tmp_path: Path) -> None:
     assert "\x00" not in text
 
 
-def test_an_empty_lake_and_empty_tables_are_told_in_sentences(tmp_path: Path) -> None:
+def test_an_empty_lake_and_empty_tables(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     _, page = written(lake, tmp_path)
     assert "The lake is empty." in " ".join(page.words)
@@ -153,6 +153,6 @@ def test_an_empty_lake_and_empty_tables_are_told_in_sentences(tmp_path: Path) ->
     assert text.count('class="nothing"') == 5
 
 
-def test_a_place_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match=r"cannot write the report to .*: No such file or directory; choose"):
         write_report(Lake(str(tmp_path / "lake")), tmp_path / "missing" / "report.html")

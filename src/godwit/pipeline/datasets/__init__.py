@@ -1,1 +1,1 @@
-"""The tables of the pipeline, one a file: what a row is, its columns, how it is made, and what must hold of it."""
+"""The tables of the pipeline, one per file: grain, columns, how rows are made, and conditions that each row meets."""

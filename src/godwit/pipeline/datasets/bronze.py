@@ -1,4 +1,4 @@
-"""bronze/messages: what the brokers' logs have, as it came."""
+"""bronze/messages: the messages of the brokers' logs, unchanged."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ from typing import Final
 
 import pyarrow as pa
 
-from godwit.pipeline.lake import TableSpec
-
-_TIME: Final = pa.timestamp("us", tz="UTC")
+from godwit.pipeline.lake import TIMESTAMP, TableColumn, TableSpec
 
 SPEC: Final = TableSpec(
     "bronze/messages",
     "one row per message of a broker's log: (broker, offset)",
-    pa.schema(
-        [
-            ("broker", pa.string()),
-            ("offset", pa.int64()),
-            ("topic", pa.string()),
-            ("publisher", pa.string()),
-            ("published", _TIME),
-            ("received", _TIME),
-            ("qos", pa.int8()),
-            ("retained", pa.bool_()),
-            ("payload", pa.binary()),
-        ]
+    (
+        TableColumn("broker", pa.string()),
+        TableColumn("offset", pa.int64()),
+        TableColumn("topic", pa.string()),
+        TableColumn("publisher", pa.string()),
+        TableColumn("published", TIMESTAMP),
+        TableColumn("received", TIMESTAMP),
+        TableColumn("qos", pa.int8()),
+        TableColumn("retained", pa.bool_()),
+        TableColumn("payload", pa.binary(), "unchanged"),
     ),
     keys=("broker", "offset"),
     checks={

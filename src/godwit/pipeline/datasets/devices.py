@@ -1,8 +1,8 @@
-"""gold/devices: which topics are alive, how often they speak, and when they were silent.
+"""gold/devices: for each topic, when it sent messages, how often, and with which gaps.
 
-By the time received: a device's own clock may be wrong. A gap is a pause of more than five times the topic's usual one.
-Messages of one micro-batch are put in order; between batches the first message of the later one is compared with the
-last one known.
+All times are times of receipt, because a device's own clock may be wrong. A gap is a pause of more than GAP_FACTOR
+times the topic's mean pause. The messages of one step are ordered by offset; between steps, the first message of the
+later one is compared with the last message of the earlier one.
 """
 
 from __future__ import annotations
@@ -10,91 +10,88 @@ from __future__ import annotations
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.lake import TableSpec
-from godwit.pipeline.merging import Merging
+from godwit.pipeline.datasets import bronze
+from godwit.pipeline.gold_table import GoldColumn, GoldTable
+from godwit.pipeline.lake import TIMESTAMP, TableSpec
 
 GAP_FACTOR: Final = 5
 MIN_GAP_S: Final = 1.0
-"""A shorter pause is none, however fast a topic is."""
-_TIME: Final = pa.timestamp("us", tz="UTC")
+"""A shorter pause is never a gap, however often a topic sends."""
 _KEYS: Final = ("broker", "topic")
 
 SPEC: Final = TableSpec(
     "gold/devices",
     "one row per (broker, topic)",
-    pa.schema(
-        [
-            ("broker", pa.string()),
-            ("topic", pa.string()),
-            ("publisher", pa.string()),  # the last one
-            ("messages", pa.int64()),
-            ("first_received", _TIME),
-            ("last_received", _TIME),
-            ("interval_s", pa.float64()),  # the usual pause: the mean
-            ("longest_gap_s", pa.float64()),
-            ("gaps", pa.int64()),
-        ]
+    (
+        GoldColumn("broker", pa.string()),
+        GoldColumn("topic", pa.string()),
+        GoldColumn(
+            "publisher",
+            pa.string(),
+            "of the last message",
+            aggregate="max_by(publisher, offset)",
+            combine="max_by(publisher, last_received)",
+        ),
+        GoldColumn("messages", pa.int64(), aggregate="count(*)", combine="sum(messages)"),
+        GoldColumn("first_received", TIMESTAMP, aggregate="min(received)", combine="min(first_received)"),
+        GoldColumn("last_received", TIMESTAMP, aggregate="max(received)", combine="max(last_received)"),
+        GoldColumn(
+            "interval_s",
+            pa.float64(),
+            "the mean pause between two messages",
+            aggregate="avg(pause_s)",
+            combine="first(mean_s)",
+        ),
+        GoldColumn(
+            "longest_gap_s",
+            pa.float64(),
+            aggregate="coalesce(max(pause_s), 0D)",
+            combine="coalesce(greatest(max(longest_gap_s), max(between_s)), 0D)",
+        ),
+        GoldColumn(
+            "gaps",
+            pa.int64(),
+            "pauses of more than five times the mean one, and of more than a second",
+            aggregate="count_if(is_gap)",
+            combine="sum(gaps) + count_if(is_gap)",
+        ),
     ),
     keys=_KEYS,
     checks={
-        "it was heard, first and last": "messages >= 1 AND first_received <= last_received",
+        "it has messages, first and last": "messages >= 1 AND first_received <= last_received",
         "its gaps are among its pauses": "gaps BETWEEN 0 AND messages - 1 AND longest_gap_s >= 0",
     },
 )
 
 
-def partials(messages: DataFrame) -> DataFrame:
-    """Of bronze messages. What the broker itself says is no device."""
-    rows = messages.where("NOT startswith(topic, '$')").select(*_KEYS, "publisher", "received", "offset")
-    order = Window.partitionBy(*_KEYS).orderBy("offset")
+def _prepare(messages: DataFrame) -> DataFrame:
+    """Add the pause before each message. The broker's own topics are left out."""
+    group = Window.partitionBy(*_KEYS)
     seconds = sf.unix_micros("received") / 1e6
-    rows = rows.withColumn("pause_s", seconds - sf.lag(seconds).over(order))
-    usual = Window.partitionBy(*_KEYS)
-    rows = rows.withColumn("usual_s", sf.avg("pause_s").over(usual))
-    is_gap = sf.col("pause_s") > sf.greatest(sf.col("usual_s") * GAP_FACTOR, sf.lit(MIN_GAP_S))
-    return rows.groupBy(*_KEYS).agg(
-        sf.max_by("publisher", "offset").alias("publisher"),
-        sf.count("*").alias("messages"),
-        sf.min("received").alias("first_received"),
-        sf.max("received").alias("last_received"),
-        sf.avg("pause_s").alias("interval_s"),
-        sf.coalesce(sf.max("pause_s"), sf.lit(0.0)).alias("longest_gap_s"),
-        sf.count_if(is_gap).alias("gaps"),
-    )
+    rows = messages.where("NOT startswith(topic, '$')")
+    rows = rows.withColumn("pause_s", seconds - sf.lag(seconds).over(group.orderBy("offset")))
+    return rows.withColumn("is_gap", _is_gap(sf.col("pause_s"), sf.avg("pause_s").over(group)))
 
 
-def merged(rows: DataFrame) -> DataFrame:
-    """Of rows of this table with the same keys: the pauses between them count too."""
-    order = Window.partitionBy(*_KEYS).orderBy("first_received", "last_received")
+def _prepare_combine(rows: DataFrame) -> DataFrame:
+    """Add the pause between the last message of one row and the first message of the next."""
+    group = Window.partitionBy(*_KEYS)
     first_s, last_s = sf.unix_micros("first_received") / 1e6, sf.unix_micros("last_received") / 1e6
-    rows = rows.withColumn("between_s", sf.greatest(first_s - sf.lag(last_s).over(order), sf.lit(0.0)))
-    span_s = (sf.unix_micros(sf.max("last_received")) - sf.unix_micros(sf.min("first_received"))) / 1e6
-    count = sf.sum("messages")
-    joined = rows.groupBy(*_KEYS).agg(
-        sf.max_by("publisher", "last_received").alias("publisher"),
-        count.alias("n"),
-        sf.min("first_received").alias("first"),
-        sf.max("last_received").alias("last"),
-        sf.when(count > 1, span_s / (count - 1)).alias("usual_s"),
-        sf.greatest(sf.max("longest_gap_s"), sf.max("between_s")).alias("longest_gap_s"),
-        sf.sum("gaps").alias("known_gaps"),
-        sf.collect_list("between_s").alias("between"),
-    )
-    limit_s = sf.greatest(sf.col("usual_s") * GAP_FACTOR, sf.lit(MIN_GAP_S))
-    new_gaps = sf.size(sf.filter("between", lambda pause_s: pause_s > limit_s))
-    return joined.select(
-        *_KEYS,
-        "publisher",
-        sf.col("n").alias("messages"),
-        sf.col("first").alias("first_received"),
-        sf.col("last").alias("last_received"),
-        sf.col("usual_s").alias("interval_s"),
-        sf.coalesce("longest_gap_s", sf.lit(0.0)).alias("longest_gap_s"),
-        (sf.col("known_gaps") + new_gaps).alias("gaps"),
-    )
+    previous_s = sf.lag(last_s).over(group.orderBy("first_received", "last_received"))
+    rows = rows.withColumn("between_s", sf.greatest(first_s - previous_s, sf.lit(0.0)))
+    pauses = sf.sum("messages").over(group) - 1
+    span_us = sf.max(sf.unix_micros("last_received")).over(group) - sf.min(sf.unix_micros("first_received")).over(group)
+    rows = rows.withColumn("mean_s", sf.when(pauses > 0, span_us / 1e6 / pauses))
+    return rows.withColumn("is_gap", _is_gap(sf.col("between_s"), sf.col("mean_s")))
 
 
-MERGING: Final = Merging(SPEC, "devices", partials, merged)
+def _is_gap(pause_s: Column, mean_s: Column) -> Column:
+    return pause_s > sf.greatest(mean_s * GAP_FACTOR, sf.lit(MIN_GAP_S))
+
+
+TABLE: Final = GoldTable(
+    SPEC, "devices", bronze.SPEC, source_time="received", prepare=_prepare, prepare_combine=_prepare_combine
+)

@@ -1,4 +1,4 @@
-"""gold/traffic: how much each publisher sends."""
+"""gold/traffic: messages and bytes by publisher and hour."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.lake import TableSpec
-from godwit.pipeline.merging import Merging
-
-_TIME: Final = pa.timestamp("us", tz="UTC")
-_KEYS: Final = ("broker", "publisher", "hour")
+from godwit.pipeline.datasets import bronze
+from godwit.pipeline.gold_table import GoldColumn, GoldTable
+from godwit.pipeline.lake import TIMESTAMP, TableSpec
 
 SPEC: Final = TableSpec(
     "gold/traffic",
     "one row per (broker, publisher, hour received)",
-    pa.schema(
-        [
-            ("broker", pa.string()),
-            ("publisher", pa.string()),
-            ("hour", _TIME),
-            ("messages", pa.int64()),
-            ("payload_bytes", pa.int64()),
-            ("topics", pa.int64()),  # about: from the sketch
-            ("topics_sketch", pa.binary()),
-            ("first_received", _TIME),
-            ("last_received", _TIME),
-        ]
+    (
+        GoldColumn("broker", pa.string()),
+        GoldColumn("publisher", pa.string()),
+        GoldColumn("hour", TIMESTAMP),
+        GoldColumn("messages", pa.int64(), aggregate="count(*)", combine="sum(messages)"),
+        GoldColumn("payload_bytes", pa.int64(), aggregate="sum(length(payload))", combine="sum(payload_bytes)"),
+        GoldColumn(
+            "topics", pa.int64(), "distinct, estimated from the sketch", derived="hll_sketch_estimate(topics_sketch)"
+        ),
+        GoldColumn(
+            "topics_sketch",
+            pa.binary(),
+            "HyperLogLog of Apache DataSketches",
+            aggregate="hll_sketch_agg(topic)",
+            combine="hll_union_agg(topics_sketch)",
+        ),
+        GoldColumn("first_received", TIMESTAMP, aggregate="min(received)", combine="min(first_received)"),
+        GoldColumn("last_received", TIMESTAMP, aggregate="max(received)", combine="max(last_received)"),
     ),
-    keys=_KEYS,
+    keys=("broker", "publisher", "hour"),
     checks={
         "it counts at least one message, of at least one topic": "messages >= 1 AND topics >= 1 AND payload_bytes >= 0",
         "first and last lie in its hour": (
@@ -41,35 +45,8 @@ SPEC: Final = TableSpec(
 )
 
 
-def partials(messages: DataFrame) -> DataFrame:
-    """Of bronze messages."""
-    rows = messages.withColumn("hour", sf.date_trunc("hour", "received"))
-    return _finished(
-        rows.groupBy(*_KEYS).agg(
-            sf.count("*").alias("messages"),
-            sf.sum(sf.length("payload")).alias("payload_bytes"),
-            sf.hll_sketch_agg("topic").alias("topics_sketch"),
-            sf.min("received").alias("first_received"),
-            sf.max("received").alias("last_received"),
-        )
-    )
+def _prepare(messages: DataFrame) -> DataFrame:
+    return messages.withColumn("hour", sf.date_trunc("hour", "received"))
 
 
-def merged(rows: DataFrame) -> DataFrame:
-    """Of rows of this table with the same keys."""
-    return _finished(
-        rows.groupBy(*_KEYS).agg(
-            sf.sum("messages").alias("messages"),
-            sf.sum("payload_bytes").alias("payload_bytes"),
-            sf.hll_union_agg("topics_sketch").alias("topics_sketch"),
-            sf.min("first_received").alias("first_received"),
-            sf.max("last_received").alias("last_received"),
-        )
-    )
-
-
-def _finished(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("topics", sf.hll_sketch_estimate("topics_sketch"))
-
-
-MERGING: Final = Merging(SPEC, "traffic", partials, merged)
+TABLE: Final = GoldTable(SPEC, "traffic", bronze.SPEC, source_time="received", prepare=_prepare)

@@ -1,43 +1,59 @@
-"""gold/windows: what a topic's readings were like in each minute and each hour."""
+"""gold/windows: statistics of each topic's readings by minute and by hour."""
 
 from __future__ import annotations
 
-from functools import partial, reduce
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
-from godwit.pipeline.lake import TableSpec
-from godwit.pipeline.merging import Merging
+from godwit.pipeline.datasets import readings
+from godwit.pipeline.gold_table import GoldColumn, GoldTable
+from godwit.pipeline.lake import TIMESTAMP, TableSpec
 
 LENGTHS_S: Final = (60, 3600)
-_TIME: Final = pa.timestamp("us", tz="UTC")
 _KEYS: Final = ("broker", "topic", "quantity", "window_s", "window_start")
+
+
+def _percentile(percent: int) -> GoldColumn:
+    derived = f"kll_sketch_get_quantile_double(sketch, {percent / 100}D)"
+    return GoldColumn(f"p{percent}", pa.float64(), derived=derived)
+
 
 SPEC: Final = TableSpec(
     "gold/windows",
     "one row per (broker, topic, quantity, window length, window start)",
-    pa.schema(
-        [
-            ("broker", pa.string()),
-            ("topic", pa.string()),
-            ("quantity", pa.string()),
-            ("window_s", pa.int32()),
-            ("window_start", _TIME),
-            ("unit", pa.string()),
-            ("count", pa.int64()),
-            ("mean", pa.float64()),
-            ("squares", pa.float64()),  # of the distances from the mean, summed: two of them can be joined
-            ("deviation", pa.float64()),
-            ("min", pa.float64()),
-            ("max", pa.float64()),
-            ("p50", pa.float64()),
-            ("p95", pa.float64()),
-            ("p99", pa.float64()),
-            ("sketch", pa.binary()),  # KLL, of Apache DataSketches: percentiles that can be joined
-        ]
+    (
+        GoldColumn("broker", pa.string()),
+        GoldColumn("topic", pa.string()),
+        GoldColumn("quantity", pa.string()),
+        GoldColumn("window_s", pa.int32(), "60 or 3600"),
+        GoldColumn("window_start", TIMESTAMP),
+        GoldColumn("unit", pa.string(), aggregate="first(unit)", combine="first(unit)"),
+        GoldColumn("count", pa.int64(), aggregate="count(*)", combine="sum(count)"),
+        GoldColumn("mean", pa.float64(), aggregate="avg(value)", combine="first(whole_mean)"),
+        GoldColumn(
+            "squares",
+            pa.float64(),
+            "the sum of the squared distances from the mean",
+            aggregate="var_pop(value) * count(*)",
+            combine="sum(squares) + sum(count * power(mean - whole_mean, 2))",
+        ),
+        GoldColumn("deviation", pa.float64(), "of the population", derived="sqrt(squares / count)"),
+        GoldColumn("min", pa.float64(), aggregate="min(value)", combine="min(min)"),
+        GoldColumn("max", pa.float64(), aggregate="max(value)", combine="max(max)"),
+        _percentile(50),
+        _percentile(95),
+        _percentile(99),
+        GoldColumn(
+            "sketch",
+            pa.binary(),
+            "KLL of Apache DataSketches",
+            aggregate="kll_sketch_agg_double(value)",
+            combine="kll_merge_agg_double(sketch)",
+        ),
     ),
     keys=_KEYS,
     checks={
@@ -53,61 +69,32 @@ SPEC: Final = TableSpec(
 )
 
 
-def partials(readings: DataFrame) -> DataFrame:
-    """Of silver readings."""
-    parts = [_partials(readings, length_s) for length_s in LENGTHS_S]
-    return _finished(reduce(DataFrame.unionByName, parts))
+def _prepare(lengths_s: tuple[int, ...], rows: DataFrame) -> DataFrame:
+    """Return each reading once for each length, with the window that it belongs to."""
+    rows = rows.withColumn("window_s", sf.explode(sf.array(*[sf.lit(length_s) for length_s in lengths_s])))
+    start = sf.timestamp_seconds(sf.floor(sf.unix_seconds("event_time") / sf.col("window_s")) * sf.col("window_s"))
+    return rows.withColumn("window_start", start)
 
 
-def _finished_of(length_s: int, readings: DataFrame) -> DataFrame:
-    return _finished(_partials(readings, length_s))
+def _prepare_combine(rows: DataFrame) -> DataFrame:
+    """Add the mean of all rows with the same keys, so that `squares` needs no difference of large numbers."""
+    group = Window.partitionBy(*_KEYS)
+    whole_mean = sf.sum(sf.col("count") * sf.col("mean")).over(group) / sf.sum("count").over(group)
+    return rows.withColumn("whole_mean", whole_mean)
 
 
-def _partials(readings: DataFrame, length_s: int) -> DataFrame:
-    start = sf.timestamp_seconds(sf.floor(sf.unix_seconds("event_time") / length_s) * length_s)
-    rows = readings.select("broker", "topic", "quantity", "unit", "value", start.alias("window_start"))
-    return (
-        rows.withColumn("window_s", sf.lit(length_s))
-        .groupBy(*_KEYS)
-        .agg(
-            sf.first("unit").alias("unit"),
-            sf.count("*").alias("count"),
-            sf.avg("value").alias("mean"),
-            (sf.var_pop("value") * sf.count("*")).alias("squares"),
-            sf.min("value").alias("min"),
-            sf.max("value").alias("max"),
-            sf.kll_sketch_agg_double("value").alias("sketch"),
-        )
+def _table(name: str, lengths_s: tuple[int, ...]) -> GoldTable:
+    return GoldTable(
+        SPEC,
+        name,
+        readings.SPEC,
+        source_time="event_time",
+        prepare=partial(_prepare, lengths_s),
+        prepare_combine=_prepare_combine,
     )
 
 
-def merged(rows: DataFrame) -> DataFrame:
-    """Of rows of this table with the same keys."""
-    # First the mean of all, then the distances from it: no difference of large numbers.
-    same = Window.partitionBy(*_KEYS)
-    whole = sf.sum("count").over(same)
-    rows = rows.withColumn("whole_mean", sf.sum(sf.col("count") * sf.col("mean")).over(same) / whole)
-    apart = sf.col("mean") - sf.col("whole_mean")
-    joined = rows.groupBy(*_KEYS).agg(
-        sf.first("unit").alias("unit"),
-        sf.sum("count").alias("n"),
-        sf.first("whole_mean").alias("mean"),
-        (sf.sum("squares") + sf.sum(sf.col("count") * apart * apart)).alias("squares"),
-        sf.min("min").alias("min"),
-        sf.max("max").alias("max"),
-        sf.kll_merge_agg_double("sketch").alias("sketch"),
-    )
-    return _finished(joined.withColumnRenamed("n", "count"))
-
-
-def _finished(rows: DataFrame) -> DataFrame:
-    """With what follows from the rest."""
-    found = rows.withColumn("deviation", sf.sqrt(sf.col("squares") / sf.col("count")))
-    for name, rank in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        found = found.withColumn(name, sf.kll_sketch_get_quantile_double("sketch", sf.lit(rank)))
-    return found.withColumn("window_s", sf.col("window_s").cast("int"))
-
-
-MERGING: Final = Merging(SPEC, "windows", partials, merged)
-BY_LENGTH: Final = tuple(Merging(SPEC, f"windows of {one} s", partial(_finished_of, one), merged) for one in LENGTHS_S)
-"""Each by itself, so that an hour, which changes all the time, is not in one file with its minutes, which do not."""
+TABLE: Final = _table("windows", LENGTHS_S)
+BY_LENGTH: Final = tuple(_table(f"windows of {length_s} s", (length_s,)) for length_s in LENGTHS_S)
+"""One for each length, merged separately: the current hour changes with each step and its past minutes do not, so
+they should not share files."""

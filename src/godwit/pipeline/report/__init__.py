@@ -1,1 +1,1 @@
-"""The report on a lake: one page, from reading the tables (`figures`, `series`) to drawing them (`svg`, `page`)."""
+"""The report on a lake: one page, from data (`figures`, `series`) to drawings (`svg`) and HTML (`page`)."""

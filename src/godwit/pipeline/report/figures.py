@@ -1,8 +1,12 @@
-"""What the report tells, read from the tables: plain values, few enough to be drawn, whatever the size of the lake."""
+"""The data of the report, read from the tables: a bounded number of plain values, whatever the size of the lake.
+
+Tables are scanned in batches, and aggregated or reduced on the way.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,39 +15,44 @@ import pyarrow.compute as pc
 
 from godwit.pipeline.datasets import anomalies, bronze, devices, job_statistics, readings, traffic
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.report.scans import Totals, binned, greatest, greatest_of, micros
 
 MAX_DEVICES: Final = 40
 MAX_PUBLISHERS: Final = 12
 MAX_KINDS: Final = 24
 MAX_ALARMS: Final = 2_000
 MAX_EXAMPLES: Final = 3
-"""Of each reason for quarantine."""
+"""Messages shown for each reason of quarantine."""
 BINS: Final = 160
-"""Of the time in which something was received."""
+"""Number of bins between the first and the last message received."""
 MAX_MESSAGES_BINNED: Final = 20_000_000
-"""Beyond it the pauses are told, but not drawn: that would take reading all of bronze."""
+"""With more messages, gaps are counted but not drawn, because that would need a scan of all of bronze."""
 MIN_SILENCE_S: Final = 10.0
+FOLD_ROWS: Final = 200_000
+"""Rows of partial aggregates that are held before they are combined."""
 
 
 @dataclass(frozen=True)
-class Span:
-    """From the first message received to the last."""
+class TimeRange:
+    """The time from the first message received to the last."""
 
     begin_us: int
     end_us: int
 
     @property
     def bin_us(self) -> int:
+        """The width of a bin."""
         return max((self.end_us - self.begin_us) // BINS + 1, 1)
 
     @property
     def length_s(self) -> float:
+        """The length in seconds."""
         return (self.end_us - self.begin_us) / 1e6
 
 
 @dataclass(frozen=True)
-class Alarm:
+class AlarmRow:
+    """An alarm."""
+
     broker: str
     topic: str
     quantity: str
@@ -55,14 +64,18 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Alarms:
+class AlarmSummary:
+    """Alarms, in total and by series (broker, topic, quantity)."""
+
     count: int
-    newest: tuple[Alarm, ...]
+    newest: tuple[AlarmRow, ...]
     by_series: dict[tuple[str, str, str], int]
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceRow:
+    """A row of gold/devices."""
+
     broker: str
     topic: str
     publisher: str
@@ -74,19 +87,23 @@ class Device:
     gaps: int
     is_silent: bool
     bins: dict[int, int] = field(default_factory=dict)
-    """Messages in each bin of the span that has some; none at all if they were not looked for."""
+    """Messages by bin, without empty bins. `read_activity` fills it."""
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceSummary:
+    """All devices, with the most important ones."""
+
     count: int
     silent: int
     with_gaps: int
-    shown: tuple[Device, ...]
+    shown: tuple[DeviceRow, ...]
 
 
 @dataclass(frozen=True)
-class Publisher:
+class PublisherTraffic:
+    """The traffic of one publisher."""
+
     broker: str
     name: str
     messages: int
@@ -95,28 +112,32 @@ class Publisher:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TrafficSummary:
+    """The traffic of all publishers."""
+
     brokers: tuple[str, ...]
     publishers: int
     messages: int
     payload_bytes: int
-    span: Span | None
-    shown: tuple[Publisher, ...]
+    span: TimeRange | None
+    shown: tuple[PublisherTraffic, ...]
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Of jobs, all hours together. The columns are those of gold/job_statistics."""
+class JobKind:
+    """The statistics of one kind of job over all hours. The counts are columns of gold/job_statistics."""
 
     name: str
     counts: dict[str, int]
     run_s: tuple[float | None, float | None, float | None]
-    """Mean, the worst hour's 95th percentile, longest."""
+    """Mean, the highest 95th percentile of an hour, maximum."""
     wait_s: tuple[float | None, float | None, float | None]
 
 
 @dataclass(frozen=True)
-class Example:
+class QuarantineExample:
+    """A message in quarantine."""
+
     topic: str
     at_us: int
     detail: str
@@ -124,15 +145,19 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Reason:
-    """Why messages are in quarantine."""
+class QuarantineReason:
+    """A reason of quarantine."""
 
     name: str
     count: int
-    examples: tuple[Example, ...]
+    examples: tuple[QuarantineExample, ...]
 
 
-def read_traffic(lake: Lake) -> Traffic:
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_traffic(lake: Lake) -> TrafficSummary:
+    """Return messages and bytes by publisher, with the MAX_PUBLISHERS largest."""
     by_publisher = Totals(
         ("broker", "publisher"),
         {
@@ -148,29 +173,32 @@ def read_traffic(lake: Lake) -> Traffic:
         by_publisher.add(rows)
     table = by_publisher.table()
     if table is None:
-        return Traffic((), 0, 0, 0, None, ())
+        return TrafficSummary((), 0, 0, 0, None, ())
     shown = greatest(table, "messages", MAX_PUBLISHERS).to_pylist()
-    return Traffic(
+    return TrafficSummary(
         brokers=tuple(sorted(pc.unique(table.column("broker")).to_pylist())),
         publishers=table.num_rows,
         messages=pc.sum(table.column("messages")).as_py(),
         payload_bytes=pc.sum(table.column("payload_bytes")).as_py(),
-        span=Span(
+        span=TimeRange(
             pc.min(micros(table.column("first_received"))).as_py(),
             pc.max(micros(table.column("last_received"))).as_py(),
         ),
         shown=tuple(
-            Publisher(row["broker"], row["publisher"] or "", row["messages"], row["payload_bytes"], row["topics"])
+            PublisherTraffic(
+                row["broker"], row["publisher"] or "", row["messages"], row["payload_bytes"], row["topics"]
+            )
             for row in shown
         ),
     )
 
 
-def read_devices(lake: Lake) -> Devices:
+def read_devices(lake: Lake) -> DeviceSummary:
+    """Return the number of devices, and the MAX_DEVICES most important: silent ones first, then those with gaps."""
     columns = devices.SPEC.schema.names
     table = lake.table(devices.SPEC).arrow(columns)
     if not table.num_rows:
-        return Devices(0, 0, 0, ())
+        return DeviceSummary(0, 0, 0, ())
     table = table.append_column("last_us", micros(table.column("last_received")))
     newest = table.group_by("broker").aggregate([("last_us", "max")])
     table = table.join(newest, "broker", join_type="inner")
@@ -181,12 +209,12 @@ def read_devices(lake: Lake) -> Devices:
     table = table.append_column("is_silent", pc.greater(quiet_s, allowed_s))
     order = [("is_silent", "descending"), ("gaps", "descending"), ("messages", "descending"), ("topic", "ascending")]
     shown = table.take(pc.select_k_unstable(table, k=min(MAX_DEVICES, table.num_rows), sort_keys=order))
-    return Devices(
+    return DeviceSummary(
         count=table.num_rows,
         silent=pc.sum(table.column("is_silent")).as_py() or 0,
         with_gaps=pc.sum(pc.greater(table.column("gaps"), 0)).as_py() or 0,
         shown=tuple(
-            Device(
+            DeviceRow(
                 row["broker"],
                 row["topic"],
                 row["publisher"] or "",
@@ -203,8 +231,11 @@ def read_devices(lake: Lake) -> Devices:
     )
 
 
-def read_activity(lake: Lake, span: Span, shown: tuple[Device, ...]) -> list[int]:
-    """Messages in each bin of the span; the bins of the devices are filled on the way. Empty: too many to look at."""
+def read_activity(lake: Lake, span: TimeRange, shown: tuple[DeviceRow, ...]) -> list[int]:
+    """Return the number of messages in each bin, and fill the bins of the devices.
+
+    The list is empty if bronze has more than MAX_MESSAGES_BINNED rows.
+    """
     table = lake.table(bronze.SPEC)
     if table.rows > MAX_MESSAGES_BINNED:
         return []
@@ -222,12 +253,13 @@ def read_activity(lake: Lake, span: Span, shown: tuple[Device, ...]) -> list[int
             bins_of[_whole(row["bin"])] = _whole(row["n"])
     counts = [0] * BINS
     for row in everything.rows():
-        if 0 <= (place := _whole(row["bin"])) < BINS:  # a batch may have come between two looks
-            counts[place] = _whole(row["n"])
+        if 0 <= (number := _whole(row["bin"])) < BINS:  # bronze may have grown since the range was read
+            counts[number] = _whole(row["n"])
     return counts
 
 
-def read_alarms(lake: Lake) -> Alarms:
+def read_alarms(lake: Lake) -> AlarmSummary:
+    """Return the number of alarms in total and by series, and the MAX_ALARMS newest."""
     keys = ["broker", "topic", "quantity"]
     columns = [*keys, "event_time", "value", "expected", "score", "reason"]
     table = lake.table(anomalies.SPEC)
@@ -237,15 +269,15 @@ def read_alarms(lake: Lake) -> Alarms:
         count += rows.num_rows
         by_series.add(rows.append_column("n", _ones(rows)))
     newest = greatest_of(table.scan(columns), "event_time", MAX_ALARMS)
-    return Alarms(
+    return AlarmSummary(
         count,
         tuple(_alarm(row) for row in (newest.to_pylist() if newest is not None else [])),
         {(str(row["broker"]), str(row["topic"]), str(row["quantity"])): _whole(row["n"]) for row in by_series.rows()},
     )
 
 
-def _alarm(row: dict[str, Any]) -> Alarm:
-    return Alarm(
+def _alarm(row: dict[str, Any]) -> AlarmRow:
+    return AlarmRow(
         row["broker"],
         row["topic"],
         row["quantity"],
@@ -257,16 +289,17 @@ def _alarm(row: dict[str, Any]) -> Alarm:
     )
 
 
-def read_jobs(lake: Lake) -> list[Kind]:
-    counted = list(job_statistics.COUNTED)
+def read_jobs(lake: Lake) -> list[JobKind]:
+    """Return the MAX_KINDS kinds with the most jobs."""
+    counted = [one.name for one in job_statistics.COUNTS]
     longest = ["run_s_p95", "run_s_max", "wait_s_p95", "wait_s_max"]
     summed = {"run_s": "tasks_finished", "wait_s": "tasks_leased"}
-    ways = dict.fromkeys([*counted, *summed], "sum") | dict.fromkeys(longest, "max")
-    by_kind = Totals(("kind",), ways)
+    functions = dict.fromkeys([*counted, *summed], "sum") | dict.fromkeys(longest, "max")
+    by_kind = Totals(("kind",), functions)
     for rows in lake.table(job_statistics.SPEC).scan(["kind", *counted, *longest, "run_s_mean", "wait_s_mean"]):
         for name, count in summed.items():
             rows = rows.append_column(name, pc.multiply(rows.column(f"{name}_mean"), rows.column(count)))
-        by_kind.add(rows.select(["kind", *ways]))
+        by_kind.add(rows.select(["kind", *functions]))
     kinds = []
     for row in by_kind.rows("jobs_submitted", MAX_KINDS):
         found: dict[str, Any] = dict(row)
@@ -274,7 +307,7 @@ def read_jobs(lake: Lake) -> list[Kind]:
             name: found[name] / found[count] if found[name] and found[count] else None for name, count in summed.items()
         }
         kinds.append(
-            Kind(
+            JobKind(
                 found["kind"],
                 {name: found[name] for name in counted},
                 (means["run_s"], found["run_s_p95"], found["run_s_max"]),
@@ -284,8 +317,8 @@ def read_jobs(lake: Lake) -> list[Kind]:
     return kinds
 
 
-def read_quarantine(lake: Lake) -> list[Reason]:
-    """By how many there are; with the newest of each."""
+def read_quarantine(lake: Lake) -> list[QuarantineReason]:
+    """Return the reasons of quarantine, the most frequent first, with the newest messages of each."""
     table = lake.table(readings.QUARANTINE)
     by_reason = Totals(("reason",), {"n": "sum"})
     newest: dict[str, pa.Table] = {}
@@ -296,15 +329,17 @@ def read_quarantine(lake: Lake) -> list[Reason]:
             together = pa.concat_tables([newest[reason], mine]) if reason in newest else mine
             newest[reason] = greatest(together, "received", MAX_EXAMPLES)
     wanted = {(row["broker"], row["offset"]) for rows in newest.values() for row in rows.to_pylist()}
-    examples: dict[str, list[Example]] = defaultdict(list)
+    examples: dict[str, list[QuarantineExample]] = defaultdict(list)
     offsets = pc.field("offset").isin([offset for _, offset in wanted])
     for rows in table.scan(["reason", "broker", "offset", "topic", "received", "detail", "payload"], offsets):
         for row in rows.to_pylist():
             if (row["broker"], row["offset"]) in wanted:
                 at_us = int(row["received"].timestamp() * 1e6)
-                examples[row["reason"]].append(Example(row["topic"], at_us, row["detail"] or "", row["payload"] or b""))
+                examples[row["reason"]].append(
+                    QuarantineExample(row["topic"], at_us, row["detail"] or "", row["payload"] or b"")
+                )
     return [
-        Reason(
+        QuarantineReason(
             str(row["reason"]),
             _whole(row["n"]),
             tuple(sorted(examples[str(row["reason"])], key=lambda one: -one.at_us)),
@@ -320,3 +355,71 @@ def _ones(rows: pa.Table) -> pa.Array:
 def _whole(number: object) -> int:
     assert isinstance(number, int)
     return number
+
+
+# -- scans ------------------------------------------------------------------------------------------------------------
+
+
+class Totals:
+    """Aggregates rows by key. `functions` names the function (sum, min, max) of each other column."""
+
+    def __init__(self, keys: Sequence[str], functions: Mapping[str, str]) -> None:
+        self._keys = list(keys)
+        self._functions = dict(functions)
+        self._parts: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, rows: pa.Table) -> None:
+        """Add rows."""
+        if rows.num_rows == 0:
+            return
+        self._parts.append(self._folded(rows))
+        self._rows += self._parts[-1].num_rows
+        if self._rows > FOLD_ROWS and len(self._parts) > 1:
+            self._parts = [self._folded(pa.concat_tables(self._parts))]
+            self._rows = self._parts[0].num_rows
+
+    def table(self) -> pa.Table | None:
+        """Return the aggregates, or None if there were no rows."""
+        return self._folded(pa.concat_tables(self._parts)) if self._parts else None
+
+    def rows(self, order: str | None = None, limit: int | None = None) -> list[dict[str, object]]:
+        """Return the aggregates, or the `limit` greatest by the column `order`, the greatest first."""
+        table = self.table()
+        if table is None:
+            return []
+        if order is not None:
+            table = greatest(table, order, limit if limit is not None else table.num_rows)
+        return table.to_pylist()  # type: ignore[no-any-return]
+
+    def _folded(self, rows: pa.Table) -> pa.Table:
+        found = rows.group_by(self._keys, use_threads=False).aggregate(list(self._functions.items()))
+        joined = [found.column(f"{name}_{function}") for name, function in self._functions.items()]
+        return pa.table([*[found.column(key) for key in self._keys], *joined], names=[*self._keys, *self._functions])
+
+
+def greatest(table: pa.Table, column: str, count: int) -> pa.Table:
+    """Return the `count` rows with the greatest values, the greatest first."""
+    if not table.num_rows:
+        return table
+    return table.take(pc.select_k_unstable(table, k=min(count, table.num_rows), sort_keys=[(column, "descending")]))
+
+
+def greatest_of(batches: Iterable[pa.Table], column: str, count: int) -> pa.Table | None:
+    """Do the same for a table in batches. Return None if there were no rows."""
+    best: pa.Table | None = None
+    for batch in batches:
+        if batch.num_rows:
+            together = batch if best is None else pa.concat_tables([best, batch])
+            best = greatest(together, column, count)
+    return best
+
+
+def micros(times: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times as microseconds since 1970."""
+    return times.cast(pa.int64())
+
+
+def binned(times: pa.ChunkedArray, begin_us: int, width_us: int) -> pa.ChunkedArray:
+    """Return the number of the bin of each time, for bins of `width_us` from `begin_us`."""
+    return pc.divide(pc.subtract(micros(times), begin_us), width_us)

@@ -1,7 +1,7 @@
-"""What was measured, as the report draws it: the series that matter most, thinned out to what a small plot shows.
+"""The series of the report: the most important ones, reduced to the points of a small plot.
 
-A clock that was wrong once may have put a few readings years away from the rest. So the plots begin where almost all
-readings are, and what lies before that is counted.
+A wrong clock may put a few readings years before the rest. The plots begin where almost all readings are, and earlier
+readings are only counted.
 """
 
 from __future__ import annotations
@@ -14,23 +14,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from godwit.pipeline.datasets import windows
-from godwit.pipeline.lake import Lake, Table
-from godwit.pipeline.report.figures import Alarm, Alarms
-from godwit.pipeline.report.scans import Totals, micros
+from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.report.figures import AlarmRow, AlarmSummary, Totals, micros
 
 MAX_SERIES: Final = 24
 MAX_POINTS: Final = 240
 MINUTES_UP_TO_S: Final = 24 * 3600
-"""A longer time is drawn by the hour."""
+"""A longer time is drawn with the windows of an hour."""
 FAR_SHARE: Final = 0.005
-"""So many of the readings may lie before where the plots begin."""
+"""The largest share of readings that the plots may leave out."""
 _SHORT_S, _LONG_S = min(windows.LENGTHS_S), max(windows.LENGTHS_S)
 _KEYS: Final = ("broker", "topic", "quantity")
 
 
 @dataclass(frozen=True)
 class Point:
-    """One window, or some of them in a row."""
+    """One window, or several consecutive ones."""
 
     at_us: int
     count: int
@@ -42,34 +41,39 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
+    """One series: a quantity of a topic of a broker."""
+
     broker: str
     topic: str
     quantity: str
     unit: str
     readings: int
     points: tuple[Point, ...]
-    alarms: tuple[Alarm, ...]
+    alarms: tuple[AlarmRow, ...]
 
 
 @dataclass(frozen=True)
-class Measured:
+class SeriesSummary:
+    """All series, with the most important ones."""
+
     count: int
-    """Of series, shown or not."""
+    """All series, shown or not."""
     readings: int
     before: int
-    """Readings that lie before where the plots begin."""
+    """Readings before the beginning of the plots."""
     begin_us: int
     end_us: int
     step_us: int
-    """What a point stands for."""
+    """The time that a point covers."""
     shown: tuple[Series, ...]
 
 
-def read_series(lake: Lake, alarms: Alarms) -> Measured:
+def read_series(lake: Lake, alarms: AlarmSummary) -> SeriesSummary:
+    """Return the number of series, and the MAX_SERIES most important with at most MAX_POINTS points each."""
     table = lake.table(windows.SPEC)
     totals, profile = _totals(table)
     if totals is None:
-        return Measured(0, 0, 0, 0, 0, 0, ())
+        return SeriesSummary(0, 0, 0, 0, 0, 0, ())
     chosen = _chosen(totals, alarms)
     begin_us, before = _begin(profile)
     end_us = max(start_us for start_us, _ in profile) + _LONG_S * 1_000_000
@@ -80,24 +84,28 @@ def read_series(lake: Lake, alarms: Alarms) -> Measured:
     if points:
         begin_us = min(point.at_us for mine in points.values() for point in mine)
         end_us = max(point.at_us for mine in points.values() for point in mine) + step_us
-    marks: dict[tuple[str, str, str], list[Alarm]] = {}
+    by_series: dict[tuple[str, str, str], list[AlarmRow]] = {}
     for alarm in alarms.newest:
         if begin_us <= alarm.at_us < end_us:
-            marks.setdefault((alarm.broker, alarm.topic, alarm.quantity), []).append(alarm)
+            by_series.setdefault((alarm.broker, alarm.topic, alarm.quantity), []).append(alarm)
     shown = []
     for row in chosen:
         key = (row["broker"], row["topic"], row["quantity"])
         found = Series(
-            *key, row["unit"] or "", row["count"], tuple(points.get(key, ())), tuple(marks.get(key, ())[:MAX_POINTS])
+            *key,
+            row["unit"] or "",
+            row["count"],
+            tuple(points.get(key, ())),
+            tuple(by_series.get(key, ())[:MAX_POINTS]),
         )
         if found.points:
             shown.append(found)
     readings = int(pc.sum(totals.column("count")).as_py())
-    return Measured(totals.num_rows, readings, before, begin_us, end_us, step_us, tuple(shown))
+    return SeriesSummary(totals.num_rows, readings, before, begin_us, end_us, step_us, tuple(shown))
 
 
-def _totals(table: Table) -> tuple[pa.Table | None, list[tuple[int, int]]]:
-    """Readings of each series; and of each hour, as (its begin, readings)."""
+def _totals(table: LakeTable) -> tuple[pa.Table | None, list[tuple[int, int]]]:
+    """Return the readings of each series, and of each hour as (begin of the hour, readings)."""
     by_series = Totals(_KEYS, {"count": "sum", "unit": "max"})
     by_hour = Totals(("window_start",), {"count": "sum"})
     for rows in table.scan([*_KEYS, "unit", "count", "window_start"], pc.field("window_s") == _LONG_S):
@@ -110,14 +118,14 @@ def _totals(table: Table) -> tuple[pa.Table | None, list[tuple[int, int]]]:
     return by_series.table(), sorted(zip(starts, hours.column("count").to_pylist(), strict=True))
 
 
-def _chosen(totals: pa.Table, alarms: Alarms) -> list[dict[str, Any]]:
-    """Those with the most alarms, then those with the most readings; in the order of their names."""
+def _chosen(totals: pa.Table, alarms: AlarmSummary) -> list[dict[str, Any]]:
+    """Return the series with the most alarms, then those with the most readings, ordered by name."""
     alarmed = list(alarms.by_series)
     counts = pa.array([alarms.by_series[key] for key in alarmed], pa.int64())
     table = totals
     if alarmed:
         names = pa.table(
-            {name: pa.array([key[place] for key in alarmed], pa.string()) for place, name in enumerate(_KEYS)}
+            {name: pa.array([key[index] for key in alarmed], pa.string()) for index, name in enumerate(_KEYS)}
         ).append_column("alarms", counts)
         table = totals.join(names, list(_KEYS), join_type="left outer")
         table = table.set_column(
@@ -131,7 +139,7 @@ def _chosen(totals: pa.Table, alarms: Alarms) -> list[dict[str, Any]]:
 
 
 def _begin(profile: list[tuple[int, int]]) -> tuple[int, int]:
-    """Where almost all readings begin, and how many lie before that: behind a pause of half of the whole time."""
+    """Return where the plots begin, and the number of readings before: those ahead of a pause of half the time."""
     allowed = sum(count for _, count in profile) * FAR_SHARE
     half_us = (profile[-1][0] - profile[0][0]) / 2
     before = 0
@@ -145,14 +153,14 @@ def _begin(profile: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _points(
-    table: Table, topics: list[str], length_s: int, begin_us: int, step_us: int
+    table: LakeTable, topics: list[str], length_s: int, begin_us: int, step_us: int
 ) -> dict[tuple[str, str, str], list[Point]]:
-    ways = {"count": "sum", "means": "sum", "medians": "sum", "min": "min", "max": "max"}
-    joined = Totals((*_KEYS, "step"), ways)
+    functions = {"count": "sum", "means": "sum", "medians": "sum", "min": "min", "max": "max"}
+    joined = Totals((*_KEYS, "step"), functions)
     begin = pa.scalar(begin_us, pa.timestamp("us", tz="UTC"))
     where = (pc.field("window_s") == length_s) & (pc.field("window_start") >= begin)
     for rows in table.scan([*_KEYS, "window_start", "count", "mean", "p50", "min", "max"], where):
-        # Not in `where`: pyarrow cannot compare texts with the statistics of files that deltalake gives it.
+        # Not in `where`: pyarrow cannot compare strings with the file statistics of deltalake.
         rows = rows.filter(pc.is_in(rows.column("topic"), pa.array(topics, pa.string())))
         count = rows.column("count")
         rows = (
@@ -160,7 +168,7 @@ def _points(
             .append_column("means", pc.multiply(rows.column("mean"), count))
             .append_column("medians", pc.multiply(rows.column("p50"), count))
         )
-        joined.add(rows.select([*_KEYS, "step", *ways]))
+        joined.add(rows.select([*_KEYS, "step", *functions]))
     found: dict[tuple[str, str, str], list[Point]] = {}
     for plain in joined.rows():
         row: dict[str, Any] = dict(plain)

@@ -1,4 +1,4 @@
-"""The drawings of the report: SVG by hand, coloured by the page's style, so that light and dark come for free."""
+"""The drawings of the report as SVG. Colours come from the page's style sheet, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Final
 
-from godwit.pipeline.report.series import Measured, Point, Series
+from godwit.pipeline.report.series import Point, Series, SeriesSummary
 from godwit.pipeline.report.text import moment, safe, several, short_moment, value
 
 WIDTH: Final = 340
@@ -17,7 +17,7 @@ _TICKS: Final = 4
 
 
 class Scale:
-    """Values to places between two edges."""
+    """Maps values to coordinates."""
 
     def __init__(self, least: float, greatest: float, begin: float, end: float) -> None:
         self._least = least
@@ -29,7 +29,7 @@ class Scale:
 
 
 def ticks(least: float, greatest: float) -> list[float]:
-    """Round numbers that span all values: 1, 2 or 5 times a power of ten apart."""
+    """Return round numbers that cover all values, with steps of 1, 2 or 5 times a power of ten."""
     span = greatest - least
     if not math.isfinite(span) or span <= abs(greatest) * 1e-12:
         pad = abs(greatest) * 0.01 or 1.0
@@ -40,22 +40,22 @@ def ticks(least: float, greatest: float) -> list[float]:
     return [step * number for number in range(first, last + 1)]
 
 
-def series_plot(series: Series, measured: Measured) -> str:
-    """A band from the least to the greatest, the median and the mean in it, and dots for what is unusual."""
+def series_plot(series: Series, summary: SeriesSummary) -> str:
+    """Draw a band from minimum to maximum, median and mean, and a dot for each alarm."""
     values = [end for point in series.points for end in (point.least, point.greatest)]
     values += [alarm.value for alarm in series.alarms]
     marks = ticks(min(values), max(values))
-    across = Scale(measured.begin_us, measured.end_us, LEFT, WIDTH - RIGHT)
+    across = Scale(summary.begin_us, summary.end_us, LEFT, WIDTH - RIGHT)
     up = Scale(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [_grid(marks, up), _time_axis(measured)]
-    for run in _runs(series.points, measured.step_us):
-        # A window is drawn as flat as it is: a line from one to the next would show values that nobody measured.
-        places = [(across(at_us), point) for point in run for at_us in (point.at_us, point.at_us + measured.step_us)]
-        top = [(x, up(point.greatest)) for x, point in places]
-        bottom = [(x, up(point.least)) for x, point in reversed(places)]
+    parts = [_grid(marks, up), _time_axis(summary)]
+    for run in _runs(series.points, summary.step_us):
+        # Each window is a flat step: a line from one to the next would suggest values in between.
+        corners = [(across(at_us), point) for point in run for at_us in (point.at_us, point.at_us + summary.step_us)]
+        top = [(x, up(point.greatest)) for x, point in corners]
+        bottom = [(x, up(point.least)) for x, point in reversed(corners)]
         parts.append(f'<path class="band" d="{_path([*top, *bottom])}Z"/>')
-        parts.append(_line("mean", [(x, up(point.mean)) for x, point in places]))
-        parts.append(_line("median", [(x, up(point.p50)) for x, point in places]))
+        parts.append(_line("mean", [(x, up(point.mean)) for x, point in corners]))
+        parts.append(_line("median", [(x, up(point.p50)) for x, point in corners]))
     for alarm in series.alarms:
         title = f"{moment(alarm.at_us / 1e6)}: {value(alarm.value)} {series.unit}"
         if alarm.expected is not None:
@@ -69,14 +69,14 @@ def series_plot(series: Series, measured: Measured) -> str:
 
 
 def activity_plot(counts: Sequence[int], begin_s: float, bin_s: float) -> str:
-    """Messages over the time, as one silhouette."""
+    """Draw the number of messages over time as a filled area."""
     width, height = 960, 120
     most = max(counts) or 1
     up = Scale(0, most, height - 1, 6)
     step = width / len(counts)
-    # Up and down at each edge: a rate is drawn as it is, not as a line between guesses.
-    places = [(index * step + side, up(count)) for index, count in enumerate(counts) for side in (0, step)]
-    outline = [(0.0, float(height)), *places, (float(width), float(height))]
+    # Steps instead of lines: the number is known for each bin, not between bins.
+    corners = [(index * step + side, up(count)) for index, count in enumerate(counts) for side in (0, step)]
+    outline = [(0.0, float(height)), *corners, (float(width), float(height))]
     parts = [f'<path class="activity" d="{_path(outline)}Z"/>']
     for index, count in enumerate(counts):
         if count:
@@ -89,13 +89,13 @@ def activity_plot(counts: Sequence[int], begin_s: float, bin_s: float) -> str:
 
 
 def presence_strip(bins: Mapping[int, int], count: int, first: int, last: int) -> str:
-    """One device along the time: filled where it was heard, empty where it was not; the line spans first to last."""
+    """Draw one device over time: filled bins with messages, and a line from the first to the last message."""
     parts = [f'<path class="lifeline" d="M{first} 5H{last + 1}"/>']
     numbers = sorted(bins)
     for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         run = [number for _, number in group]
-        parts.append(f'<rect class="heard" x="{run[0]}" y="1" width="{len(run)}" height="8"/>')
-    return _svg(count, 10, "when it was heard", parts, stretch=True)
+        parts.append(f'<rect class="active" x="{run[0]}" y="1" width="{len(run)}" height="8"/>')
+    return _svg(count, 10, "when it sent messages", parts, stretch=True)
 
 
 # -- small parts ------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def _svg(width: int, height: int, label: str, parts: Sequence[str], *, stretch: 
 
 
 def _runs(points: Sequence[Point], step_us: int) -> list[list[Point]]:
-    """Points with nothing missing between them."""
+    """Split points into runs without a missing step."""
     runs = [[points[0]]]
     for before, point in pairwise(points):
         if point.at_us - before.at_us > step_us:
@@ -123,11 +123,13 @@ def _grid(marks: Sequence[float], up: Scale) -> str:
     for mark in marks:
         y = up(mark)
         lines.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        lines.append(f'<text class="tick" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{_mark(mark, marks)}</text>')
+        lines.append(
+            f'<text class="tick" x="{LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{_tick_label(mark, marks)}</text>'
+        )
     return "".join(lines)
 
 
-def _mark(mark: float, marks: Sequence[float]) -> str:
+def _tick_label(mark: float, marks: Sequence[float]) -> str:
     step = marks[1] - marks[0]
     if abs(mark) >= 1e6 or step < 1e-4:
         return f"{mark:.3g}"
@@ -135,18 +137,18 @@ def _mark(mark: float, marks: Sequence[float]) -> str:
     return f"{mark + 0.0:.{digits}f}"
 
 
-def _time_axis(measured: Measured) -> str:
-    span_s = (measured.end_us - measured.begin_us) / 1e6
+def _time_axis(summary: SeriesSummary) -> str:
+    span_s = (summary.end_us - summary.begin_us) / 1e6
     y = HEIGHT - 6
     return "".join(
         f'<text class="tick" x="{x}" y="{y}" text-anchor="{anchor}">{short_moment(at_us / 1e6, span_s)}</text>'
-        for x, anchor, at_us in ((LEFT, "start", measured.begin_us), (WIDTH - RIGHT, "end", measured.end_us))
+        for x, anchor, at_us in ((LEFT, "start", summary.begin_us), (WIDTH - RIGHT, "end", summary.end_us))
     )
 
 
-def _line(kind: str, places: Sequence[tuple[float, float]]) -> str:
-    return f'<path class="{kind}" d="{_path(places)}"/>'
+def _line(kind: str, corners: Sequence[tuple[float, float]]) -> str:
+    return f'<path class="{kind}" d="{_path(corners)}"/>'
 
 
-def _path(places: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+def _path(corners: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in corners)

@@ -1,7 +1,7 @@
-"""Words and numbers of the report: made safe, then made short.
+"""Text and numbers for the report: escaped, and shortened.
 
-Names of topics and publishers, payloads and what is said about them come from anybody. Everything that goes into the
-page goes through `safe`, which leaves nothing that a browser or a reader's eye could take for something else.
+Names of topics and publishers, payloads and error details are untrusted. All of them pass through `safe`, which escapes
+HTML and makes invisible characters visible.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from itertools import pairwise
 from typing import Final
 
 NONE: Final = "\N{EN DASH}"
-"""Where there is no number."""
+"""Shown for a missing number."""
 LONGEST: Final = 96
-"""Characters of a name or a text from outside."""
+"""Characters shown of an untrusted text."""
 _HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
-"""Categories of Unicode that show nothing, or turn the direction of what follows."""
+"""Categories of Unicode that are invisible or change the direction of text."""
 _STEPS: Final = (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0), ("s", 1.0))
 
 
 def safe(text: object, longest: int = LONGEST) -> str:
-    """For element contents and quoted attributes."""
+    """Escape text for element content and quoted attributes."""
     whole = str(text)
     shown = "".join(_visible(character) for character in whole[:longest])
     return html.escape(shown + ("…" if len(whole) > longest else ""), quote=True)
 
 
 def breakable(topic: str) -> str:
-    """Safe, and where there is no room for it a line ends between levels."""
+    """Escape a topic, and allow line breaks between its levels."""
     return safe(topic).replace("/", "/<wbr>")
 
 
 def safe_payload(payload: bytes, longest: int = LONGEST) -> str:
-    """As text if it is some, else its first bytes in hexadecimal."""
-    head = payload[: longest * 4]  # a character has at most so many bytes
+    """Escape a payload: as text if it is valid UTF-8, else its first bytes in hexadecimal."""
+    head = payload[: longest * 4]  # a character has at most four bytes
     try:
         text = head.decode() if len(head) == len(payload) else head.decode(errors="ignore")
     except UnicodeDecodeError:
@@ -51,18 +51,19 @@ def _visible(character: str) -> str:
 
 
 def whole(number: float) -> str:
+    """Format an integer."""
     return f"{number:,.0f}"
 
 
 def value(number: float | None) -> str:
-    """A measurement, in four digits."""
+    """Format a measurement with four digits."""
     if number is None or not math.isfinite(number):
         return NONE
     return f"{number:,.0f}" if 1_000 <= abs(number) < 1e7 else f"{number:.4g}"
 
 
 def size(count: float) -> str:
-    """Of so many bytes."""
+    """Format a number of bytes."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -71,7 +72,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In its two largest units."""
+    """Format a duration in its two largest units."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
     if seconds < 1:
@@ -86,12 +87,12 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(at_s: float, *, has_seconds: bool = True) -> str:
-    """In UTC."""
+    """Format a time in UTC."""
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S" if has_seconds else "%Y-%m-%d %H:%M")
 
 
 def short_moment(at_s: float, span_s: float) -> str:
-    """As much of it as tells the ends of such a span apart."""
+    """Format a time with the precision that a range of `span_s` needs."""
     pattern = "%H:%M:%S" if span_s < 600 else "%H:%M" if span_s < 86_400 else "%d %b %H:%M"
     if span_s > 30 * 86_400:
         pattern = "%d %b %Y"
@@ -99,5 +100,5 @@ def short_moment(at_s: float, span_s: float) -> str:
 
 
 def several(count: float, one: str, many: str | None = None) -> str:
-    """`3 gaps`, `1 gap`."""
+    """Format a number with a noun: `3 gaps`, `1 gap`."""
     return f"{whole(count)} {one if count == 1 else many or one + 's'}"

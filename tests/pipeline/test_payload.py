@@ -1,4 +1,4 @@
-"""What payloads say; and that nothing from outside does more than give rows or a problem."""
+"""Parsing of payloads: any payload yields readings or a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.pipeline.parsing import GREATEST, MAX_TEXT_BYTES, Parsed, Problem, Reading, parse
+from godwit.pipeline.payload import GREATEST, MAX_TEXT_BYTES, ParsedPayload, Reading, RejectedPayload, parse
 
 TOPIC = "home/room1/temperature"
 NOON_US = 1_794_744_000_000_000
@@ -35,12 +35,12 @@ NOON_US = 1_794_744_000_000_000
         ("54.5 °F", "temperature", 12.5, "°C"),
         ("humidity: 40", "humidity", 40.0, "%"),
         ("40 %", "humidity", 40.0, "%"),
-        ("room 101 says nothing of units", "temperature", 101.0, "°C"),
+        ("room 101 without a unit", "temperature", 101.0, "°C"),
     ],
 )
-def test_payloads_that_say_something(payload: str, quantity: str, value: float, unit: str) -> None:
+def test_payloads_with_a_reading(payload: str, quantity: str, value: float, unit: str) -> None:
     found = parse(payload.encode(), TOPIC)
-    assert isinstance(found, Parsed), found
+    assert isinstance(found, ParsedPayload), found
     ((name, number, stored),) = found.readings
     assert (name, stored) == (quantity, unit)
     assert math.isclose(number, value)
@@ -48,13 +48,13 @@ def test_payloads_that_say_something(payload: str, quantity: str, value: float, 
 
 def test_a_quantity_is_there_once() -> None:
     found = parse(b'{"value": 50, "unit": "F", "temperature": 20}', "home")
-    assert isinstance(found, Parsed)
+    assert isinstance(found, ParsedPayload)
     assert found.readings == [Reading("temperature", 10.0, "\N{DEGREE SIGN}C")]
 
 
 def test_the_rest_is_json_whatever_it_holds() -> None:
     found = parse(b'{"t": 1, "a": NaN, "b": [-Infinity, 1e999], "c": "\\ud83d\\ude00"}', "home")
-    assert isinstance(found, Parsed)
+    assert isinstance(found, ParsedPayload)
     assert found.extra is not None
     assert json.loads(found.extra) == {"a": "NaN", "b": ["-Infinity", "Infinity"], "c": "\N{GRINNING FACE}"}
 
@@ -62,7 +62,7 @@ def test_the_rest_is_json_whatever_it_holds() -> None:
 def test_several_numbers_a_time_a_device_and_the_rest() -> None:
     payload = {"temp": 20, "humidity": 41.5, "ts": NOON_US // 1000, "sensor": "b7", "firmware": {"major": 2}}
     found = parse(json.dumps(payload).encode(), TOPIC)
-    assert found == Parsed(
+    assert found == ParsedPayload(
         [Reading("temperature", 20.0, "°C"), Reading("humidity", 41.5, "%")],
         NOON_US,
         "b7",
@@ -77,7 +77,7 @@ def test_several_numbers_a_time_a_device_and_the_rest() -> None:
 )  # fmt: skip
 def test_times_in_all_their_forms(time: str | int) -> None:
     found = parse(json.dumps({"t": 1, "time": time}).encode(), TOPIC)
-    assert isinstance(found, Parsed), found
+    assert isinstance(found, ParsedPayload), found
     assert found.time_us == NOON_US
 
 
@@ -114,9 +114,9 @@ def test_times_in_all_their_forms(time: str | int) -> None:
         (json.dumps({str(n): n for n in range(100)}).encode(), "too many fields"),
     ],
 )
-def test_payloads_that_say_nothing(payload: bytes, reason: str) -> None:
+def test_rejected_payloads(payload: bytes, reason: str) -> None:
     found = parse(payload, TOPIC)
-    assert isinstance(found, Problem), found
+    assert isinstance(found, RejectedPayload), found
     assert found.reason == reason
     assert len(found.detail) <= 300
 
@@ -135,9 +135,9 @@ payloads = st.one_of(
 
 
 @given(payloads, st.text(max_size=20))
-def test_anything_gives_numbers_that_can_be_or_a_problem(payload: bytes, topic: str) -> None:
+def test_any_payload_yields_valid_numbers_or_a_reason(payload: bytes, topic: str) -> None:
     found = parse(payload, topic)
-    if isinstance(found, Parsed):
+    if isinstance(found, ParsedPayload):
         assert found.readings
         assert all(math.isfinite(one.value) and abs(one.value) <= 2 * GREATEST for one in found.readings)
         assert len({one.quantity for one in found.readings}) == len(found.readings)

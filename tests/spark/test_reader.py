@@ -1,4 +1,4 @@
-"""The reader of a stream, as Spark calls it, against real archives and without Spark."""
+"""The readers as Spark calls them, against real archives and without Spark."""
 
 from __future__ import annotations
 
@@ -14,10 +14,56 @@ from tests.spark.archives import Served, options, served
 
 from godwit.spark.archive import DataLossError, UnreachableError
 from godwit.spark.options import OptionError, read_options
-from godwit.spark.reading import SCHEMA, Piece
-from godwit.spark.streams import StreamReader
+from godwit.spark.reader import SCHEMA, BatchReader, LogPartition, StreamReader
 from godwit.store.copies import backup
 from godwit.store.retention import Retention, Rule
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def batch_offsets(place: Served, **given: str) -> list[int]:
+    reader = BatchReader(read_options(options(place, **given), is_stream=False), ("offset",), 2)
+    batches = [batch for piece in reader.partitions() for batch in reader.read(piece)]
+    return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+
+def test_all_of_it_or_a_part(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(10)
+        assert batch_offsets(place) == list(range(10))
+        part = {"startingOffsets": f'{{"{place.log}": 3}}', "endingOffsets": f'{{"{place.log}": 7}}'}
+        assert batch_offsets(place, **part) == [3, 4, 5, 6]
+        assert batch_offsets(place, minPartitions="4") == list(range(10))
+        assert batch_offsets(place, topics="nothing/#") == []
+
+
+def test_a_part_by_time(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        for second in range(3):
+            entry = logs.make_entry("a", [b"x"] * 2, received_us=logs.NOW_US + second * 10**6)
+            place.store.append([entry])
+        begin_ms = logs.NOW_US // 1000
+        assert batch_offsets(place, startingTime=str(begin_ms + 1000), endingTime=str(begin_ms + 2000)) == [2, 3]
+
+
+def test_an_end_that_was_never_reached_is_a_loss(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        place.add(2)
+        end = {"endingOffsets": f'{{"{place.log}": 9}}'}
+        with pytest.raises(DataLossError, match="which ends at 2"):
+            batch_offsets(place, **end)
+        assert batch_offsets(place, failOnDataLoss="false", **end) == [0, 1]
+
+
+def test_an_empty_log_and_an_unknown_one(tmp_path: Path) -> None:
+    with served(tmp_path) as place:
+        assert batch_offsets(place) == []
+        with pytest.raises(OptionError, match="endingOffsets names the log"):
+            batch_offsets(place, endingOffsets=f'{{"{"f" * 32}": 9}}')
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
 
 ALL = ReadAllAvailable()
 COLUMNS = tuple(SCHEMA.names)
@@ -72,7 +118,7 @@ def test_limits_count_the_rows_of_the_topics_that_are_wanted(tmp_path: Path) -> 
         stream = reader(options(place, topics="a"))
         end = stream.latestOffset(stream.initialOffset(), ReadMaxRows(300))
         assert len(rows(stream, {place.log: 0}, end)) == 300
-        assert plain(end) == {place.log: 3000}  # what is not wanted costs nothing
+        assert plain(end) == {place.log: 3000}  # messages of other topics do not count
         by_bytes = reader(options(place, topics="b", maxBytesPerTrigger="180000"))
         assert isinstance(by_bytes.getDefaultReadLimit(), ReadAllAvailable)
         assert len(rows(by_bytes, {place.log: 0}, by_bytes.latestOffset({place.log: 0}, ALL))) == 1800
@@ -109,12 +155,12 @@ def test_several_brokers_share_the_limit_by_their_lag(tmp_path: Path) -> None:
             reader(options(one, one.address.replace("127.0.0.1", "localhost"))).initialOffset()
 
 
-def test_a_broker_that_joins_brings_all_it_has(tmp_path: Path) -> None:
+def test_the_log_of_an_added_broker_is_read_from_its_beginning(tmp_path: Path) -> None:
     with served(tmp_path / "one") as one, served(tmp_path / "two", log_id=bytes(range(1, 17))) as two:
         one.add(3)
         stream = reader(options(one, two))
         start = {one.log: 3}
-        assert stream.latestOffset(start, ALL) is start  # it has nothing yet
+        assert stream.latestOffset(start, ALL) is start  # its log is empty
         two.add(4)
         end = stream.latestOffset(start, ALL)
         assert plain(end) == {one.log: 3, two.log: 4, "begins": {two.log: 0}}
@@ -139,12 +185,12 @@ def test_where_it_begins(tmp_path: Path, given: dict[str, str], begin: int) -> N
         assert plain(reader(options(place, **given)).initialOffset()) == {place.log: begin}
 
 
-def test_a_log_that_nobody_has(tmp_path: Path) -> None:
+def test_a_log_that_no_archive_has(tmp_path: Path) -> None:
     with served(tmp_path) as place, pytest.raises(OptionError, match="which none of the archives has"):
         reader(options(place, startingOffsets=f'{{"{"f" * 32}": 2}}')).initialOffset()
 
 
-def test_an_archive_that_is_away_brings_nothing_for_a_while(tmp_path: Path) -> None:
+def test_an_unreachable_archive_is_skipped_until_the_timeout(tmp_path: Path) -> None:
     with served(tmp_path / "one") as one, served(tmp_path / "two", log_id=bytes(range(1, 17))) as two:
         one.add(2)
         two.add(2)
@@ -152,11 +198,11 @@ def test_an_archive_that_is_away_brings_nothing_for_a_while(tmp_path: Path) -> N
         assert one.process is not None
         one.process.kill()
         stream = reader(options(one, two))
-        assert plain(stream.latestOffset(start, ALL)) == {one.log: 0, two.log: 2}  # the other one goes on
+        assert plain(stream.latestOffset(start, ALL)) == {one.log: 0, two.log: 2}  # the other log is read
         assert len(rows(reader(options(one, two)), start, {one.log: 0, two.log: 2})) == 2  # also after a restart
         hasty = reader(options(one, two, archiveTimeout="0.01"))
         assert plain(hasty.latestOffset(start, ALL)) == {one.log: 0, two.log: 2}
-        time.sleep(0.02)  # longer than its patience
+        time.sleep(0.02)  # longer than its timeout
         with pytest.raises(UnreachableError, match="did not answer within"):
             hasty.latestOffset(start, ALL)
 
@@ -169,7 +215,7 @@ def test_a_replaced_log_is_a_loss(tmp_path: Path) -> None:
             reader(options(place)).latestOffset(start, ALL)
         stream = reader(options(place, failOnDataLoss="false"))
         end = stream.latestOffset(start, ALL)
-        assert plain(end) == {**start, place.log: 4, "begins": {place.log: 0}}  # the old one may come back
+        assert plain(end) == {**start, place.log: 4, "begins": {place.log: 0}}  # the old log may reappear
         assert len(rows(stream, start, end)) == 4
 
 
@@ -177,13 +223,13 @@ def test_a_replaced_log_is_a_loss(tmp_path: Path) -> None:
 def test_an_older_copy_of_the_log_is_never_read(tmp_path: Path, fails: str) -> None:
     with served(tmp_path) as place:
         place.add(4)
-        with pytest.raises(DataLossError, match="it ends at 4 now: an older copy was put back"):
+        with pytest.raises(DataLossError, match="it ends at 4 now: an older copy was restored"):
             reader(options(place, failOnDataLoss=fails)).latestOffset({place.log: 9}, ALL)
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_an_older_copy_that_has_grown_past_the_checkpoint_is_not_read(tmp_path: Path, fails: str) -> None:
-    """By its length nobody could tell it from the log that the query has read."""
+    """Its length does not distinguish it from the log that the query has read."""
     folder, copy = tmp_path / "data", tmp_path / "copy"
     with served(folder, log_id=b"a" * 16) as place:
         place.add(4)
@@ -209,12 +255,12 @@ def test_an_older_copy_that_has_grown_past_the_checkpoint_is_not_read(tmp_path: 
         ):
             rows(again, start, planned)  # a batch that was planned before, and is read after a restart
         of_0_5_0 = {log: 6}
-        assert plain(again.latestOffset(of_0_5_0, ALL)) == {log: 24}  # nothing is known of what it has read
+        assert plain(again.latestOffset(of_0_5_0, ALL)) == {log: 24}  # its epochs are unknown
         fresh = reader(options(place))
         assert len(rows(fresh, fresh.initialOffset(), fresh.latestOffset(fresh.initialOffset(), ALL))) == 24
 
 
-def test_a_log_that_only_goes_on_is_read_on(tmp_path: Path) -> None:
+def test_a_log_that_only_grew_is_read(tmp_path: Path) -> None:
     with served(tmp_path, log_id=b"a" * 16) as place:
         place.add(4)
         stream = reader(options(place))
@@ -248,12 +294,12 @@ def _forget_all_but_the_last(place: Served) -> None:
         pass
 
 
-def test_pieces_travel_without_their_connections(tmp_path: Path) -> None:
+def test_partitions_are_pickled_without_connections(tmp_path: Path) -> None:
     with served(tmp_path) as place:
         place.add(10)
         stream = reader(options(place, minPartitions="3"))
         pieces = stream.partitions(stream.initialOffset(), stream.latestOffset({place.log: 0}, ALL))
         assert len(pieces) == 3
         there, copies = pickle.loads(pickle.dumps((stream, pieces)))
-        assert all(isinstance(piece, Piece) for piece in copies)
+        assert all(isinstance(piece, LogPartition) for piece in copies)
         assert sum(batch.num_rows for piece in copies for batch in there.read(piece)) == 10

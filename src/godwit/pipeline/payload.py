@@ -1,11 +1,11 @@
-"""What a payload says: numbers with their quantity and unit, or the reason why it is no reading.
+"""Parses payloads: numbers with their quantity and unit, or the reason why there are none.
 
     JSON objects     {"temperature": 21.5, "humidity": 40, "time": "2026-11-15T12:00:00Z", "device": "b7"}
     numbers          21.5
     text             The Temp is 54 degree        12C        54.1 °F
 
-Units are brought to one for each quantity. Runs on executors: standard library only. Whatever comes from outside gives
-rows or a problem, never an exception, in work that is bounded by the payload's length.
+Units are converted to one for each quantity. Any payload yields readings or a reason, never an exception, in time that
+is bounded by its length. This module runs on executors and uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
 SCHEMA_VERSION: Final = 1
-"""Of silver/readings: it grows when a field or a unit gets another meaning."""
+"""Of silver/readings: it grows when the meaning of a field or a unit changes."""
 MAX_TEXT_BYTES: Final = 64 * 1024
 MAX_JSON_LEVELS: Final = 16
 MAX_FIELDS: Final = 64
 GREATEST: Final = 1e15
-"""A value beyond it is no measurement."""
+"""A larger value is rejected."""
 EARLIEST_US: Final = 946_684_800_000_000
-"""The year 2000: a clock that says less was never set."""
+"""The year 2000: a clock that shows an earlier time was never set."""
 
 QUANTITIES: Final = {
     "temperature": ("temperature", "temp", "t", "tempc", "temp_c", "temperature_c", "celsius"),
@@ -39,16 +39,16 @@ QUANTITIES: Final = {
     "light": ("light", "lux", "illuminance", "brightness"),
     "value": ("value", "val", "reading", "x"),
 }
-"""Names of fields in JSON, in small letters, and what they mean."""
+"""By quantity: the names of its fields in JSON, in lower case."""
 _TIMES: Final = ("time", "timestamp", "time_us", "ts", "at", "datetime", "date")
 _DEVICES: Final = ("device", "device_id", "sensor", "sensor_id", "id", "mac")
 _UNITS: Final = ("unit", "units", "uom")
-_MEANING: Final = {name: quantity for quantity, names in QUANTITIES.items() for name in names}
+_QUANTITY_BY_NAME: Final = {name: quantity for quantity, names in QUANTITIES.items() for name in names}
 
 _IDENTITY: Final[Callable[[float], float]] = float
 _Conversion: TypeAlias = tuple[str, str, Callable[[float], float]]
-"""Quantity, unit as stored, and what makes it of the number."""
-_CONVERSIONS: Final[dict[str, _Conversion]] = {  # by the unit as written, in small letters
+"""Quantity, unit as stored, and the function that converts the number."""
+_CONVERSIONS: Final[dict[str, _Conversion]] = {  # by the unit as written, in lower case
     **dict.fromkeys(
         ("c", "°c", "celsius", "degc", "deg c", "degree", "degrees", "°"), ("temperature", "°C", _IDENTITY)
     ),
@@ -87,74 +87,74 @@ class Reading(NamedTuple):
     unit: str
 
 
-class Parsed(NamedTuple):
-    """What a payload says."""
+class ParsedPayload(NamedTuple):
+    """The content of a payload."""
 
     readings: list[Reading]
     time_us: int | None = None
     device: str | None = None
     extra: str | None = None
-    """JSON of the fields that mean nothing here."""
+    """JSON of all other fields."""
 
 
-class Problem(NamedTuple):
-    """Why it is no reading."""
+class RejectedPayload(NamedTuple):
+    """The reason why a payload has no readings."""
 
     reason: str
-    """One of a few words, to count by."""
+    """One of a fixed set, to count by."""
     detail: str
 
 
-class _BadError(Exception):
+class _RejectedError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
-        self.problem = Problem(reason, detail)
+        self.rejection = RejectedPayload(reason, detail)
 
 
-def parse(payload: bytes, topic: str) -> Parsed | Problem:
-    """What it says, or why it says nothing."""
+def parse(payload: bytes, topic: str) -> ParsedPayload | RejectedPayload:
+    """Return the readings in a payload, or the reason why there are none. The topic may name the quantity."""
     try:
         return _parse(payload, topic)
-    except _BadError as error:
-        return error.problem
+    except _RejectedError as error:
+        return error.rejection
 
 
-def _parse(payload: bytes, topic: str) -> Parsed:
+def _parse(payload: bytes, topic: str) -> ParsedPayload:
     if len(payload) > MAX_TEXT_BYTES:
-        raise _BadError("too long", f"{len(payload)} bytes: a reading has at most {MAX_TEXT_BYTES}")
+        raise _RejectedError("too long", f"{len(payload)} bytes: a reading has at most {MAX_TEXT_BYTES}")
     try:
         text = payload.decode()
     except UnicodeDecodeError as error:
-        raise _BadError("not text", f"no UTF-8 at byte {error.start}") from None
+        raise _RejectedError("not text", f"invalid UTF-8 at byte {error.start}") from None
     stripped = text.strip()
     if not stripped:
-        raise _BadError("empty", "nothing in it")
+        raise _RejectedError("empty", "the payload is empty")
     if stripped[0] in "{[":
         return _from_json(stripped)
     if found := _PLAIN.match(text):
         quantity = _quantity_of(topic)
-        return Parsed([Reading(quantity, _checked(_number(found[1]), quantity), DEFAULT_UNITS[quantity])])
+        return ParsedPayload([Reading(quantity, _checked(_number(found[1]), quantity), DEFAULT_UNITS[quantity])])
     return _from_text(stripped, topic)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _from_json(text: str) -> Parsed:
+def _from_json(text: str) -> ParsedPayload:
     if _levels(text) > MAX_JSON_LEVELS:
-        raise _BadError("nested too deeply", f"more than {MAX_JSON_LEVELS} levels of JSON")
+        raise _RejectedError("nested too deeply", f"more than {MAX_JSON_LEVELS} levels of JSON")
     try:
         value = json.loads(text, parse_int=_whole)
         if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+            json.dumps(value, ensure_ascii=False).encode()  # raises for an unpaired surrogate
     except UnicodeEncodeError:
-        raise _BadError("not text", "half a pair of surrogates in it") from None
+        raise _RejectedError("not text", "it has an unpaired surrogate") from None
     except (ValueError, RecursionError) as error:
-        raise _BadError("bad JSON", str(error)[:200]) from None
+        raise _RejectedError("bad JSON", str(error)[:200]) from None
     if not isinstance(value, dict):
-        raise _BadError("no object", "JSON, but not an object with named values")
+        raise _RejectedError("no object", "JSON, but not an object with named values")
     if len(value) > MAX_FIELDS:
-        raise _BadError("too many fields", f"{len(value)}: at most {MAX_FIELDS}")
+        raise _RejectedError("too many fields", f"{len(value)}: at most {MAX_FIELDS}")
     unit = next((value[name] for name in value if name.lower() in _UNITS), None)
     readings: dict[str, Reading] = {}
     time_us: int | None = None
@@ -166,18 +166,18 @@ def _from_json(text: str) -> Parsed:
             time_us = _time_us(item, name)
         elif low in _DEVICES and isinstance(item, str | int):
             device = str(item)[:256]
-        elif low in _MEANING:
-            reading = _reading(_MEANING[low], item, unit, name)
+        elif low in _QUANTITY_BY_NAME:
+            reading = _reading(_QUANTITY_BY_NAME[low], item, unit, name)
             readings.setdefault(reading.quantity, reading)
         elif low not in _UNITS:
             extra[name] = item
     if not readings:
-        raise _BadError("no quantity", f"none of its fields is known: {', '.join(list(value)[:8])}"[:200])
-    return Parsed(list(readings.values()), time_us, device, _json(extra) if extra else None)
+        raise _RejectedError("no quantity", f"none of its fields is known: {', '.join(list(value)[:8])}"[:200])
+    return ParsedPayload(list(readings.values()), time_us, device, _json(extra) if extra else None)
 
 
 def _json(extra: dict[str, Any]) -> str:
-    """What is not finite as text: JSON has no such numbers."""
+    """Encode the fields as JSON, with numbers that are not finite as text."""
     try:
         return json.dumps(extra, allow_nan=False)
     except ValueError:
@@ -185,13 +185,13 @@ def _json(extra: dict[str, Any]) -> str:
 
 
 def _reading(quantity: str, item: Any, unit: Any, name: str) -> Reading:
-    """A field that is a number by the schema, as a number or as text with one in it."""
+    """Return the reading of a field, whose value is a number or the text of one."""
     if isinstance(item, bool) or not isinstance(item, int | float | str):
-        raise _BadError("type changed", f"the field {name!r} is {_kind(item)} and should be a number")
+        raise _RejectedError("type changed", f"the field {name!r} is {_kind(item)} and should be a number")
     if isinstance(item, str):
         found = _PLAIN.match(item)
         if not found:
-            raise _BadError("type changed", f"the field {name!r} is the text {item[:40]!r} and should be a number")
+            raise _RejectedError("type changed", f"the field {name!r} is the text {item[:40]!r} and should be a number")
         item = _number(found[1])
     value = _checked(float(item), name)
     if isinstance(unit, str):
@@ -209,13 +209,12 @@ def _converted(value: float, known: _Conversion, name: str) -> Reading:
 
 
 def _whole(digits: str) -> int | float:
-    """Python would make a number of any length, in more than proportional time."""
+    """Convert an integer. Python would parse any length, in quadratic time."""
     return int(digits) if len(digits) <= 32 else math.inf
 
 
 def _levels(text: str) -> int:
-    """How deep it is nested at most, without parsing it: brackets in texts count too, which errs to the safe side
-    only for texts that hold dozens of them."""
+    """Return an estimate of the depth of JSON without parsing it, which also counts brackets in strings."""
     depth = deepest = 0
     for character in text:
         if character in "{[":
@@ -235,28 +234,30 @@ def _kind(item: Any) -> str:
 # -- text -------------------------------------------------------------------------------------------------------------
 
 
-def _from_text(text: str, topic: str) -> Parsed:
-    """The first number in it, with the unit behind it; the words before it may name the quantity."""
+def _from_text(text: str, topic: str) -> ParsedPayload:
+    """Parse text: the first number, the unit after it, and words before it that may name the quantity."""
     if text.lower() in ("nan", "inf", "-inf", "+inf", "infinity", "-infinity"):
-        raise _BadError("no number", f"{text!r} is no measurement")
+        raise _RejectedError("no number", f"{text!r} is not a measurement")
     found = _TEXT.search(text)
     if found is None:
-        raise _BadError("no number", f"no number in {text[:60]!r}")
+        raise _RejectedError("no number", f"no number in {text[:60]!r}")
     value = _checked(_number(found[1]), "the number")
     unit = " ".join((found[2] or "").lower().replace("°", " °").split()).replace("° ", "°")
     known = _CONVERSIONS.get(unit) or _CONVERSIONS.get(unit.replace(" ", ""))
     if known is not None:
-        return Parsed([_converted(value, known, "the number")])
+        return ParsedPayload([_converted(value, known, "the number")])
     words = [word.lower() for word in _WORD.findall(text[: found.start()])]
-    quantity = next((_MEANING[word] for word in words if len(word) > 1 and word in _MEANING), _quantity_of(topic))
-    return Parsed([Reading(quantity, value, DEFAULT_UNITS[quantity])])
+    quantity = next(
+        (_QUANTITY_BY_NAME[word] for word in words if len(word) > 1 and word in _QUANTITY_BY_NAME), _quantity_of(topic)
+    )
+    return ParsedPayload([Reading(quantity, value, DEFAULT_UNITS[quantity])])
 
 
 def _quantity_of(topic: str) -> str:
-    """What a topic's last levels say of its numbers."""
+    """Return the quantity that the last levels of a topic name, else "value"."""
     for level in reversed(topic.lower().split("/")):
-        if level in _MEANING and len(level) > 1:
-            return _MEANING[level]
+        if level in _QUANTITY_BY_NAME and len(level) > 1:
+            return _QUANTITY_BY_NAME[level]
     return "value"
 
 
@@ -269,14 +270,14 @@ def _number(text: str) -> float:
 
 def _checked(value: float, name: str) -> float:
     if not math.isfinite(value):
-        raise _BadError("not finite", f"{name} is {value}")
+        raise _RejectedError("not finite", f"{name} is {value}")
     if abs(value) > GREATEST:
-        raise _BadError("too large", f"{name} is {value:g}")
+        raise _RejectedError("too large", f"{name} is {value:g}")
     return value
 
 
 def _time_us(item: Any, name: str) -> int:
-    """ISO 8601 (without a zone: UTC), or seconds, milliseconds, microseconds or nanoseconds since 1970."""
+    """Parse a time: ISO 8601 (UTC without a zone), or seconds, milli-, micro- or nanoseconds since 1970."""
     try:
         if isinstance(item, str) and not _PLAIN.match(item):
             moment = datetime.fromisoformat(item.strip())
@@ -284,7 +285,7 @@ def _time_us(item: Any, name: str) -> int:
                 moment = moment.replace(tzinfo=UTC)
             time_us = int(moment.timestamp() * 1e6)
         elif isinstance(item, bool) or not isinstance(item, int | float | str):
-            raise _BadError("bad time", f"the field {name!r} is {_kind(item)}")
+            raise _RejectedError("bad time", f"the field {name!r} is {_kind(item)}")
         else:
             number = float(item)
             scale = next(
@@ -292,7 +293,7 @@ def _time_us(item: Any, name: str) -> int:
             )
             time_us = int(number * scale)
     except (ValueError, OverflowError):
-        raise _BadError("bad time", f"the field {name!r} is {str(item)[:40]!r}") from None
+        raise _RejectedError("bad time", f"the field {name!r} is {str(item)[:40]!r}") from None
     if time_us < EARLIEST_US:
-        raise _BadError("time in the far past", f"the field {name!r} says {str(item)[:40]!r}")
+        raise _RejectedError("time in the far past", f"the field {name!r} is {str(item)[:40]!r}")
     return time_us

@@ -1,4 +1,4 @@
-"""Alarms from end to end: a real archive, Spark's state in RocksDB, the table, and alerts in the brokers' logs."""
+"""Anomalies end to end: a real archive, Spark's state in RocksDB, the table, and alerts in the brokers' logs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,75 @@ from tests.spark.archives import Served, options, served
 
 from godwit import pipeline
 from godwit.archive.client import ArchiveClient
-from godwit.pipeline.datasets.anomalies import SPEC, _Detection, start
+from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, _SeriesProcessor, alert_messages, start
 from godwit.pipeline.detector import Detector
 from godwit.pipeline.lake import Lake
+from godwit.spark.archive import ArchiveError
+
+# -- alerts ------------------------------------------------------------------------------------------------------------
+
+
+ALARM: dict[str, Any] = {
+    "broker": "a" * 32,
+    "offset": 7,
+    "quantity": "temperature",
+    "topic": "größe/küche",
+    "event_time": datetime(2026, 11, 15, 12, tzinfo=UTC),
+    "value": 61.25,
+    "unit": "°C",
+    "expected": 21.5,
+    "score": 3.14159,
+    "reason": "jump up",
+}
+
+
+def test_the_message_of_an_alert() -> None:
+    (row,) = alert_messages([ALARM]).to_pylist()
+    assert row["topic"] == "alerts/größe/küche"
+    assert json.loads(row["payload"]) == {
+        "reason": "jump up",
+        "topic": "größe/küche",
+        "quantity": "temperature",
+        "value": 61.25,
+        "expected": 21.5,
+        "unit": "°C",
+        "score": 3.14,
+        "time": "2026-11-15T12:00:00+00:00",
+        "offset": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("topic", "alert"),
+    [
+        ("ä" * 508, "alerts/" + "ä" * 508),
+        ("ä" * 509, "alerts/other"),  # 1,025 bytes
+        ("/".join("a" * 63), "alerts/" + "/".join("a" * 63)),
+        ("/".join("a" * 64), "alerts/other"),
+    ],
+)
+def test_a_topic_without_room_for_the_prefix_is_in_the_payload(topic: str, alert: str) -> None:
+    (row,) = alert_messages([ALARM | {"topic": topic}]).to_pylist()
+    assert row["topic"] == alert
+    assert json.loads(row["payload"])["topic"] == topic
+
+
+def test_each_broker_has_its_address(tmp_path: Path) -> None:
+    with served(tmp_path / "one") as one, served(tmp_path / "other", log_id=bytes(range(1, 17))) as other:
+        publisher = AlertPublisher(options(one, other, topics="a/#", maxRowsPerTrigger="5"))
+        assert publisher._address(other.log) == other.address.replace("grpc+tcp", "grpc")
+        assert publisher._address(one.log) == one.address.replace("grpc+tcp", "grpc")
+        with pytest.raises(ArchiveError, match="an alert is for log ffff, and none of the archives has"):
+            publisher._address("ffff")
+
+
+# -- the query ---------------------------------------------------------------------------------------------------------
+
 
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STEP_US = 1_000_000
 BEGIN_US = logs.NOW_US - 10_000 * STEP_US
-PATIENCE_S = 600
+TIMEOUT_S = 600
 HALF = 200
 JUMP_AT = HALF + 130
 POISON = [b"NaN", b"\xff", b'{"t": 1e300}', b"[" * 100]
@@ -41,7 +102,7 @@ def values(seed: int, jump: float) -> list[float]:
 
 
 def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> None:
-    """Readings (number, value) in this order, the number telling the time."""
+    """Publish readings (number, value) in this order. The number determines the time."""
     payloads = [
         json.dumps({"t": value, "time": (BEGIN_US + number * STEP_US) / 1e6}).encode() for number, value in numbers
     ]
@@ -49,7 +110,7 @@ def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> 
 
 
 def shuffled_in_tens(numbers: Sequence[tuple[int, float]], seed: int) -> list[tuple[int, float]]:
-    """As from a network that holds some back; never across micro-batches."""
+    """Shuffle each ten readings, as a network may do; never across micro-batches."""
     rng = random.Random(seed)
     tens = [list(numbers[first : first + 10]) for first in range(0, len(numbers), 10)]
     for ten in tens:
@@ -91,12 +152,12 @@ def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, t
             one.store.append([logs.make_entry("a/near", POISON)])
             publish(other, "a/far", list(enumerate(far))[begin:end])
             publish(other, "a/calm", list(enumerate(calm))[begin:end])
-        # Two batches: the second has the jumps, and the first has taught the detectors.
+        # Two batches: the detectors learn from the first, and the second has the jumps.
         given = options(one, other, maxRowsPerTrigger=str(3 * HALF + len(POISON)))
 
         def run() -> None:
             query = start(spark, given, lake, str(checkpoint), {"availableNow": True})
-            assert query.awaitTermination(PATIENCE_S)
+            assert query.awaitTermination(TIMEOUT_S)
 
         run()
         found = rows(lake)
@@ -108,7 +169,7 @@ def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, t
             assert [alert[2]["value"] for alert in alerts(place)] == [row["value"] for row in mine]
         assert {row["topic"] for row in found} == {"a/near", "a/far"}
 
-        # The driver died when all of the second batch was written, and Spark had not noted it.
+        # The driver died after the second batch was written, before Spark committed it.
         (checkpoint / "commits" / "1").unlink()
         (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
         before = [alerts(place) for place in (one, other)]
@@ -121,17 +182,17 @@ def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, t
 WITHOUT_GODWIT = """
 import sys
 
-class Nobody:
+class NoGodwit:
     def find_spec(self, name, *rest):
         if name.partition(".")[0] == "godwit":
             raise ImportError(name)
 
-sys.meta_path.insert(0, Nobody())
+sys.meta_path.insert(0, NoGodwit())
 from types import SimpleNamespace
 from pyspark import cloudpickle
 
-kept = []
-state = SimpleNamespace(get=lambda: kept[-1] if kept else None, update=kept.append)
+states = []
+state = SimpleNamespace(get=lambda: states[-1] if states else None, update=states.append)
 processor = cloudpickle.loads(sys.stdin.buffer.read())
 processor.init(SimpleNamespace(getValueState=lambda *_: state))
 for begin in (0, 250):
@@ -145,7 +206,7 @@ for begin in (0, 250):
 def test_detection_runs_where_godwit_is_not() -> None:
     cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]
     try:
-        shipped = cloudpickle.dumps(_Detection())  # type: ignore[no-untyped-call]
+        shipped = cloudpickle.dumps(_SeriesProcessor())  # type: ignore[no-untyped-call]
     finally:
         cloudpickle.unregister_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]
     done = subprocess.run([sys.executable, "-c", WITHOUT_GODWIT], input=shipped, capture_output=True, check=False)

@@ -1,0 +1,93 @@
+"""Gold tables: aggregates that are updated by merging, in any order and however late messages arrive.
+
+A gold table is defined by its columns. Each column has one SQL expression that aggregates rows of the source (bronze
+or silver), and one that combines rows of the gold table itself. New source rows are aggregated, the results are
+combined with the stored rows of the same keys, and the combined rows replace these. A device that was offline for a
+week is treated like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from godwit.pipeline.lake import LakeTable, TableColumn, TableSpec, Watermarks
+
+
+@dataclass(frozen=True)
+class GoldColumn(TableColumn):
+    """A column of a gold table, with SQL expressions for its value.
+
+    A key has none. Another column has either `aggregate` and `combine`, or `derived` alone.
+    """
+
+    aggregate: str = ""
+    """From a group of source rows, as `GoldTable.prepare` returns them: count(*)."""
+    combine: str = ""
+    """From a group of rows of the table with the same keys: sum(messages)."""
+    derived: str = ""
+    """From the other columns of the same row: hll_sketch_estimate(topics_sketch)."""
+
+
+def _unchanged(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+@dataclass(frozen=True)
+class GoldTable:
+    """A gold table and how its rows are made."""
+
+    spec: TableSpec
+    """All columns are GoldColumns."""
+    name: str
+    """Begins the names of its watermarks. It is stored in lakes and must not change."""
+    source: TableSpec
+    source_time: str
+    """Column of the source by which a rebuild selects rows of a time range."""
+    prepare: Callable[[DataFrame], DataFrame] = _unchanged
+    """Selects the source rows, and adds the key columns and other inputs of the `aggregate` expressions."""
+    prepare_combine: Callable[[DataFrame], DataFrame] = _unchanged
+    """Adds inputs of the `combine` expressions to rows of the table."""
+
+    def aggregate(self, source_rows: DataFrame) -> DataFrame:
+        """Return rows of this table from rows of the source."""
+        return self._grouped(self.prepare(source_rows), {one.name: one.aggregate for one in self._columns})
+
+    def combine(self, rows: DataFrame) -> DataFrame:
+        """Return one row for each group of rows of this table that have the same keys."""
+        return self._grouped(self.prepare_combine(rows), {one.name: one.combine for one in self._columns})
+
+    def compute(self, source_rows: DataFrame) -> DataFrame:
+        """Return the content of the whole table from all rows of the source."""
+        return self.combine(self.aggregate(source_rows))
+
+    def merge(self, table: LakeTable, source_rows: DataFrame, watermarks: Watermarks) -> bool:
+        """Merge new rows of the source into the stored table, and set the watermarks, in one transaction.
+
+        Return False, and write nothing, if all watermarks had been reached before.
+        """
+        if table.has_reached(watermarks):
+            return False
+        # The groups pass through the driver in any case, which writes them; there are few.
+        fresh = self.aggregate(source_rows).toArrow().cast(self.spec.schema)
+        if not fresh.num_rows:
+            return table.upsert(fresh, watermarks)
+        together = source_rows.sparkSession.createDataFrame(pa.concat_tables([table.matching(fresh), fresh]))
+        return table.upsert(self.combine(together).toArrow(), watermarks)
+
+    @property
+    def _columns(self) -> Sequence[GoldColumn]:
+        return [one for one in self.spec.columns if isinstance(one, GoldColumn)]
+
+    def _grouped(self, rows: DataFrame, expressions: dict[str, str]) -> DataFrame:
+        """Return one row for each group of rows with the same keys."""
+        plain = [sf.expr(sql).alias(name) for name, sql in expressions.items() if sql]
+        found = rows.groupBy(*self.spec.keys).agg(*plain)
+        derived = {one.name: sf.expr(one.derived) for one in self._columns if one.derived}
+        if derived:
+            found = found.withColumns(derived)
+        return found.select(*self.spec.schema.names)

@@ -6,7 +6,7 @@ python examples/two_endpoints.py
 import asyncio
 import os
 
-from godwit.net.drive import EndpointDriver
+from godwit.net.driver import EndpointDriver
 from godwit.net.loop import run
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from godwit import limits
-from godwit.broker.jobs.model import Happening
+from godwit.broker.jobs.model import JobEvent
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -53,7 +53,7 @@ def test_every_field_of_an_event_of_jobs_is_explained() -> None:
     table = page.partition("| field |")[2].partition("\n\n")[0]
     rows = table.splitlines()[2:]
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])} == set(
-        Happening.__struct_fields__
+        JobEvent.__struct_fields__
     )
 
 

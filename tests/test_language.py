@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.language import PATTERNS, counts, occurrences
 from tests.language import files as project_files
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, Final
 
 import godwit
-from godwit.net.serve import Service
+from godwit.net.service import Service
 from godwit.server.configuration import Configuration
 
 PACKAGE: Final = str(Path(godwit.__file__).parent)

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from godwit import sync
-    from godwit.client.bookmark import Bookmark
-    from godwit.client.message import Message
+    from godwit.client.message import Bookmark, Message
     from godwit.errors import (
         AccessError,
         BrokerError,
@@ -83,7 +82,7 @@ __all__ = [
 _HOMES = {
     "AsyncClient": "godwit.net.client",
     "AsyncJob": "godwit.net.jobs",
-    "Bookmark": "godwit.client.bookmark",
+    "Bookmark": "godwit.client.message",
     "BufferFull": "godwit.net.publisher",
     "Message": "godwit.client.message",
     "Task": "godwit.net.tasks",

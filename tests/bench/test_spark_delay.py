@@ -10,7 +10,7 @@ import pytest
 
 from godwit.errors import GodwitError
 from godwit.pipeline.datasets import bronze
-from godwit.pipeline.lake import Lake, Table
+from godwit.pipeline.lake import Lake, LakeTable
 from godwit_bench import spark_delay
 from godwit_bench.spark_delay import WARM_BATCHES, percentile, watch
 
@@ -23,7 +23,7 @@ def batch(number: int, age_s: float) -> pa.Table:
 class Writer:
     """Adds a row to the table at every other look."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: LakeTable) -> None:
         self.table = table
         self.looks = 0
 

@@ -211,7 +211,7 @@ def test_a_worker_with_all_leases_that_it_may_have_is_understood() -> None:
     kinds = [f"{number}".zfill(MAX_KIND_BYTES) for number in range(MAX_KINDS)]
     alice = World().client("alice")
     request = j.Volunteer(request=50, kinds=kinds, capacity=MAX_CAPACITY, holding=leases)
-    alice.expect(request, j.Volunteered)
+    alice.expect(request, j.VolunteerReply)
 
 
 @pytest.mark.parametrize("body", [many_values(9000), cbor2.dumps({"kind": "commit", "junk": bytes(10_000)})])

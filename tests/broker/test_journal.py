@@ -8,7 +8,7 @@ from godwit.broker import journal as journals
 from godwit.broker.feed import Feed
 from godwit.broker.identities import Progress
 from godwit.broker.jobs.model import Job
-from godwit.broker.jobs.ready import Queue
+from godwit.broker.jobs.queue import JobQueue
 from godwit.broker.journal import Journal
 from godwit.broker.session import Session
 from godwit.wire import changes as ch
@@ -152,7 +152,7 @@ def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
 
 def test_jobs_are_written_put_back_and_forgotten() -> None:
     journal = Journal({}, keeps=True)
-    job = Job(7, "ann", "k", Queue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
+    job = Job(7, "ann", "k", JobQueue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
     journal.work([job], job.tasks, [3], 8)
     changes, marks = journal.take(0)
     assert [type(change) for change in changes] == [ch.NextJob, ch.JobKept, ch.JobPayload, ch.JobGone]

@@ -14,7 +14,7 @@ from tests.cli.test_demo_processes import Cut, cut
 from godwit.cli import demo_broker
 from godwit.cli.demo_processes import Line
 from godwit.net.address import format_address
-from godwit.net.connect import connect
+from godwit.net.client import connect
 
 
 def work_with(pipe: Connection, data: Path) -> None:

@@ -15,8 +15,8 @@ from godwit.cli.demo_check import Watch, problems, running_digest, topic_of
 from godwit.cli.demo_processes import Line
 from godwit.cli.demo_rooms import Room, RoomsReport
 from godwit.cli.house import ROOMS, RoomReading, Sensor, sensors
-from godwit.net.connect import connect
-from godwit.net.serve import Service
+from godwit.net.client import connect
+from godwit.net.service import Service
 
 
 def test_a_room_counts_what_it_sends() -> None:

@@ -15,8 +15,8 @@ from godwit.cli import demo_watch
 from godwit.cli.demo_check import WatchReport, topic_of
 from godwit.cli.demo_processes import Line
 from godwit.cli.house import house
-from godwit.net.connect import connect
-from godwit.net.serve import Service
+from godwit.net.client import connect
+from godwit.net.service import Service
 
 
 def work_with(pipe: Connection, url: str, failures: list[BaseException]) -> None:

@@ -15,7 +15,7 @@ from tests.cli.test_demo_processes import Cut, cut
 from godwit.cli import demo_work
 from godwit.cli.demo_processes import Line
 from godwit.cli.demo_work import WorkReport, problems
-from godwit.net.serve import Service
+from godwit.net.service import Service
 
 
 def in_thread(work: Callable[[Line], Coroutine[Any, Any, None]]) -> tuple[Connection, threading.Thread]:

@@ -11,7 +11,7 @@ import pytest
 from godwit.cli.job_submit import Wish, read_payload
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
-from godwit.net.submitting import JobOptions
+from godwit.net.job_options import JobOptions
 
 
 def test_a_wish() -> None:

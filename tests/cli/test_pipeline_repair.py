@@ -15,7 +15,7 @@ from tests.cli.real import godwit, lines
 from godwit.cli import pipeline_repair
 from godwit.cli.pipeline_repair import time_of
 from godwit.errors import UsageError
-from godwit.pipeline.checks import Result
+from godwit.pipeline.checks import CheckResult
 
 
 def test_times() -> None:
@@ -28,7 +28,10 @@ def test_times() -> None:
 
 def test_what_was_done_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    results = [Result("gold/windows", "it counts at least one reading", 0), Result("gold/traffic", "nothing", 0)]
+    results = [
+        CheckResult("gold/windows", "it counts at least one reading", 0),
+        CheckResult("gold/traffic", "nothing", 0),
+    ]
 
     @contextmanager
     def session(spark: Any, lake: Any, status: Any, *, purpose: str) -> Iterator[str]:
@@ -40,13 +43,13 @@ def test_what_was_done_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         return {"gold/windows": 1, "gold/traffic": 2000}
 
     monkeypatch.setattr(pipeline_repair, "session", session)
-    monkeypatch.setattr("godwit.pipeline.rebuild.rebuild", rebuild)
-    monkeypatch.setattr("godwit.pipeline.requeue.requeue", lambda spark, lake: (3, 1200))
-    monkeypatch.setattr("godwit.pipeline.checks.checked", lambda spark, lake: iter(results))
+    monkeypatch.setattr("godwit.pipeline.repair.rebuild", rebuild)
+    monkeypatch.setattr("godwit.pipeline.repair.requeue", lambda spark, lake: (3, 1200))
+    monkeypatch.setattr("godwit.pipeline.checks.run_checks", lambda spark, lake: iter(results))
     told = godwit("pipeline", "check", "--lake", str(tmp_path))
     assert told.returncode == 0
     assert lines(told.stdout)[1].split("  ")[0] == "gold/windows"
-    results[1] = Result("gold/traffic", "nothing", 1200)
+    results[1] = CheckResult("gold/traffic", "nothing", 1200)
     told = godwit("pipeline", "check", "--lake", str(tmp_path), "--json")
     assert (told.returncode, json.loads(lines(told.stdout)[1])["wrong"]) == (1, 1200)
     assert "1 check of 2 failed: look at the rows with godwit pipeline query" in lines(told.stderr)[0]

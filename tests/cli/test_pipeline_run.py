@@ -11,7 +11,7 @@ import pytest
 from tests.cli.real import eventually, godwit, lines, needs_posix, running
 from tests.spark.session import running_broker
 
-from godwit.pipeline.problems import PipelineError
+from godwit.pipeline.errors import PipelineError
 
 START_S = 240.0
 END_S = 15.0
@@ -29,7 +29,7 @@ def test_a_token_without_encryption_is_warned_of(tmp_path: Path, monkeypatch: py
     def nobody(options: dict[str, str]) -> list[object]:
         raise PipelineError("no archive answers")
 
-    monkeypatch.setattr("godwit.pipeline.archives.look", nobody)
+    monkeypatch.setattr("godwit.pipeline.status.find_logs", nobody)
     ask = ("pipeline", "run", "--archive", "192.0.2.7:9", "--lake", str(tmp_path / "lake"))
     told = lines(godwit(*ask, GODWIT_ARCHIVE_TOKEN="secret").stderr)
     assert "the token for the archive at grpc://192.0.2.7:9 is sent without encryption" in told[0]

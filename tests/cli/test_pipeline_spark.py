@@ -14,7 +14,7 @@ from godwit.cli import pipeline_spark
 from godwit.cli.pipeline_spark import Sources, Spark, archive_beside, explained, open_lake, require_java
 from godwit.errors import GodwitError, UsageError
 from godwit.pipeline import java
-from godwit.pipeline.problems import PipelineError
+from godwit.pipeline.errors import PipelineError
 
 
 def test_an_archive_is_beside_its_broker() -> None:

@@ -17,7 +17,7 @@ from godwit.cli.sensors import Plan, Source
 from godwit.errors import BufferFullError
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 
 class FakePublisher:

@@ -13,7 +13,7 @@ from godwit.errors import TaskFailedError
 from godwit.net.worker import STOPPED
 
 if TYPE_CHECKING:
-    from godwit.net.task import Task
+    from godwit.net.tasks import Task
 
 
 class FakeTask:

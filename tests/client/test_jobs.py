@@ -36,8 +36,8 @@ from godwit.limits import (
 )
 from godwit.wire.codes import Code
 from godwit.wire.control import Error
-from godwit.wire.jobs import JobState, TaskState, Unwatch, Watch
-from godwit.wire.work import JobUpdate, Submission, Taken, TakenJob, TaskUpdate
+from godwit.wire.jobs import JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs
+from godwit.wire.work import JobUpdate, SubmitReply, SubmitReplyGroup, TaskUpdate
 
 
 def changes(user: User, view: JobView) -> list[str]:
@@ -109,7 +109,7 @@ def test_a_refused_job_is_at_its_end() -> None:
     broker.takes = False
     view = user.client.submit("resize", b"image")
     network.run(0.1)
-    broker.send_group(Taken(jobs=[TakenJob(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
+    broker.send_group(SubmitReplyGroup(jobs=[SubmitReply(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
     network.run(0.1)
     assert user.all(JobRefused) == [JobRefused(view, Code.NOT_ALLOWED, "no right")]
     assert (view.state, view.reason, view.is_ended, view.payload) == ("refused", "no right", True, b"")
@@ -174,7 +174,7 @@ def test_followed_jobs_are_watched_again_and_no_change_is_reported_twice() -> No
     network.run(0.1)
     break_connection(network, broker, user)
     network.run(0.1)
-    assert [watch.jobs for watch in broker.link.all(Watch)] == [[1]]
+    assert [watch.jobs for watch in broker.link.all(WatchJobs)] == [[1]]
     broker.update(1, "running", leased())
     broker.update(1, "done", finished())
     network.run(0.1)
@@ -182,7 +182,7 @@ def test_followed_jobs_are_watched_again_and_no_change_is_reported_twice() -> No
     assert changes(user, two) == ["result", "ended"]
     break_connection(network, broker, user)
     network.run(0.1)
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
 
 
 def test_a_job_that_the_broker_has_forgotten_ends() -> None:
@@ -203,7 +203,7 @@ def test_many_jobs_are_watched_a_page_at_a_time() -> None:
     network.run(1)
     break_connection(network, broker, user)
     network.run(0.1)
-    assert [len(watch.jobs) for watch in broker.link.all(Watch)] == [MAX_WATCHED_AT_ONCE, 1]
+    assert [len(watch.jobs) for watch in broker.link.all(WatchJobs)] == [MAX_WATCHED_AT_ONCE, 1]
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_refused_watch() -> None:
     broker.answers = False
     view = user.client.watch(7)
     network.run(0.1)
-    (watch,) = broker.link.all(Watch)
+    (watch,) = broker.link.all(WatchJobs)
     broker.link.send(Error(request=watch.request, code=Code.TOO_MANY, text="enough"))
     network.run(0.1)
     assert user.all(JobRefused) == [JobRefused(view, Code.TOO_MANY, "enough")]
@@ -250,14 +250,14 @@ def test_an_unwatched_job_reports_nothing() -> None:
     user.client.unwatch(one)
     user.client.unwatch(one)
     network.run(0.1)
-    assert [unwatch.jobs for unwatch in broker.link.all(Unwatch)] == [[1]]
+    assert [unwatch.jobs for unwatch in broker.link.all(UnwatchJobs)] == [[1]]
     broker.update(1, "done", finished())
     broker.update(2, "done", finished())
     network.run(0.1)
     assert [event.view for event in user.all(JobChanged)] == [two]
     break_connection(network, broker, user)
     network.run(0.1)
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
 
 
 def test_unwatch_before_the_job_is_accepted() -> None:
@@ -266,7 +266,7 @@ def test_unwatch_before_the_job_is_accepted() -> None:
     user.client.unwatch(view)
     network.run(0.1)
     assert [event.view for event in user.all(JobTaken)] == [view]
-    assert [unwatch.jobs for unwatch in broker.link.all(Unwatch)] == [[1]]
+    assert [unwatch.jobs for unwatch in broker.link.all(UnwatchJobs)] == [[1]]
 
 
 def test_a_job_submitted_after_an_unwatch_is_watched() -> None:
@@ -278,15 +278,15 @@ def test_a_job_submitted_after_an_unwatch_is_watched() -> None:
     again = user.client.submit("resize", b"", key="k")
     network.run(0.1)
     assert again.number == 1
-    assert [type(message) for message in broker.link.received if isinstance(message, Watch | Unwatch)] == [
-        Unwatch,
-        Watch,
+    assert [type(message) for message in broker.link.received if isinstance(message, WatchJobs | UnwatchJobs)] == [
+        UnwatchJobs,
+        WatchJobs,
     ]
     user.client.unwatch(again)
     network.run(0.1)
     user.client.submit("resize", b"", key="k")
     network.run(0.1)
-    assert len(broker.link.all(Watch)) == 1, "the broker had answered"
+    assert len(broker.link.all(WatchJobs)) == 1, "the broker had answered"
 
 
 def test_several_views_of_one_job() -> None:
@@ -297,13 +297,13 @@ def test_several_views_of_one_job() -> None:
     three, four = user.client.submit("resize", b"", key="k"), user.client.watch(1)
     network.run(0.1)
     assert {event.view for event in user.all(JobTaken)} == {one, two, three}
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
     assert (four.state, four.agreed) == ("running", 1)
     broker.update(1, "running", leased())
     network.run(0.1)
     user.client.unwatch(two)
     network.run(0.1)
-    assert broker.link.all(Unwatch) == []
+    assert broker.link.all(UnwatchJobs) == []
     broker.update(1, "done", finished())
     network.run(0.1)
     for view in (one, three):
@@ -324,7 +324,7 @@ def test_a_late_view_gets_all_changes_at_once() -> None:
     broker.update(1, "running", finished(), failed, agreed=3)
     network.run(0.1)
     late = user.client.watch(1)
-    assert broker.link.all(Watch) == []
+    assert broker.link.all(WatchJobs) == []
     broker.update(1, "failed", TaskUpdate(task=2, state="cancelled"), agreed=3)
     network.run(0.1)
     assert changes(user, late) == ["settled", "result", "reassigned", "task_failed", "ended"]
@@ -414,7 +414,7 @@ def options(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_defaults_are_those_of_the_wire_and_may_be() -> None:
-    submission = Submission(key="k", of_kind="kind")
+    submission = JobSpec(key="k", of_kind="kind")
     assert tuple(getattr(submission, name) for name in NAMES) == DEFAULTS
     check_options(*DEFAULTS)
 

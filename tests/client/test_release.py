@@ -11,7 +11,7 @@ from tests.client.world import User
 
 from godwit.broker.feed import Feed
 from godwit.broker.inlet import Inlet
-from godwit.broker.jobs.party import Party
+from godwit.broker.jobs.work_channel import JobPeer
 from godwit.broker.lane import Lane
 from godwit.broker.session import Link
 from godwit.client.config import ClientConfig
@@ -23,7 +23,7 @@ from godwit.transport.parts import Parts
 from godwit.wire.control import Kick
 
 PER_CONNECTION = frozenset(
-    (Assembly, Connection, Feed, IncomingChannel, Inlet, Lane, Link, OutgoingChannel, OutgoingRecord, Parts, Party)
+    (Assembly, Connection, Feed, IncomingChannel, Inlet, Lane, Link, OutgoingChannel, OutgoingRecord, Parts, JobPeer)
 )
 
 

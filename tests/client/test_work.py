@@ -37,24 +37,22 @@ from godwit.limits import (
 )
 from godwit.wire.codes import Code
 from godwit.wire.control import Work, decode_control, encode_control
+from godwit.wire.jobs import JobSpec
 from godwit.wire.work import (
     JobUpdate,
     LeasedTask,
-    Outcome,
-    Report,
-    Revoke,
-    Step,
-    Submission,
-    Submit,
-    Taken,
-    TakenJob,
+    LeaseGroup,
+    ProgressReport,
+    ReportGroup,
+    RevokeGroup,
+    SubmitGroup,
+    SubmitReply,
+    SubmitReplyGroup,
+    TaskOutcome,
     TaskUpdate,
-    Update,
+    UpdateGroup,
     decode_from_client,
     encode_group,
-)
-from godwit.wire.work import (
-    Lease as LeaseGroup,
 )
 
 CHANNEL = 1
@@ -84,24 +82,24 @@ class Bench:
         self.calls.append("full")
 
     def submit(self, number: int, payload: bytes = b"payload", kind: str = "kind") -> None:
-        submission = Submission(key=f"k{number}", of_kind=kind, size=len(payload))
+        submission = JobSpec(key=f"k{number}", of_kind=kind, size=len(payload))
         self.channel.add_submission(submission, payload, len(kind.encode()) + 6)
 
     def report(self, number: int, result: bytes | None = b"result", error: str | None = None) -> Lease:
         lease = Lease((number, 0, 1), "kind", "boss", b"", 1, 0, None, None)
         if result is not None:
-            lease.outcome = Outcome(task=lease.ref, size=len(result), error=error)
+            lease.outcome = TaskOutcome(task=lease.ref, size=len(result), error=error)
             lease.result = result
         self.channel.add_outcome(lease)
         return lease
 
     @property
-    def groups(self) -> list[tuple[Submit | Report, list[bytes]]]:
+    def groups(self) -> list[tuple[SubmitGroup | ReportGroup, list[bytes]]]:
         return [decode_from_client(body) for body in self.connection.bodies(CHANNEL)]
 
     @property
     def job_keys(self) -> list[list[str]]:
-        return [[job.key for job in head.jobs] for head, _ in self.groups if isinstance(head, Submit)]
+        return [[job.key for job in head.jobs] for head, _ in self.groups if isinstance(head, SubmitGroup)]
 
 
 def test_parts_of_one_turn_are_one_record() -> None:
@@ -117,8 +115,8 @@ def test_parts_of_one_turn_are_one_record() -> None:
     assert not bench.channel.has_begun
     assert isinstance(decode_control(bench.connection.sent[0].body), Work)
     (submit, payloads), (report, results) = bench.groups
-    assert isinstance(submit, Submit)
-    assert isinstance(report, Report)
+    assert isinstance(submit, SubmitGroup)
+    assert isinstance(report, ReportGroup)
     assert [job.key for job in submit.jobs] == [f"k{number}" for number in range(100)]
     assert payloads == [b"payload"] * 100
     assert report.returned == [returned.ref]
@@ -137,7 +135,7 @@ def test_a_full_group_goes_at_once() -> None:
     for number in range(5):
         bench.report(number, bytes(GROUP_BYTES // 2 - 100))
     bench.channel.cut()
-    assert [len(head.outcomes) for head, _ in bench.groups if isinstance(head, Report)] == [2, 2, 1]
+    assert [len(head.outcomes) for head, _ in bench.groups if isinstance(head, ReportGroup)] == [2, 2, 1]
 
 
 def test_a_group_has_no_more_parts_than_it_may() -> None:
@@ -145,7 +143,7 @@ def test_a_group_has_no_more_parts_than_it_may() -> None:
     for number in range(MAX_GROUP + 1):
         bench.report(number, None)
     bench.channel.cut()
-    counts = [len(head.returned) for head, _ in bench.groups if isinstance(head, Report)]
+    counts = [len(head.returned) for head, _ in bench.groups if isinstance(head, ReportGroup)]
     assert sum(counts) == MAX_GROUP + 1
     assert max(counts) <= MAX_GROUP
 
@@ -158,7 +156,7 @@ def test_the_longest_parts_fit() -> None:
         bench.submit(number, b"", "ü" * (MAX_KIND_BYTES // 2))
         bench.report(number, b"", "ü" * 1024)
     for number in range(500):
-        bench.channel.add_step(Step(task=(number, 0, 1), note="ü" * 1024))
+        bench.channel.add_step(ProgressReport(task=(number, 0, 1), note="ü" * 1024))
     bench.channel.cut()
     assert sum(map(len, bench.job_keys)) == 1002
     for body in bench.connection.bodies(CHANNEL):
@@ -170,7 +168,7 @@ def test_the_counted_size_of_a_part_is_enough() -> None:
     """A broker with a small limit takes no more than a group should have."""
     bench = Bench()
     for number in range(MAX_GROUP):
-        longest = Submission(
+        longest = JobSpec(
             key=f"k{number}",
             of_kind="kind",
             size=1,
@@ -184,10 +182,10 @@ def test_the_counted_size_of_a_part_is_enough() -> None:
         )
         bench.channel.add_submission(longest, b"x", len("kind") + len(longest.key) + OPTIONS_BYTES)
         lease = Lease((2**63 - 1, 2**32 - 1, 2**32 - 1), "kind", "boss", b"", 1, 0, None, None)
-        lease.outcome = Outcome(task=lease.ref, size=1, error="no", is_final=True)
+        lease.outcome = TaskOutcome(task=lease.ref, size=1, error="no", is_final=True)
         lease.result = b"x"
         bench.channel.add_outcome(lease)
-        bench.channel.add_step(Step(task=lease.ref, progress=0.123456789, note="n"))
+        bench.channel.add_step(ProgressReport(task=lease.ref, progress=0.123456789, note="n"))
     bench.channel.cut()
     lengths = [len(body) for body in bench.connection.bodies(CHANNEL)]
     assert max(lengths) <= GROUP_BYTES + 100
@@ -198,7 +196,7 @@ def test_an_empty_report_is_a_sign_of_life() -> None:
     bench = Bench()
     bench.channel.add_heartbeat()
     bench.channel.cut()
-    assert [head for head, _ in bench.groups] == [Report()]
+    assert [head for head, _ in bench.groups] == [ReportGroup()]
 
 
 def test_a_busy_transport_is_waited_for_a_little() -> None:
@@ -389,7 +387,7 @@ def test_a_broker_with_another_log_knows_none_of_the_jobs() -> None:
 
 def unreliable(broker: WorkBroker) -> None:
     """The records before it have arrived, so that it may go unreliably."""
-    broker.send_bytes(encode_group(Revoke(tasks=[])), reliable=False)
+    broker.send_bytes(encode_group(RevokeGroup(tasks=[])), reliable=False)
 
 
 def second_channel(broker: WorkBroker) -> None:
@@ -400,17 +398,17 @@ def second_channel(broker: WorkBroker) -> None:
 IMPOSSIBLE: list[tuple[str, Callable[[WorkBroker], None]]] = [
     ("nothing", lambda broker: broker.send_bytes(b"")),
     ("noise", lambda broker: broker.send_bytes(bytes(range(40)))),
-    ("a client's message", lambda broker: broker.send_bytes(encode_group(Report()))),
+    ("a client's message", lambda broker: broker.send_bytes(encode_group(ReportGroup()))),
     ("payloads that are missing", lambda broker: broker.send_group(LeaseGroup(tasks=[task((9, 0, 1), size=5)]))),
-    ("payloads too many", lambda broker: broker.send_group(Revoke(tasks=[]), [b"x"])),
+    ("payloads too many", lambda broker: broker.send_group(RevokeGroup(tasks=[]), [b"x"])),
     (
         "a job without a number",
-        lambda broker: broker.send_group(Taken(jobs=[TakenJob(key=broker.submitted[-1][0].key)])),
+        lambda broker: broker.send_group(SubmitReplyGroup(jobs=[SubmitReply(key=broker.submitted[-1][0].key)])),
     ),
     ("a lease too many", lambda broker: broker.lease((9, 0, 1))),
     ("a task that was not agreed", lambda broker: broker.update(1, "running", TaskUpdate(task=1, state="waiting"))),
     ("unreliable", unreliable),
-    ("the end", lambda broker: broker.send_bytes(encode_group(Revoke(tasks=[])), last=True)),
+    ("the end", lambda broker: broker.send_bytes(encode_group(RevokeGroup(tasks=[])), last=True)),
     ("a second channel", second_channel),
     (
         "a confirm of a record that was not sent",
@@ -447,11 +445,13 @@ def test_a_violation_ends_the_connection_and_nothing_else(violate: Callable[[Wor
 
 _small = st.integers(0, 3)
 _groups = st.one_of(
-    st.builds(Taken, jobs=st.lists(st.builds(TakenJob, key=st.text(max_size=3), job=_small, code=_small))),
-    st.builds(LeaseGroup, tasks=st.lists(st.builds(task, st.tuples(_small, _small, _small)), max_size=3)),
-    st.builds(Revoke, tasks=st.lists(st.tuples(_small, _small, _small), max_size=3)),
     st.builds(
-        Update,
+        SubmitReplyGroup, jobs=st.lists(st.builds(SubmitReply, key=st.text(max_size=3), job=_small, code=_small))
+    ),
+    st.builds(LeaseGroup, tasks=st.lists(st.builds(task, st.tuples(_small, _small, _small)), max_size=3)),
+    st.builds(RevokeGroup, tasks=st.lists(st.tuples(_small, _small, _small), max_size=3)),
+    st.builds(
+        UpdateGroup,
         jobs=st.lists(
             st.builds(
                 JobUpdate,

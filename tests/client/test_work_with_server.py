@@ -26,7 +26,7 @@ from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, RecordTooLargeError
 from godwit.wire.codes import Code
 from godwit.wire.control import Done
-from godwit.wire.jobs import Cancel
+from godwit.wire.jobs import CancelJob
 
 
 class Handler:
@@ -174,7 +174,7 @@ def test_a_cancelled_job_is_revoked() -> None:
     place.network.run_until(lambda: bool(anna.running), 5)
     number = view.number
     assert number is not None
-    request = boss.client.request(lambda request: Cancel(request=request, job=number, reason="enough"))
+    request = boss.client.request(lambda request: CancelJob(request=request, job=number, reason="enough"))
     assert isinstance(place.ask(boss, request), Done)
     assert (view.state, view.reason, changes(boss, view)[-1]) == ("cancelled", "enough", "ended")
     assert len(anna.user.all(Revoked)) == 1

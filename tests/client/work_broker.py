@@ -10,21 +10,20 @@ from godwit.client.config import ClientConfig
 from godwit.transport.events import Received
 from godwit.wire import jobs as wire
 from godwit.wire.control import ControlMessage, Done, Work, decode_control, encode_control
-from godwit.wire.jobs import Ref
+from godwit.wire.jobs import JobSpec, Ref
 from godwit.wire.work import (
     FromBroker,
     JobUpdate,
-    Lease,
     LeasedTask,
-    Outcome,
-    Revoke,
-    Step,
-    Submission,
-    Submit,
-    Taken,
-    TakenJob,
+    LeaseGroup,
+    ProgressReport,
+    RevokeGroup,
+    SubmitGroup,
+    SubmitReply,
+    SubmitReplyGroup,
+    TaskOutcome,
     TaskUpdate,
-    Update,
+    UpdateGroup,
     decode_from_client,
     encode_group,
 )
@@ -39,11 +38,11 @@ class WorkBroker(FakeBroker):
         self.lease_ms = 30_000
         self.unknown: set[int] = set()
         self.numbers: dict[str, int] = {}
-        self.submitted: list[tuple[Submission, bytes]] = []
+        self.submitted: list[tuple[JobSpec, bytes]] = []
         self.groups: list[int] = []
         """How many jobs came in each record."""
-        self.outcomes: list[tuple[Outcome, bytes]] = []
-        self.steps: list[Step] = []
+        self.outcomes: list[tuple[TaskOutcome, bytes]] = []
+        self.steps: list[ProgressReport] = []
         self.step_times: list[float] = []
         self.returned: list[Ref] = []
         self.report_times: list[float] = []
@@ -54,11 +53,11 @@ class WorkBroker(FakeBroker):
     def _on_control(self, link: Link, message: ControlMessage) -> None:
         super()._on_control(link, message)
         if isinstance(message, wire.Volunteer) and self.volunteers:
-            link.send(wire.Volunteered(request=message.request, lease_ms=self.lease_ms))
-        elif isinstance(message, wire.Watch) and self.answers:
+            link.send(wire.VolunteerReply(request=message.request, lease_ms=self.lease_ms))
+        elif isinstance(message, wire.WatchJobs) and self.answers:
             unknown = [number for number in message.jobs if number in self.unknown]
-            link.send(wire.Watched(request=message.request, unknown=unknown))
-        elif isinstance(message, wire.Unwatch) and self.answers:
+            link.send(wire.WatchReply(request=message.request, unknown=unknown))
+        elif isinstance(message, wire.UnwatchJobs) and self.answers:
             link.send(Done(request=message.request))
 
     def _on_record(self, link: Link, event: Received) -> None:
@@ -72,7 +71,7 @@ class WorkBroker(FakeBroker):
 
     def _on_work(self, link: Link, event: Received) -> None:
         head, payloads = decode_from_client(event.body)
-        if isinstance(head, Submit):
+        if isinstance(head, SubmitGroup):
             self.groups.append(len(head.jobs))
             self.submitted += zip(head.jobs, payloads, strict=True)
             if self.takes:
@@ -102,9 +101,9 @@ class WorkBroker(FakeBroker):
         """Accept jobs: assign a number to each, and the same one again for the same key."""
         assert link is self.link
         jobs = [
-            TakenJob(key=key, job=self.numbers.setdefault(key, len(self.numbers) + 1), agreed=agreed) for key in keys
+            SubmitReply(key=key, job=self.numbers.setdefault(key, len(self.numbers) + 1), agreed=agreed) for key in keys
         ]
-        self.send_group(Taken(jobs=jobs))
+        self.send_group(SubmitReplyGroup(jobs=jobs))
 
     def update(
         self, job: int, state: wire.JobState, *tasks: TaskUpdate, agreed: int | None = 1, reason: str = ""
@@ -126,15 +125,15 @@ class WorkBroker(FakeBroker):
         ]
         payloads = [task.worker.encode() for task in tasks if task.state == "finished"]
         self.send_group(
-            Update(jobs=[JobUpdate(job=job, state=state, agreed=agreed, reason=reason, tasks=updates)]), payloads
+            UpdateGroup(jobs=[JobUpdate(job=job, state=state, agreed=agreed, reason=reason, tasks=updates)]), payloads
         )
 
     def lease(self, *refs: Ref, kind: str = "resize", payload: bytes = b"do it") -> None:
         tasks = [LeasedTask(task=ref, of_kind=kind, controller="boss", size=len(payload)) for ref in refs]
-        self.send_group(Lease(tasks=tasks), [payload] * len(refs))
+        self.send_group(LeaseGroup(tasks=tasks), [payload] * len(refs))
 
     def revoke(self, *refs: Ref, reason: str = "") -> None:
-        self.send_group(Revoke(tasks=list(refs), reason=reason))
+        self.send_group(RevokeGroup(tasks=list(refs), reason=reason))
 
 
 def at_work(config: ClientConfig | None = None, seed: int = 1) -> tuple[Network, WorkBroker, User]:

@@ -13,12 +13,12 @@ import pytest
 import uvloop
 
 from godwit.broker.settings import Settings
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.client import AsyncClient, connect
 from godwit.net.loop import LoopThread
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.service import Service
 from godwit.server.configuration import Configuration
-from godwit.sim.link import Link, LinkSettings
 from godwit.transport.train import Address
 
 DEADLINE_S = 30.0
@@ -94,7 +94,7 @@ async def lossy(target: Address, *, seed: int, **settings: Any) -> AsyncIterator
     seeds = random.Random(seed)
 
     def impair(direction: Direction, client: Address) -> Impairment:
-        return Link(LinkSettings(**settings), random.Random(seeds.randrange(2**32)))
+        return ImpairedLink(LinkSettings(**settings), random.Random(seeds.randrange(2**32)))
 
     async with Relay.open(("127.0.0.1", 0), target, impair=impair) as relay:
         yield relay

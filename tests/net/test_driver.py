@@ -16,11 +16,11 @@ import pytest
 import uvloop
 
 from godwit.errors import SendBufferFullError
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net import driver
 from godwit.net.driver import TRAINS_A_TURN, EndpointDriver, LoopTimer
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.udp import UdpSocket
-from godwit.sim.link import Link, LinkSettings
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
@@ -486,7 +486,7 @@ def test_a_real_connection_outlives_loss_and_a_nat_that_forgets_it(loop: Loop) -
     settings = LinkSettings(loss=0.03, duplication=0.02, reordering=0.02, delay_s=0.001)
 
     def impair(direction: Direction, client: Address) -> Impairment:
-        return Link(settings, random.Random(direction))
+        return ImpairedLink(settings, random.Random(direction))
 
     async def test() -> None:
         received: list[bytes] = []

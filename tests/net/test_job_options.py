@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from godwit.client.client import Client
+from godwit.client.protocol import ClientProtocol
 from godwit.errors import UsageError
 from godwit.limits import MAX_TASKS_OF_JOB
 from godwit.net.job_options import (
@@ -23,7 +23,7 @@ from godwit.net.job_options import (
 def test_what_is_left_out_is_as_the_client_has_it() -> None:
     defaults = {
         name: parameter.default
-        for name, parameter in inspect.signature(Client.submit).parameters.items()
+        for name, parameter in inspect.signature(ClientProtocol.submit).parameters.items()
         if name in CoreOptions.__annotations__
     }
     assert core_options() == defaults

@@ -12,8 +12,8 @@ import pytest
 from tests.net.running import broker_in_thread, run, turns
 from tests.net.work_stands import Core, as_client
 
-from godwit.client.comparing import JOB_ENDED, Change, JobView, apply
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
+from godwit.client.jobs import JOB_ENDED, Change, JobView, apply
 from godwit.errors import (
     AccessError,
     BadKindError,
@@ -31,7 +31,7 @@ from godwit.net.tasks import Task
 from godwit.net.worker import Worker
 from godwit.wire.codes import Code
 from godwit.wire.control import ControlMessage, Done
-from godwit.wire.jobs import Cancel, JobInfo, JobState
+from godwit.wire.jobs import CancelJob, JobInfo, JobState
 from godwit.wire.work import JobUpdate, TaskUpdate
 
 
@@ -516,7 +516,7 @@ def test_a_cancel_is_looked_at_before_it_goes() -> None:
     async def test() -> None:
         stand = Stand()
         await stand.followed_jobs.cancel(7, "enough")
-        assert stand.asked == [Cancel(request=5, job=7, reason="enough")]
+        assert stand.asked == [CancelJob(request=5, job=7, reason="enough")]
         wrong: list[Any] = [0, -1, 2**63, "7", True]
         for number in wrong:
             with pytest.raises(

@@ -11,7 +11,7 @@ import pytest
 from tests.net.running import both_loops, broker_and_client, configuration, lossy, run, service
 
 from godwit.broker.access import Access, Rule
-from godwit.client.packing import Payload, to_bytes
+from godwit.client.batches import Payload, to_bytes
 from godwit.errors import (
     AccessError,
     BrokerError,

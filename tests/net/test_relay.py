@@ -12,9 +12,9 @@ from types import TracebackType
 import pytest
 
 from godwit.errors import SocketError
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.udp import UdpSocket
-from godwit.sim.link import Link, LinkSettings
 from godwit.transport.train import Address, Train
 
 DEADLINE_S = 5.0
@@ -187,10 +187,10 @@ def test_takes_the_simulators_link() -> None:
     datagrams = [bytes([n]) * 10 for n in range(200)]
 
     def impair(direction: Direction, client: Address) -> Impairment:
-        return Link(settings, random.Random(7))
+        return ImpairedLink(settings, random.Random(7))
 
     async def test() -> None:
-        twin = Link(settings, random.Random(7))
+        twin = ImpairedLink(settings, random.Random(7))
         expected = [delivered for each in datagrams for _, delivered in twin.offer(each, 0.0)]
         assert 0 < len(expected) < 200
         with Peer() as server, Peer() as client:

@@ -14,7 +14,7 @@ import pytest
 from tests.net.running import both_loops, run, turns
 from tests.net.work_stands import Bench, lease
 
-from godwit.client.events import Reported, Volunteered, VolunteerRefused
+from godwit.client.events import Reported, VolunteerAccepted, VolunteerRefused
 from godwit.errors import AccessError, TaskFailedError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net import tasks
@@ -490,8 +490,8 @@ def test_it_tells_once_when_the_broker_knows() -> None:
         ready: list[bool] = []
         bench = Bench(on_ready=lambda: ready.append(True), work=echo)
         before = bench.bench.is_ready
-        bench.bench.on_event(Volunteered(30.0))
-        bench.bench.on_event(Volunteered(30.0))
+        bench.bench.on_event(VolunteerAccepted(30.0))
+        bench.bench.on_event(VolunteerAccepted(30.0))
         assert (before, bench.bench.is_ready, ready) == (False, True, [True])
 
     run(test)

@@ -8,12 +8,10 @@ from typing import Any, cast
 
 from tests.net.running import turns
 
-from godwit.client.client import Client
-from godwit.client.comparing import JobView
 from godwit.client.events import Leased, Revoked
-from godwit.client.leasing import Lease
-from godwit.client.submitting import check_payload
-from godwit.client.worker import RESULT
+from godwit.client.jobs import JobView, check_payload
+from godwit.client.protocol import ClientProtocol
+from godwit.client.worker import RESULT, Lease
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.tasks import TaskExecutor
@@ -70,8 +68,8 @@ class Core:
         return [said for said in self.said if said[0] not in ("volunteer", "withdraw")]
 
 
-def as_client(core: Core) -> Client:
-    return cast(Client, core)
+def as_client(core: Core) -> ClientProtocol:
+    return cast(ClientProtocol, core)
 
 
 def lease(job: int = 1, *, kind: str = "work", payload: bytes = b"", failures: int = 0) -> Lease:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from godwit.wire.changes import Change, JobGone, JobKept, JobPayload, TaskKept
-from godwit.wire.work import Outcome, Submission
+from godwit.wire.jobs import JobSpec
+from godwit.wire.work import TaskOutcome
 from godwit_sim.broker_restarts import Rows, apply
 from godwit_sim.jobs_chronicle import Chronicle
 from godwit_sim.jobs_ledger import JobLedger
@@ -57,7 +58,7 @@ class Truth:
         """The worker did it, and the broker heard it."""
         run = self.ledger.runs.get(ref) or self.ledger.begin(ref, name, f"{name}.1", self.now)
         run.result, run.error = result, outcome.get("error")
-        heard = Outcome(task=ref, size=len(result or b""), **outcome)
+        heard = TaskOutcome(task=ref, size=len(result or b""), **outcome)
         self.roster._worker(name).outcomes.setdefault(ref, []).append((heard, result or b""))
         self.roster._worker(name).heard_s.append(self.now)
 
@@ -83,7 +84,7 @@ class Truth:
     def submit(self, number: int = 1, agreed: int | None = 1, **wishes: Any) -> None:
         """A job that is there, with its tasks; nobody has one yet."""
         fields: dict[str, Any] = {"key": f"key {number}", "of_kind": "resize", "size": 5}
-        wish = Submission(**(fields | wishes))
+        wish = JobSpec(**(fields | wishes))
         payload = b"job %d" % number
         self.ledger.ask("boss", wish, payload, self.now)
         deadline_us = None if wish.deadline_ms is None else self.now_us + wish.deadline_ms * 1000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_ledger import JobLedger
 
 
 def test_the_same_key_is_the_same_order_for_the_same_controller() -> None:
     ledger = JobLedger()
-    wish = Submission(key="k", of_kind="resize")
+    wish = JobSpec(key="k", of_kind="resize")
     order = ledger.ask("boss", wish, b"one", 1.0)
     assert ledger.ask("boss", wish, b"two", 2.0) is order
     assert ledger.ask("chief", wish, b"three", 3.0) is not order

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from tests.system.worker import Orders, say
 
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.events import Available, ClientEvent, Ended, Missed, Offline, SubscriptionEnded, SubscriptionStarted
+from godwit.client.protocol import ClientProtocol
 from godwit.net.address import parse_broker, resolve
-from godwit.net.drive import EndpointDriver
+from godwit.net.driver import EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.transport.statistics import Statistics
 from godwit.transport.train import Address
@@ -37,7 +37,7 @@ class Member:
         self._agreed = 0
         self._wanted = len(filters)
         udp = UdpSocket("127.0.0.1")
-        self._client = Client(ClientConfig(name=name), entropy=os.urandom, random=random.Random(name))
+        self._client = ClientProtocol(ClientConfig(name=name), entropy=os.urandom, random=random.Random(name))
         self._driver = EndpointDriver(self._client, udp, self._on_events)
         for filter in filters:
             self._client.subscribe([filter])

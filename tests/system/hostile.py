@@ -15,8 +15,8 @@ from tests.system.worker import Orders, say
 from godwit.errors import BufferFullError, GodwitError
 from godwit.limits import BASE_DATAGRAM_BYTES, MAX_BATCH_MESSAGES
 from godwit.net.address import parse_broker, resolve
-from godwit.net.connect import AsyncClient, connect
-from godwit.net.drive import EndpointDriver
+from godwit.net.client import AsyncClient, connect
+from godwit.net.driver import EndpointDriver
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection

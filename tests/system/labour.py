@@ -8,7 +8,7 @@ import random
 from tests.system.worker import Orders, say
 
 import godwit
-from godwit.net.task import Task
+from godwit.net.tasks import Task
 
 KIND = "labour"
 LONGEST_TASK_S = 0.01

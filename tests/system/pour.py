@@ -12,9 +12,9 @@ from tests.system.worker import Orders, say, say_state
 
 from godwit.client.message import Message
 from godwit.errors import BufferFullError
-from godwit.net.connect import connect
-from godwit.net.publishing import AsyncPublisher
-from godwit.net.subscribing import AsyncSubscription
+from godwit.net.client import connect
+from godwit.net.publisher import AsyncPublisher
+from godwit.net.subscription import AsyncSubscription
 
 NUMBER_BYTES = 8
 BURST = 200

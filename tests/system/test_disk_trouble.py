@@ -19,7 +19,7 @@ import pytest
 from tests.system.stage import MIB, Broker, Stage, needs_linux, run, until
 
 from godwit.errors import BrokerError
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
 from godwit.wire.control import Code
 
 DISK_BYTES = 12 * MIB

@@ -18,7 +18,7 @@ from tests.system.stage import Broker, Stage, Worker, needs_linux, run, until
 
 import godwit
 from godwit.cli.log_messages import messages_of
-from godwit.net.connect import AsyncClient
+from godwit.net.client import AsyncClient
 from godwit.store.reader import LogReader
 
 SEED = 5_805

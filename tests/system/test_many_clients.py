@@ -7,7 +7,7 @@ import time
 import pytest
 from tests.system.stage import Memory, Stage, Worker, needs_linux, processor_s, run
 
-from godwit.net.connect import connect
+from godwit.net.client import connect
 
 GENERATORS = 4
 MOST_BYTES = 250_000_000

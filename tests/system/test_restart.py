@@ -10,7 +10,7 @@ import pytest
 from tests.system.stage import Broker, Stage, needs_linux, run
 
 import godwit
-from godwit.net.subscribing import AsyncSubscription
+from godwit.net.subscription import AsyncSubscription
 
 PATIENCE_S = 20.0
 both_ends = pytest.mark.parametrize("end", ["stopped", "killed"])

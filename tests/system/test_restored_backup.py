@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from tests.net.running import Notices, configuration, run
 
-from godwit.client.bookmark import Bookmark
-from godwit.client.message import Message
-from godwit.net.connect import AsyncClient, connect
-from godwit.net.serve import Service
-from godwit.net.subscribing import AsyncSubscription
-from godwit.server.log_sections import ArchiveSection
+from godwit.client.message import Bookmark, Message
+from godwit.net.client import AsyncClient, connect
+from godwit.net.service import Service
+from godwit.net.subscription import AsyncSubscription
+from godwit.server.configuration import ArchiveSection
 from godwit.store.copies import backup
 
 PATIENCE_S = 10.0

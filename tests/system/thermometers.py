@@ -9,7 +9,7 @@ import random
 from tests.system.worker import Orders, say, say_state
 
 from godwit.errors import BufferFullError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 
 USUAL = 20.0
 JUMP = 40.0

@@ -11,9 +11,9 @@ from tests.system.worker import Orders, say, say_state
 
 from godwit.client.message import Message
 from godwit.errors import BufferFullError
-from godwit.net.connect import connect
-from godwit.net.publishing import AsyncPublisher
-from godwit.net.subscribing import AsyncSubscription
+from godwit.net.client import connect
+from godwit.net.publisher import AsyncPublisher
+from godwit.net.subscription import AsyncSubscription
 
 SMALL_BYTES = 200
 LARGE_BYTES = 6_000

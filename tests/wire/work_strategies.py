@@ -16,7 +16,7 @@ sizes = st.integers(0, 40)
 durations = st.integers(0, MAX_JOB_TIME_MS)
 limits = st.none() | st.integers(1, MAX_JOB_TIME_MS)
 submissions = st.builds(
-    w.Submission,
+    w.JobSpec,
     key=names,
     of_kind=kinds,
     size=sizes,
@@ -28,9 +28,9 @@ submissions = st.builds(
     retry_delay_ms=durations,
     time_limit_ms=limits,
 )
-outcomes = st.builds(w.Outcome, task=refs, size=sizes, error=st.none() | texts, is_final=st.booleans())
-steps = st.builds(w.Step, task=refs, progress=fractions, note=texts)
-taken_jobs = st.builds(w.TakenJob, key=names, job=counts, agreed=st.none() | counts, code=u(16), text=texts)
+outcomes = st.builds(w.TaskOutcome, task=refs, size=sizes, error=st.none() | texts, is_final=st.booleans())
+steps = st.builds(w.ProgressReport, task=refs, progress=fractions, note=texts)
+taken_jobs = st.builds(w.SubmitReply, key=names, job=counts, agreed=st.none() | counts, code=u(16), text=texts)
 leased_tasks = st.builds(
     w.LeasedTask,
     task=refs,
@@ -70,12 +70,12 @@ def _some(parts: st.SearchStrategy[Any], least: int = 0) -> st.SearchStrategy[li
 
 
 HEADS: dict[type, st.SearchStrategy[Any]] = {
-    w.Submit: st.builds(w.Submit, jobs=_some(submissions, 1)),
-    w.Report: st.builds(w.Report, outcomes=_some(outcomes), steps=_some(steps), returned=_some(refs)),
-    w.Taken: st.builds(w.Taken, jobs=_some(taken_jobs)),
-    w.Lease: st.builds(w.Lease, tasks=_some(leased_tasks)),
-    w.Revoke: st.builds(w.Revoke, tasks=_some(refs), reason=texts),
-    w.Update: st.builds(w.Update, jobs=_some(job_updates)),
+    w.SubmitGroup: st.builds(w.SubmitGroup, jobs=_some(submissions, 1)),
+    w.ReportGroup: st.builds(w.ReportGroup, outcomes=_some(outcomes), steps=_some(steps), returned=_some(refs)),
+    w.SubmitReplyGroup: st.builds(w.SubmitReplyGroup, jobs=_some(taken_jobs)),
+    w.LeaseGroup: st.builds(w.LeaseGroup, tasks=_some(leased_tasks)),
+    w.RevokeGroup: st.builds(w.RevokeGroup, tasks=_some(refs), reason=texts),
+    w.UpdateGroup: st.builds(w.UpdateGroup, jobs=_some(job_updates)),
 }
 """Every kind of group."""
 
@@ -83,13 +83,13 @@ HEADS: dict[type, st.SearchStrategy[Any]] = {
 def sizes_of(head: w.FromClient | w.FromBroker) -> list[int]:
     """Of the payloads, in the order in which they stand in the record."""
     match head:
-        case w.Submit():
+        case w.SubmitGroup():
             return [job.size for job in head.jobs]
-        case w.Report():
+        case w.ReportGroup():
             return [outcome.size for outcome in head.outcomes]
-        case w.Lease():
+        case w.LeaseGroup():
             return [task.size for task in head.tasks]
-        case w.Update():
+        case w.UpdateGroup():
             return [task.size for job in head.jobs for task in job.tasks]
     return []
 

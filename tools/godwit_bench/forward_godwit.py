@@ -8,10 +8,10 @@ from multiprocessing.connection import Connection as Pipe
 
 from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError, GodwitError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import collect_garbage_rarely
 from godwit.net.loop import run as run_loop
-from godwit.net.serve import Service
+from godwit.net.service import Service
 from godwit.server.configuration import Configuration
 from godwit_bench import small_senders, small_senders_godwit
 from godwit_bench.forward_pair import DATAGRAM_BYTES, MESSAGE_BYTES, TOPIC, Pair, bursts, count_in_loop, rest

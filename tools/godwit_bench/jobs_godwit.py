@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
 from godwit.errors import GodwitError
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
 from godwit.net.loop import run as run_loop
-from godwit.net.task import Task
+from godwit.net.tasks import Task
 from godwit.net.worker import Worker
 from godwit_bench.jobs_cycles import DATA_FOLDER, JOB_BYTES, Completed, Dispatcher, Submitted
 from godwit_bench.log_godwit import durable_broker

@@ -16,7 +16,7 @@ from typing import Final
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
-from godwit.net.log_writer import Answer, Job, LogWriter
+from godwit.net.log_writer import Answer, LogWriter, PendingAppend
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.batch import QOS_SHIFT
 from godwit.wire.entry import Entry
@@ -52,7 +52,7 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
             now_us = time.time_ns() // 1000
             entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, rest)
             room.acquire()
-            writer.append(Job(Append([entry], []), len(rest), 0))
+            writer.append(PendingAppend(Append([entry], []), len(rest), 0))
             appends += 1
         for _ in range(CHANNEL_WINDOW_BYTES // len(rest)):  # when all its room is free again, all is committed
             room.acquire()

@@ -13,13 +13,12 @@ from typing import Any
 from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError
 from godwit.limits import MAX_DATAGRAM_BYTES
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import collect_garbage_rarely, switch_threads_quickly
 from godwit.net.loop import run as run_loop
-from godwit.net.publishing import AsyncPublisher
-from godwit.net.serve import Service
-from godwit.server.configuration import Configuration
-from godwit.server.log_sections import ArchiveSection
+from godwit.net.publisher import AsyncPublisher
+from godwit.net.service import Service
+from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.transport.config import EndpointConfig
 from godwit_bench.forward_pair import bursts
 from godwit_bench.log_publishing import LOG_FOLDER, TOPIC, Logger, Outcome

@@ -18,7 +18,7 @@ from pyarrow import flight
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from godwit.spark.reading import BROKER, SCHEMA
+from godwit.spark.reader import BROKER, SCHEMA
 from godwit_bench.archive_reading import open_stream
 from godwit_bench.stage import HOST, Stage, hear
 

@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from godwit.errors import GodwitError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import run as run_loop
 from godwit.pipeline.datasets import bronze
-from godwit.pipeline.lake import Lake, Table
-from godwit.pipeline.runner import Order, run
+from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.runner import RunConfig, run
 from godwit.pipeline.session import spark_session
-from godwit.pipeline.watching import Batch
+from godwit.pipeline.supervisor import BatchProgress
 from godwit_bench.log_godwit import durable_broker
 from godwit_bench.spark_reading import LONGEST_S, MASTER, START_S, STOP
 from godwit_bench.stage import READY, Stage, hear
@@ -54,7 +54,7 @@ def delays_s(stage: Stage, seconds: float) -> list[float]:
     return found
 
 
-def watch(table: Table, seconds: float, on_look: Callable[[], None]) -> list[float]:
+def watch(table: LakeTable, seconds: float, on_look: Callable[[], None]) -> list[float]:
     """Looks at the table until it has been warm for so long."""
     gives_up_at = time.monotonic() + LONGEST_S
     ends_at = math.inf
@@ -84,7 +84,7 @@ def watch(table: Table, seconds: float, on_look: Callable[[], None]) -> list[flo
     return found
 
 
-def _transactions(table: Table) -> int:
+def _transactions(table: LakeTable) -> int:
     """How many there were, without opening the table: whoever looks all the time must not need the processor for it."""
     try:
         return sum(1 for _ in (Path(table.address) / "_delta_log").iterdir())
@@ -133,7 +133,7 @@ class _Watching:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: BatchProgress) -> None:
         if self._pipe.poll():
             raise _EnoughError
 
@@ -142,7 +142,7 @@ class _Watching:
 
 
 def _run_pipeline(pipe: Pipe, lake: str, archive: str) -> None:
-    order = Order(Lake(lake), {"archive": archive}, trigger_s=TRIGGER_S)
+    order = RunConfig(Lake(lake), {"archive": archive}, trigger_s=TRIGGER_S)
     with spark_session(MASTER, Path(lake) / "spark.log") as spark:
         pipe.send(READY)
         with suppress(_EnoughError):

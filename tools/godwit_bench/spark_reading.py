@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from godwit.errors import GodwitError
-from godwit.pipeline.failures import explained
+from godwit.pipeline.errors import explained
 from godwit.pipeline.session import spark_session
 from godwit_bench import spark_bare
 from godwit_bench.stage import READY, Stage, hear

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
 from godwit.errors import GodwitError, SendBufferFullError
-from godwit.net.drive import EndpointDriver
+from godwit.net.driver import EndpointDriver
 from godwit.net.loop import run as run_loop
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig

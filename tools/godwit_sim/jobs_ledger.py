@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from godwit.wire.jobs import Ref
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec, Ref
 from godwit_sim.checkers import ViolationError
 
 
@@ -18,7 +17,7 @@ from godwit_sim.checkers import ViolationError
 class Ask:
     """One time that it was asked for."""
 
-    wish: Submission
+    wish: JobSpec
     payload: bytes
     asked_s: float
 
@@ -75,7 +74,7 @@ class JobLedger:
         self.cancels: set[int] = set()
         """Jobs that somebody wanted to be cancelled."""
 
-    def ask(self, controller: str, wish: Submission, payload: bytes, now: float) -> Order:
+    def ask(self, controller: str, wish: JobSpec, payload: bytes, now: float) -> Order:
         """A controller submits."""
         order = self.orders.setdefault((controller, wish.key), Order(controller, wish.key))
         order.asks.append(Ask(wish, payload, now))

@@ -17,7 +17,7 @@ from godwit.transport.events import Closed, Connected, Received
 from godwit.wire.codes import Code
 from godwit.wire.control import Login, Work, decode_control
 from godwit.wire.jobs import Ref, Volunteer
-from godwit.wire.work import Outcome, Report, decode_from_client
+from godwit.wire.work import ReportGroup, TaskOutcome, decode_from_client
 
 CLOSE_CALL_S: Final = 0.000_01
 """So near to a change nobody can say which side of it a moment was on."""
@@ -73,7 +73,7 @@ class _Worker:
     goodbyes_s: list[float] = field(default_factory=list)
     resumed: list[tuple[float, frozenset[Ref]]] = field(default_factory=list)
     """When it volunteered on a new connection, and what it still had."""
-    outcomes: dict[Ref, list[tuple[Outcome, bytes]]] = field(default_factory=dict)
+    outcomes: dict[Ref, list[tuple[TaskOutcome, bytes]]] = field(default_factory=dict)
 
 
 def who(login: Login) -> str:
@@ -159,7 +159,7 @@ class WorkRoster:
 
     def _on_work(self, seat: _Seat, record: bytes, now: float) -> None:
         head, payloads = decode_from_client(record)
-        if not isinstance(head, Report):
+        if not isinstance(head, ReportGroup):
             return
         worker = self._worker(seat.name)
         worker.heard_s.append(now)
@@ -170,7 +170,7 @@ class WorkRoster:
 
     # -- look ---------------------------------------------------------------------------------------------------------
 
-    def outcomes(self, name: str, ref: Ref) -> list[tuple[Outcome, bytes]]:
+    def outcomes(self, name: str, ref: Ref) -> list[tuple[TaskOutcome, bytes]]:
         """How the worker said that this lease ended, as often as it came."""
         return self._worker(name).outcomes.get(ref, [])
 

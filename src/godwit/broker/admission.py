@@ -15,7 +15,7 @@ from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Admit, Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.journal import Journal
 from godwit.broker.login_check import LoginCheck, LoginRefusal
 from godwit.broker.name_queues import Claimant, NameQueues
@@ -47,7 +47,7 @@ class Admission:
         publishing: Publishing,
         commits: Commits,
         journal: Journal,
-        office: Office,
+        office: JobService,
         effects: list[Effect],
         *,
         sessions: Sessions,
@@ -173,7 +173,7 @@ class Admission:
         session.will = login.will
         link.session = session
         self._effects.append(Admit(link.connection))
-        self._office.on_logged_in(session, now_us)
+        self._office.handle_login(session, now_us)
         if settings.messages_per_s is not None:
             link.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
         proof = b""
@@ -275,7 +275,7 @@ class Admission:
             inlet.end()
         for feed in list(link.feeds.values()):
             self._delivery.detach(feed)
-        self._office.on_gone(link, now_us)
+        self._office.handle_disconnect(link, now_us)
         session.link = None
 
     def _keep_for_later(self, session: Session, now_us: int) -> None:

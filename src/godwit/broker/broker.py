@@ -37,7 +37,7 @@ from godwit.broker.feed import Feed
 from godwit.broker.figures import Figures
 from godwit.broker.identities import Identities
 from godwit.broker.importing import Importing
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.journal import Journal
 from godwit.broker.pace import Pace
 from godwit.broker.publishing import Publishing
@@ -100,7 +100,7 @@ class Broker:
         self._publishing = Publishing(catalogue, delivery, identities, commits, journal, pace, self._effects)
         self._subscribing = Subscribing(catalogue, delivery, commits, journal, self._effects, epochs)
         self._importing = Importing(catalogue, names, commits, journal, self._effects)
-        self._office = office = Office(catalogue, names, journal, commits, self._effects)
+        self._office = office = JobService(catalogue, names, journal, commits, self._effects)
         self._admission = Admission(
             catalogue,
             names,
@@ -165,9 +165,9 @@ class Broker:
 
     def effects(self) -> list[Effect]:
         """What is to be done, in this order. Ends the turn."""
-        self._office.seal(self._now_us)
+        self._office.finish_turn(self._now_us)
         self._commits.seal(self._now_us)
-        self._office.flush(self._now_us)
+        self._office.send_output(self._now_us)
         if self._pay_at_us is None and self._pace.is_owing:
             self._pay_at_us = self._now_us
         if self._save_at_us is None and (self._journal.has_unsaved or self._delivery.quiet.is_watching):
@@ -183,7 +183,7 @@ class Broker:
         self._catalogue.on_settings(settings)
         links = list(self._links.values())
         apply_rules(links, settings.access, former, self._subscribing, self._effects)
-        self._office.on_settings(links, self._now_us)
+        self._office.handle_settings(links, self._now_us)
 
     @property
     def settings(self) -> Settings:
@@ -248,7 +248,7 @@ class Broker:
         said_goodbye = event.origin == "peer" and event.code in (Code.NORMAL, Code.SHUTDOWN)
         reason = "" if said_goodbye else event.reason or f"code {event.code}"
         if said_goodbye and link.session is not None:
-            self._office.leave(link.session, now_us)
+            self._office.handle_leave(link.session, now_us)
         self._admission.on_gone(link, now_us, was_expected=said_goodbye, reason=reason)
         self._expire_at_us = now_us
 
@@ -265,7 +265,7 @@ class Broker:
             if inlet is not None:
                 self._publishing.receive(inlet, event, now_us)
             elif link.party is not None and link.party.channel == channel:
-                self._office.receive(link.party, event, now_us)
+                self._office.handle_record(link.party, event, now_us)
             elif event.reliable:
                 self._on_open(link, event, now_us)
             # An unreliable record that has overtaken its channel's open is lost, as it may be.
@@ -305,7 +305,7 @@ class Broker:
         if isinstance(request, control.Open):
             self._publishing.open(link, session, event.channel, request)
         elif isinstance(request, control.Work):
-            self._office.open(link, session, event.channel)
+            self._office.handle_open(link, session, event.channel)
         else:
             raise DecodeError("control", "record 0 of a channel is neither open nor work")
 
@@ -314,8 +314,8 @@ class Broker:
         if link is None:
             return
         party = link.party
-        if party is not None and party.outlet.channel == event.channel:
-            self._office.on_confirm(party, event.sequence)
+        if party is not None and party.work_channel.channel == event.channel:
+            self._office.handle_confirm(party, event.sequence)
         else:
             self._delivery.on_confirm(link, event.channel, event.sequence)
 
@@ -363,7 +363,7 @@ class Broker:
             self._pay_at_us = self._pace.pay(now_us)
         if self._expire_at_us is not None and self._expire_at_us <= now_us:
             self._expire_at_us = self._admission.expire(now_us)
-        self._office.on_tick(now_us)
+        self._office.handle_timer(now_us)
         self._desk.lists.serve(now_us)
         if self._save_at_us is not None and self._save_at_us <= now_us:
             self._save_at_us = None

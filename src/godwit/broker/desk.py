@@ -9,7 +9,7 @@ from godwit.broker.admission import NAME_PING, Admission
 from godwit.broker.commits import Commits
 from godwit.broker.effects import Effect, Send
 from godwit.broker.failure import RequestFailure
-from godwit.broker.jobs.requests import JobRequests
+from godwit.broker.jobs.job_requests import JobRequests
 from godwit.broker.list_queue import ListQueue, ListRequest
 from godwit.broker.rate import Bucket
 from godwit.broker.requests import Requests
@@ -58,8 +58,8 @@ class Desk:
         self._pages: dict[type[Any], Callable[[Session, Any], tuple[ControlMessage, int]]] = {
             control.Topics: requests.topics,
             control.Clients: requests.clients,
-            jobs.Jobs: work.jobs,
-            jobs.Job: work.job,
+            jobs.ListJobs: work.jobs,
+            jobs.ShowJob: work.job,
         }
         # Each gives the reply, or None when it is sent elsewhere or there is none.
         self._answers: dict[type[Any], Callable[[Link, Session, Any, int], ControlMessage | None]] = {
@@ -69,7 +69,7 @@ class Desk:
             control.Subscribe: lambda link, session, message, now_us: subscribing.subscribe(link, session, message),
             control.Progress: lambda link, session, message, now_us: requests.progress(session, message),
             jobs.Volunteer: work.volunteer,
-            jobs.Watch: lambda link, session, message, now_us: work.watch(link, session, message),
+            jobs.WatchJobs: lambda link, session, message, now_us: work.watch(link, session, message),
         }
         # These are done or fail: there is nothing else to say.
         self._deeds: dict[type[Any], Callable[[Link, Session, Any, int], None]] = {
@@ -77,8 +77,8 @@ class Desk:
             control.Commit: lambda link, session, message, now_us: subscribing.commit(link, message),
             control.Create: lambda link, session, message, now_us: requests.create(session, message),
             control.Kick: lambda link, session, message, now_us: requests.kick(session, message, now_us),
-            jobs.Unwatch: lambda link, session, message, now_us: work.unwatch(link, message),
-            jobs.Cancel: lambda link, session, message, now_us: work.cancel(session, message, now_us),
+            jobs.UnwatchJobs: lambda link, session, message, now_us: work.unwatch(link, message),
+            jobs.CancelJob: lambda link, session, message, now_us: work.cancel(session, message, now_us),
         }
 
     def handle(self, link: Link, body: bytes, now_us: int) -> None:
@@ -93,7 +93,7 @@ class Desk:
             message = decode_control(
                 body, max_bytes=max_bytes, max_items=MAX_CONTROL_ITEMS if is_known else MAX_FIRST_ITEMS
             )
-            is_cancel = isinstance(message, jobs.Cancel)
+            is_cancel = isinstance(message, jobs.CancelJob)
             _require_rate(link, _extra_cost(message), now_us)
             request = getattr(message, "request", None)
             reply = self._answer(link, message, now_us)
@@ -143,7 +143,7 @@ class Desk:
             reply, steps = self._pages[type(request)](session, request)
         except RequestFailure as failure:
             reply = control.Error(code=failure.code, text=failure.text, request=request.request)
-        if isinstance(request, jobs.Jobs | jobs.Job):
+        if isinstance(request, jobs.ListJobs | jobs.ShowJob):
             self._commits.say(link, reply)  # true once all that led to it is safe, and shown while the disk is full
         else:
             self._effects.append(Send(link.connection, 0, encode_control(reply)))
@@ -177,6 +177,6 @@ def _extra_cost(message: ControlMessage | UnknownKind) -> int:
         return len(message.filters) - 1
     if isinstance(message, jobs.Volunteer):
         return len(message.kinds) // 8 + len(message.holding) // 64
-    if isinstance(message, jobs.Watch):
+    if isinstance(message, jobs.WatchJobs):
         return len(message.jobs) // WATCHES_A_REQUEST
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from godwit.broker.catalogue import BROKER_NAME, Catalogue, Names
 from godwit.broker.delivery import Delivery
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.publishing import Publishing
 from godwit.broker.session import Session
 
@@ -20,7 +20,7 @@ class Figures:
         names: Names,
         delivery: Delivery,
         publishing: Publishing,
-        office: Office,
+        office: JobService,
         *,
         sessions: Mapping[str, Session],
         started_us: int,

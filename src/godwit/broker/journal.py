@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from godwit.broker.jobs.marks import JobMarks
+from godwit.broker.jobs.job_table import DirtyJobs
 from godwit.broker.topics import RESERVED
 from godwit.wire.changes import (
     Change,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.feed import Feed
     from godwit.broker.identities import Key, Progress
-    from godwit.broker.jobs.model import Job, Task
+    from godwit.broker.jobs.model import Job, JobTask
     from godwit.broker.session import Session
 
 SAVED_AT_ONCE: Final = 1000
@@ -61,7 +61,7 @@ class Marks:
         self.identities: dict[Key, Progress | None] = {}
         """None: it is forgotten."""
         self.queries: dict[str, QueryDone | QueryGone] = {}
-        self.jobs = JobMarks()
+        self.jobs = DirtyJobs()
 
 
 class Journal:
@@ -139,7 +139,7 @@ class Journal:
             self._marks.queries[change.query] = change
             self.is_marked = True
 
-    def work(self, jobs: Iterable[Job], tasks: Iterable[Task], gone: Iterable[int], next_job: int) -> None:
+    def work(self, jobs: Iterable[Job], tasks: Iterable[JobTask], gone: Iterable[int], next_job: int) -> None:
         """These jobs and tasks have changed; of jobs that are gone the numbers. `next_job`: not given yet."""
         if self.keeps:
             self._marks.jobs.add(jobs, tasks, gone, next_job)

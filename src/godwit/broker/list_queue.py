@@ -16,7 +16,7 @@ from godwit.broker.session import Link
 from godwit.wire import control, jobs
 from godwit.wire.control import Code
 
-ListRequest: TypeAlias = control.Topics | control.Clients | jobs.Jobs | jobs.Job
+ListRequest: TypeAlias = control.Topics | control.Clients | jobs.ListJobs | jobs.ShowJob
 
 STEPS_PER_S: Final = 200_000
 """About a quarter of a processor's time."""

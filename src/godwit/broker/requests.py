@@ -8,7 +8,7 @@ from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.failure import RequestFailure
 from godwit.broker.identities import Identities
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.session import Link, Session
 from godwit.broker.subscribing import Subscribing
 from godwit.broker.topics import RESERVED, check_filter
@@ -52,7 +52,7 @@ class Requests:
         identities: Identities,
         subscribing: Subscribing,
         admission: Admission,
-        office: Office,
+        office: JobService,
         effects: list[Effect],
     ) -> None:
         self._catalogue = catalogue
@@ -161,7 +161,7 @@ class Requests:
             return
         link = target.link
         target.expiry_s = 0  # who waits for the name begins anew
-        self._office.leave(target, now_us)
+        self._office.handle_leave(target, now_us)
         if link is not None:
             text = f"{session.name} removed this client{why}"
             self._effects.append(Close(link.connection, Code.KICKED, text))

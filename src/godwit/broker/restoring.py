@@ -7,7 +7,7 @@ from godwit.broker.catalogue import Catalogue
 from godwit.broker.delivery import Delivery
 from godwit.broker.identities import Identities
 from godwit.broker.importing import Importing
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.retained import Kept
 from godwit.broker.subscribing import Subscribing
 from godwit.wire.changes import RetainedKept, State
@@ -21,7 +21,7 @@ def restore(
     admission: Admission,
     subscribing: Subscribing,
     importing: Importing,
-    office: Office,
+    office: JobService,
     now_us: int,
 ) -> None:
     """Everything that is kept, to parts that are new. Limits that were lowered since turn nothing of it away."""

@@ -16,7 +16,7 @@ from godwit.wire.control import Subscribe, Will
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
     from godwit.broker.inlet import Inlet
-    from godwit.broker.jobs.party import Party
+    from godwit.broker.jobs.work_channel import JobPeer
 
 _BAD_IN_NAME: Final = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -146,7 +146,7 @@ class Link:
         """Of its messages, if there is a limit."""
         self.unpaid: list[tuple[int, int]] = []
         """Credit that it gets back only when its rate allows it: channel, bytes."""
-        self.party: Party | None = None
+        self.party: JobPeer | None = None
         """Its part in work, if it takes one."""
         self._next_channel = 1
 

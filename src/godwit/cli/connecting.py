@@ -19,7 +19,7 @@ from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, Name
 from godwit.limits import MAX_SECRET_BYTES, SESSION_EXPIRY_S
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient, Connecting
+    from godwit.net.client import AsyncClient, Connecting
 
 T = TypeVar("T")
 
@@ -143,7 +143,7 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
     The block is ended with BrokerUnreachableError if there is a time limit and the broker is away for longer, and with
     the broker's reason if the client is sent away for good.
     """
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     watch = _Watch(target)
     opening = connect(

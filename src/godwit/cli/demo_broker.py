@@ -28,9 +28,8 @@ def main(pipe: Pipe, data: str) -> None:
 
 async def work(line: Line, data: Path) -> None:
     from godwit.broker.settings import Settings
-    from godwit.net.serve import Service
-    from godwit.server.configuration import Configuration
-    from godwit.server.log_sections import ArchiveSection
+    from godwit.net.service import Service
+    from godwit.server.configuration import ArchiveSection, Configuration
 
     configuration = Configuration(
         listen=["127.0.0.1:0"],  # any free port of this machine

@@ -17,7 +17,7 @@ from godwit.cli.house import ROOMS, Sensor, sensors
 from godwit.errors import BufferFullError
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 REPORT_S: Final = 0.1
 MAX_LAG_S: Final = 1.0
@@ -92,7 +92,7 @@ def main(pipe: Pipe, broker: str, seed: int, rate: float) -> None:
 
 
 async def work(line: Line, broker: str, seed: int, rate: float) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with AsyncExitStack() as stack:
         rooms = []

@@ -11,7 +11,7 @@ from godwit.cli.demo_check import PREFIX, Watch
 from godwit.cli.demo_processes import Line, run_child
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 REPORT_S: Final = 0.1
 FILTER: Final = f"{PREFIX}/+/temperature"
@@ -23,7 +23,7 @@ def main(pipe: Pipe, broker: str) -> None:
 
 
 async def work(line: Line, broker: str) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     watch = Watch()
     async with connect(broker, name="display") as client:
@@ -56,7 +56,7 @@ async def work(line: Line, broker: str) -> None:
 
 async def _come_late(broker: str, watch: Watch) -> None:
     """Another subscriber, who comes when all is over: gets the last temperature of each room."""
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with connect(broker) as client:
         await _keep(client, watch)

@@ -17,8 +17,8 @@ import msgspec
 from godwit.cli.demo_processes import TICK_S, Line, run_child
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
-    from godwit.net.task import Task
+    from godwit.net.client import AsyncClient
+    from godwit.net.tasks import Task
 
 KIND: Final = "sum"
 WORKERS: Final = ("anna", "bert")
@@ -82,7 +82,7 @@ def controller_main(pipe: Pipe, broker: str, seed: int) -> None:
 
 
 async def control(line: Line, broker: str, seed: int) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with connect(broker, name="controller") as client:
         jobs = Jobs(client, Random(f"{seed} jobs"))

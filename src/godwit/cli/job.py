@@ -20,7 +20,7 @@ from godwit.cli.connecting import (
 )
 from godwit.cli.job_text import parse_job, parse_workers
 from godwit.errors import UsageError
-from godwit.net.submitting import JobOptions
+from godwit.net.job_options import JobOptions
 
 SHOWN_JOBS: Final = 100
 _IS_LITERAL: Final = "godwit.cli.job.is_literal"
@@ -153,7 +153,7 @@ def list_jobs(
     The broker's configuration may say otherwise. A narrow terminal shows fewer columns; --json has them all.
     """
     from godwit.cli.job_list import show_jobs
-    from godwit.net.submitting import check_states
+    from godwit.net.job_options import check_states
 
     states = check_states(state or None)
     if limit < 0:

@@ -15,10 +15,10 @@ from godwit.cli.job_text import accepted_text, check_seconds
 from godwit.cli.text import safe, safe_json
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_PRIORITY, MAX_RETRIES
-from godwit.net.submitting import JobOptions
+from godwit.net.job_options import JobOptions
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
     from godwit.net.jobs import AsyncJob
 
 _LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")

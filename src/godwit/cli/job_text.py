@@ -15,7 +15,7 @@ import msgspec
 from godwit.cli.text import count, moment, safe, safe_json, safe_payload
 from godwit.errors import UsageError
 from godwit.limits import MAX_TASKS_OF_JOB
-from godwit.net.submitting import MAX_JOB_NUMBER, MAX_TIME_S, Workers
+from godwit.net.job_options import MAX_JOB_NUMBER, MAX_TIME_S, Workers
 
 if TYPE_CHECKING:
     from godwit.net.jobs import AsyncJob, Update

@@ -17,7 +17,7 @@ from godwit.errors import GodwitError, UsageError
 def run_check(spark: Spark, lake_address: str, *, as_json: bool) -> None:
     """Whether all holds."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.checks import checked
+    from godwit.pipeline.checks import run_checks
 
     results = []
     with (
@@ -25,7 +25,7 @@ def run_check(spark: Spark, lake_address: str, *, as_json: bool) -> None:
         waiting("starting") as status,
         session(spark, lake, status, purpose="godwit pipeline check") as found,
     ):
-        for result in checked(found, lake):
+        for result in run_checks(found, lake):
             results.append(result)
             status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
     if as_json:
@@ -50,7 +50,7 @@ def run_rebuild(spark: Spark, lake_address: str, start: str | None, stop: str | 
     if begins is not None and ends is not None and ends <= begins:
         raise UsageError(f"--to {stop} does not lie after --from {start}; swap them")
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.rebuild import rebuild
+    from godwit.pipeline.repair import rebuild
 
     with (
         explained(),
@@ -66,7 +66,7 @@ def run_rebuild(spark: Spark, lake_address: str, start: str | None, stop: str | 
 def run_requeue(spark: Spark, lake_address: str) -> None:
     """Quarantine again."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.requeue import requeue
+    from godwit.pipeline.repair import requeue
 
     with (
         explained(),

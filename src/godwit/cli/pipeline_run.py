@@ -14,31 +14,31 @@ from godwit.cli.pipeline_spark import Sources, Spark, explained, open_lake, sess
 from godwit.cli.text import count, safe
 
 if TYPE_CHECKING:
-    from godwit.pipeline.watching import Batch
+    from godwit.pipeline.supervisor import BatchProgress
 
 
 def run_pipeline(spark: Spark, lake_address: str, sources: Sources, *, is_once: bool, trigger_s: float) -> None:
     """Until all is read, or until Ctrl-C."""
     lake = open_lake(lake_address, must_exist=False)
-    from godwit.pipeline.archives import checked, look
-    from godwit.pipeline.runner import Order, run
+    from godwit.pipeline.runner import RunConfig, run
     from godwit.pipeline.session import log_path
+    from godwit.pipeline.status import check_options, find_logs
 
     options = sources.options()
     spark.settings()  # what is wrong with them is told before anybody waits
     with explained(), waiting(f"looking for the archive at {options['archive']}") as status:
-        if warning := checked(options).place.plain_token_warning():
+        if warning := check_options(options).access.plain_token_warning():
             tell(warning)
         if not sys.stderr.isatty():
             tell(f"looking for the archive at {options['archive']}")
-        logs = look(options)
+        logs = find_logs(options)
         with session(spark, lake, status, purpose="godwit pipeline run") as found:
             where = ", ".join(log.address for log in logs)
             status.stop()  # else its line and this one are one
             say(f"reading {where} into {lake.address}; Spark's own messages are in {log_path(lake)}")
             if sys.stderr.isatty():
                 status.start()
-            outcome = run(found, Order(lake, options, is_once, trigger_s), _View(status, log_path(lake)))
+            outcome = run(found, RunConfig(lake, options, is_once, trigger_s), _View(status, log_path(lake)))
     for query, batches in outcome.batches.items():
         say(f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}")
 
@@ -58,7 +58,7 @@ class _View:
         self._told: dict[str, str] = {}
         status.update("working on the first batch")
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: BatchProgress) -> None:
         speed = batch.rows / batch.took_s if batch.took_s else 0.0
         self._told[batch.query] = (
             f"{batch.query}: batch {batch.number}, {count(batch.rows, 'message')}, {speed:,.0f}/s, {batch.lag:,} behind"

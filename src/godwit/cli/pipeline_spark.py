@@ -162,8 +162,8 @@ def session(spark: Spark, lake: Lake, status: Status, *, purpose: str | None = N
 def explained() -> Iterator[None]:
     """The pipeline's own errors as the command line tells them; SIGTERM ends the block as Ctrl-C does."""
     require_packages()
+    from godwit.pipeline.errors import PipelineError
     from godwit.pipeline.lake import LAKE_ERRORS
-    from godwit.pipeline.problems import PipelineError
 
     before = signal.signal(signal.SIGTERM, _terminated)
     try:

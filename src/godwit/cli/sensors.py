@@ -28,8 +28,8 @@ from godwit.errors import BufferFullError, UsageError
 
 if TYPE_CHECKING:
     from godwit.cli.house import Sensor
-    from godwit.net.connect import AsyncClient
-    from godwit.net.publishing import AsyncPublisher
+    from godwit.net.client import AsyncClient
+    from godwit.net.publisher import AsyncPublisher
 
 MAX_ROOMS: Final = 10_000
 MAX_RATE: Final = 100_000.0

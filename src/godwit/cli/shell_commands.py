@@ -18,7 +18,7 @@ from godwit.errors import GodwitError, KickedError, TopicError, UsageError
 from godwit.wire.codes import Code
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 ALREADY: Final = "Already subscribed to topic."
 NOT_SUBSCRIBED: Final = "You are not currently subscribed to this topic."

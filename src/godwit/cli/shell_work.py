@@ -16,7 +16,7 @@ from godwit.cli.worker_tasks import Hands, pretending
 from godwit.errors import GodwitError, UsageError
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
     from godwit.net.jobs import AsyncJob
 
 CAPACITY: Final = 4

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from godwit.client.message import Message
     from godwit.client.subscription import Start
-    from godwit.net.connect import AsyncClient
-    from godwit.net.inbox import ReceivedFile
+    from godwit.net.client import AsyncClient
+    from godwit.net.file_inbox import ReceivedFile
 
 
 MAX_SIZE_DIGITS: Final = 18
@@ -119,7 +119,7 @@ def parse_start(text: str | None) -> tuple[Start, datetime | None]:
 
 def parse_size(option: str, text: str) -> int:
     """Return the bytes that a size with or without a unit means."""
-    from godwit.server.log_sections import SIZES_BYTES, WITH_UNIT
+    from godwit.server.configuration import SIZES_BYTES, WITH_UNIT
 
     match = WITH_UNIT.fullmatch(text)
     if match is not None and match[2] in SIZES_BYTES:

@@ -15,8 +15,8 @@ from godwit.errors import UsageError
 
 if TYPE_CHECKING:
     from godwit.cli.progress import TaskProgress
-    from godwit.net.connect import AsyncClient
-    from godwit.net.task import Task
+    from godwit.net.client import AsyncClient
+    from godwit.net.tasks import Task
     from godwit.net.worker import Worker
 
 Doing: TypeAlias = "Callable[[Task, OnProgress], Awaitable[bytes]]"
@@ -52,7 +52,7 @@ def executing(command: Sequence[str]) -> Doing:
     """Runs a command for each task."""
 
     async def doing(task: Task, show: OnProgress) -> bytes:
-        from godwit.net.commands import run_command
+        from godwit.net.command import run_command
 
         show(None)
         return await run_command(task, command)

@@ -30,8 +30,8 @@ from godwit.limits import (
     MAX_WATCHED_AT_ONCE,
 )
 from godwit.wire.codes import Code
-from godwit.wire.jobs import UNASKED, JobState, TaskState, Unwatch, Watch, Watched
-from godwit.wire.work import JobUpdate, Submission, Taken, TaskUpdate, Update
+from godwit.wire.jobs import UNASKED, JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs, WatchReply
+from godwit.wire.work import JobUpdate, SubmitReplyGroup, TaskUpdate, UpdateGroup
 
 if TYPE_CHECKING:
     from godwit.client.work import WorkChannel
@@ -176,7 +176,7 @@ class JobView(msgspec.Struct, eq=False, weakref=True):
     """The `agreed` tasks, numbered from 0."""
     owner: Any = None
     """Free for use by the layer above."""
-    submission: Submission | None = None
+    submission: JobSpec | None = None
     payload: bytes = b""
     """Stored until the broker has answered."""
     unwatches_before: int | None = None
@@ -360,7 +360,7 @@ class JobTracker:
                 return view
             channel.reserve(len(payload))
             unwatches_before = self._unwatch_count if not (self._unwatch_requests or self.to_unwatch) else -1
-        submission = Submission(
+        submission = JobSpec(
             key=key,
             of_kind=kind,
             size=len(payload),
@@ -462,18 +462,18 @@ class JobTracker:
         for numbers in _groups(self.to_watch):
             request = self._requests.next_number()
             self._watch_requests[request] = numbers
-            self._requests.send(Watch(request=request, jobs=numbers))
+            self._requests.send(WatchJobs(request=request, jobs=numbers))
         for numbers in _groups(self.to_unwatch):
             request = self._requests.next_number()
             self._unwatch_requests.add(request)
             self._unwatch_count += 1
-            self._requests.send(Unwatch(request=request, jobs=numbers))
+            self._requests.send(UnwatchJobs(request=request, jobs=numbers))
         self.to_watch.clear()
         self.to_unwatch.clear()
 
     # -- input from the broker ----------------------------------------------------------------------------------------
 
-    def handle_taken(self, group: Taken) -> None:
+    def handle_taken(self, group: SubmitReplyGroup) -> None:
         """Handle the answers to submissions. Raises DecodeError for an accepted job without a number."""
         for taken in group.jobs:
             number, agreed = taken.job, taken.agreed
@@ -518,7 +518,7 @@ class JobTracker:
         if number not in self._followed:
             self.to_unwatch[number] = None
 
-    def handle_update(self, group: Update, payloads: list[bytes]) -> None:
+    def handle_update(self, group: UpdateGroup, payloads: list[bytes]) -> None:
         """Report the changes of followed jobs. Raises DecodeError for an invalid state."""
         followed, events = self._followed, self._events
         at = 0
@@ -536,7 +536,7 @@ class JobTracker:
                     del followed[update.job]
             at += len(update.tasks)
 
-    def handle_watched(self, reply: Watched) -> bool:
+    def handle_watched(self, reply: WatchReply) -> bool:
         """End the views of unknown jobs. Return whether the reply belongs to a request of this class."""
         numbers: Collection[int] | None = self._watch_requests.pop(reply.request, None)
         text = "the broker does not know job {}"

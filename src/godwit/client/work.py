@@ -34,21 +34,18 @@ from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.control import ControlMessage, Done, Error, Work, encode_control
-from godwit.wire.jobs import Ref, Volunteered, Watched
+from godwit.wire.jobs import JobSpec, Ref, VolunteerReply, WatchReply
 from godwit.wire.work import (
     FromClient,
-    Outcome,
-    Report,
-    Revoke,
-    Step,
-    Submission,
-    Submit,
-    Taken,
+    LeaseGroup,
+    ProgressReport,
+    ReportGroup,
+    RevokeGroup,
+    SubmitGroup,
+    SubmitReplyGroup,
+    TaskOutcome,
     decode_from_broker,
     encode_group,
-)
-from godwit.wire.work import (
-    Lease as LeaseGroup,
 )
 
 GROUP_BYTES: Final = 60_000
@@ -104,13 +101,13 @@ class WorkChannel:
         self._is_filling = False
         self._waits_since: float | None = None
         # The open groups.
-        self._jobs: list[Submission] = []
+        self._jobs: list[JobSpec] = []
         self._job_payloads: list[bytes] = []
         self._jobs_bytes = 0
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[TaskOutcome] = []
         self._results: list[bytes] = []
         self._returned: list[Ref] = []
-        self._steps: list[Step] = []
+        self._steps: list[ProgressReport] = []
         self._leases: list[Lease] = []
         """The leases that the open report ends."""
         self._report_bytes = 0
@@ -170,7 +167,7 @@ class WorkChannel:
 
     # -- the open groups: without a connection nothing is added --------------------------------------------------------
 
-    def add_submission(self, submission: Submission, payload: bytes, text_bytes: int) -> None:
+    def add_submission(self, submission: JobSpec, payload: bytes, text_bytes: int) -> None:
         """Add a job. `text_bytes` is the length of its kind and key, and the upper bound of its options."""
         if self._connection is None:
             return
@@ -212,7 +209,7 @@ class WorkChannel:
         elif is_first:
             self.on_begun()
 
-    def add_step(self, step: Step) -> None:
+    def add_step(self, step: ProgressReport) -> None:
         """Add the progress of a task."""
         size_bytes = len(step.note.encode()) + PART_HEAD_BYTES
         if len(self._steps) >= MAX_GROUP or self._report_bytes + size_bytes > GROUP_BYTES:
@@ -250,10 +247,10 @@ class WorkChannel:
         jobs, payloads = self._jobs, self._job_payloads
         self._jobs, self._job_payloads = [], []
         self._jobs_bytes = 0
-        self._queue(Submit(jobs=jobs), payloads, [])
+        self._queue(SubmitGroup(jobs=jobs), payloads, [])
 
     def _cut_report(self) -> None:
-        report = Report(outcomes=self._outcomes, steps=self._steps, returned=self._returned)
+        report = ReportGroup(outcomes=self._outcomes, steps=self._steps, returned=self._returned)
         results, leases = self._results, self._leases
         self._outcomes, self._steps, self._returned, self._results, self._leases = [], [], [], [], []
         self._report_bytes = 0
@@ -400,9 +397,9 @@ class ClientWork:
         head, payloads = decode_from_broker(event.body)
         if isinstance(head, LeaseGroup):
             self.leases.handle_leased(head, payloads)
-        elif isinstance(head, Taken):
+        elif isinstance(head, SubmitReplyGroup):
             self.jobs.handle_taken(head)
-        elif isinstance(head, Revoke):
+        elif isinstance(head, RevokeGroup):
             self.leases.handle_revoked(head)
         else:
             self.jobs.handle_update(head, payloads)
@@ -411,9 +408,9 @@ class ClientWork:
 
     def handle_reply(self, message: ControlMessage) -> bool:
         """Handle a control message. Return whether it answers a request about work."""
-        if isinstance(message, Volunteered):
+        if isinstance(message, VolunteerReply):
             return self.leases.handle_volunteered(message)
-        if isinstance(message, Watched):
+        if isinstance(message, WatchReply):
             return self.jobs.handle_watched(message)
         if isinstance(message, Done):
             return self.jobs.handle_unwatched(message.request)

@@ -22,8 +22,7 @@ from godwit.errors import DecodeError, UsageError
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_KINDS
 from godwit.wire import jobs as wire
 from godwit.wire.jobs import Ref, Volunteer
-from godwit.wire.work import Lease as LeaseGroup
-from godwit.wire.work import LeasedTask, Outcome, Revoke, Step
+from godwit.wire.work import LeasedTask, LeaseGroup, ProgressReport, RevokeGroup, TaskOutcome
 
 if TYPE_CHECKING:
     from godwit.client.work import WorkChannel
@@ -57,7 +56,7 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
     deadline_us: int | None
     state: LeaseState = "running"
     """`reported` until the broker has confirmed the report; `ended` then, or if the lease was revoked."""
-    outcome: Outcome | None = None
+    outcome: TaskOutcome | None = None
     """The reported outcome; None while the task runs, or if it was given back."""
     result: bytes = b""
     is_known: bool = True
@@ -103,7 +102,7 @@ class Leases:
         self._running: dict[Ref, Lease] = {}
         self._unconfirmed: dict[Ref, Lease] = {}
         """Reported and not confirmed, in the order of their reports."""
-        self._steps: dict[Lease, Step] = {}
+        self._steps: dict[Lease, ProgressReport] = {}
         """The newest progress of each lease, until it is sent."""
         self._stepped_at = 0.0
         self._lease_s = LEASE_S
@@ -136,7 +135,7 @@ class Leases:
         if lease.state == "running":
             check_payload(RESULT, result, self.channel.max_payload_bytes)
             self.channel.reserve(len(result))
-            lease.outcome = Outcome(task=lease.ref, size=len(result))
+            lease.outcome = TaskOutcome(task=lease.ref, size=len(result))
             lease.result = result
             self._report(lease)
 
@@ -144,7 +143,7 @@ class Leases:
         """Report a failed attempt."""
         if lease.state == "running":
             self.channel.reserve_always()
-            lease.outcome = Outcome(task=lease.ref, error=_text(error), is_final=is_final)
+            lease.outcome = TaskOutcome(task=lease.ref, error=_text(error), is_final=is_final)
             self._report(lease)
 
     def give_back(self, lease: Lease) -> None:
@@ -159,7 +158,7 @@ class Leases:
             if progress is not None and not 0 <= progress <= 1:
                 raise UsageError(f"progress is {progress!r}: it lies between 0 and 1")
             is_first = not self._steps
-            self._steps[lease] = Step(
+            self._steps[lease] = ProgressReport(
                 task=lease.ref, progress=None if progress is None else float(progress), note=_text(note)
             )
             if is_first:
@@ -178,14 +177,14 @@ class Leases:
         size_bytes, lease.result = len(lease.result), b""
         self.channel.reserve_always()
         self.channel.release(size_bytes)
-        lease.outcome = Outcome(task=lease.ref, error=error, is_final=True)
+        lease.outcome = TaskOutcome(task=lease.ref, error=error, is_final=True)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
     def attach(self, now: float, *, is_other_log: bool) -> None:
         """Volunteer again and repeat unconfirmed reports, on a new connection."""
         if is_other_log:  # the numbers of the tasks mean other tasks there
-            self.handle_revoked(Revoke(tasks=list(self._running), reason="the broker has another log than before"))
+            self.handle_revoked(RevokeGroup(tasks=list(self._running), reason="the broker has another log than before"))
             self.on_reported(list(self._unconfirmed.values()))
         self._is_attached = True
         self._max_capacity = 0
@@ -263,7 +262,7 @@ class Leases:
                 lease.is_known = False
                 self.give_back(lease)
 
-    def handle_revoked(self, group: Revoke) -> None:
+    def handle_revoked(self, group: RevokeGroup) -> None:
         """End running leases. Reported ones are confirmed later, whether or not the broker used the report."""
         for ref in group.tasks:
             lease = self._running.pop(ref, None)
@@ -281,7 +280,7 @@ class Leases:
             if lease.is_known:
                 self._events.append(Reported(lease))
 
-    def handle_volunteered(self, reply: wire.Volunteered) -> bool:
+    def handle_volunteered(self, reply: wire.VolunteerReply) -> bool:
         """Return whether the reply answers the last request to volunteer."""
         if reply.request != self._request:
             return False

@@ -20,8 +20,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Unpack
 
-from godwit.client.client import ClientState
-from godwit.client.packing import Payload
+from godwit.client.batches import Payload
+from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import GodwitError
 from godwit.net.client import FLUSH_TIMEOUT_S, AsyncClient, Connecting

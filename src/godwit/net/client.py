@@ -22,9 +22,9 @@ from typing import Any, Final, Unpack
 import msgspec
 
 from godwit.broker.topics import check_kind, check_topic
-from godwit.client.client import ClientState
+from godwit.client.batches import Payload, to_bytes
 from godwit.client.config import SEND_BUFFER_BYTES, ClientConfig
-from godwit.client.packing import Payload, to_bytes
+from godwit.client.protocol import ClientState
 from godwit.client.subscription import Start
 from godwit.errors import BrokerUnreachableError, UsageError
 from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
@@ -52,7 +52,7 @@ from godwit.wire.control import (
     Topics,
     Will,
 )
-from godwit.wire.jobs import Job, JobInfo, JobList, Jobs, JobShown, JobState, TaskInfo
+from godwit.wire.jobs import JobDetails, JobInfo, JobList, JobState, ListJobs, ShowJob, TaskInfo
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of a client waits for confirmations."""
@@ -461,9 +461,9 @@ class AsyncClient:
         """
         await self.runtime.jobs.cancel(number, reason)
 
-    async def _job_page(self, number: int, first_task: int) -> JobShown:
+    async def _job_page(self, number: int, first_task: int) -> JobDetails:
         check_number(number)
-        return await self._request(lambda n: Job(request=n, job=number, first_task=first_task), JobShown)
+        return await self._request(lambda n: ShowJob(request=n, job=number, first_task=first_task), JobDetails)
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
@@ -605,8 +605,8 @@ def _clients(after: str | None, number: int) -> Clients:
 
 def _jobs(
     kind: str | None, controller: str | None, states: list[JobState] | None, before: int | None, number: int
-) -> Jobs:
-    return Jobs(request=number, of_kind=kind, controller=controller, states=states, before=before)
+) -> ListJobs:
+    return ListJobs(request=number, of_kind=kind, controller=controller, states=states, before=before)
 
 
 def _checked_will(will: Will | None) -> Will | None:

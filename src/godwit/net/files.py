@@ -19,8 +19,8 @@ import msgspec
 
 from godwit.client.files import (
     CHUNK_BYTES,
+    ChunkRange,
     FileHeader,
-    Run,
     decode_header,
     encode_header,
     file_id,
@@ -99,7 +99,7 @@ async def send_file(
 
 
 async def _send_chunks(
-    runtime: ClientRuntime, topic: str, file: FileIO, header: FileHeader, run: Run, progress: OnProgress | None
+    runtime: ClientRuntime, topic: str, file: FileIO, header: FileHeader, run: ChunkRange, progress: OnProgress | None
 ) -> int:
     """Send the missing chunks, with at most a window of unconfirmed ones. Return how many subscribers were reached."""
     publishers = runtime.publishers

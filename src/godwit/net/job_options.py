@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
 from godwit.broker.topics import check_kind
-from godwit.client.packing import Payload, to_bytes
-from godwit.client.submitting import check_key
+from godwit.client.batches import Payload, to_bytes
+from godwit.client.jobs import check_key
 from godwit.errors import UsageError
 from godwit.limits import MAX_JOB_TIME_MS, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
 from godwit.wire.jobs import JobState
@@ -43,7 +43,7 @@ class JobOptions(TypedDict, total=False):
 
 
 class CoreOptions(TypedDict):
-    """The same options as godwit.client.client.Client.submit takes them."""
+    """The same options as godwit.client.protocol.ClientProtocol.submit takes them."""
 
     workers: int
     priority: int

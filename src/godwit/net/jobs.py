@@ -16,17 +16,15 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from godwit.client.client import Client
-from godwit.client.comparing import Change, JobView, TaskView, ViewState
+from godwit.client.batches import Payload
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
-from godwit.client.jobs import PAYLOAD
-from godwit.client.packing import Payload
-from godwit.client.submitting import check_payload
+from godwit.client.jobs import PAYLOAD, Change, JobView, TaskView, ViewState, check_payload
+from godwit.client.protocol import ClientProtocol
 from godwit.errors import BufferFullError, GodwitError, JobCancelledError, JobFailedError, UsageError, broker_error
 from godwit.net.job_options import CoreOptions, JobLike, Submission, check_number, check_submissions
 from godwit.net.loop import LoopThread
 from godwit.wire.control import ControlMessage, Done
-from godwit.wire.jobs import Cancel, JobInfo
+from godwit.wire.jobs import CancelJob, JobInfo
 from godwit.wire.message import MAX_TEXT_CHARACTERS
 
 What: TypeAlias = Literal[
@@ -362,7 +360,7 @@ def _update(what: What, number: int | None, task: TaskView | None, *, is_final: 
 class ClientJobs:
     """The jobs that one client submitted or watches, until they end."""
 
-    def __init__(self, core: Client, schedule_flush: Callable[[], None], request: Request) -> None:
+    def __init__(self, core: ClientProtocol, schedule_flush: Callable[[], None], request: Request) -> None:
         self._core = core
         self._schedule_flush = schedule_flush
         self._request = request
@@ -429,7 +427,7 @@ class ClientJobs:
             raise UsageError(f"a reason of the type {type(reason).__name__}: give a text")
         if len(reason) > MAX_TEXT_CHARACTERS:
             raise UsageError(f"a reason of {len(reason)} characters: at most {MAX_TEXT_CHARACTERS}")
-        await self._request(lambda n: Cancel(request=n, job=number, reason=reason), Done)
+        await self._request(lambda n: CancelJob(request=n, job=number, reason=reason), Done)
 
     def _follow(self, view: JobView, answer: Countdown) -> AsyncJob:
         job = self._followed[view] = AsyncJob(self.cancel, view)

@@ -16,9 +16,9 @@ from copy import copy
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from godwit.client.client import Client
-from godwit.client.events import Confirmed, Refused, Room
-from godwit.client.packing import Payload, to_bytes
+from godwit.client.batches import Payload, to_bytes
+from godwit.client.events import BufferAvailable, Confirmed, Refused
+from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BrokerError, BufferFullError, GodwitError, UsageError, broker_error
 from godwit.limits import MIB
@@ -52,7 +52,7 @@ class SendTurn:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, sender: Publisher | None = None) -> int:
-        """Return the publish time of a message sent now. `sender.end_moment()` is called at the end of the turn."""
+        """Return the publish time of a message sent now. `sender.end_time_sharing()` is called at the end of the turn."""
         if not self.now_us:
             self._loop.call_soon(self._end)
             self.now_us = time.time_ns() // 1000
@@ -63,7 +63,7 @@ class SendTurn:
     def _end(self) -> None:
         self.now_us = 0
         for sender in self._senders:
-            sender.end_moment()
+            sender.end_time_sharing()
         self._senders.clear()
 
     def on_batch_begun(self) -> None:
@@ -172,7 +172,7 @@ class PublishWaiters:
 
     def on_ended(self, error: GodwitError) -> None:
         self.ended = error
-        self.core.end_moment()  # so that the next send is checked, and refused
+        self.core.end_time_sharing()  # so that the next send is checked, and refused
         futures: list[asyncio.Future[Any]] = [future for _, future in self._waiting]
         for future in futures + list(self._waiting_for_room):
             if not future.done():
@@ -184,7 +184,7 @@ class PublishWaiters:
 class ClientPublishers:
     """All publishers of one client: sending with and without waiting, room in the shared buffer, and draining it."""
 
-    def __init__(self, core: Client, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
+    def __init__(self, core: ClientProtocol, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
         self.schedule_flush = schedule_flush
         self._core = core
         self._turn = SendTurn(flush, schedule_flush)
@@ -196,7 +196,7 @@ class ClientPublishers:
         self._drained: list[asyncio.Future[None]] = []
         self.handlers: dict[type[Any], Callable[[Any], None]] = {
             Confirmed: self._on_confirmed,
-            Room: self._on_room,
+            BufferAvailable: self._on_room,
             Refused: self._on_refused,
         }
 
@@ -273,7 +273,7 @@ class ClientPublishers:
             waiters.on_confirmed(event.sequence, event.reached)
         self._on_progress()
 
-    def _on_room(self, event: Room) -> None:
+    def _on_room(self, event: BufferAvailable) -> None:
         waiters = self._waiters.get(event.publisher)
         if waiters is not None:
             waiters.on_room()

@@ -15,7 +15,6 @@ from copy import copy
 from dataclasses import replace
 from typing import Any, Final, TypeAlias, TypeVar
 
-from godwit.client.client import Client, ClientState
 from godwit.client.config import ClientConfig
 from godwit.client.events import (
     Available,
@@ -30,10 +29,11 @@ from godwit.client.events import (
     Revoked,
     SubscriptionEnded,
     SubscriptionStarted,
-    Volunteered,
+    VolunteerAccepted,
     VolunteerRefused,
-    WorkRoom,
+    WorkBufferAvailable,
 )
+from godwit.client.protocol import ClientProtocol, ClientState
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import ForkedError, GodwitError, SocketError, UsageError, broker_error
 from godwit.net.address import family_of, format_address
@@ -83,7 +83,7 @@ class ClientRuntime:
         usable = {family_of(udp.local_address) for udp in self._sockets}
         receive_buffer_bytes = min(udp.receive_buffer_bytes for udp in self._sockets)
         config = replace(config, endpoint=replace(config.endpoint, receive_buffer_bytes=receive_buffer_bytes))
-        self.core = core = Client(config, entropy=os.urandom, random=random.Random())
+        self.core = core = ClientProtocol(config, entropy=os.urandom, random=random.Random())
         self._on_state = on_state
         self._failure: GodwitError | None = None
         """Why the client has ended."""
@@ -109,9 +109,9 @@ class ClientRuntime:
             Leased: self._on_work,
             Revoked: self._on_work,
             Reported: self._on_work,
-            Volunteered: self._on_work,
+            VolunteerAccepted: self._on_work,
             VolunteerRefused: self._on_work,
-            WorkRoom: self._on_work_room,
+            WorkBufferAvailable: self._on_work_room,
             **self.publishers.handlers,
             **self.jobs.handlers,
         }
@@ -374,13 +374,13 @@ class ClientRuntime:
                 del self._subscriptions[event.subscription]
             subscription.on_event(event)
 
-    def _on_work(self, event: Leased | Revoked | Reported | Volunteered | VolunteerRefused) -> None:
+    def _on_work(self, event: Leased | Revoked | Reported | VolunteerAccepted | VolunteerRefused) -> None:
         if self._executor is not None:
             self._executor.on_event(event)
         elif isinstance(event, Leased):  # the broker sent it before it received the end of the work
             self.core.give_back(event.lease)
 
-    def _on_work_room(self, event: WorkRoom) -> None:
+    def _on_work_room(self, event: WorkBufferAvailable) -> None:
         self.jobs.on_room()
         if self._executor is not None:
             self._executor.on_room()

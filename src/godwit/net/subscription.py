@@ -12,9 +12,8 @@ from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Generic, Protocol, Self, TypeAlias, TypeVar
 
-from godwit.client.bookmark import Bookmark
 from godwit.client.events import Available, Missed, SubscriptionEnded, SubscriptionStarted
-from godwit.client.message import Message
+from godwit.client.message import Bookmark, Message
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import GodwitError, UsageError, broker_error
 from godwit.net.loop import LoopThread

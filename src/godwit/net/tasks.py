@@ -26,10 +26,10 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
 
-from godwit.client.client import Client
-from godwit.client.events import Leased, Reported, Revoked, Volunteered, VolunteerRefused
-from godwit.client.leasing import Lease
-from godwit.client.packing import to_bytes
+from godwit.client.batches import to_bytes
+from godwit.client.events import Leased, Reported, Revoked, VolunteerAccepted, VolunteerRefused
+from godwit.client.protocol import ClientProtocol
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, GodwitError, TaskFailedError, UsageError, broker_error
 
 TaskFailed = TaskFailedError
@@ -179,7 +179,7 @@ class TaskExecutor:
 
     def __init__(
         self,
-        core: Client,
+        core: ClientProtocol,
         schedule_flush: Callable[[], None],
         handlers: Mapping[str, Handler],
         capacity: int,
@@ -299,12 +299,12 @@ class TaskExecutor:
 
     # -- events of the client -----------------------------------------------------------------------------------------
 
-    def on_event(self, event: Leased | Revoked | Reported | Volunteered | VolunteerRefused) -> None:
+    def on_event(self, event: Leased | Revoked | Reported | VolunteerAccepted | VolunteerRefused) -> None:
         if isinstance(event, Leased):
             self._on_leased(event.lease)
         elif isinstance(event, Revoked):
             self._revoke(event.lease, event.reason)
-        elif isinstance(event, Volunteered):
+        elif isinstance(event, VolunteerAccepted):
             if not self.is_ready:  # the event is repeated after each reconnect
                 self.is_ready = True
                 _logger.info("worker %s volunteers for %s", self._core.name, ", ".join(self._handlers))

@@ -1,6 +1,6 @@
 """Endpoints, broker and log as one machine, sans-IO. A listener is one socket's part of it.
 
-    feed     Listener.receive, Listener.handle_timers (see godwit.net.drive); change_settings, import_staged, close
+    feed     Listener.receive, Listener.handle_timers (see godwit.net.driver); change_settings, import_staged, close
     drain    Listener.events (notices for the people who run it), Listener.next_train, Listener.next_timer, imported
     look     buffered_bytes, broker, log
 

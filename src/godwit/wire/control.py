@@ -316,8 +316,8 @@ ControlMessage: TypeAlias = (
     Login | Welcome | Open | Opened | Refused | Progress | Progressed | Subscribe | Subscribed | Unsubscribe | Commit
     | Kicked | Feed | Labels | Gap | Create | Topics | TopicList | Clients | ClientList | Kick | Work | Ping | Pong
     | Done | Error
-    | jobs.Volunteer | jobs.Volunteered | jobs.Watch | jobs.Watched | jobs.Unwatch | jobs.Cancel
-    | jobs.Jobs | jobs.JobList | jobs.Job | jobs.JobShown
+    | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
+    | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
 )  # fmt: skip
 
 

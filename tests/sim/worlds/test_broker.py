@@ -19,7 +19,7 @@ from godwit.broker.effects import Append, Confirm, Send
 from godwit.broker.feed import Feed
 from godwit.broker.identities import Identities
 from godwit.broker.lane import Lane
-from godwit.client.client import Client
+from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
 from godwit.impairment import LinkSettings
 from godwit.limits import KIB
@@ -280,7 +280,7 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
         (SLOW, Lane, "say", belittled, "stream: .*told"),
         (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that is gone was for it"),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
-        (PLAN, Client, "next_timer", lambda _: nothing, "timers: "),
+        (PLAN, ClientProtocol, "next_timer", lambda _: nothing, "timers: "),
     ],
 )
 def test_a_broken_part_is_caught(

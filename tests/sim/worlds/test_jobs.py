@@ -14,14 +14,12 @@ import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, storm, worker
 
 from godwit.broker.commits import Commits
-from godwit.broker.jobs import ends, marks, restore
-from godwit.broker.jobs.board import Board
-from godwit.broker.jobs.crew import Crew
-from godwit.broker.jobs.dispatch import Dispatch
-from godwit.broker.jobs.ends import Ends
-from godwit.broker.jobs.ready import Queue
-from godwit.broker.jobs.shelf import Shelf
-from godwit.broker.jobs.starts import Starts
+from godwit.broker.jobs import job_table, lifecycle, scheduler
+from godwit.broker.jobs.dispatch import Dispatcher
+from godwit.broker.jobs.job_table import JobTable
+from godwit.broker.jobs.lifecycle import JobLifecycle
+from godwit.broker.jobs.queue import JobQueue
+from godwit.broker.jobs.scheduler import Scheduler, WorkerPool
 from godwit.broker.journal import Journal
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
@@ -53,7 +51,7 @@ def test_the_same_seed_is_the_same_world_in_any_process() -> None:
 
 
 def test_a_violation_tells_what_went_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Board, "_held", held_by_anybody)
+    monkeypatch.setattr(Scheduler, "_held", held_by_anybody)
     violation = next(violation for seed in range(10, 40) if (violation := run_seed("jobs", seed).violation))
     assert re.search(r"chronicle: finished job (\d+) .*(?s:.*)before that:(?s:.*)\"job\":\1", violation)
 
@@ -244,11 +242,11 @@ def held_by_anybody(self: Any, name: str, ref: Any) -> Any:
     return task if task is not None and task.state == "leased" else None
 
 
-def forgets_agreed(job: Any, made: Any = marks._job) -> Any:
+def forgets_agreed(job: Any, made: Any = job_table._job) -> Any:
     return msgspec.structs.replace(made(job), agreed=None)
 
 
-def forgets_results(task: Any, row: Any, lay_over: Any = restore._lay_over) -> None:
+def forgets_results(task: Any, row: Any, lay_over: Any = scheduler._lay_over) -> None:
     """What was finished is done once more."""
     lay_over(task, row)
     if task.state == "finished" and task.job.state == "running":
@@ -256,7 +254,7 @@ def forgets_results(task: Any, row: Any, lay_over: Any = restore._lay_over) -> N
         task.job.finished -= 1
 
 
-def forgets_keys(self: Any, job: Any, put: Any = Shelf.put) -> None:
+def forgets_keys(self: Any, job: Any, put: Any = JobTable.put) -> None:
     put(self, job)
     self.keys.clear()
 
@@ -265,23 +263,23 @@ def says_at_once(self: Any, on_safe: Any, on_failed: Any) -> None:
     on_safe(0)
 
 
-def counts_from_one(self: Any, *state_and_time: Any, restored: Any = Board.restore) -> None:
+def counts_from_one(self: Any, *state_and_time: Any, restored: Any = Scheduler.restore) -> None:
     restored(self, *state_and_time)
     self.next_job = 1
 
 
-def takes_more(self: Any, *who: Any, volunteer: Any = Crew.volunteer) -> Any:
+def takes_more(self: Any, *who: Any, volunteer: Any = WorkerPool.volunteer) -> Any:
     name, instance, kinds, capacity, now_us = who
     return volunteer(self, name, instance, kinds, capacity + 3, now_us)
 
 
-def by_age_alone(self: Any, job: Any, push: Any = Queue.push) -> None:
+def by_age_alone(self: Any, job: Any, push: Any = JobQueue.push) -> None:
     priority, job.priority = job.priority, 0
     push(self, job)
     job.priority = priority
 
 
-def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how: Any) -> None:
+def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = JobLifecycle.fail, **how: Any) -> None:
     task.job.retries = 99
     fail(self, task, *why, **how)
 
@@ -289,28 +287,28 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (stalls, Board, "_held", held_by_anybody, "chronicle: finished .*it is leased|told: .*which nobody said"),
-        (deaf, Board, "_held", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
+        (stalls, Scheduler, "_held", held_by_anybody, "chronicle: finished .*it is leased|told: .*which nobody said"),
+        (deaf, Scheduler, "_held", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
         (storm, marks, "_job", forgets_agreed, "chronicle: .*agreed"),
         (storm, restore, "_lay_over", forgets_results, "chronicle: .*it is finished"),
-        (quits, Queue, "fresh", lambda *_: 0, "chronicle: leased .*had the job before"),
-        (quits, Crew, "volunteer", takes_more, "chronicle: leased .*and takes"),
-        (mixed, Queue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
-        (restarts, Shelf, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
-        (storm, Board, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
+        (quits, JobQueue, "fresh", lambda *_: 0, "chronicle: leased .*had the job before"),
+        (quits, WorkerPool, "volunteer", takes_more, "chronicle: leased .*and takes"),
+        (mixed, JobQueue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
+        (restarts, JobTable, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
+        (storm, Scheduler, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
         (slow, Commits, "wait", says_at_once, "told: .*not safe"),
-        (slow, Crew, "heard", nothing, "chronicle: lost .*was heard in time"),
+        (slow, WorkerPool, "heard", nothing, "chronicle: lost .*was heard in time"),
         (fails, ends, "_MAX_RETRY_DELAY_MS", 0, "chronicle: leased .*it was to wait until"),
-        (fails, Ends, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
-        (limited, Dispatch, "limit", nothing, "chronicle: finished .*longer than 100 ms"),
-        (late, Ends, "miss_deadline", nothing, "chronicle: (finished|leased) .*its deadline"),
-        (stalls, Crew, "on_silence", nothing, "chronicle: .*it was silent for"),
-        (vanishes, Crew, "on_silence", nothing, "liveness: .*has not ended"),
-        (waits, Starts, "settle", nothing, "liveness: .*has not ended"),
-        (cancels, Ends, "cancel", nothing, "told: .*is over"),
+        (fails, JobLifecycle, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
+        (limited, Dispatcher, "limit", nothing, "chronicle: finished .*longer than 100 ms"),
+        (late, JobLifecycle, "miss_deadline", nothing, "chronicle: (finished|leased) .*its deadline"),
+        (stalls, WorkerPool, "on_silence", nothing, "chronicle: .*it was silent for"),
+        (vanishes, WorkerPool, "on_silence", nothing, "liveness: .*has not ended"),
+        (waits, JobLifecycle, "settle", nothing, "liveness: .*has not ended"),
+        (cancels, JobLifecycle, "cancel", nothing, "told: .*is over"),
         (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
-        (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
+        (storm, client_jobs.JobTracker, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],
 )
 def test_a_broken_part_is_caught(

@@ -9,7 +9,7 @@ from tests.sim.worlds.jobs_scene import QUIET
 from godwit.wire.batch import Batch, encode_batch, encode_head
 from godwit.wire.changes import JobKept, JobPayload
 from godwit.wire.entry import Entry
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Network
 from godwit_sim.worlds.broker_books import EPOCH_US, Books
@@ -36,7 +36,7 @@ def books() -> JobBooks:
 
 def test_events_are_learned() -> None:
     made = books()
-    made.ledger.ask("boss", Submission(key="key", of_kind="mail", size=1), b"x", 0.0)
+    made.ledger.ask("boss", JobSpec(key="key", of_kind="mail", size=1), b"x", 0.0)
     event = {"event": "submitted", "job": 1, "controller": "boss", "at_us": EPOCH_US, "payload_bytes": 1}
     made.learn([entry("other", b"no event"), entry("$jobs/mail", msgspec.json.encode(event))])
     assert made.chronicle.stories[1].state == "waiting"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run
 
-from godwit.client.comparing import JobView
 from godwit.client.events import JobRefused, Leased, Reply
+from godwit.client.jobs import JobView
 from godwit.wire.codes import Code
 from godwit.wire.control import Done
 from godwit_sim.checkers import ViolationError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, worker
 
-from godwit.client.events import VolunteerRefused, WorkRoom
+from godwit.client.events import VolunteerRefused, WorkBufferAvailable
 from godwit_sim.checkers import ViolationError
 from godwit_sim.trace import Trace
 from godwit_sim.worlds.jobs import JobsWorld
@@ -67,7 +67,7 @@ def test_what_a_worker_is_not_told() -> None:
     with pytest.raises(ViolationError, match="may not work: no"):
         world.workers[0].on_event(VolunteerRefused(1, "no"))
     with pytest.raises(ViolationError, match="was told"):
-        world.workers[0].on_event(WorkRoom())
+        world.workers[0].on_event(WorkBufferAvailable())
 
 
 def test_a_full_buffer_is_waited_for() -> None:

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from godwit.client import events as told
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
+from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BufferFullError
 from godwit.transport.train import Address
@@ -45,7 +45,7 @@ class Person:
         self.plan = plan
         self.host = host
         self.todo = deque(plan.publications)
-        self.client: Client | None = None
+        self.client: ClientProtocol | None = None
         self.is_online = False
         self.is_closing = False
         self.reader = Reader(books, plan, self._drain)
@@ -84,7 +84,9 @@ class Person:
         self._lives += 1
         self.is_closing = self._blocked = self.is_online = False
         entropy = Random(f"{books.seed} entropy {self.label}").randbytes
-        client = Client(self._config(fresh), entropy=entropy, random=Random(f"{books.seed} random {self.label}"))
+        client = ClientProtocol(
+            self._config(fresh), entropy=entropy, random=Random(f"{books.seed} random {self.label}")
+        )
         self.client = client
         self._register(client)
         if fresh:
@@ -119,7 +121,7 @@ class Person:
             endpoint=plan.endpoint,
         )
 
-    def _register(self, client: Client) -> None:
+    def _register(self, client: ClientProtocol) -> None:
         """The checkers hear of the new life."""
         books = self.books
         books.roster.honest.add(client.instance)
@@ -253,7 +255,7 @@ class Person:
             match event:
                 case told.Confirmed():
                     self._on_confirmed(event, now)
-                case told.Room():
+                case told.BufferAvailable():
                     self._blocked = False
                     self.books.network.at(now, self.work)
                 case told.Online():

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any, TypeAlias
 
 from godwit.client import events as told
-from godwit.client.client import Client
 from godwit.client.message import Message
+from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
 from godwit.wire.control import Code, Done, Error
 from godwit_sim.broker_promises import LiveChecker
@@ -82,7 +82,7 @@ class Reader:
         self._is_lasting = plan.session_expiry_s >= LASTING_S
         self._drain = drain
         self._at_once = False
-        self._client: Client
+        self._client: ClientProtocol
         self._label = ""
         self._pump: Callable[[], None]
         self._former: dict[Key, Desk] = {}
@@ -92,7 +92,7 @@ class Reader:
 
     # -- lives --------------------------------------------------------------------------------------------------------
 
-    def begin(self, client: Client, label: str, pump: Callable[[], None]) -> None:
+    def begin(self, client: ClientProtocol, label: str, pump: Callable[[], None]) -> None:
         """A new life. `pump` drains the host after a call from outside."""
         self._client, self._label, self._pump = client, label, pump
 
@@ -295,7 +295,7 @@ class Reader:
         now = self.books.network.now
         self.books.network.at(now + ASKS_AGAIN_S, self._subscribe_again, desk.plan, self._client)
 
-    def _subscribe_again(self, plan: SubscriptionPlan, client: Client) -> None:
+    def _subscribe_again(self, plan: SubscriptionPlan, client: ClientProtocol) -> None:
         if self._client is client:
             self.subscribe(plan)
 

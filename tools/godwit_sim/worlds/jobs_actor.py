@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from godwit.broker.session import made_name
 from godwit.client import events as told
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
+from godwit.client.protocol import ClientProtocol
 from godwit.transport.train import Address
 from godwit.wire.codes import Code
 from godwit_sim.checkers import ViolationError
@@ -45,7 +45,7 @@ class Actor:
         self._server = server
         self._has_twin = has_twin
         self._lives = 0
-        self._client: Client | None = None
+        self._client: ClientProtocol | None = None
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """What there was no room for in the library's buffer."""
 
@@ -55,7 +55,7 @@ class Actor:
         return f"{self._whole}.{self._lives}"
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ClientProtocol:
         assert self._client is not None, "only the living act"
         return self._client
 
@@ -76,7 +76,7 @@ class Actor:
         self._waiting.clear()
         entropy = Random(f"{books.seed} entropy {self.label}").randbytes
         config = ClientConfig(name=self.actor.name, endpoint=self.actor.endpoint)
-        self._client = Client(config, entropy=entropy, random=Random(f"{books.seed} random {self.label}"))
+        self._client = ClientProtocol(config, entropy=entropy, random=Random(f"{books.seed} random {self.label}"))
         books.note(f"life {self.label} as {self.name}")
         self._client.connect([self._server], self.host.clock(network.now))
         network.start(self.host, Shell(self._client), self._on_events)
@@ -140,7 +140,7 @@ class Actor:
                     self.is_online = False
                 case told.Ended():
                     self._on_ended(event)
-                case told.WorkRoom():
+                case told.WorkBufferAvailable():
                     waiting, self._waiting = self._waiting, []
                     for action, arguments in waiting:
                         self.later(0.0, action, *arguments)

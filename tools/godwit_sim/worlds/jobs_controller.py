@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from godwit.client import events as told
-from godwit.client.comparing import JobView
+from godwit.client.jobs import JobView
 from godwit.errors import BufferFullError
 from godwit.transport.train import Address
 from godwit.wire.codes import Code
 from godwit.wire.control import Done, Error
-from godwit.wire.jobs import Cancel, Job, JobList, Jobs, JobShown
-from godwit.wire.work import Submission
+from godwit.wire.jobs import CancelJob, JobDetails, JobList, JobSpec, ListJobs, ShowJob
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_ledger import Order
 from godwit_sim.jobs_tellings import Following
@@ -172,8 +171,8 @@ class ControllerActor(Actor):
             number = numbers[0]
             self._seen.add(number)
             self._watch(number, None)
-            self._questions.add(self.client.request(lambda request: Job(request=request, job=number)))
-            self._questions.add(self.client.request(lambda request: Jobs(request=request)))
+            self._questions.add(self.client.request(lambda request: ShowJob(request=request, job=number)))
+            self._questions.add(self.client.request(lambda request: ListJobs(request=request)))
         if not self.books.is_calm:
             self.later(LOOKS_S, self._look)
 
@@ -189,7 +188,7 @@ class ControllerActor(Actor):
             return
         number = paper.number
         self.books.ledger.cancels.add(number)
-        request = self.client.request(lambda request: Cancel(request=request, job=number, reason="not needed"))
+        request = self.client.request(lambda request: CancelJob(request=request, job=number, reason="not needed"))
         self._cancels[request] = number
 
     # -- what it is told ----------------------------------------------------------------------------------------------
@@ -243,7 +242,7 @@ class ControllerActor(Actor):
     def _on_shown(self, message: object) -> None:
         if self.books.is_storage_failing:
             return  # who looks then sees also what is not safe yet
-        if isinstance(message, JobShown):
+        if isinstance(message, JobDetails):
             self.books.tellings.listed(self.label, message.job, message.tasks)
         elif isinstance(message, JobList):
             for info in message.jobs:
@@ -260,8 +259,8 @@ class ControllerActor(Actor):
         self.books.tellings.over(self.label, number)
 
 
-def _wish(plan: JobPlan, key: str, payload: bytes) -> Submission:
-    return Submission(
+def _wish(plan: JobPlan, key: str, payload: bytes) -> JobSpec:
+    return JobSpec(
         key=key,
         of_kind=plan.kind,
         size=len(payload),

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 from godwit.client import events as told
-from godwit.client.leasing import Lease
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError
 from godwit.transport.train import Address
 from godwit.wire.jobs import Ref
@@ -102,7 +102,7 @@ class WorkerActor(Actor):
                     self.books.tellings.reported(self._holding.pop(event.lease))
             case told.VolunteerRefused():
                 raise ViolationError("worker", f"{self.label} may not work: {event.text}")
-            case told.Volunteered() | told.WorkIdle():
+            case told.VolunteerAccepted() | told.WorkIdle():
                 pass
             case _:
                 raise ViolationError("worker", f"{self.label} was told {event}")

@@ -159,9 +159,9 @@ def test_bad_input_is_one_line(tmp_path: Path, address: str) -> None:
     assert "cannot read the configuration" in error_of("broker", "--config", str(tmp_path / "nowhere"))
     assert "another socket has this port" in error_of("broker", "--listen", address)
     assert "is no port" in error_of("broker", "--listen", "127.0.0.1:port")
-    assert "there is no log format xml" in error_of("broker", "--log-format", "xml")
-    assert "--memory keeps no folder" in error_of("broker", "--memory", "--data", str(tmp_path))
-    assert "--memory keeps no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")
+    assert "unknown log format xml" in error_of("broker", "--log-format", "xml")
+    assert "--memory and --data exclude" in error_of("broker", "--memory", "--data", str(tmp_path))
+    assert "--memory has no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")
     data = ("--listen", "127.0.0.1:0", "--data", str(path))  # a file
     assert error_of("broker", *data).startswith(f"{path} is a file: give the folder")
 

@@ -20,7 +20,7 @@ from tests.cli.test_demo_view import picture
 from typer.testing import CliRunner
 
 from godwit.cli import demo
-from godwit.cli.demo_pipeline import PipelineReport
+from godwit.cli.demo_run import PipelineReport
 from godwit.cli.main import build_app
 
 LAST_LINE = re.compile(r"Every one of ([\d,]+) messages arrived once and in order\.")
@@ -88,7 +88,7 @@ def test_it_ends_by_itself_with_a_summary() -> None:
     sent = int(match[1].replace(",", ""))
     assert sent > 1_000
     assert "messages arrived, " in out  # a line of progress
-    assert "the network gives every client another address" in out
+    assert "the network assigns another address to every client" in out
     assert "5 of 5 last temperatures" in out
     assert "the worker anna is killed" in out
     assert re.search(r"jobs +(\d+) of \1 done, anna was killed", out)

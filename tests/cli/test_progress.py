@@ -63,7 +63,7 @@ def test_a_bar_for_each_task(capsys: pytest.CaptureFixture[str]) -> None:
             progress.show(number, f"task {number}", 0.5)
         assert len(progress.progress.tasks) == MAX_BARS + 1
         progress.show(0, "task 0 anna\x1b", 0.25, "half\x07")
-        progress.say("task 3 goes to \x1b bert, who is not [bold]")
+        progress.print_line("task 3 goes to \x1b bert, who is not [bold]")
         progress.progress.refresh()
         progress.finish(0)
         progress.finish("never seen")

@@ -70,7 +70,7 @@ def test_a_negative_number_is_a_message(address: str) -> None:
         found = godwit("sub", "pub/negative", "--count", "1", "--broker", address)
         assert found.stdout.decode() == f"pub/negative: {message}\n"
     assert error_of("pub", "pub/negative", "--retian") == (
-        "there is no option --retian; if it is a message, put -- before it"
+        "unknown option --retian; if it is a message, put -- before it"
     )
     assert godwit("pub", "--broker", address, "pub/negative", "--", "--retian").returncode == 0
 
@@ -182,12 +182,12 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
         (["/".join("x" * 65), "x"], "has 65 levels: at most 64"),
         (["a\udcff", "x"], "is not valid Unicode"),
         (["a\nb", "x"], "control character"),
-        (["a", "x", "--qos", "3"], "there is no QoS 3; choose 0"),
-        (["a", "x", "--qos", "one"], "there is no QoS one; choose 0"),
-        (["a"], "give one thing to publish"),
-        (["a", "x", "--lines"], "give one thing to publish"),
+        (["a", "x", "--qos", "3"], "unknown QoS 3; choose 0"),
+        (["a", "x", "--qos", "one"], "unknown QoS one; choose 0"),
+        (["a"], "give exactly one of MESSAGE"),
+        (["a", "x", "--lines"], "give exactly one of MESSAGE"),
         (["a", "--file", "/nowhere", "--retain"], "a file cannot be retained"),
-        (["a", "x", "--timeout", "-1"], "--timeout -1 cannot be"),
+        (["a", "x", "--timeout", "-1"], "--timeout -1 is out of range"),
         (["a", "x", "--broker", "host:port"], "is no port"),
         (["a", "x", "--broker", "no such host"], "host no such host"),
         (["a", "x", "--name", "n" * 257], "name"),
@@ -212,7 +212,7 @@ def test_what_is_no_file_with_a_size(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for path in (str(pipe), "/dev/zero"):
         assert f"{path} is not a regular file" in error_of("pub", "a", "--file", path)
-    assert "write standard input to a file first" in error_of("pub", "a", "--file", "-")
+    assert "write it to a file first" in error_of("pub", "a", "--file", "-")
 
 
 def test_an_over_large_message(address: str) -> None:
@@ -254,8 +254,8 @@ def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
             pub.write(long.decode())
             assert pub.wait() == 1
             assert pub.err.line() == (
-                "godwit: line 2 of standard input is longer than 16,777,216 bytes, the most that a message holds; "
-                "cut it, or send it with --file (the first line was confirmed)"
+                "godwit: line 2 of standard input is longer than 16,777,216 bytes, the largest size of a message; "
+                "shorten it, or send it with --file (the first line was confirmed)"
             )
         assert error_of("pub", "$own", "--lines", "--broker", address, input=b"x").endswith(" (no line was confirmed)")
         assert error_of("pub", "a", "--lines", "--broker", address, input=b"x" * 1001).endswith("the broker takes 1000")
@@ -264,7 +264,7 @@ def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
 
 def test_what_qos_2_promises_is_said_as_it_is() -> None:
     text = " ".join(godwit("pub", "--help").stdout.decode().replace("│", "").split())
-    assert "2: in the log exactly once" in text
+    assert "2 exactly once in the log" in text
     assert "2 (in the log exactly once)" in error_of("pub", "a", "x", "--qos", "3")
 
 

@@ -39,7 +39,7 @@ def test_a_script(address: str) -> None:
         """,
     )
     assert code == 1
-    assert err == ["godwit: that is more than create takes: create TOPIC; a name with blanks needs quotes"]
+    assert err == ["godwit: too many arguments: create TOPIC; a name with blanks needs quotes"]
     assert out[:2] == ["Topic created.", "Subscribed to shell/script/#."]
     assert set(out[2:4]) == {"reached 1 subscriber", "shell/script/room 1: 21.5 degrees"}
     assert out[4:] == [
@@ -142,7 +142,7 @@ def test_messages_arrive_while_somebody_types(address: str, tmp_path: Path) -> N
         shell.type("lo\r")
         shell.until("reached no subscriber")
         shell.type("nonsense\r")
-        shell.until("there is no command nonsense")
+        shell.until("unknown command nonsense")
         shell.type("unsub shell/pty\r")
         shell.until("Unsubscribed from shell/pty.")
         shell.type("quit\r")
@@ -257,7 +257,7 @@ def test_a_shell_that_gives_work_and_one_that_does_it(address: str) -> None:
         number = out[0].removeprefix("job ").partition(":")[0]
         assert out == [
             f"job {number}: 1 worker agreed",
-            f"job {number}, task 0: shell-worker finished: pretended for 0 s",
+            f"job {number}, task 0: shell-worker finished: simulated for 0 s",
             f"job {number}: done",
             f"{number}  shell/work  done  1/1 finished  (shell-boss)",
         ]
@@ -281,7 +281,7 @@ def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
         controller.write(f"job show {number}\n")
         assert controller.out.until("task 0") == "task 0  waiting"
         quitter.write("volunteer --seconds 0 shell/quit\n")
-        assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: pretended for 0 s"
+        assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: simulated for 0 s"
         controller.write("job submit shell/nobody\n")
         waiting = controller.out.until("waits").removeprefix("job ").partition(" ")[0]
         controller.write(f"job cancel {waiting} not needed\n")
@@ -298,7 +298,7 @@ def test_tasks_arrive_while_somebody_types(address: str, tmp_path: Path) -> None
         shell.type("pub shell/other hel")
         shell.until("hel")
         result = godwit("job", "submit", "shell/typing", "x", "--wait", "--broker", address)
-        assert result.stdout == b"typing-worker: pretended for 0.5 s\n"
+        assert result.stdout == b"typing-worker: simulated for 0.5 s\n"
         shell.until("task 0: shell/typing from")
         shell.until("finished in 0.")
         shell.until("pub shell/other hel")  # the line that is being typed is drawn again

@@ -24,7 +24,7 @@ from tests.cli.real import (
     subscribed,
 )
 
-from godwit.cli.sub import _tell_gap, file_line, parse_size, parse_start, place_behind
+from godwit.cli.sub import _report_gap, file_line, parse_size, parse_start, position_after
 from godwit.errors import UsageError
 from godwit.net.inbox import ReceivedFile
 
@@ -107,10 +107,10 @@ def test_what_count_cuts_off_comes_the_next_time(address: str) -> None:
 
 def test_place_behind() -> None:
     logged = [message("a", b"", offset=offset) for offset in (4, 5)]
-    assert place_behind(logged, 4) == 6
-    assert place_behind([*logged, message("a", b"", qos=0, offset=None)], 4) == 6
-    assert place_behind([message("a", b"", qos=0, offset=None)], 4) == 4
-    assert place_behind([], 4) == 4
+    assert position_after(logged, 4) == 6
+    assert position_after([*logged, message("a", b"", qos=0, offset=None)], 4) == 6
+    assert position_after([message("a", b"", qos=0, offset=None)], 4) == 4
+    assert position_after([], 4) == 4
 
 
 def test_nothing_from_the_network_acts_on_the_terminal(address: str) -> None:
@@ -264,11 +264,11 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a/b#"], "a wildcard stands alone"),
         (["#/a"], "'#' before its end"),
         (["a\udcff"], "is not valid Unicode"),
-        (["a", "--count", "0"], "--count 0 cannot be"),
-        (["a", "--from", "soon"], "is no place to start at"),
-        (["a", "--save", "x", "--from", "earliest"], "--save has no --from"),
-        (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is no size; write it as 500MB"),
-        (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is no size"),
+        (["a", "--count", "0"], "--count 0 is out of range"),
+        (["a", "--from", "soon"], "is not a position"),
+        (["a", "--save", "x", "--from", "earliest"], "--save does not accept --from"),
+        (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is not a size; write it as 500MB"),
+        (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is not a size"),
         (["a"] * 1 + [f"f{number}" for number in range(64)], "64"),
     ],
 )
@@ -308,7 +308,7 @@ def test_parse_size(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1e9", "10 gib", "9" * 30, "٣"])
 def test_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size; write it as"):
+    with pytest.raises(UsageError, match="is not a size; write it as"):
         parse_size("--max-size", text)
 
 
@@ -329,7 +329,7 @@ def test_parse_start(text: str | None, start: str | int | None, since: datetime 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-1", "1.5", "9" * 30, "1969-01-01", "٣"])
 def test_no_start(text: str) -> None:
-    with pytest.raises(UsageError, match="is no place to start at"):
+    with pytest.raises(UsageError, match="is not a position"):
         parse_start(text)
 
 
@@ -341,8 +341,8 @@ def test_file_line() -> None:
 
 
 def test_an_older_copy_of_the_log_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell_gap(None, None)
-    _tell_gap(None, (1200, 1300))
+    _report_gap(None, None)
+    _report_gap(None, (1200, 1300))
     other, older = capsys.readouterr().err.splitlines()
     assert "the broker has a new log" in other
-    assert "older copy of its log: what was received at the offsets 1,200 to 1,299 is no longer in it" in older
+    assert "older copy of its log: the messages received at the offsets 1,200 to 1,299 are not in it" in older

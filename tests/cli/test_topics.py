@@ -81,7 +81,7 @@ def test_show_tells_how_many_subscribers_there_are(known: str) -> None:
     ("arguments", "text"),
     [
         (["show", "topics/nowhere"], "topic 'topics/nowhere' does not exist; see godwit topics list"),
-        (["show", "topics/+"], "see all that match: godwit topics list 'topics/+'"),
+        (["show", "topics/+"], "list all that match: godwit topics list 'topics/+'"),
         (["create", "topics/#"], "give the new topic a name without"),
         (["create", ""], "is empty"),
         (["create", "$sys/mine"], "$"),

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.cli.fake_client import message
-from tests.cli.test_demo_processes import Cut, cut
+from tests.cli.test_demo_run import PipeClosedError, close_pipe
 
 from godwit.cli import demo_processes
 from godwit.cli.demo_processes import (
@@ -182,8 +182,8 @@ def test_names() -> None:
 
 
 def broker_with(pipe: Connection, data: Path) -> None:
-    with pytest.raises(Cut):
-        asyncio.run(demo_processes.run_broker(ParentPipe(pipe, cut), data))
+    with pytest.raises(PipeClosedError):
+        asyncio.run(demo_processes.run_broker(ParentPipe(pipe, close_pipe), data))
 
 
 def test_it_tells_its_addresses_and_ends_with_the_pipe(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_a_sensor_that_is_silent_sends_nothing() -> None:
 
 def rooms_with(pipe: Connection, url: str, failures: list[BaseException]) -> None:
     try:
-        asyncio.run(demo_processes.run_rooms(ParentPipe(pipe, cut), url, 3, 500.0))
-    except Cut:
+        asyncio.run(demo_processes.run_rooms(ParentPipe(pipe, close_pipe), url, 3, 500.0))
+    except PipeClosedError:
         pass  # the pipe was closed, as it should be
     except BaseException as error:
         failures.append(error)
@@ -301,8 +301,8 @@ def test_from_go_to_finish() -> None:
 
 def subscriber_with(pipe: Connection, url: str, failures: list[BaseException]) -> None:
     try:
-        asyncio.run(demo_processes.run_subscriber(ParentPipe(pipe, cut), url))
-    except Cut:
+        asyncio.run(demo_processes.run_subscriber(ParentPipe(pipe, close_pipe), url))
+    except PipeClosedError:
         pass  # the pipe was closed, as it should be
     except BaseException as error:
         failures.append(error)
@@ -346,8 +346,8 @@ def in_thread(work: Callable[[ParentPipe], Coroutine[Any, Any, None]]) -> tuple[
     here, there = Pipe()
 
     def run() -> None:
-        with suppress(Cut):  # the pipe was closed, as it should be
-            asyncio.run(work(ParentPipe(there, cut)))
+        with suppress(PipeClosedError):  # the pipe was closed, as it should be
+            asyncio.run(work(ParentPipe(there, close_pipe)))
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -14,7 +14,7 @@ from typing import NoReturn
 import msgspec
 import pytest
 
-from godwit.cli import demo_processes, demo_run
+from godwit.cli import demo_run
 from godwit.cli.demo_processes import ParentPipe, SubscriberReport, run_child
 from godwit.cli.demo_run import (
     Child,
@@ -60,13 +60,13 @@ def test_the_end_goes_through_the_pipeline_if_there_can_be_one(monkeypatch: pyte
         return PipelineReport(True, "made")
 
     monkeypatch.setattr(demo_run, "run_pipeline", pipeline)
-    monkeypatch.setattr(demo_run, "missing", lambda: None)
+    monkeypatch.setattr(demo_run, "missing_requirement", lambda: None)
     wanted = msgspec.structs.replace(settings(1.0), report=tmp_path / "page.html")
     last = loop.run(Demo(wanted, lambda picture: None).run())
     assert last.pipeline == PipelineReport(True, "made")
     assert asked[0][0].startswith("grpc://127.0.0.1:")
     assert asked[0][1] == tmp_path / "page.html"
-    monkeypatch.setattr(demo_run, "missing", lambda: "there is no Java")
+    monkeypatch.setattr(demo_run, "missing_requirement", lambda: "there is no Java")
     last = loop.run(Demo(wanted, lambda picture: None).run())
     assert last.pipeline == PipelineReport(True, "No report: there is no Java.")
     assert len(asked) == 1
@@ -90,8 +90,8 @@ def test_what_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_problem_of_the_subscriber_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    hear = Child.hear
-    monkeypatch.setattr(Child, "receive", lambda child: _spoiled(hear(child)))
+    receive = Child.receive
+    monkeypatch.setattr(Child, "receive", lambda child: _spoiled(receive(child)))
     demo = Demo(settings(60.0), lambda picture: None)
     with pytest.raises(GodwitError, match="a message cannot be read"):
         loop.run(demo.run())
@@ -109,12 +109,12 @@ def _spoiled(heard: list[object]) -> list[object]:
 # -- demo processes ---------------------------------------------------------------------------------------------------
 
 
-class Cut(BaseException):
+class PipeClosedError(BaseException):
     """What a thread of the tests does where a process would end."""
 
 
-def cut() -> NoReturn:
-    raise Cut
+def close_pipe() -> NoReturn:
+    raise PipeClosedError
 
 
 async def _echo(line: ParentPipe) -> None:
@@ -141,7 +141,7 @@ def nothing(pipe: Pipe) -> None:
     run_child(pipe, _nothing)
 
 
-def tell_often(child: Child) -> None:
+def send_often(child: Child) -> None:
     for _ in range(100):
         child.send("hello")
 
@@ -188,14 +188,14 @@ def test_one_that_is_gone_cannot_be_told_anything() -> None:
         child.process.kill()
         child.process.join()
         with pytest.raises(GodwitError, match="ended unexpectedly"):
-            tell_often(child)
+            send_often(child)
     finally:
         child.stop()
 
 
 def test_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_processes, "START_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(demo_processes, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(demo_run, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(demo_run, "STOP_TIMEOUT_S", 0.1)
     child = Child("mute", nothing)
     try:
         with pytest.raises(GodwitError, match=r"the mute was not ready within 0\.1 s"):

@@ -1,4 +1,4 @@
-"""A client without a network for the tests of the command line: what it publishes comes to its own subscriptions."""
+"""A client without a network for the tests of the command line. Its messages come to its own subscriptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`godwit broker` as a user meets it."""
+"""`godwit broker` as a user sees it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ topics = ["home/#"]
 
 @needs_posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_tells_what_happens_and_stops_cleanly(number: signal.Signals) -> None:
+def test_it_logs_events_and_stops_cleanly(number: signal.Signals) -> None:
     with running("broker", "--listen", "127.0.0.1:0", "--memory") as command:
         address = address_of(command)
         with running("sub", "broker/x", "--name", "display", "--broker", address) as sub:
@@ -115,7 +115,7 @@ def test_access(tmp_path: Path) -> None:
                 pass
             assert sub.out.line() == "home/a: x"
         for arguments in (
-            ("pub", "home/a", "x"),  # nobody
+            ("pub", "home/a", "x"),  # without a name
             ("pub", "home/a", "x", "--name", "sensor-1"),  # without a proof
             ("pub", "home/a", "x", "--name", "sensor-1", "--secret-file", str(other)),  # with a wrong one
             ("pub", "garden", "x", *sensor),  # elsewhere
@@ -216,7 +216,7 @@ def test_the_log_on_the_command_line() -> None:
 
 
 @needs_posix
-def test_nobody_has_to_read_what_it_tells(tmp_path: Path) -> None:
+def test_its_event_lines_need_no_reader(tmp_path: Path) -> None:
     command = [*GODWIT, "broker", "--listen", "127.0.0.1:0", "--memory"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""`godwit clients` as a user meets it."""
+"""`godwit clients` as a user sees it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from godwit.wire.control import ClientInfo
 # -- clients ----------------------------------------------------------------------------------------------------------
 
 
-def test_who_is_there(address: str) -> None:
+def test_the_connected_clients(address: str) -> None:
     with running("sub", "clients/#", "other", "--name", "the display", "--broker", address):
         subscribed(address, "clients/#")
         rows = lines(godwit("clients", "--name", "me", "--broker", address).stdout)
@@ -70,8 +70,8 @@ def test_a_subscription_then_the_client(address: str) -> None:
     ("arguments", "text"),
     [
         ([""], "the name of the client is empty"),
-        (["nobody"], "the client 'nobody' does not exist; godwit clients lists the names"),
-        (["nobody", "a#"], "a wildcard stands alone"),
+        (["unknown"], "the client 'unknown' does not exist; godwit clients lists the names"),
+        (["unknown", "a#"], "a wildcard stands alone"),
     ],
 )
 def test_bad_input_of_kick_is_one_line(address: str, arguments: list[str], text: str) -> None:

@@ -1,4 +1,4 @@
-"""What all commands that talk to a broker share."""
+"""The connections and options of all commands that talk to a broker."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ topics = ["#"]
 """
 
 
-def test_who_gave_a_secret_in_vain_hears_why_that_may_be(tmp_path: Path) -> None:
+def test_a_refused_secret_is_explained(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     for anonymous in ("true", "false"):
         config.write_text(ACCESS.format(anonymous=anonymous))
@@ -168,13 +168,13 @@ def test_who_gave_a_secret_in_vain_hears_why_that_may_be(tmp_path: Path) -> None
             assert "most likely" not in str(refused.value)
 
 
-def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_right_is_explained(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text(ACCESS.format(anonymous="true"))
     with broker("--config", str(config)) as address:
         for target, ends in (
             (Target(address, timeout_s=5.0), "prove a name that may: --name and --secret-file"),
-            (Target(address, "somebody", timeout_s=5.0), "prove the name 'somebody' if it may: --secret-file"),
+            (Target(address, "reader", timeout_s=5.0), "prove the name 'reader' if it may: --secret-file"),
             (Target(address, "listed", b"the right secret", 5.0), "for a rule that allows it"),
         ):
             with pytest.raises(AccessError, match="may not publish to 'a'; ask the operator of the broker") as refused:
@@ -185,7 +185,7 @@ def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
 
 
 @needs_posix
-def test_who_waits_for_a_name_is_not_told_that_there_is_no_broker(
+def test_a_client_that_waits_for_a_name_gets_the_right_notice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its holder was killed, and the broker does not know that yet."""
@@ -207,7 +207,7 @@ def test_who_waits_for_a_name_is_not_told_that_there_is_no_broker(
             )
 
 
-def test_a_cursor_that_somebody_uses(address: str) -> None:
+def test_a_cursor_in_use(address: str) -> None:
     async def main(target: Target) -> None:
         async with connect(address, name="used"), connected(target):
             pass

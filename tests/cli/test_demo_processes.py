@@ -186,7 +186,7 @@ def broker_with(pipe: Connection, data: Path) -> None:
         asyncio.run(demo_processes.run_broker(ParentPipe(pipe, close_pipe), data))
 
 
-def test_it_tells_its_addresses_and_ends_with_the_pipe(tmp_path: Path) -> None:
+def test_it_sends_its_addresses_and_ends_with_the_pipe(tmp_path: Path) -> None:
     async def main() -> None:
         here, there = Pipe()
         thread = threading.Thread(target=broker_with, args=(there, tmp_path))
@@ -384,7 +384,7 @@ def test_jobs_are_done_by_all_workers_and_checked() -> None:
     assert sum(report.by_worker.values()) == report.done + 1  # one job was for both
 
 
-def test_what_is_wrong_is_told() -> None:
+def test_wrong_results_are_reported() -> None:
     assert work_problems(WorkReport(submitted=5, done=5, is_complete=True)) == []
     assert work_problems(WorkReport(submitted=5, done=3, wrong=1, is_complete=True)) == [
         "1 of 5 jobs failed or had a wrong result",

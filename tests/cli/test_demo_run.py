@@ -1,4 +1,4 @@
-"""The demo's run: what becomes of it when a part of it breaks."""
+"""The demo's run, its child processes and its pipeline, also when a part of it fails."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_process_that_dies_is_an_error() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_what_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_messages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_run, "END_TIMEOUT_S", 0.0)
     last = loop.run(Demo(settings(1.0), lambda picture: None).run())
     assert last.problems()
@@ -181,7 +181,7 @@ def test_a_process_that_cannot_go_on(order: str, error: str) -> None:
         child.stop()
 
 
-def test_one_that_is_gone_cannot_be_told_anything() -> None:
+def test_a_child_that_has_ended_receives_nothing() -> None:
     child = Child("echo", echo)
     try:
         asyncio.run(child.wait_ready())
@@ -193,7 +193,7 @@ def test_one_that_is_gone_cannot_be_told_anything() -> None:
         child.stop()
 
 
-def test_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_run, "START_TIMEOUT_S", 0.1)
     monkeypatch.setattr(demo_run, "STOP_TIMEOUT_S", 0.1)
     child = Child("mute", nothing)
@@ -230,8 +230,8 @@ def test_first_the_tables_then_the_report(monkeypatch: pytest.MonkeyPatch, tmp_p
     ]
 
 
-def test_a_failure_is_told_by_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what is printed comes when the program ends
+def test_a_failure_is_reported_by_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # the output comes when the program ends
     program(monkeypatch, "import sys; print('working'); sys.exit('error: there is no lake')")
     assert run(tmp_path) == PipelineReport(False, "the pipeline failed: error: there is no lake")
     program(monkeypatch, "import sys; sys.exit(3)")
@@ -246,7 +246,7 @@ def test_it_does_not_take_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert "was not done after 0.5 s" in found.sentence
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "find_java", lambda environment: None)
     assert "Spark needs Java 17 or newer and none was found" in (missing_requirement() or "")
     monkeypatch.setattr(java, "find_java", lambda environment: java.Java(Path("/java"), 17))

@@ -1,4 +1,4 @@
-"""What the demo shows, for pictures made by hand."""
+"""The display of the demo, for snapshots made by hand."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_display_shows_rooms_network_and_messages() -> None:
         (picture(killed="anna"), "40 of 40 done, anna was killed, 2 of its tasks taken over"),
     ],
 )
-def test_the_display_says_where_it_is(shown: DemoSnapshot, text: str) -> None:
+def test_the_display_shows_its_phase(shown: DemoSnapshot, text: str) -> None:
     screen = Screen(terminal=True)
     display = LiveView(screen.console(), SETTINGS)
     display.show(shown)
@@ -158,7 +158,7 @@ def test_the_display_fits_a_small_terminal() -> None:
     assert len(frame(picture(), {})) + len(ROOMS) - 2 < 24  # with its heading, and all rooms
 
 
-def test_the_summary_says_what_happened() -> None:
+def test_the_summary() -> None:
     text = joined(summary(picture())).plain
     for fact in (
         "datagrams                        4,000             1,500",

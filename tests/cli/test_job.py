@@ -1,4 +1,4 @@
-"""`godwit job` as a user meets it."""
+"""`godwit job` as a user sees it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from godwit.net.submitting import JobOptions
 # -- job --------------------------------------------------------------------------------------------------------------
 
 
-NEVER = "job/nobody does this"
+NEVER = "job/without workers"
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +50,21 @@ def show(address: str, number: int) -> dict[str, object]:
 # -- submit -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_number_is_printed_and_who_agreed_is_told(quick: str) -> None:
+def test_the_number_of_the_job_and_of_its_workers_are_printed(quick: str) -> None:
     result = godwit("job", "submit", "job/quick", "x", "--workers", "5", "--broker", quick)
     assert result.returncode == 0
     assert re.fullmatch(r"[1-9]\d*\n", result.stdout.decode())
     assert result.stderr.decode() == f"job {int(result.stdout)}: 2 workers agreed\n"
 
 
-def test_a_job_that_nobody_can_do_waits(address: str) -> None:
+def test_a_job_without_workers_waits(address: str) -> None:
     """R5: with no worker at all, jobs wait at the broker."""
     result = godwit("job", "submit", NEVER, "--broker", address)
     assert result.stderr.decode() == f"job {int(result.stdout)} waits: no worker volunteers for {NEVER} yet\n"
     assert show(address, int(result.stdout))["state"] == "waiting"
 
 
-def test_a_job_that_is_to_begin_later_says_so(quick: str) -> None:
+def test_a_delayed_job_reports_its_start(quick: str) -> None:
     result = godwit("job", "submit", "job/quick", "--delay", "1000", "--broker", quick)
     said = re.compile(rf"job {int(result.stdout)} waits: it starts no earlier than \S+ \S+ UTC")
     assert said.fullmatch(result.stderr.decode().strip())
@@ -95,7 +95,7 @@ def test_updates_as_objects(quick: str) -> None:
 def test_the_same_key_is_the_same_job(address: str) -> None:
     first = submit(address, NEVER, "--key", "mine", "--name", "keeper")
     assert submit(address, NEVER, "--key", "mine", "--name", "keeper") == first
-    assert submit(address, NEVER, "--key", "mine", "--name", "somebody else") != first
+    assert submit(address, NEVER, "--key", "mine", "--name", "another client") != first
 
 
 def test_payloads_from_elsewhere(address: str, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_cancel(address: str) -> None:
     assert "job 999999999" in error_of("job", "cancel", "999999999", "--broker", address)
 
 
-def test_watch_tells_what_was_before(quick: str) -> None:
+def test_watch_shows_earlier_results(quick: str) -> None:
     """A controller that comes back finds its jobs, and their results."""
     number = submit(quick, "job/quick", "--name", "returning")
     result = godwit("job", "watch", str(number), "--name", "returning", "--broker", quick)
@@ -212,7 +212,7 @@ def test_watch_tells_what_was_before(quick: str) -> None:
 
 @needs_posix
 def test_a_wait_outlives_the_broker(tmp_path: Path) -> None:
-    """Jobs wait, also through a restart of the broker; the one who waits comes back to it by itself."""
+    """Jobs wait through a restart of the broker, and the waiting command reconnects."""
     options = ("broker", "--data", str(tmp_path / "data"), "--listen")
     with running(*options, "127.0.0.1:0") as first:
         address = first.out.until("listening on").rpartition("udp://")[2]

@@ -1,4 +1,4 @@
-"""What is said of jobs, and how a user may write of them."""
+"""The texts, tables and JSON of jobs, and how a job is followed."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_lines_for_the_shell() -> None:
     assert task_line(TASKS[2]) == "task 2  waiting"
 
 
-def test_a_task_that_waits_again_is_nobodys(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_that_waits_again_has_no_worker(capsys: pytest.CaptureFixture[str]) -> None:
     task = TaskInfo(task=0, state="waiting", worker="anna", fence=1, failures=1, error="no")
     assert task_line(task) == "task 0  waiting  1 failure: no"
     show_job(INFO, [task], as_json=False)
@@ -335,7 +335,7 @@ def test_many_tasks_share_the_bars(capfd: pytest.CaptureFixture[str], monkeypatc
     assert capfd.readouterr().out.splitlines() == [f"w{n}: " for n in range(100)]
 
 
-def test_who_stops_waiting_is_told_that_the_job_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_waiting_reports_that_the_job_continues(capfd: pytest.CaptureFixture[str]) -> None:
     async def stop() -> None:
         following = asyncio.create_task(follow(FakeJob().as_job(), as_json=False, quiet=True))
         await asyncio.sleep(0)

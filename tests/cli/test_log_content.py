@@ -1,4 +1,4 @@
-"""The log in a folder, and what is said when there is none."""
+"""`godwit log info`, `tail` and `export`, and the errors for a folder without a log."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_newest(reader: LogReader, filters: tuple[str, ...], count: int, monkeyp
     assert found == wanted[max(len(wanted) - count, 0) :]
 
 
-def test_a_damaged_block_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_a_damaged_block_is_skipped_and_reported(tmp_path: Path) -> None:
     write_log(tmp_path, [[("a", "one"), ("a", "two")], [("a", "three")], [("a", "four")]])
     with opened(tmp_path) as store:
         store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 2")
@@ -333,7 +333,7 @@ def test_follow_shows_what_a_broker_adds_and_ends_with_ctrl_c(tail_data: str) ->
 
 
 @needs_posix
-def test_follow_goes_on_when_the_file_is_replaced(tail_data: str, tmp_path: Path) -> None:
+def test_follow_continues_when_the_file_is_replaced(tail_data: str, tmp_path: Path) -> None:
     with running("log", "tail", "home/b", "-n", "1", "--follow", "--data", tail_data) as tail:
         assert tail.out.line() == "home/b: -19"
         write_log(tmp_path / "compacted", [[("home/b", "known")] * 41, [("home/b", "new")]])
@@ -379,7 +379,7 @@ def test_a_reader_that_goes_ends_it_quietly(tail_data: str) -> None:
             process.kill()
 
 
-def test_damage_is_told(tail_data: str) -> None:
+def test_damage_is_reported(tail_data: str) -> None:
     with opened(Path(tail_data)) as store:
         store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 38")
     found = godwit("log", "tail", "-n", "5", "--data", tail_data)
@@ -482,7 +482,7 @@ def test_nothing_is_replaced_unasked(export_data: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it has a disk that is always full")
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
-def test_a_full_disk_is_told_in_the_systems_words(export_data: str, tmp_path: Path, form: str) -> None:
+def test_a_full_disk_is_reported_with_the_text_of_the_system(export_data: str, tmp_path: Path, form: str) -> None:
     part = tmp_path / f".godwit-{os.getpid()}.part"
     part.symlink_to("/dev/full")
     path = tmp_path / f"x.{form}"
@@ -493,7 +493,7 @@ def test_a_full_disk_is_told_in_the_systems_words(export_data: str, tmp_path: Pa
     assert not part.is_symlink()
 
 
-def test_damage_is_told_and_the_rest_is_there(export_data: str, tmp_path: Path) -> None:
+def test_damage_is_reported_and_the_rest_is_exported(export_data: str, tmp_path: Path) -> None:
     with opened(Path(export_data)) as store:
         store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 8")
     path = tmp_path / "x.jsonl"
@@ -508,7 +508,7 @@ def test_damage_is_told_and_the_rest_is_there(export_data: str, tmp_path: Path) 
     assert offsets == [*range(8), *range(12, 30)]
 
 
-def test_what_retention_deleted_is_told_to_who_asks_for_it(export_data: str, tmp_path: Path) -> None:
+def test_messages_deleted_by_retention_are_reported(export_data: str, tmp_path: Path) -> None:
     with opened(Path(export_data)) as store, store.transaction() as connection:
         connection.execute("DELETE FROM blocks WHERE first_offset < 8")
         set_mark(connection, BROKER_WIDE, 8)

@@ -1,4 +1,4 @@
-"""`godwit log verify`, `recover`, `compact` and `backup` as a user meets them."""
+"""`godwit log verify`, `recover`, `compact` and `backup` as a user sees them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ruin(folder: Path) -> None:
 
 
 def change(folder: Path, statement: str) -> None:
-    """Past the checksums of a log that nobody uses."""
+    """Change an unused log behind its checksums."""
     connection = apsw.Connection(str(folder / "log.sqlite"))
     connection.execute(statement)
     connection.close()
@@ -95,7 +95,7 @@ def test_verify_names_what_is_damaged(data: Path) -> None:
 def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
     with opened(data) as store:
         store.append([], [TopicKept("home/a", 1)])
-    change(data, "UPDATE topics SET messages = 2")  # not what its seal says
+    change(data, "UPDATE topics SET messages = 2")  # its checksum does not match
     hurt(data, 8)
     result = godwit("log", "verify", "--data", str(data))
     assert result.returncode == 1
@@ -133,7 +133,7 @@ def test_verify_what_is_no_log_any_more(data: Path) -> None:
 
 
 def test_verify_a_recovered_log(data: Path) -> None:
-    """What is lost is known, and nothing more can be done about it."""
+    """Known losses are not reported as new damage."""
     hurt(data, 8)
     assert godwit("log", "recover", "--data", str(data)).returncode == 0
     result = godwit("log", "verify", "--data", str(data))
@@ -179,7 +179,7 @@ def test_recover_saves_what_is_intact(data: Path) -> None:
         assert (store.log_id, store.next_offset) == (LOG_ID, 30)
 
 
-def test_recover_tells_what_else_is_lost(data: Path) -> None:
+def test_recover_reports_other_losses(data: Path) -> None:
     hurt(data, 8)
     with opened(data) as store:
         store.append([], [TopicKept("home/a", 1)])
@@ -318,7 +318,7 @@ def test_recover_that_was_killed_does_not_hinder_the_next(data: Path) -> None:
 def test_a_recover_killed_in_the_middle_of_the_swap_loses_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest message is in the WAL alone; the next who opens the folder finishes."""
+    """The newest message is in the WAL alone; the next broker that opens the folder finishes."""
     killed = tmp_path / "killed"
     killed.mkdir()
     with opened(data) as store:
@@ -386,7 +386,7 @@ def test_backup_beside_a_broker_is_a_log_to_start_with(data: Path, tmp_path: Pat
         assert (store.log_id, store.next_offset) == (LOG_ID, 31)
 
 
-def test_backup_replaces_only_when_told_to(data: Path, tmp_path: Path) -> None:
+def test_backup_replaces_only_with_force(data: Path, tmp_path: Path) -> None:
     out = write_log(tmp_path / "copy", [[("old", "old")]])
     (out / "log.sqlite-wal").write_bytes(b"of the old log")
     arguments = ("log", "backup", "--output", str(out), "--data", str(data))

@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, and nothing is replaced unasked."""
+"""A file appears complete or not at all, and replaces another only on request."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_places_for_no_file(tmp_path: Path, force: bool) -> None:
         check_free(tmp_path / ("x" * 300), force=force)
 
 
-def test_the_system_says_no(tmp_path: Path) -> None:
+def test_the_system_refuses(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     with pytest.raises(GodwitError, match=r"cannot write .*export.jsonl: No such file"), new_file(path, force=False):
         pass  # nothing was written
@@ -101,7 +101,7 @@ def test_the_words_of_a_library_do_not_come_out(tmp_path: Path) -> None:
         raise OSError("all that is known")
 
 
-def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *, missing_ok: bool) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 

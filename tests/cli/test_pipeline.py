@@ -1,4 +1,4 @@
-"""`godwit pipeline`: which commands there are, and what they refuse before Spark is started."""
+"""`godwit pipeline`: its commands, and the options that they refuse before Spark is started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_help_loads_no_spark() -> None:
         (("requeue", "--conf", "memory"), "not a setting of Spark"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_invalid_options_are_reported(
     arguments: tuple[str, ...], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "godwit-lake").mkdir()

@@ -140,7 +140,7 @@ def test_java_is_found_or_installed_or_asked_for(monkeypatch: pytest.MonkeyPatch
         require_java(is_installed_unasked=True)  # only root can
     monkeypatch.setattr(os, "getuid", lambda: 0)
     with pytest.raises(GodwitError, match="Java 17 or newer"):
-        require_java(is_installed_unasked=False)  # nobody is there to be asked
+        require_java(is_installed_unasked=False)  # no terminal for the question
     assert ran == []
     require_java(is_installed_unasked=True)
     assert (ran, os.environ["JAVA_HOME"]) == ([["apt-get", "install", "it"]], "/new")
@@ -180,7 +180,7 @@ def test_times() -> None:
             parse_time("--to", text)
 
 
-def test_what_was_done_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_results_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     results = [Result("gold/windows", "it counts at least one reading", 0), Result("gold/traffic", "nothing", 0)]
 

@@ -1,4 +1,4 @@
-"""Bars on stderr, where somebody sits."""
+"""Bars on stderr, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_lines_go_to_standard_output_unless_bars_are_in_the_way(
     assert "b: x" in err
 
 
-def test_nothing_where_nobody_sits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bars_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with LineProgress(enabled=False) as lines, FileProgress(enabled=False) as files:
         with TaskProgress(enabled=False) as tasks:
             tasks.show(0, "task 0", 0.5)

@@ -1,4 +1,4 @@
-"""`godwit pub` as a user meets it."""
+"""`godwit pub` as a user sees it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_message_reaches_a_subscriber(address: str, qos: str) -> None:
     assert (message["offset"] is None) == (qos == "0")
 
 
-def test_a_publisher_is_told_when_there_is_no_subscriber(address: str) -> None:
+def test_a_publisher_is_notified_that_there_is_no_subscriber(address: str) -> None:
     """R1: publishing to a room with no subscriber tells the publisher so."""
     result = godwit("pub", "pub/lonely", "x", "--broker", address)
     assert (result.returncode, result.stderr) == (0, b"reached no subscriber\n")
@@ -207,7 +207,7 @@ def test_errors_that_need_a_broker(address: str, tmp_path: Path) -> None:
 
 @needs_posix
 def test_what_is_no_file_with_a_size(tmp_path: Path) -> None:
-    """Told at once, without a broker."""
+    """Reported at once, without a broker."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (str(pipe), "/dev/zero"):
@@ -231,7 +231,7 @@ def test_a_message_that_is_too_large_for_this_broker(tmp_path: Path) -> None:
         assert godwit("pub", "a", "x" * 1000, "--broker", address).returncode == 0
 
 
-def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
+def test_a_failure_reports_the_confirmed_lines(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text("[limits]\nmessage_bytes = 1000\n")
 
@@ -262,13 +262,13 @@ def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
     assert lines_done(2000) == "the first 2,000 lines were"
 
 
-def test_what_qos_2_promises_is_said_as_it_is() -> None:
+def test_the_help_describes_qos_2_exactly() -> None:
     text = " ".join(godwit("pub", "--help").stdout.decode().replace("│", "").split())
     assert "2 exactly once in the log" in text
     assert "2 (in the log exactly once)" in error_of("pub", "a", "x", "--qos", "3")
 
 
-def test_a_name_that_somebody_has(address: str) -> None:
+def test_a_name_in_use(address: str) -> None:
     with running("sub", "pub/taken", "--name", "taken", "--broker", address):
         subscribed(address, "pub/taken")
         assert "taken" in error_of("pub", "a", "x", "--name", "taken", "--broker", address)

@@ -1,4 +1,4 @@
-"""`godwit sensors` as a user meets it, and how it keeps time."""
+"""`godwit sensors` as a user sees it, and how it keeps time."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def test_the_duration_and_the_rate_are_kept() -> None:
     assert 100 < source.sent <= 155
 
 
-def test_who_was_held_up_does_not_make_up_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_readings_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(self: FakePublisher) -> None:
         self.waits += 1
-        time.sleep(0.05)  # the whole loop stands still
+        time.sleep(0.05)  # the whole loop is blocked
 
     monkeypatch.setattr(FakePublisher, "ready", slow)
     monkeypatch.setattr(sensors_command, "MAX_LAG_S", 0.02)

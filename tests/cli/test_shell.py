@@ -1,4 +1,4 @@
-"""`godwit shell` as a user meets it: scripts, and a real terminal in which messages arrive while somebody types."""
+"""`godwit shell` as a user sees it: scripts, and a real terminal in which messages arrive while the user types."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_answers_of_the_reference_systems(tmp_path: Path) -> None:
 
 
 def test_clients_and_kick(address: str) -> None:
-    """R1: an unsubscription that is ordered from another terminal; the other one is told, and goes on."""
+    """R1: a subscription is removed from another terminal; its client is notified and continues."""
     with running("shell", "--name", "shell-victim", "--broker", address) as victim:
         victim.write("sub shell/kick\n")
         assert victim.out.line() == "Subscribed to shell/kick."
@@ -128,7 +128,7 @@ def test_a_line_that_is_no_text(address: str) -> None:
 
 
 @needs_posix
-def test_messages_arrive_while_somebody_types(address: str, tmp_path: Path) -> None:
+def test_messages_arrive_while_the_user_types(address: str, tmp_path: Path) -> None:
     with terminal("shell", "--broker", address, "--name", "typist", XDG_STATE_HOME=str(tmp_path)) as shell:
         assert f"Connectedto{address}astypist" in shell.until("godwit> ")
         shell.type("sub shell/pty\r")
@@ -185,7 +185,7 @@ def test_ctrl_c_drops_a_line_and_ends_at_an_empty_one(address: str, tmp_path: Pa
 
 
 @needs_posix
-def test_typing_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
+def test_typing_continues_while_the_broker_is_away(tmp_path: Path) -> None:
     """Waiting for the network never blocks the user: the biggest regret of a reference system's author."""
     with running("broker", "--listen", "127.0.0.1:0", "--memory") as first:
         address = first.out.until("listening on").rpartition("udp://")[2]
@@ -265,7 +265,7 @@ def test_a_shell_that_gives_work_and_one_that_does_it(address: str) -> None:
         assert "finished in" in worker.out.line()
 
 
-def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
+def test_withdrawing_hands_tasks_back(address: str) -> None:
     """R5: a worker can quit, and volunteer again without a new name."""
     with (
         running("shell", "--name", "shell-quitter", "--broker", address) as quitter,
@@ -282,14 +282,14 @@ def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
         assert controller.out.until("task 0") == "task 0  waiting"
         quitter.write("volunteer --seconds 0 shell/quit\n")
         assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: simulated for 0 s"
-        controller.write("job submit shell/nobody\n")
+        controller.write("job submit shell/unknown\n")
         waiting = controller.out.until("waits").removeprefix("job ").partition(" ")[0]
         controller.write(f"job cancel {waiting} not needed\n")
         assert controller.out.line() == f"job {waiting}: cancelled: not needed"
 
 
 @needs_posix
-def test_tasks_arrive_while_somebody_types(address: str, tmp_path: Path) -> None:
+def test_tasks_arrive_while_the_user_types(address: str, tmp_path: Path) -> None:
     """The biggest regret of a reference system's author: waiting for typed input blocked the arrival of packets."""
     with terminal("shell", "--broker", address, "--name", "typing-worker", XDG_STATE_HOME=str(tmp_path)) as shell:
         shell.until("godwit> ")

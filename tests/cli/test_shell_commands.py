@@ -1,4 +1,4 @@
-"""How a line of the shell is read."""
+"""The commands of the shell: words, usage, replies, errors, jobs and tasks."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_in_the_help_there_is_room_behind_every_command() -> None:
 
 
 class Terminal:
-    """A shell with a fake client; `type` gives what was printed, an error in brackets."""
+    """A shell with a fake client; `type` returns the printed text, with an error in brackets."""
 
     def __init__(self, client: FakeClient) -> None:
         self.client = client
@@ -240,11 +240,11 @@ async def test_clients_and_kick(terminal: Terminal) -> None:
     assert await terminal.type('kick "the display" home/#') == "removed the subscription of the display to home/#\n"
     assert await terminal.type('kick "the display"') == "removed the display\n"
     assert terminal.client.kicked == [("the display", ("home/#",), "by me"), ("the display", (), "by me")]
-    assert await terminal.type("kick nobody") == "[there is no client nobody]"
+    assert await terminal.type("kick unknown") == "[there is no client unknown]"
 
 
 @in_terminal()
-async def test_being_kicked_and_missing_something_are_told(terminal: Terminal) -> None:
+async def test_a_kick_and_a_gap_are_reported(terminal: Terminal) -> None:
     await terminal.type("sub a")
     (subscription,) = terminal.client.subscriptions
     subscription.on_gap(3)
@@ -285,7 +285,7 @@ async def test_wrong_lines(terminal: Terminal) -> None:
 
 
 @in_terminal()
-async def test_help_quit_and_lines_that_say_nothing(terminal: Terminal) -> None:
+async def test_help_quit_and_empty_lines(terminal: Terminal) -> None:
     text = await terminal.type("help")
     assert all(usage in text for usage, _ in HELP.values())
     for line in ("", "   ", "# a remark", "wait 0"):
@@ -320,7 +320,7 @@ def test_a_subscription_that_ends_otherwise(error: GodwitError) -> None:
 
 
 @in_terminal()
-async def test_what_becomes_of_a_job_is_shown_while_one_types(terminal: Terminal) -> None:
+async def test_updates_of_a_job_are_shown_while_the_user_types(terminal: Terminal) -> None:
     assert await terminal.type("job submit resize a photo") == "job 1: 2 workers agreed\n"
     assert terminal.client.submitted == [("resize", b"a photo", 1)]
     job = terminal.client.known_jobs[1]
@@ -401,7 +401,7 @@ def test_wrong_lines_of_jobs_and_workers(line: str, error: str) -> None:
 
 
 class FakeWorker:
-    """Serves until it is told otherwise."""
+    """Serves until it is stopped."""
 
     def __init__(self, runner: TaskRunner) -> None:
         self.runner = runner
@@ -445,7 +445,7 @@ def test_volunteer_and_withdraw(workers: list[tuple[list[str], FakeWorker]]) -> 
     run()
 
 
-def test_who_may_not_volunteer_is_told(
+def test_a_refused_volunteer_is_notified(
     workers: list[tuple[list[str], FakeWorker]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(worker: FakeWorker, client: object) -> None:
@@ -463,7 +463,7 @@ def test_who_may_not_volunteer_is_told(
     run()
 
 
-def test_who_loses_the_right_to_work_is_told(workers: list[tuple[list[str], FakeWorker]]) -> None:
+def test_a_lost_right_to_work_is_reported(workers: list[tuple[list[str], FakeWorker]]) -> None:
     @in_terminal()
     async def run(terminal: Terminal) -> None:
         await terminal.type("volunteer secret")

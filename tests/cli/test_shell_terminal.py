@@ -120,7 +120,7 @@ def test_names_are_asked_for_once_in_a_while() -> None:
     assert client.questions == 3
 
 
-def test_a_broker_that_does_not_answer_disturbs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_answer_disturbs_no_typing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object, **__: object) -> list[object]:
         await asyncio.sleep(60)
         return []

@@ -1,4 +1,4 @@
-"""`godwit sub` as a user meets it."""
+"""`godwit sub` as a user sees it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_count_cuts_a_batch(address: str) -> None:
 
 
 def test_a_name_finds_its_place_again(address: str) -> None:
-    """R2 and R4: what was published while a named subscriber was away is not lost."""
+    """R2 and R4: messages published while a named subscriber was away are not lost."""
     arguments = ("sub", "sub/named", "--name", "display-1", "--broker", address)
     with running(*arguments) as sub:
         subscribed(address, "sub/named")
@@ -149,8 +149,8 @@ def test_ctrl_c_ends_it_at_once(address: str) -> None:
 
 
 @needs_posix
-def test_sigterm_says_goodbye(address: str) -> None:
-    """Else the name would be held, and whoever comes next would have to wait for it."""
+def test_sigterm_closes_the_connection(address: str) -> None:
+    """Otherwise the name would be held, and the next client would have to wait for it."""
     with running("sub", "sub/terminate", "--cursor", "terminate", "--broker", address) as sub:
         subscribed(address, "sub/terminate")
         sub.process.terminate()
@@ -185,7 +185,7 @@ def test_what_was_missed_is_the_most_that_it_can_be(tmp_path: Path) -> None:
 def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
     """A client started before its broker gets through once it is there."""
     with broker() as address:
-        pass  # now nobody listens there
+        pass  # now the port is free
     with running("sub", "sub/later", "--broker", address) as sub:
         assert sub.err.line() == f"godwit: no broker answers at {address}; still trying (Ctrl-C ends)"
         with running("broker", "--listen", address, "--memory") as first:
@@ -212,9 +212,9 @@ def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
 
 @needs_posix
 def test_a_durable_broker_may_be_killed(tmp_path: Path) -> None:
-    """Who is subscribed misses nothing and gets nothing twice; a cursor is where it was."""
+    """A subscriber misses nothing and receives nothing twice; a cursor keeps its position."""
     with broker() as address:
-        pass  # now nobody listens there
+        pass  # now the port is free
     arguments = ("broker", "--listen", address, "--data", str(tmp_path / "data"), "--archive", "none")
     cursor = ("sub", "sub/kill", "--cursor", "sub-kill", "--count", "2", "--broker", address)
     with running("sub", "sub/kill", "--broker", address) as sub:
@@ -239,7 +239,7 @@ def test_with_a_time_limit_it_gives_up(nowhere: str) -> None:
     assert "127.0.0.1 port 9" in error_of("sub", "x", "--broker", nowhere, "--timeout", "0.3")
 
 
-def test_a_kicked_subscriber_is_told_and_ends(address: str) -> None:
+def test_a_kicked_subscriber_is_notified_and_ends(address: str) -> None:
     for filters in ([], ["sub/kicked"]):
         with running("sub", "sub/kicked", "--name", "victim", "--broker", address) as sub:
             subscribed(address, "sub/kicked")
@@ -340,7 +340,7 @@ def test_file_line() -> None:
     assert (found["path"], found["size_bytes"], found["sha256"]) == ("in/a\x1b.bin", 3, "ab" * 32)
 
 
-def test_an_older_copy_of_the_log_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_copy_of_the_log_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     _report_gap(None, None)
     _report_gap(None, (1200, 1300))
     other, older = capsys.readouterr().err.splitlines()

@@ -1,4 +1,4 @@
-"""Text for a terminal: whatever came over the network, nothing of it acts there."""
+"""Text for a terminal: no text from the network controls it."""
 
 from __future__ import annotations
 

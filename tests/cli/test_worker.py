@@ -1,4 +1,4 @@
-"""`godwit worker` as a user meets it."""
+"""`godwit worker` as a user sees it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_command_does_the_work(address: str) -> None:
 
 
 def test_a_command_that_fails(address: str) -> None:
-    """It is tried again as the job says; the reason comes to the controller."""
+    """The task is retried, and the controller receives the reason."""
     fail = f"{PYTHON} 'import sys; sys.exit(\"no paper\")'"
     with running("worker", "worker-fail", "--kind", "worker/fail", "--exec", fail, "--broker", address) as worker:
         worker.err.until("volunteers")
@@ -243,7 +243,7 @@ def test_a_task_that_fails(error: Exception) -> None:
 
 
 def test_a_task_that_is_stopped() -> None:
-    """By whoever interrupts the worker: it is handed back. By the broker: it is taken back."""
+    """A task of an interrupted worker is handed back; a task that the broker revokes is taken back."""
     lines = Lines()
     hands = TaskRunner(simulated_work(60), lines.write)
 

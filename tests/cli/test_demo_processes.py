@@ -59,8 +59,8 @@ def digest(parts: list[bytes]) -> str:
 def test_all_in_order() -> None:
     check = RoomCheck("kitchen")
     messages = payloads(10)
-    check.take(messages[:3])
-    check.take(messages[3:])
+    check.check(messages[:3])
+    check.check(messages[3:])
     celsius = msgspec.json.decode(messages[-1])["celsius"]
     assert check.report() == RoomReport("kitchen", 10, 0, 0, celsius, digest(messages))
 
@@ -86,15 +86,15 @@ def test_the_digest_does_not_depend_on_the_batches() -> None:
 def test_what_is_wrong_is_counted(order: list[int], missing: int, misplaced: int) -> None:
     messages = payloads(4)
     check = RoomCheck("kitchen")
-    check.take([messages[number] for number in order])
+    check.check([messages[number] for number in order])
     report = check.report()
     assert (report.missing, report.misplaced) == (missing, misplaced)
 
 
 def test_a_reading_of_another_room_is_misplaced() -> None:
     check = RoomCheck("kitchen")
-    check.take(payloads(2))
-    check.take(payloads(3, "cellar")[2:])
+    check.check(payloads(2))
+    check.check(payloads(3, "cellar")[2:])
     assert check.report().misplaced == 1
 
 
@@ -104,8 +104,8 @@ def test_a_watch_sorts_by_topic_and_measures_delays() -> None:
     topics = [topic_of("kitchen")] * 2 + [topic_of("cellar")]
     messages = [message(topic, payload) for topic, payload in zip(topics, kitchen + cellar, strict=True)]
     published_us = messages[0].published_us
-    watch.take(messages[:2], published_us + 35_000)
-    watch.take(messages[2:], published_us + 400_000)
+    watch.check(messages[:2], published_us + 35_000)
+    watch.check(messages[2:], published_us + 400_000)
     report = watch.report(7.0)
     assert report.at_s == 7.0
     assert [(room.room, room.received) for room in report.rooms] == [("cellar", 1), ("kitchen", 2)]
@@ -129,17 +129,17 @@ def test_delays() -> None:
 
 def test_a_payload_that_is_no_reading() -> None:
     watch = SubscriberCheck()
-    watch.take([message(topic_of("kitchen"), b"21.5")], 0)
+    watch.check([message(topic_of("kitchen"), b"21.5")], 0)
     assert "a message of home/kitchen/temperature is not a reading" in watch.report(0.0).problem
 
 
 def test_what_the_late_subscriber_gets_must_be_retained() -> None:
     watch = SubscriberCheck()
     good = Message("home/a/temperature", b"1", "a", 0, 0, 2, True, 1)
-    watch.keep(good)
+    watch.check_retained(good)
     assert watch.report(0.0).retained == {good.topic: hashlib.sha256(b"1").hexdigest()}
     assert watch.report(0.0).problem == ""
-    watch.keep(msgspec.structs.replace(good, retained=False))
+    watch.check_retained(msgspec.structs.replace(good, retained=False))
     assert "was not retained" in watch.report(0.0).problem
 
 
@@ -280,12 +280,12 @@ def test_from_go_to_finish() -> None:
                 await asyncio.to_thread(thread.join)
                 assert failures == []
                 async for batch in messages.batches():
-                    watch.take(batch, 0)
+                    watch.check(batch, 0)
                     if watch.report(0.0).received == report.sent:
                         break
             async with client.subscribe("home/+/temperature") as late:
                 async for message in late:
-                    watch.keep(message)
+                    watch.check_retained(message)
                     if len(watch.retained) == len(ROOMS):
                         break
         assert message_problems(report.rooms, report.last_digests, watch.report(0.0)) == []

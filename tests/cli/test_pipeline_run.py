@@ -207,7 +207,7 @@ def test_the_results_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     told = godwit("pipeline", "rebuild", "--lake", str(tmp_path), "--to", "2026-11-01")
     assert lines(told.stdout) == ["gold/windows: 1 row", "gold/traffic: 2,000 rows"]
     told = godwit("pipeline", "requeue", "--lake", str(tmp_path))
-    assert lines(told.stdout) == ["3 messages left quarantine, 1,200 stay"]
+    assert lines(told.stdout) == ["3 messages left quarantine, 1,200 remain"]
     assert asked == [
         "godwit pipeline check",
         "godwit pipeline check",

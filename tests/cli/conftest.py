@@ -17,5 +17,5 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def nowhere() -> str:
-    """An address at which nobody answers."""
+    """An address without a broker."""
     return "127.0.0.1:9"

@@ -1,4 +1,4 @@
-"""A client without a network for the tests of the command line: what it publishes comes to its own subscriptions."""
+"""A client without a network for the tests of the command line. Its messages come to its own subscriptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from godwit.wire.control import ClientInfo, TopicInfo
 from godwit.wire.jobs import JobInfo, TaskInfo
 
 if TYPE_CHECKING:
-    from godwit.net.client import AsyncClient
+    from godwit.net.connect import AsyncClient
 
 
 def message(topic: str, payload: bytes, *, qos: int = 1, offset: int | None = 0, publisher: str = "me") -> Message:

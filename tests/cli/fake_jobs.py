@@ -1,4 +1,4 @@
-"""Jobs without a broker, for the tests of what the command line says of them."""
+"""Jobs without a broker, for the tests of the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FakeJob:
-    """Tells the updates that it is given, then those that are put into its queue."""
+    """Yields the given updates, then the updates put into its queue."""
 
     def __init__(
         self,

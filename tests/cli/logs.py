@@ -27,7 +27,7 @@ def entry(topic: str, *payloads: str | bytes, received_us: int = BEGAN_US, qos: 
 
 @contextmanager
 def opened(folder: Path, log_id: bytes = LOG_ID) -> Iterator[SqliteStore]:
-    """The log in a folder, as a broker has it: nobody else may work on it."""
+    """The log in a folder, locked as by a broker."""
     data = DataFolder(folder)
     data.open()
     try:

@@ -1,4 +1,4 @@
-"""Real processes for the tests of the command line: a broker, and whatever is run against it."""
+"""Real processes for the tests of the command line: a broker, and commands that use it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from typing import IO
 import pytest
 
 from godwit.cli import main
-from godwit.net.client import AsyncClient, connect
+from godwit.net.connect import AsyncClient, connect
 
 CODE = "from godwit.cli import main; main()"
-if sys.platform == "linux":  # nobody is left behind when the tests are killed (PR_SET_PDEATHSIG)
+if sys.platform == "linux":  # no process is left behind when the tests are killed (PR_SET_PDEATHSIG)
     CODE = f"import ctypes; ctypes.CDLL(None).prctl(1, 9); {CODE}"
 GODWIT = [sys.executable, "-c", CODE]
 READY = re.compile(r"listening on udp://(\S+)")
@@ -41,7 +41,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def godwit(*arguments: str, input: bytes = b"", **more: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs a command to its end: in this process, because that is quicker, but with files of its own."""
+    """Run a command to its end in this process, which is faster, but with its own files."""
     with ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
         files[0].write(input)
@@ -65,7 +65,7 @@ def godwit(*arguments: str, input: bytes = b"", **more: str) -> subprocess.Compl
 
 
 def error_of(*arguments: str, input: bytes = b"", **more: str) -> str:
-    """The one line that a failing command says, without `godwit: `. Its exit code must be 1."""
+    """Return the one line that a failing command prints, without `godwit: `. Its exit code must be 1."""
     result = godwit(*arguments, input=input, **more)
     text = result.stderr.decode()
     assert (result.returncode, result.stdout) == (1, b""), text
@@ -111,7 +111,7 @@ class Running:
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None
-            with contextlib.suppress(OSError):  # what was not written yet can no longer be
+            with contextlib.suppress(OSError):  # unwritten data is lost
                 stream.close()
 
 
@@ -180,7 +180,7 @@ def address_of(command: Running) -> str:
 
 
 def subscribed(address: str, filter: str) -> None:
-    """Waits until somebody is subscribed to this filter."""
+    """Wait until a client is subscribed to this filter."""
 
     async def is_subscribed(client: AsyncClient) -> bool:
         return any(filter in filters for one in await client.clients() for filters in one.subscriptions)

@@ -20,9 +20,9 @@ POSITION_QUESTION = b"\x1b[6n"
 
 
 class Terminal:
-    """What was written to the screen, as one text without the movements of the cursor and without blanks.
+    """The text on the screen, without cursor movements and blanks.
 
-    A blank is often drawn by moving the cursor over it, so blanks do not count in what is looked for either.
+    A blank is often drawn by moving the cursor over it, so blanks in the expected text are ignored too.
     """
 
     def __init__(self, *arguments: str, **more: str) -> None:
@@ -42,7 +42,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def until(self, text: str) -> str:
-        """Everything that came up to this text; what comes behind it is for the next call."""
+        """Return everything up to this text; the rest is for the next call."""
         ends = time.monotonic() + PATIENCE_S
         text = BLANKS.sub("", text)
         while text not in self.screen:

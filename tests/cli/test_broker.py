@@ -1,4 +1,4 @@
-"""`godwit broker` as a user meets it."""
+"""`godwit broker` as a user sees it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.cli.real import (
 )
 
 from godwit.cli.broker import load_file, with_log
-from godwit.server.configuration import ArchiveSection, Configuration
+from godwit.server.configuration import Configuration
+from godwit.server.log_sections import ArchiveSection
 
 ACCESS = """
 [[access.client]]
@@ -49,7 +50,7 @@ topics = ["home/#"]
 
 @needs_posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_tells_what_happens_and_stops_cleanly(number: signal.Signals) -> None:
+def test_it_logs_events_and_stops_cleanly(number: signal.Signals) -> None:
     with running("broker", "--listen", "127.0.0.1:0", "--memory") as command:
         address = address_of(command)
         with running("sub", "broker/x", "--name", "display", "--broker", address) as sub:
@@ -114,7 +115,7 @@ def test_access(tmp_path: Path) -> None:
                 pass
             assert sub.out.line() == "home/a: x"
         for arguments in (
-            ("pub", "home/a", "x"),  # nobody
+            ("pub", "home/a", "x"),  # without a name
             ("pub", "home/a", "x", "--name", "sensor-1"),  # without a proof
             ("pub", "home/a", "x", "--name", "sensor-1", "--secret-file", str(other)),  # with a wrong one
             ("pub", "garden", "x", *sensor),  # elsewhere
@@ -158,9 +159,9 @@ def test_bad_input_is_one_line(tmp_path: Path, address: str) -> None:
     assert "cannot read the configuration" in error_of("broker", "--config", str(tmp_path / "nowhere"))
     assert "another socket has this port" in error_of("broker", "--listen", address)
     assert "is no port" in error_of("broker", "--listen", "127.0.0.1:port")
-    assert "there is no log format xml" in error_of("broker", "--log-format", "xml")
-    assert "--memory keeps no folder" in error_of("broker", "--memory", "--data", str(tmp_path))
-    assert "--memory keeps no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")
+    assert "unknown log format xml" in error_of("broker", "--log-format", "xml")
+    assert "--memory and --data exclude" in error_of("broker", "--memory", "--data", str(tmp_path))
+    assert "--memory has no log" in error_of("broker", "--memory", "--archive", "127.0.0.1:0")
     data = ("--listen", "127.0.0.1:0", "--data", str(path))  # a file
     assert error_of("broker", *data).startswith(f"{path} is a file: give the folder")
 
@@ -215,7 +216,7 @@ def test_the_log_on_the_command_line() -> None:
 
 
 @needs_posix
-def test_nobody_has_to_read_what_it_tells(tmp_path: Path) -> None:
+def test_its_event_lines_need_no_reader(tmp_path: Path) -> None:
     command = [*GODWIT, "broker", "--listen", "127.0.0.1:0", "--memory"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
         assert process.stdout is not None

@@ -1,17 +1,20 @@
-"""`godwit clients` as a user meets it."""
+"""`godwit clients` as a user sees it."""
 
 from __future__ import annotations
 
 import json
 import re
 
-from tests.cli.real import error_of, godwit, lines, running, subscribed
+import pytest
+from tests.cli.real import error_of, godwit, lines, needs_posix, running, subscribed
 
-from godwit.cli.clients import subscriptions_text
+from godwit.cli.clients import kicked_text, statistics, subscriptions_text
 from godwit.wire.control import ClientInfo
 
+# -- clients ----------------------------------------------------------------------------------------------------------
 
-def test_who_is_there(address: str) -> None:
+
+def test_the_connected_clients(address: str) -> None:
     with running("sub", "clients/#", "other", "--name", "the display", "--broker", address):
         subscribed(address, "clients/#")
         rows = lines(godwit("clients", "--name", "me", "--broker", address).stdout)
@@ -43,3 +46,89 @@ def test_subscriptions_text() -> None:
 
 def test_no_broker(nowhere: str) -> None:
     assert "no broker answered" in error_of("clients", "--broker", nowhere, "--timeout", "0.3")
+
+
+# -- kick -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_subscription_then_the_client(address: str) -> None:
+    with running("shell", "--name", "kick-me", "--broker", address) as victim:
+        victim.write("sub kick/a\nsub kick/b\n")
+        subscribed(address, "kick/b")
+        result = godwit("kick", "kick-me", "kick/a", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, b"removed the subscription of kick-me to kick/a\n")
+        assert victim.out.until("removed").startswith("You were removed from kick/a")
+        error = error_of("kick", "kick-me", "kick/#", "--broker", address)
+        assert "no subscription to exactly kick/#; godwit clients lists" in error
+        result = godwit("kick", "kick-me", "--reason", "closing time", "--broker", address)
+        assert (result.returncode, result.stdout) == (0, b"removed kick-me\n")
+        assert "closing time" in victim.err.line()
+        assert victim.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([""], "the name of the client is empty"),
+        (["unknown"], "the client 'unknown' does not exist; godwit clients lists the names"),
+        (["unknown", "a#"], "a wildcard stands alone"),
+    ],
+)
+def test_bad_input_of_kick_is_one_line(address: str, arguments: list[str], text: str) -> None:
+    assert text in error_of("kick", *arguments, "--broker", address)
+
+
+def test_text() -> None:
+    assert kicked_text("a\x1b", []) == "removed a\\x1b"
+    assert kicked_text("a", ["b", "c"]) == "removed the subscription of a to b + c"
+
+
+# -- ping -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trips_ms", "line"),
+    [
+        ([1.0], "1 round trip: min 1.000 ms, avg 1.000 ms, p99 1.000 ms, max 1.000 ms"),
+        ([3.0, 1.0, 2.0], "3 round trips: min 1.000 ms, avg 2.000 ms, p99 3.000 ms, max 3.000 ms"),
+        (
+            [float(number) for number in range(1000, 0, -1)],
+            "1,000 round trips: min 1.000 ms, avg 500.500 ms, p99 990.000 ms, max 1000.000 ms",
+        ),
+    ],
+)
+def test_statistics(trips_ms: list[float], line: str) -> None:
+    assert statistics([trip / 1000 for trip in trips_ms]) == line
+
+
+def test_round_trips(address: str) -> None:
+    result = godwit("ping", "--count", "5", "--interval", "0", "--broker", address)
+    rows = lines(result.stdout)
+    assert result.returncode == 0
+    assert [row.partition(":")[0] for row in rows[:5]] == ["1", "2", "3", "4", "5"]
+    assert all(row.endswith(f" ms from {address}") for row in rows[:5])
+    assert rows[5].startswith("5 round trips: min ")
+    quiet = godwit("ping", "-n", "2", "-i", "0", "-q", "--broker", address)
+    assert [row.partition(":")[0] for row in lines(quiet.stdout)] == ["2 round trips"]
+
+
+@needs_posix
+def test_ctrl_c_shows_the_statistics(address: str) -> None:
+    with running("ping", "--count", "0", "--interval", "0.01", "--broker", address) as ping:
+        ping.out.until("3: ")
+        assert ping.interrupt() == 130
+        assert "round trips: min" in ping.out.until("min")
+        assert ping.err.rest() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--count", "-1"], "--count -1 is out of range"),
+        (["--interval", "-1"], "--interval -1 is out of range"),
+        (["--interval", "nan"], "--interval nan is out of range"),
+        (["--broker", "127.0.0.1:9", "--timeout", "0.3"], "no broker answered"),
+    ],
+)
+def test_bad_input_of_ping_is_one_line(arguments: list[str], text: str) -> None:
+    assert text in error_of("ping", *arguments)

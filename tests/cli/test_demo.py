@@ -1,4 +1,4 @@
-"""`godwit demo` as a user meets it: how it goes, and how it ends."""
+"""`godwit demo` as a user sees it: how it goes, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.cli.test_demo_view import picture
 from typer.testing import CliRunner
 
 from godwit.cli import demo
-from godwit.cli.demo_pipeline import PipelineReport
+from godwit.cli.demo_run import PipelineReport
 from godwit.cli.main import build_app
 
 LAST_LINE = re.compile(r"Every one of ([\d,]+) messages arrived once and in order\.")
@@ -28,7 +28,7 @@ LAST_LINE = re.compile(r"Every one of ([\d,]+) messages arrived once and in orde
 
 @contextmanager
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The demo in a session of its own, which nobody may be left in afterwards."""
+    """The demo in its own session, in which no process may remain."""
     command = [*GODWIT, "demo", "--no-report", *arguments]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -48,7 +48,7 @@ def assert_nobody_is_left(group: int) -> None:
 
 
 def living_members(group: int) -> list[str]:
-    """The processes of a group, without those that are dead and only wait for somebody to read their exit code."""
+    """The processes of a group, without zombies."""
     if not Path("/proc/self/stat").exists():
         return []  # no Linux: nothing is known
     members = []
@@ -88,7 +88,7 @@ def test_it_ends_by_itself_with_a_summary() -> None:
     sent = int(match[1].replace(",", ""))
     assert sent > 1_000
     assert "messages arrived, " in out  # a line of progress
-    assert "the network gives every client another address" in out
+    assert "the network assigns another address to every client" in out
     assert "5 of 5 last temperatures" in out
     assert "the worker anna is killed" in out
     assert re.search(r"jobs +(\d+) of \1 done, anna was killed", out)
@@ -124,7 +124,7 @@ def test_ctrl_c_at_the_very_start(mode: str, codes: set[int], delay_s: float) ->
 
 
 @needs_posix
-def test_a_killed_demo_leaves_nobody_behind() -> None:
+def test_a_killed_demo_leaves_no_process_behind() -> None:
     with running("--forever") as process:
         assert process.stdout is not None
         while "messages arrived, " not in process.stdout.readline():
@@ -133,7 +133,7 @@ def test_a_killed_demo_leaves_nobody_behind() -> None:
         process.wait(timeout=10)
 
 
-def test_a_message_that_is_missing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_message_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as caught:
         demo._conclude(Console(), picture(missing=1))
     assert caught.value.exit_code == 1

@@ -1,28 +1,43 @@
-"""The demo's run: what becomes of it when a part of it breaks."""
+"""The demo's run, its child processes and its pipeline, also when a part of it fails."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import os
+import sys
+import time
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 
 from godwit.cli import demo_run
-from godwit.cli.demo_check import WatchReport
-from godwit.cli.demo_pipeline import PipelineReport
-from godwit.cli.demo_processes import Child
-from godwit.cli.demo_run import Demo, Picture, Settings
+from godwit.cli.demo_processes import ParentPipe, SubscriberReport, run_child
+from godwit.cli.demo_run import (
+    Child,
+    Demo,
+    DemoSettings,
+    DemoSnapshot,
+    PipelineReport,
+    missing_requirement,
+    run_pipeline,
+)
 from godwit.errors import GodwitError
 from godwit.net import loop
+from godwit.pipeline import java
+
+# -- demo run ---------------------------------------------------------------------------------------------------------
 
 
-def settings(seconds: float | None = 1.5, loss: float = 0.02) -> Settings:
-    return Settings(seconds, loss, 200.0, 7)
+def settings(seconds: float | None = 1.5, loss: float = 0.02) -> DemoSettings:
+    return DemoSettings(seconds, loss, 200.0, 7)
 
 
 def test_a_short_run() -> None:
-    pictures: list[Picture] = []
+    pictures: list[DemoSnapshot] = []
     last = loop.run(Demo(settings(), pictures.append).run())
     assert last.problems() == []
     assert last.phase == "done"
@@ -45,38 +60,38 @@ def test_the_end_goes_through_the_pipeline_if_there_can_be_one(monkeypatch: pyte
         return PipelineReport(True, "made")
 
     monkeypatch.setattr(demo_run, "run_pipeline", pipeline)
-    monkeypatch.setattr(demo_run, "missing", lambda: None)
+    monkeypatch.setattr(demo_run, "missing_requirement", lambda: None)
     wanted = msgspec.structs.replace(settings(1.0), report=tmp_path / "page.html")
     last = loop.run(Demo(wanted, lambda picture: None).run())
     assert last.pipeline == PipelineReport(True, "made")
     assert asked[0][0].startswith("grpc://127.0.0.1:")
     assert asked[0][1] == tmp_path / "page.html"
-    monkeypatch.setattr(demo_run, "missing", lambda: "there is no Java")
+    monkeypatch.setattr(demo_run, "missing_requirement", lambda: "there is no Java")
     last = loop.run(Demo(wanted, lambda picture: None).run())
     assert last.pipeline == PipelineReport(True, "No report: there is no Java.")
     assert len(asked) == 1
 
 
 def test_a_process_that_dies_is_an_error() -> None:
-    def kill_it(picture: Picture) -> None:
+    def kill_it(picture: DemoSnapshot) -> None:
         if picture.seen.received:
             next(child for child in multiprocessing.active_children() if child.name == "godwit-rooms").kill()
 
-    with pytest.raises(GodwitError, match="the process of the rooms ended by itself"):
+    with pytest.raises(GodwitError, match="the process of the rooms ended unexpectedly"):
         loop.run(Demo(settings(60.0), kill_it).run())
     assert multiprocessing.active_children() == []
 
 
-def test_what_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_run, "END_PATIENCE_S", 0.0)
+def test_missing_messages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "END_TIMEOUT_S", 0.0)
     last = loop.run(Demo(settings(1.0), lambda picture: None).run())
     assert last.problems()
     assert multiprocessing.active_children() == []
 
 
 def test_a_problem_of_the_subscriber_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    hear = Child.hear
-    monkeypatch.setattr(Child, "hear", lambda child: _spoiled(hear(child)))
+    receive = Child.receive
+    monkeypatch.setattr(Child, "receive", lambda child: _spoiled(receive(child)))
     demo = Demo(settings(60.0), lambda picture: None)
     with pytest.raises(GodwitError, match="a message cannot be read"):
         loop.run(demo.run())
@@ -84,6 +99,157 @@ def test_a_problem_of_the_subscriber_ends_the_run(monkeypatch: pytest.MonkeyPatc
 
 def _spoiled(heard: list[object]) -> list[object]:
     return [
-        WatchReport(problem="a message cannot be read") if isinstance(word, WatchReport) and word.received else word
+        SubscriberReport(problem="a message cannot be read")
+        if isinstance(word, SubscriberReport) and word.received
+        else word
         for word in heard
     ]
+
+
+# -- demo processes ---------------------------------------------------------------------------------------------------
+
+
+class PipeClosedError(BaseException):
+    """What a thread of the tests does where a process would end."""
+
+
+def close_pipe() -> NoReturn:
+    raise PipeClosedError
+
+
+async def _echo(line: ParentPipe) -> None:
+    line.send("ready")
+    while not line.has_received("hello"):
+        if line.has_received("fail"):
+            raise GodwitError("it cannot be done")
+        if line.has_received("die"):
+            os._exit(7)
+        await asyncio.sleep(0.01)
+    line.send("hello")
+    await line.wait_closed()
+
+
+def echo(pipe: Pipe) -> None:
+    run_child(pipe, _echo)
+
+
+async def _nothing(line: ParentPipe) -> None:
+    await asyncio.sleep(60)
+
+
+def nothing(pipe: Pipe) -> None:
+    run_child(pipe, _nothing)
+
+
+def send_often(child: Child) -> None:
+    for _ in range(100):
+        child.send("hello")
+
+
+def heard(child: Child) -> list[object]:
+    ends = time.monotonic() + 20
+    while not (found := child.receive()):
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+    return found
+
+
+def test_words_go_both_ways_and_it_ends_with_the_pipe() -> None:
+    child = Child("echo", echo)
+    try:
+        assert asyncio.run(child.wait_ready()) == "ready"
+        child.send("hello")
+        assert heard(child) == ["hello"]
+    finally:
+        child.stop()
+        child.stop()
+    assert child.process.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [("fail", "echo: it cannot be done"), ("die", r"the process of the echo ended unexpectedly \(exit code 7\)")],
+)
+def test_a_process_that_cannot_go_on(order: str, error: str) -> None:
+    child = Child("echo", echo)
+    try:
+        asyncio.run(child.wait_ready())
+        child.send(order)
+        with pytest.raises(GodwitError, match=error):
+            heard(child)
+    finally:
+        child.stop()
+
+
+def test_a_child_that_has_ended_receives_nothing() -> None:
+    child = Child("echo", echo)
+    try:
+        asyncio.run(child.wait_ready())
+        child.process.kill()
+        child.process.join()
+        with pytest.raises(GodwitError, match="ended unexpectedly"):
+            send_often(child)
+    finally:
+        child.stop()
+
+
+def test_a_silent_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(demo_run, "STOP_TIMEOUT_S", 0.1)
+    child = Child("mute", nothing)
+    try:
+        with pytest.raises(GodwitError, match=r"the mute was not ready within 0\.1 s"):
+            asyncio.run(child.wait_ready())
+    finally:
+        child.stop()
+    assert not child.process.is_alive()
+
+
+# -- demo pipeline ----------------------------------------------------------------------------------------------------
+
+
+def program(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """In the place of godwit."""
+    monkeypatch.setattr(demo_run, "_PROGRAM", (sys.executable, "-c", text))
+
+
+def run(tmp_path: Path) -> PipelineReport:
+    return asyncio.run(run_pipeline("grpc://127.0.0.1:1", tmp_path / "lake", tmp_path / "page.html"))
+
+
+def test_first_the_tables_then_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    program(monkeypatch, f"import sys; open({str(told)!r}, 'a').write(' '.join(sys.argv[1:]) + '\\n')")
+    found = run(tmp_path)
+    assert found.is_good
+    assert found.sentence.startswith(f"The report is {tmp_path / 'page.html'}: open it in a browser.")
+    lake = tmp_path / "lake"
+    assert told.read_text().splitlines() == [
+        f"pipeline run --once --archive grpc://127.0.0.1:1 --lake {lake}",
+        f"pipeline report --lake {lake} --output {tmp_path / 'page.html'} --force",
+    ]
+
+
+def test_a_failure_is_reported_by_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # the output comes when the program ends
+    program(monkeypatch, "import sys; print('working'); sys.exit('error: there is no lake')")
+    assert run(tmp_path) == PipelineReport(False, "the pipeline failed: error: there is no lake")
+    program(monkeypatch, "import sys; sys.exit(3)")
+    assert run(tmp_path) == PipelineReport(False, "the pipeline failed: exit code 3")
+
+
+def test_it_does_not_take_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(demo_run, "PIPELINE_TIMEOUT_S", 0.5)
+    program(monkeypatch, "import time; time.sleep(60)")
+    found = run(tmp_path)
+    assert not found.is_good
+    assert "was not done after 0.5 s" in found.sentence
+
+
+def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "find_java", lambda environment: None)
+    assert "Spark needs Java 17 or newer and none was found" in (missing_requirement() or "")
+    monkeypatch.setattr(java, "find_java", lambda environment: java.Java(Path("/java"), 17))
+    assert missing_requirement() is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert (missing_requirement() or "").endswith("run pip install 'godwit[spark]'")

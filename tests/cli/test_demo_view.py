@@ -1,4 +1,4 @@
-"""What the demo shows, for pictures made by hand."""
+"""The display of the demo, for snapshots made by hand."""
 
 from __future__ import annotations
 
@@ -10,14 +10,31 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from godwit.cli.demo_check import DELAYS_MS, Delays, RoomReport, SentRoom, WatchReport, topic_of
-from godwit.cli.demo_rooms import RoomsReport
-from godwit.cli.demo_run import Phase, Picture, Settings
-from godwit.cli.demo_view import SPARK_WIDTH, Display, Lines, bar, frame, joined, spark, summary, verdict
-from godwit.cli.demo_work import WorkReport
-from godwit.cli.house import ROOMS
+from godwit.cli.demo_processes import (
+    DELAYS_MS,
+    DelayHistogram,
+    RoomReport,
+    RoomsReport,
+    SentRoom,
+    SubscriberReport,
+    WorkReport,
+    topic_of,
+)
+from godwit.cli.demo_run import DemoSettings, DemoSnapshot, Phase
+from godwit.cli.demo_view import (
+    SPARK_WIDTH,
+    LiveView,
+    PlainView,
+    bar,
+    frame,
+    joined,
+    spark,
+    summary,
+    verdict,
+)
+from godwit.sim.rooms import ROOMS
 
-SETTINGS = Settings(20.0, 0.05, 1000.0, 1)
+SETTINGS = DemoSettings(20.0, 0.05, 1000.0, 1)
 
 
 def picture(
@@ -29,7 +46,7 @@ def picture(
     phase: Phase = "sending",
     confirmed: bool = True,
     killed: str | None = None,
-) -> Picture:
+) -> DemoSnapshot:
     rooms = tuple(
         RoomReport(room, 1_000 - missing, missing, 0, celsius, "ab")
         for room, celsius in (("kitchen", 21.5), ("cellar", 12.25))
@@ -38,8 +55,8 @@ def picture(
         {"offered": 4_000, "lost": 200, "queue_full": 3, "corrupted": 20, "duplicated": 40, "reordered": 80}
     )
     retained = {topic_of(room): "cd" for room in ("kitchen", "cellar")}
-    return Picture(
-        settings=Settings(seconds, 0.05, 1000.0, 1),
+    return DemoSnapshot(
+        settings=DemoSettings(seconds, 0.05, 1000.0, 1),
         phase=phase,
         elapsed_s=elapsed_s,
         rooms=RoomsReport(
@@ -48,12 +65,12 @@ def picture(
             round_trip_s=0.034,
             last_digests=retained if confirmed else {},
         ),
-        seen=WatchReport(
+        seen=SubscriberReport(
             at_s=elapsed_s,
             rooms=rooms,
             received_bytes=8_000_000,
             late=12,
-            delays=Delays((0, 0, 1900, 0, 0, 88) + (0,) * (len(DELAYS_MS) - 6) + (12,), 0.3071),
+            delays=DelayHistogram((0, 0, 1900, 0, 0, 88) + (0,) * (len(DELAYS_MS) - 6) + (12,), 0.3071),
             retained=retained,
         ),
         network={"to_target": counters, "to_client": Counter({"offered": 1_500, "lost": 70})},
@@ -82,7 +99,7 @@ class Screen:
 
 def test_lines_come_every_two_seconds_and_with_every_change_of_address() -> None:
     screen = Screen(terminal=False)
-    lines = Lines(screen.console(), SETTINGS)
+    lines = PlainView(screen.console(), SETTINGS)
     for tenth in range(1, 62):
         elapsed_s = tenth / 10
         lines.show(picture(elapsed_s=elapsed_s, moved=elapsed_s > 3.05, killed="anna" if elapsed_s > 4.5 else None))
@@ -94,16 +111,16 @@ def test_lines_come_every_two_seconds_and_with_every_change_of_address() -> None
     assert shown[0] == (
         "5 rooms -> broker -> subscriber, over a bad network: 20 Mbit/s a client, 15 ms each way, 5 % lost"
     )
-    assert shown[1] == "   2.0 s      2,000 messages arrived, 4,987 a second; datagrams: 273 lost, 20 damaged"
+    assert shown[1] == "   2.0 s      2,000 messages arrived, 4,987 per second; datagrams: 273 lost, 20 damaged"
     assert [line.split(" s ")[0].strip() for line in shown[1:]] == ["2.0", "2.0", "4.0", "4.6", "6.0", "9.5"]
-    assert "gives every client another address" in shown[2]
+    assert "assigns another address to every client" in shown[2]
     assert "the worker anna is killed" in shown[4]
     assert "Spark makes tables" in shown[6]
 
 
 def test_the_display_shows_rooms_network_and_messages() -> None:
     screen = Screen(terminal=True)
-    display = Display(screen.console(), SETTINGS)
+    display = LiveView(screen.console(), SETTINGS)
     for elapsed_s in (0.0, 0.1, 0.5, 1.0, 4.0):
         display.show(picture(elapsed_s=elapsed_s))
     display.close()
@@ -112,7 +129,7 @@ def test_the_display_shows_rooms_network_and_messages() -> None:
         "kitchen",
         "21.5 °C",
         "lost in a full queue",
-        "4,987 a second",
+        "4,987 per second",
         "12 took more than 250 ms",
         "223 fragments",
     ):
@@ -123,15 +140,15 @@ def test_the_display_shows_rooms_network_and_messages() -> None:
     ("shown", "text"),
     [
         (picture(seconds=None), "4 s, until Ctrl-C"),
-        (picture(phase="arriving"), "the rest is under way"),
-        (picture(phase="late subscriber"), "one more subscriber comes"),
-        (picture(phase="tables"), "Spark makes tables and a report of what the broker has logged (4 s)"),
+        (picture(phase="arriving"), "the remaining messages are in transit"),
+        (picture(phase="late subscriber"), "a late subscriber receives"),
+        (picture(phase="tables"), "Spark makes tables and a report of the logged messages (4 s)"),
         (picture(killed="anna"), "40 of 40 done, anna was killed, 2 of its tasks taken over"),
     ],
 )
-def test_the_display_says_where_it_is(shown: Picture, text: str) -> None:
+def test_the_display_shows_its_phase(shown: DemoSnapshot, text: str) -> None:
     screen = Screen(terminal=True)
-    display = Display(screen.console(), SETTINGS)
+    display = LiveView(screen.console(), SETTINGS)
     display.show(shown)
     display.close()
     assert text in screen.text
@@ -141,7 +158,7 @@ def test_the_display_fits_a_small_terminal() -> None:
     assert len(frame(picture(), {})) + len(ROOMS) - 2 < 24  # with its heading, and all rooms
 
 
-def test_the_summary_says_what_happened() -> None:
+def test_the_summary() -> None:
     text = joined(summary(picture())).plain
     for fact in (
         "datagrams                        4,000             1,500",
@@ -170,7 +187,7 @@ def test_the_verdict() -> None:
     good, text = verdict(msgspec.structs.replace(picture(), work=WorkReport(submitted=3, done=1, wrong=1)))
     assert not good
     assert "1 of 3 jobs failed or had a wrong result; 1 of 3 jobs were not done in time" in text
-    nothing = msgspec.structs.replace(picture(), rooms=RoomsReport(), seen=WatchReport())
+    nothing = msgspec.structs.replace(picture(), rooms=RoomsReport(), seen=SubscriberReport())
     assert not verdict(nothing)[0]
 
 

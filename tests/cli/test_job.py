@@ -1,17 +1,27 @@
-"""`godwit job` as a user meets it."""
+"""`godwit job` as a user sees it."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.real import broker, error_of, eventually, godwit, lines, needs_posix, running, write_secret
 
-NEVER = "job/nobody does this"
+from godwit.cli.job import SubmitRequest, read_payload
+from godwit.errors import GodwitError, UsageError
+from godwit.limits import MAX_JOB_PAYLOAD_BYTES
+from godwit.net.submitting import JobOptions
+
+# -- job --------------------------------------------------------------------------------------------------------------
+
+
+NEVER = "job/without workers"
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +50,23 @@ def show(address: str, number: int) -> dict[str, object]:
 # -- submit -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_number_is_printed_and_who_agreed_is_told(quick: str) -> None:
+def test_the_number_of_the_job_and_of_its_workers_are_printed(quick: str) -> None:
     result = godwit("job", "submit", "job/quick", "x", "--workers", "5", "--broker", quick)
     assert result.returncode == 0
     assert re.fullmatch(r"[1-9]\d*\n", result.stdout.decode())
     assert result.stderr.decode() == f"job {int(result.stdout)}: 2 workers agreed\n"
 
 
-def test_a_job_that_nobody_can_do_waits(address: str) -> None:
+def test_a_job_without_workers_waits(address: str) -> None:
     """R5: with no worker at all, jobs wait at the broker."""
     result = godwit("job", "submit", NEVER, "--broker", address)
-    assert result.stderr.decode() == f"job {int(result.stdout)} waits: nobody works on {NEVER} yet\n"
+    assert result.stderr.decode() == f"job {int(result.stdout)} waits: no worker volunteers for {NEVER} yet\n"
     assert show(address, int(result.stdout))["state"] == "waiting"
 
 
-def test_a_job_that_is_to_begin_later_says_so(quick: str) -> None:
+def test_a_delayed_job_reports_its_start(quick: str) -> None:
     result = godwit("job", "submit", "job/quick", "--delay", "1000", "--broker", quick)
-    said = re.compile(rf"job {int(result.stdout)} waits: it is not to begin before \S+ \S+ UTC")
+    said = re.compile(rf"job {int(result.stdout)} waits: it starts no earlier than \S+ \S+ UTC")
     assert said.fullmatch(result.stderr.decode().strip())
     with running("job", "watch", str(int(result.stdout)), "--broker", quick) as watching:
         assert said.fullmatch(watching.err.line())
@@ -65,7 +75,7 @@ def test_a_job_that_is_to_begin_later_says_so(quick: str) -> None:
 def test_results_of_all_workers(quick: str) -> None:
     result = godwit("job", "submit", "job/quick", "x", "--workers", "all", "--wait", "--broker", quick)
     assert result.returncode == 0
-    assert sorted(lines(result.stdout)) == ["quick-1: pretended for 0 s", "quick-2: pretended for 0 s"]
+    assert sorted(lines(result.stdout)) == ["quick-1: simulated for 0 s", "quick-2: simulated for 0 s"]
     said = lines(result.stderr)
     assert said[0].endswith(": 2 workers agreed")
     assert said[-1].endswith(": done")
@@ -85,7 +95,7 @@ def test_updates_as_objects(quick: str) -> None:
 def test_the_same_key_is_the_same_job(address: str) -> None:
     first = submit(address, NEVER, "--key", "mine", "--name", "keeper")
     assert submit(address, NEVER, "--key", "mine", "--name", "keeper") == first
-    assert submit(address, NEVER, "--key", "mine", "--name", "somebody else") != first
+    assert submit(address, NEVER, "--key", "mine", "--name", "another client") != first
 
 
 def test_payloads_from_elsewhere(address: str, tmp_path: Path) -> None:
@@ -104,7 +114,7 @@ def test_ctrl_c_ends_the_waiting_and_not_the_job(address: str) -> None:
         number = int(waiting.err.line().split()[1])
         assert waiting.interrupt() == 130
         assert waiting.err.line() == (
-            f"godwit: job {number} goes on: see godwit job watch {number}, godwit job cancel {number}"
+            f"godwit: job {number} continues: see godwit job watch {number}, godwit job cancel {number}"
         )
     assert show(address, number)["state"] == "waiting"
 
@@ -122,15 +132,15 @@ def test_a_deadline(address: str) -> None:
         ([""], "is empty"),
         (["x" * 257], "257"),
         (["$jobs/a"], "$"),
-        (["a", "--workers", "0"], "'0' workers cannot be"),
-        (["a", "--workers", "-1"], "'-1' workers cannot be"),
-        (["a", "--priority", "101"], "--priority 101 cannot be"),
-        (["a", "--delay", "-1"], "--delay -1 cannot be"),
-        (["a", "--retry-delay", "-1"], "--retry-delay -1 cannot be"),
+        (["a", "--workers", "0"], "'0' workers are out of range"),
+        (["a", "--workers", "-1"], "'-1' workers are out of range"),
+        (["a", "--priority", "101"], "--priority 101 is out of range"),
+        (["a", "--delay", "-1"], "--delay -1 is out of range"),
+        (["a", "--retry-delay", "-1"], "--retry-delay -1 is out of range"),
         (["a", "--key", "k"], "--key needs --name"),
-        (["a", "--wrokers"], "there is no option --wrokers"),
+        (["a", "--wrokers"], "unknown option --wrokers"),
         (["a", "@/nowhere"], "cannot read /nowhere"),
-        (["a", "--timeout", "-1"], "--timeout -1 cannot be"),
+        (["a", "--timeout", "-1"], "--timeout -1 is out of range"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:
@@ -152,10 +162,10 @@ def test_list(address: str) -> None:
     another = submit(address, "job/listed", "y", "--name", "lister")
     newest = godwit("job", "list", "--kind", "job/listed", "--limit", "1", "--json", "--broker", address)
     assert json.loads(newest.stdout)["job"] == another
-    assert newest.stderr == b"these are the newest 1; --limit 0 shows all\n"
+    assert newest.stderr == b"only the newest 1 are listed; --limit 0 lists all\n"
     every = godwit("job", "list", "--kind", "job/listed", "--limit", "0", "--json", "--broker", address)
     assert (len(lines(every.stdout)), every.stderr) == (2, b"")
-    assert "--limit -1 cannot be" in error_of("job", "list", "--limit", "-1", "--broker", address)
+    assert "--limit -1 is out of range" in error_of("job", "list", "--limit", "-1", "--broker", address)
     for options in (["--kind", "job/listed"], ["--state", "waiting", "--state", "running"]):
         found = map(json.loads, lines(godwit("job", "list", *options, "--json", "--broker", address).stdout))
         assert number in [job["job"] for job in found]
@@ -172,7 +182,7 @@ def test_show(quick: str) -> None:
     assert "tasks       2 finished" in rows
     assert sum("quick-" in row for row in rows) == 2
     assert "job 999999999" in error_of("job", "show", "999999999", "--broker", quick)
-    assert "'x' is no job's number" in error_of("job", "show", "x", "--broker", quick)
+    assert "'x' is not the number of a job" in error_of("job", "show", "x", "--broker", quick)
 
 
 # -- cancel, watch ----------------------------------------------------------------------------------------------------
@@ -190,7 +200,7 @@ def test_cancel(address: str) -> None:
     assert "job 999999999" in error_of("job", "cancel", "999999999", "--broker", address)
 
 
-def test_watch_tells_what_was_before(quick: str) -> None:
+def test_watch_shows_earlier_results(quick: str) -> None:
     """A controller that comes back finds its jobs, and their results."""
     number = submit(quick, "job/quick", "--name", "returning")
     result = godwit("job", "watch", str(number), "--name", "returning", "--broker", quick)
@@ -202,7 +212,7 @@ def test_watch_tells_what_was_before(quick: str) -> None:
 
 @needs_posix
 def test_a_wait_outlives_the_broker(tmp_path: Path) -> None:
-    """Jobs wait, also through a restart of the broker; the one who waits comes back to it by itself."""
+    """Jobs wait through a restart of the broker, and the waiting command reconnects."""
     options = ("broker", "--data", str(tmp_path / "data"), "--listen")
     with running(*options, "127.0.0.1:0") as first:
         address = first.out.until("listening on").rpartition("udp://")[2]
@@ -213,7 +223,7 @@ def test_a_wait_outlives_the_broker(tmp_path: Path) -> None:
             with running(*options, address) as second:
                 second.out.until("listening on")
                 with running("worker", "late", "--kind", "restarted", "--seconds", "0", "--broker", address):
-                    assert waiting.out.line() == "late: pretended for 0 s"
+                    assert waiting.out.line() == "late: simulated for 0 s"
                     assert waiting.wait() == 0
 
 
@@ -249,3 +259,67 @@ def test_no_broker(nowhere: str) -> None:
 @pytest.mark.parametrize("command", ["submit", "list", "show", "cancel", "watch"])
 def test_help_has_an_example(command: str) -> None:
     assert f"Example: godwit job {command}" in godwit("job", command, "--help").stdout.decode()
+
+
+# -- job submit -------------------------------------------------------------------------------------------------------
+
+
+def test_a_wish() -> None:
+    assert SubmitRequest.of("resize", "x", None, {}, is_literal=False) == SubmitRequest("resize", b"x")
+    options: JobOptions = {"workers": "all", "delay_s": 1.0, "deadline_s": 2.0}
+    assert SubmitRequest.of("resize", "--", "mine", options, is_literal=True) == SubmitRequest(
+        "resize", b"--", "mine", options
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        ("", {}, "is empty"),
+        ("x" * 257, {}, "257"),
+        ("$sys", {}, r"\$"),
+        ("a/#", {}, "#"),
+        ("a", {"priority": 101}, "--priority 101 is out of range; give a number from -100 to 100"),
+        ("a", {"retries": -1}, "--retries -1 is out of range"),
+        ("a", {"retries": 1001}, "--retries 1001 is out of range; give a number from 0 to 1,000"),
+        ("a", {"retry_delay_s": -1.0}, "--retry-delay -1 is out of range"),
+        ("a", {"delay_s": -1.0}, "--delay -1 is out of range"),
+        ("a", {"deadline_s": 0.0}, "--deadline 0 is out of range"),
+        ("a", {"time_limit_s": float("nan")}, "--time-limit nan is out of range"),
+        ("a", {"delay_s": 9.0, "deadline_s": 9.0}, "--deadline 9 ends before --delay 9"),
+    ],
+)
+def test_wishes_that_cannot_be(kind: str, options: JobOptions, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        SubmitRequest.of(kind, "x", None, options, is_literal=False)
+
+
+def test_payloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"\x00\xff")
+    assert read_payload(None) == b""
+    assert read_payload("21 °C") == "21 °C".encode()
+    assert read_payload("\udcff") == b"\xff"
+    assert read_payload("-5.5") == b"-5.5"
+    assert read_payload(f"@{path}") == b"\x00\xff"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from there")))
+    assert read_payload("-") == b"from there"
+
+
+def test_payloads_that_cannot_be(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(bytes(MAX_JOB_PAYLOAD_BYTES + 1))
+    for text, what in ((f"@{path}", "large"), ("x" * (MAX_JOB_PAYLOAD_BYTES + 1), "the payload")):
+        with pytest.raises(UsageError, match=f"{what} is longer than 1,048,576 bytes, the largest payload of a job"):
+            read_payload(text)
+    with pytest.raises(GodwitError, match=r"cannot read .*nothing: No such file"):
+        read_payload(f"@{tmp_path / 'nothing'}")
+    with pytest.raises(UsageError, match="unknown option --wrokers; if it is a payload, put -- before it"):
+        read_payload("--wrokers")
+    assert read_payload("--wrokers", is_literal=True) == b"--wrokers"
+
+
+def test_a_payload_of_the_largest_size(tmp_path: Path) -> None:
+    path = tmp_path / "fits"
+    path.write_bytes(bytes(MAX_JOB_PAYLOAD_BYTES))
+    assert len(read_payload(f"@{path}")) == MAX_JOB_PAYLOAD_BYTES

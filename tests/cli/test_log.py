@@ -54,8 +54,8 @@ IMPORTS = """
 import sys
 from godwit.cli.main import build_app
 build_app("log")
-import godwit.cli.log_tail, godwit.cli.log_info, godwit.cli.log_upkeep
-print([name for name in sys.modules if name in ("pyarrow", "numpy", "godwit.net.client", "prompt_toolkit")])
+import godwit.cli.log_content, godwit.cli.log_content, godwit.cli.log_maintenance
+print([name for name in sys.modules if name in ("pyarrow", "numpy", "godwit.net.connect", "prompt_toolkit")])
 """
 
 
@@ -79,7 +79,7 @@ def test_beside_a_real_broker_and_after_it_was_killed(tmp_path: Path) -> None:
         for arguments in (["verify"], ["backup", "-o", copy], ["export", "-o", export]):
             assert godwit("log", *arguments, "--data", data).returncode == 0
         for name in ("recover", "compact"):
-            assert f"a broker runs on {data}" in error_of("log", name, "--data", data)
+            assert f"a broker uses {data}" in error_of("log", name, "--data", data)
         command.process.kill()
         command.wait()
     printed = godwit("log", "tail", "--json", "--data", data).stdout

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import re
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import godwit
-from godwit.cli.main import COMMANDS, build_app, run
+from godwit.cli.main import COMMANDS, ENTRY_POINTS, build_app, run
 from godwit.errors import GodwitError
 
 SCRIPT = Path(sys.executable).with_name("godwit")
@@ -45,7 +45,7 @@ def exit_code_of(app: typer.Typer, monkeypatch: pytest.MonkeyPatch, *arguments: 
 def test_version_option() -> None:
     result = CliRunner().invoke(build_app(), ["--version"])
     assert result.exit_code == 0
-    assert result.stdout == f"godwit {version('godwit')}\n"
+    assert result.stdout == f"godwit {importlib.metadata.version('godwit')}\n"
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -87,7 +87,7 @@ IMPORTS = """
 import sys
 from godwit.cli.main import build_app
 build_app("pub")
-print([name for name in sys.modules if name.startswith(("godwit_bench", "godwit_sim", "prompt_toolkit"))])
+print([name for name in sys.modules if name.startswith(("godwit.bench", "godwit.sim", "prompt_toolkit"))])
 """
 
 
@@ -95,6 +95,126 @@ def test_only_what_is_wanted_is_imported() -> None:
     result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=20, check=True)
     assert "godwit" not in result.stdout
     assert "prompt_toolkit" not in result.stdout
+
+
+# -- commands of other distributions ----------------------------------------------------------------------------------
+
+
+class FakeDistribution:
+    name = "godwit-extra"
+    version = "1.2"
+
+
+class FakeEntry:
+    """An entry point whose object is given, or that fails to load."""
+
+    dist: FakeDistribution | None = FakeDistribution()
+
+    def __init__(self, name: str, found: object) -> None:
+        self.name = name
+        self._found = found
+        self.loads = 0
+
+    def load(self) -> object:
+        self.loads += 1
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+
+def greet(name: str, loud: bool = False) -> None:
+    """Greet a person.
+
+    This paragraph has
+    two lines.
+    """
+    typer.echo(name.upper() if loud else name)
+
+
+def group() -> typer.Typer:
+    app = typer.Typer(help="Some numbers.")
+    app.command("one")(lambda: typer.echo("1"))
+    app.command("two")(lambda: typer.echo("2"))
+    return app
+
+
+@pytest.fixture
+def entries(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeEntry]:
+    """Entry points of other distributions, by name."""
+    found = {
+        name: FakeEntry(name, value)
+        for name, value in (
+            ("greet", greet),
+            ("numbers", group()),
+            ("broken", ImportError("no module 'x'")),
+            ("wrong", 7),
+            ("pub", greet),
+        )
+    }
+
+    def entry_points(*, group: str) -> list[FakeEntry]:
+        assert group == ENTRY_POINTS
+        return list(found.values())
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    return found
+
+
+def test_a_distribution_adds_a_function_or_a_group(entries: dict[str, FakeEntry]) -> None:
+    assert CliRunner().invoke(build_app("greet"), ["greet", "anna", "--loud"]).stdout == "ANNA\n"
+    assert CliRunner().invoke(build_app("numbers"), ["numbers", "two"]).stdout == "2\n"
+    text = plain(CliRunner().invoke(build_app("greet"), ["greet", "--help"]).stdout)
+    assert "Usage: godwit greet" in text
+    assert "This paragraph has two lines." in text
+    assert entries["broken"].loads == 0
+
+
+def test_the_list_of_commands_loads_no_other_distribution(entries: dict[str, FakeEntry]) -> None:
+    text = plain(CliRunner().invoke(build_app(), ["--help"]).stdout)
+    for name in ("greet", "numbers", "broken"):
+        assert re.search(rf"{name} +Command of godwit-extra 1\.2\.", text)
+    assert text.count(" pub ") == 1
+    assert [entry.loads for entry in entries.values()] == [0] * len(entries)
+
+
+def test_own_commands_come_first_and_look_for_no_others(
+    entries: dict[str, FakeEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", None)
+    assert "Usage: godwit pub" in plain(CliRunner().invoke(build_app("pub"), ["pub", "--help"]).stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("broken", "the command broken of godwit-extra 1.2 cannot be loaded: ImportError: no module 'x'; update or"),
+        ("wrong", "the command wrong of godwit-extra 1.2 cannot be loaded: "),
+    ],
+)
+def test_a_broken_command_names_its_distribution(
+    name: str,
+    line: str,
+    entries: dict[str, FakeEntry],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of(build_app(name), monkeypatch, name) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"godwit: {line}")
+    assert err.count("\n") == 1
+    assert CliRunner().invoke(build_app("numbers"), ["numbers", "one"]).stdout == "1\n"
+
+
+def test_a_command_of_an_unknown_distribution(
+    entries: dict[str, FakeEntry], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries["broken"].dist = None
+    assert exit_code_of(build_app("broken"), monkeypatch, "broken") == 1
+    assert "the command broken of an unknown distribution cannot" in capsys.readouterr().err
+
+
+# -- errors and interrupts --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,7 +259,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SLEEPER = """
 import time
-from godwit.cli.main import COMMANDS, build_app, run
+from godwit.cli.main import COMMANDS, ENTRY_POINTS, build_app, run
 
 app = build_app()
 

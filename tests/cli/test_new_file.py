@@ -1,4 +1,4 @@
-"""A file is there whole or not at all, and nothing is replaced unasked."""
+"""A file appears complete or not at all, and replaces another only on request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path, error: BaseException) ->
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     path.write_bytes(b"old")
-    with pytest.raises(GodwitError, match=r"is there already.*--force"), new_file(path, force=False):
+    with pytest.raises(GodwitError, match=r"exists already.*--force"), new_file(path, force=False):
         pytest.fail("it began")
     assert path.read_bytes() == b"old"
 
@@ -49,7 +49,7 @@ def test_what_came_meanwhile_is_kept_too(tmp_path: Path) -> None:
             part.write_bytes(b"new")
             path.write_bytes(b"other")
 
-    with pytest.raises(GodwitError, match="is there already"):
+    with pytest.raises(GodwitError, match="exists already"):
         write()
     assert path.read_bytes() == b"other"
     assert list(tmp_path.iterdir()) == [path]
@@ -75,18 +75,18 @@ def test_force_replaces_at_the_end_and_only_then(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("force", [True, False])
 def test_places_for_no_file(tmp_path: Path, force: bool) -> None:
-    with pytest.raises(GodwitError, match="there is no folder"):
+    with pytest.raises(GodwitError, match="does not exist; create it"):
         check_free(tmp_path / "missing" / "x", force=force)
-    with pytest.raises(GodwitError, match="no plain file"):
+    with pytest.raises(GodwitError, match="not a regular file"):
         check_free(tmp_path, force=force)
     (tmp_path / "link").symlink_to(os.devnull)
-    with pytest.raises(GodwitError, match="no plain file"):
+    with pytest.raises(GodwitError, match="not a regular file"):
         check_free(tmp_path / "link", force=force)
     with pytest.raises(GodwitError, match="cannot write"):
         check_free(tmp_path / ("x" * 300), force=force)
 
 
-def test_the_system_says_no(tmp_path: Path) -> None:
+def test_the_system_refuses(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     with pytest.raises(GodwitError, match=r"cannot write .*export.jsonl: No such file"), new_file(path, force=False):
         pass  # nothing was written
@@ -101,7 +101,7 @@ def test_the_words_of_a_library_do_not_come_out(tmp_path: Path) -> None:
         raise OSError("all that is known")
 
 
-def test_a_disk_that_takes_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *, missing_ok: bool) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 

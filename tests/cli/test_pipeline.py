@@ -1,4 +1,4 @@
-"""`godwit pipeline`: which commands there are, and what they refuse before Spark is started."""
+"""`godwit pipeline`: its commands, and the options that they refuse before Spark is started."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_help_loads_no_spark() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("run", "--trigger", "0"), "--trigger 0 cannot be; give seconds, from 0.001 to 3600"),
-        (("run", "--broker", "localhost:65535"), "cannot be guessed: give it with --archive"),
+        (("run", "--trigger", "0"), "--trigger 0 is out of range; give seconds, from 0.001 to 3600"),
+        (("run", "--broker", "localhost:65535"), "has no default address: give it with --archive"),
         (("run", "--archive", "one:x"), "archive is 'one:x'"),
         (("run", "--archive", "127.0.0.1:9", "--token-file", "none"), "tokenFile: cannot read"),
         (("query", "SELECT 1", "--json", "--csv"), "give one of them"),
-        (("query", "SELECT 1", "--limit", "0"), "--limit 0 cannot be"),
-        (("rebuild", "--from", "yesterday"), "--from 'yesterday' is no time; write it as"),
+        (("query", "SELECT 1", "--limit", "0"), "--limit 0 is out of range"),
+        (("rebuild", "--from", "yesterday"), "--from 'yesterday' is not a time; write it as"),
         (("rebuild", "--from", "2026-11-02", "--to", "2026-11-01"), "swap them"),
-        (("requeue", "--conf", "memory"), "no setting of Spark's"),
+        (("requeue", "--conf", "memory"), "not a setting of Spark"),
     ],
 )
-def test_what_cannot_be_is_told(
+def test_invalid_options_are_reported(
     arguments: tuple[str, ...], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "godwit-lake").mkdir()
@@ -56,7 +56,7 @@ def test_what_cannot_be_is_told(
 @pytest.mark.parametrize("command", [("status",), ("query", "SELECT 1"), ("rebuild",), ("requeue",), ("report",)])
 def test_a_lake_that_is_not_there(command: tuple[str, ...], tmp_path: Path) -> None:
     where = str(tmp_path / "none")
-    assert f"there is no lake at {where}: godwit pipeline run makes it" in error_of(
+    assert f"the lake {where} does not exist: create it with godwit pipeline run" in error_of(
         "pipeline", *command, "--lake", where
     )
 

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.cli.real import error_of, godwit, lines, needs_posix
-from tests.pipeline.lakes import write_checkpoint
+from tests.pipeline.test_checkpoints import write_checkpoint
 
-from godwit.cli.pipeline_show import cell, plain, show_query
-from godwit.cli.pipeline_spark import Spark
+from godwit.cli.pipeline_run import SparkOptions
+from godwit.cli.pipeline_show import cell_text, json_value, show_query
 from godwit.pipeline.checkpoints import TABLES
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
@@ -48,8 +48,8 @@ NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
     ],
 )
 def test_values(value: Any, in_json: Any, in_table: str) -> None:
-    assert plain(value) == in_json
-    assert cell(value) == in_table
+    assert json_value(value) == in_json
+    assert cell_text(value) == in_table
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def answer_of(names: list[str], rows: list[dict[str, Any]], form: str, monkeypat
         yield
 
     monkeypatch.setattr("godwit.cli.pipeline_show.session", no_session)
-    monkeypatch.setattr("godwit.pipeline.query.run_query", lambda *_: Answer)
-    monkeypatch.setattr("godwit.pipeline.query.iterate_rows", lambda _: iter(rows))
-    show_query(Spark("local", [], False), str(Path.cwd()), "SELECT", form, None)
+    monkeypatch.setattr("godwit.pipeline.query.ask", lambda *_: Answer)
+    monkeypatch.setattr("godwit.pipeline.query.all_rows", lambda _: iter(rows))
+    show_query(SparkOptions("local", [], False), str(Path.cwd()), "SELECT", form, None)
 
 
 @needs_posix
@@ -149,7 +149,7 @@ def test_the_status(lake: Lake) -> None:
     result = godwit(*ask)
     text = result.stdout.decode()
     assert result.returncode == 0
-    assert "how much is not read yet is not known" in result.stderr.decode()
+    assert "the number of unread messages is unknown" in result.stderr.decode()
     assert ["tables", LOG[:8], "3", "?"] in [line.split() for line in text.splitlines()]
     assert "2027-01-15 08:00:00" in text
     assert "bronze/messages" in text

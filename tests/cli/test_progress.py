@@ -1,4 +1,4 @@
-"""Bars on stderr, where somebody sits."""
+"""Bars on stderr, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_bar_for_each_task(capsys: pytest.CaptureFixture[str]) -> None:
             progress.show(number, f"task {number}", 0.5)
         assert len(progress.progress.tasks) == MAX_BARS + 1
         progress.show(0, "task 0 anna\x1b", 0.25, "half\x07")
-        progress.say("task 3 goes to \x1b bert, who is not [bold]")
+        progress.print_line("task 3 goes to \x1b bert, who is not [bold]")
         progress.progress.refresh()
         progress.finish(0)
         progress.finish("never seen")
@@ -87,7 +87,7 @@ def test_lines_go_to_standard_output_unless_bars_are_in_the_way(
     assert "b: x" in err
 
 
-def test_nothing_where_nobody_sits(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bars_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with LineProgress(enabled=False) as lines, FileProgress(enabled=False) as files:
         with TaskProgress(enabled=False) as tasks:
             tasks.show(0, "task 0", 0.5)

@@ -1,4 +1,4 @@
-"""`godwit pub` as a user meets it."""
+"""`godwit pub` as a user sees it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_message_reaches_a_subscriber(address: str, qos: str) -> None:
     assert (message["offset"] is None) == (qos == "0")
 
 
-def test_a_publisher_is_told_when_there_is_no_subscriber(address: str) -> None:
+def test_a_publisher_is_notified_that_there_is_no_subscriber(address: str) -> None:
     """R1: publishing to a room with no subscriber tells the publisher so."""
     result = godwit("pub", "pub/lonely", "x", "--broker", address)
     assert (result.returncode, result.stderr) == (0, b"reached no subscriber\n")
@@ -70,7 +70,7 @@ def test_a_negative_number_is_a_message(address: str) -> None:
         found = godwit("sub", "pub/negative", "--count", "1", "--broker", address)
         assert found.stdout.decode() == f"pub/negative: {message}\n"
     assert error_of("pub", "pub/negative", "--retian") == (
-        "there is no option --retian; if it is a message, put -- before it"
+        "unknown option --retian; if it is a message, put -- before it"
     )
     assert godwit("pub", "--broker", address, "pub/negative", "--", "--retian").returncode == 0
 
@@ -182,12 +182,12 @@ def test_a_progress_bar_on_a_terminal(address: str, tmp_path: Path) -> None:
         (["/".join("x" * 65), "x"], "has 65 levels: at most 64"),
         (["a\udcff", "x"], "is not valid Unicode"),
         (["a\nb", "x"], "control character"),
-        (["a", "x", "--qos", "3"], "there is no QoS 3; choose 0"),
-        (["a", "x", "--qos", "one"], "there is no QoS one; choose 0"),
-        (["a"], "give one thing to publish"),
-        (["a", "x", "--lines"], "give one thing to publish"),
+        (["a", "x", "--qos", "3"], "unknown QoS 3; choose 0"),
+        (["a", "x", "--qos", "one"], "unknown QoS one; choose 0"),
+        (["a"], "give exactly one of MESSAGE"),
+        (["a", "x", "--lines"], "give exactly one of MESSAGE"),
         (["a", "--file", "/nowhere", "--retain"], "a file cannot be retained"),
-        (["a", "x", "--timeout", "-1"], "--timeout -1 cannot be"),
+        (["a", "x", "--timeout", "-1"], "--timeout -1 is out of range"),
         (["a", "x", "--broker", "host:port"], "is no port"),
         (["a", "x", "--broker", "no such host"], "host no such host"),
         (["a", "x", "--name", "n" * 257], "name"),
@@ -207,12 +207,12 @@ def test_errors_that_need_a_broker(address: str, tmp_path: Path) -> None:
 
 @needs_posix
 def test_what_is_no_file_with_a_size(tmp_path: Path) -> None:
-    """Told at once, without a broker."""
+    """Reported at once, without a broker."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (str(pipe), "/dev/zero"):
         assert f"{path} is not a regular file" in error_of("pub", "a", "--file", path)
-    assert "write standard input to a file first" in error_of("pub", "a", "--file", "-")
+    assert "write it to a file first" in error_of("pub", "a", "--file", "-")
 
 
 def test_an_over_large_message(address: str) -> None:
@@ -231,7 +231,7 @@ def test_a_message_that_is_too_large_for_this_broker(tmp_path: Path) -> None:
         assert godwit("pub", "a", "x" * 1000, "--broker", address).returncode == 0
 
 
-def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
+def test_a_failure_reports_the_confirmed_lines(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text("[limits]\nmessage_bytes = 1000\n")
 
@@ -254,21 +254,21 @@ def test_who_fails_in_the_middle_says_how_far_it_came(tmp_path: Path) -> None:
             pub.write(long.decode())
             assert pub.wait() == 1
             assert pub.err.line() == (
-                "godwit: line 2 of standard input is longer than 16,777,216 bytes, the most that a message holds; "
-                "cut it, or send it with --file (the first line was confirmed)"
+                "godwit: line 2 of standard input is longer than 16,777,216 bytes, the largest size of a message; "
+                "shorten it, or send it with --file (the first line was confirmed)"
             )
         assert error_of("pub", "$own", "--lines", "--broker", address, input=b"x").endswith(" (no line was confirmed)")
         assert error_of("pub", "a", "--lines", "--broker", address, input=b"x" * 1001).endswith("the broker takes 1000")
     assert lines_done(2000) == "the first 2,000 lines were"
 
 
-def test_what_qos_2_promises_is_said_as_it_is() -> None:
+def test_the_help_describes_qos_2_exactly() -> None:
     text = " ".join(godwit("pub", "--help").stdout.decode().replace("│", "").split())
-    assert "2: in the log exactly once" in text
+    assert "2 exactly once in the log" in text
     assert "2 (in the log exactly once)" in error_of("pub", "a", "x", "--qos", "3")
 
 
-def test_a_name_that_somebody_has(address: str) -> None:
+def test_a_name_in_use(address: str) -> None:
     with running("sub", "pub/taken", "--name", "taken", "--broker", address):
         subscribed(address, "pub/taken")
         assert "taken" in error_of("pub", "a", "x", "--name", "taken", "--broker", address)

@@ -1,4 +1,4 @@
-"""`godwit sensors` as a user meets it, and how it keeps time."""
+"""`godwit sensors` as a user sees it, and how it keeps time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from tests.cli.real import error_of, godwit, needs_posix, running, subscribed
 
 from godwit.cli import sensors as sensors_command
-from godwit.cli.house import sensors
-from godwit.cli.sensors import Plan, Source
+from godwit.cli.sensors import SensorPlan, SensorPublisher
 from godwit.errors import BufferFullError
+from godwit.sim.sensors import sensors
 
 if TYPE_CHECKING:
-    from godwit.net.client import AsyncClient
+    from godwit.net.connect import AsyncClient
 
 
 class FakePublisher:
@@ -48,19 +48,19 @@ class FakeClient:
         return self.publishers.setdefault(topic, FakePublisher())
 
 
-def plan(**more: object) -> Plan:
-    return Plan(**{  # type: ignore[arg-type]
+def plan(**more: object) -> SensorPlan:
+    return SensorPlan(**{  # type: ignore[arg-type]
         "rooms": 3, "rate": 100.0, "seed": 1, "faults_per_thousand": 0.0, "prefix": "home", "qos": 1, "retain": False,
         "count": None, "duration_s": None, **more,
     })  # fmt: skip
 
 
-def run(chosen: Plan) -> tuple[FakeClient, Source, list[int]]:
+def run(chosen: SensorPlan) -> tuple[FakeClient, SensorPublisher, list[int]]:
     client = FakeClient()
     shown: list[int] = []
 
-    async def main() -> Source:
-        source = Source(cast("AsyncClient", client), sensors(chosen.rooms, 1, start_us=0), chosen)
+    async def main() -> SensorPublisher:
+        source = SensorPublisher(cast("AsyncClient", client), sensors(chosen.rooms, 1, start_us=0), chosen)
         await source.run(shown.append)
         return source
 
@@ -85,10 +85,10 @@ def test_the_duration_and_the_rate_are_kept() -> None:
     assert 100 < source.sent <= 155
 
 
-def test_who_was_held_up_does_not_make_up_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_readings_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(self: FakePublisher) -> None:
         self.waits += 1
-        time.sleep(0.05)  # the whole loop stands still
+        time.sleep(0.05)  # the whole loop is blocked
 
     monkeypatch.setattr(FakePublisher, "ready", slow)
     monkeypatch.setattr(sensors_command, "MAX_LAG_S", 0.02)
@@ -107,7 +107,7 @@ def test_a_subscriber_gets_readings(address: str) -> None:
         )  # fmt: skip
         assert result.returncode == 0
         assert result.stderr.decode() == (
-            "publishing 7 rooms at sensors/+/temperature, 50 a second each\n70 readings confirmed\n"
+            "publishing 7 rooms at sensors/+/temperature, 50 per second each\n70 readings confirmed\n"
         )
         messages = [json.loads(sub.out.line()) for _ in range(70)]
     topics = {message["topic"] for message in messages}
@@ -130,15 +130,15 @@ def test_ctrl_c_ends_it(address: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--rooms", "0"], "--rooms 0 cannot be"),
-        (["--rooms", "10001"], "--rooms 10001 cannot be"),
-        (["--rate", "0"], "--rate 0 cannot be"),
-        (["--rate", "nan"], "--rate nan cannot be"),
-        (["--faults", "-1"], "--faults -1 cannot be"),
-        (["--count", "0"], "--count 0 cannot be"),
-        (["--duration", "0"], "--duration 0 cannot be"),
+        (["--rooms", "0"], "--rooms 0 is out of range"),
+        (["--rooms", "10001"], "--rooms 10001 is out of range"),
+        (["--rate", "0"], "--rate 0 is out of range"),
+        (["--rate", "nan"], "--rate nan is out of range"),
+        (["--faults", "-1"], "--faults -1 is out of range"),
+        (["--count", "0"], "--count 0 is out of range"),
+        (["--duration", "0"], "--duration 0 is out of range"),
         (["--prefix", "a/#"], "wildcards are for subscriptions"),
-        (["--qos", "9"], "there is no QoS 9"),
+        (["--qos", "9"], "unknown QoS 9"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], text: str) -> None:

@@ -1,4 +1,4 @@
-"""`godwit shell` as a user meets it: scripts, and a real terminal in which messages arrive while somebody types."""
+"""`godwit shell` as a user sees it: scripts, and a real terminal in which messages arrive while the user types."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_script(address: str) -> None:
         """,
     )
     assert code == 1
-    assert err == ["godwit: that is more than create takes: create TOPIC; a name with blanks needs quotes"]
+    assert err == ["godwit: too many arguments: create TOPIC; a name with blanks needs quotes"]
     assert out[:2] == ["Topic created.", "Subscribed to shell/script/#."]
     assert set(out[2:4]) == {"reached 1 subscriber", "shell/script/room 1: 21.5 degrees"}
     assert out[4:] == [
@@ -91,7 +91,7 @@ def test_the_answers_of_the_reference_systems(tmp_path: Path) -> None:
 
 
 def test_clients_and_kick(address: str) -> None:
-    """R1: an unsubscription that is ordered from another terminal; the other one is told, and goes on."""
+    """R1: a subscription is removed from another terminal; its client is notified and continues."""
     with running("shell", "--name", "shell-victim", "--broker", address) as victim:
         victim.write("sub shell/kick\n")
         assert victim.out.line() == "Subscribed to shell/kick."
@@ -128,7 +128,7 @@ def test_a_line_that_is_no_text(address: str) -> None:
 
 
 @needs_posix
-def test_messages_arrive_while_somebody_types(address: str, tmp_path: Path) -> None:
+def test_messages_arrive_while_the_user_types(address: str, tmp_path: Path) -> None:
     with terminal("shell", "--broker", address, "--name", "typist", XDG_STATE_HOME=str(tmp_path)) as shell:
         assert f"Connectedto{address}astypist" in shell.until("godwit> ")
         shell.type("sub shell/pty\r")
@@ -142,7 +142,7 @@ def test_messages_arrive_while_somebody_types(address: str, tmp_path: Path) -> N
         shell.type("lo\r")
         shell.until("reached no subscriber")
         shell.type("nonsense\r")
-        shell.until("there is no command nonsense")
+        shell.until("unknown command nonsense")
         shell.type("unsub shell/pty\r")
         shell.until("Unsubscribed from shell/pty.")
         shell.type("quit\r")
@@ -185,7 +185,7 @@ def test_ctrl_c_drops_a_line_and_ends_at_an_empty_one(address: str, tmp_path: Pa
 
 
 @needs_posix
-def test_typing_goes_on_while_the_broker_is_away(tmp_path: Path) -> None:
+def test_typing_continues_while_the_broker_is_away(tmp_path: Path) -> None:
     """Waiting for the network never blocks the user: the biggest regret of a reference system's author."""
     with running("broker", "--listen", "127.0.0.1:0", "--memory") as first:
         address = first.out.until("listening on").rpartition("udp://")[2]
@@ -257,7 +257,7 @@ def test_a_shell_that_gives_work_and_one_that_does_it(address: str) -> None:
         number = out[0].removeprefix("job ").partition(":")[0]
         assert out == [
             f"job {number}: 1 worker agreed",
-            f"job {number}, task 0: shell-worker finished: pretended for 0 s",
+            f"job {number}, task 0: shell-worker finished: simulated for 0 s",
             f"job {number}: done",
             f"{number}  shell/work  done  1/1 finished  (shell-boss)",
         ]
@@ -265,7 +265,7 @@ def test_a_shell_that_gives_work_and_one_that_does_it(address: str) -> None:
         assert "finished in" in worker.out.line()
 
 
-def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
+def test_withdrawing_hands_tasks_back(address: str) -> None:
     """R5: a worker can quit, and volunteer again without a new name."""
     with (
         running("shell", "--name", "shell-quitter", "--broker", address) as quitter,
@@ -281,15 +281,15 @@ def test_who_withdraws_hands_its_tasks_back(address: str) -> None:
         controller.write(f"job show {number}\n")
         assert controller.out.until("task 0") == "task 0  waiting"
         quitter.write("volunteer --seconds 0 shell/quit\n")
-        assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: pretended for 0 s"
-        controller.write("job submit shell/nobody\n")
+        assert controller.out.until("finished") == f"job {number}, task 0: shell-quitter finished: simulated for 0 s"
+        controller.write("job submit shell/unknown\n")
         waiting = controller.out.until("waits").removeprefix("job ").partition(" ")[0]
         controller.write(f"job cancel {waiting} not needed\n")
         assert controller.out.line() == f"job {waiting}: cancelled: not needed"
 
 
 @needs_posix
-def test_tasks_arrive_while_somebody_types(address: str, tmp_path: Path) -> None:
+def test_tasks_arrive_while_the_user_types(address: str, tmp_path: Path) -> None:
     """The biggest regret of a reference system's author: waiting for typed input blocked the arrival of packets."""
     with terminal("shell", "--broker", address, "--name", "typing-worker", XDG_STATE_HOME=str(tmp_path)) as shell:
         shell.until("godwit> ")
@@ -298,7 +298,7 @@ def test_tasks_arrive_while_somebody_types(address: str, tmp_path: Path) -> None
         shell.type("pub shell/other hel")
         shell.until("hel")
         result = godwit("job", "submit", "shell/typing", "x", "--wait", "--broker", address)
-        assert result.stdout == b"typing-worker: pretended for 0.5 s\n"
+        assert result.stdout == b"typing-worker: simulated for 0.5 s\n"
         shell.until("task 0: shell/typing from")
         shell.until("finished in 0.")
         shell.until("pub shell/other hel")  # the line that is being typed is drawn again

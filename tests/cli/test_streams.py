@@ -28,7 +28,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def lines_of(data: bytes, max_bytes: int = 100) -> list[bytes]:
-    """What comes out of a pipe that these bytes go into, a few at a time."""
+    """Return the lines read from a pipe into which these bytes are written, a few at a time."""
 
     async def main() -> list[bytes]:
         here, there = os.pipe()
@@ -136,7 +136,7 @@ def test_a_reader_that_goes_is_noticed_without_writing(pipe: tuple[int, int]) ->
         asyncio.run(main())
 
 
-def test_a_full_disk_is_told() -> None:
+def test_a_full_disk_is_reported() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     fd = os.open("/dev/full", os.O_WRONLY)

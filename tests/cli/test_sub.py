@@ -1,4 +1,4 @@
-"""`godwit sub` as a user meets it."""
+"""`godwit sub` as a user sees it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.cli.real import (
     subscribed,
 )
 
-from godwit.cli.sub import _tell_gap, file_line, parse_size, parse_start, place_behind
+from godwit.cli.sub import _report_gap, file_line, parse_size, parse_start, position_after
 from godwit.errors import UsageError
-from godwit.net.file_inbox import ReceivedFile
+from godwit.net.inbox import ReceivedFile
 
 
 def publish(address: str, topic: str, *messages: str, qos: str = "1") -> None:
@@ -67,7 +67,7 @@ def test_count_cuts_a_batch(address: str) -> None:
 
 
 def test_a_name_finds_its_place_again(address: str) -> None:
-    """R2 and R4: what was published while a named subscriber was away is not lost."""
+    """R2 and R4: messages published while a named subscriber was away are not lost."""
     arguments = ("sub", "sub/named", "--name", "display-1", "--broker", address)
     with running(*arguments) as sub:
         subscribed(address, "sub/named")
@@ -107,10 +107,10 @@ def test_what_count_cuts_off_comes_the_next_time(address: str) -> None:
 
 def test_place_behind() -> None:
     logged = [message("a", b"", offset=offset) for offset in (4, 5)]
-    assert place_behind(logged, 4) == 6
-    assert place_behind([*logged, message("a", b"", qos=0, offset=None)], 4) == 6
-    assert place_behind([message("a", b"", qos=0, offset=None)], 4) == 4
-    assert place_behind([], 4) == 4
+    assert position_after(logged, 4) == 6
+    assert position_after([*logged, message("a", b"", qos=0, offset=None)], 4) == 6
+    assert position_after([message("a", b"", qos=0, offset=None)], 4) == 4
+    assert position_after([], 4) == 4
 
 
 def test_nothing_from_the_network_acts_on_the_terminal(address: str) -> None:
@@ -149,8 +149,8 @@ def test_ctrl_c_ends_it_at_once(address: str) -> None:
 
 
 @needs_posix
-def test_sigterm_says_goodbye(address: str) -> None:
-    """Else the name would be held, and whoever comes next would have to wait for it."""
+def test_sigterm_closes_the_connection(address: str) -> None:
+    """Otherwise the name would be held, and the next client would have to wait for it."""
     with running("sub", "sub/terminate", "--cursor", "terminate", "--broker", address) as sub:
         subscribed(address, "sub/terminate")
         sub.process.terminate()
@@ -185,7 +185,7 @@ def test_what_was_missed_is_the_most_that_it_can_be(tmp_path: Path) -> None:
 def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
     """A client started before its broker gets through once it is there."""
     with broker() as address:
-        pass  # now nobody listens there
+        pass  # now the port is free
     with running("sub", "sub/later", "--broker", address) as sub:
         assert sub.err.line() == f"godwit: no broker answers at {address}; still trying (Ctrl-C ends)"
         with running("broker", "--listen", address, "--memory") as first:
@@ -212,9 +212,9 @@ def test_it_waits_for_a_broker_that_comes_later_and_comes_back_to_it() -> None:
 
 @needs_posix
 def test_a_durable_broker_may_be_killed(tmp_path: Path) -> None:
-    """Who is subscribed misses nothing and gets nothing twice; a cursor is where it was."""
+    """A subscriber misses nothing and receives nothing twice; a cursor keeps its position."""
     with broker() as address:
-        pass  # now nobody listens there
+        pass  # now the port is free
     arguments = ("broker", "--listen", address, "--data", str(tmp_path / "data"), "--archive", "none")
     cursor = ("sub", "sub/kill", "--cursor", "sub-kill", "--count", "2", "--broker", address)
     with running("sub", "sub/kill", "--broker", address) as sub:
@@ -239,7 +239,7 @@ def test_with_a_time_limit_it_gives_up(nowhere: str) -> None:
     assert "127.0.0.1 port 9" in error_of("sub", "x", "--broker", nowhere, "--timeout", "0.3")
 
 
-def test_a_kicked_subscriber_is_told_and_ends(address: str) -> None:
+def test_a_kicked_subscriber_is_notified_and_ends(address: str) -> None:
     for filters in ([], ["sub/kicked"]):
         with running("sub", "sub/kicked", "--name", "victim", "--broker", address) as sub:
             subscribed(address, "sub/kicked")
@@ -264,11 +264,11 @@ def test_a_slow_reader_does_not_lose_the_connection(address: str) -> None:
         (["a/b#"], "a wildcard stands alone"),
         (["#/a"], "'#' before its end"),
         (["a\udcff"], "is not valid Unicode"),
-        (["a", "--count", "0"], "--count 0 cannot be"),
-        (["a", "--from", "soon"], "is no place to start at"),
-        (["a", "--save", "x", "--from", "earliest"], "--save has no --from"),
-        (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is no size; write it as 500MB"),
-        (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is no size"),
+        (["a", "--count", "0"], "--count 0 is out of range"),
+        (["a", "--from", "soon"], "is not a position"),
+        (["a", "--save", "x", "--from", "earliest"], "--save does not accept --from"),
+        (["a", "--save", "x", "--max-size", "much"], "--max-size 'much' is not a size; write it as 500MB"),
+        (["a", "--save", "x", "--max-total", "-1"], "--max-total '-1' is not a size"),
         (["a"] * 1 + [f"f{number}" for number in range(64)], "64"),
     ],
 )
@@ -308,7 +308,7 @@ def test_parse_size(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "-1", "1e9", "10 gib", "9" * 30, "٣"])
 def test_no_size(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size; write it as"):
+    with pytest.raises(UsageError, match="is not a size; write it as"):
         parse_size("--max-size", text)
 
 
@@ -329,7 +329,7 @@ def test_parse_start(text: str | None, start: str | int | None, since: datetime 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-1", "1.5", "9" * 30, "1969-01-01", "٣"])
 def test_no_start(text: str) -> None:
-    with pytest.raises(UsageError, match="is no place to start at"):
+    with pytest.raises(UsageError, match="is not a position"):
         parse_start(text)
 
 
@@ -340,9 +340,9 @@ def test_file_line() -> None:
     assert (found["path"], found["size_bytes"], found["sha256"]) == ("in/a\x1b.bin", 3, "ab" * 32)
 
 
-def test_an_older_copy_of_the_log_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    _tell_gap(None, None)
-    _tell_gap(None, (1200, 1300))
+def test_an_older_copy_of_the_log_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    _report_gap(None, None)
+    _report_gap(None, (1200, 1300))
     other, older = capsys.readouterr().err.splitlines()
     assert "the broker has a new log" in other
-    assert "older copy of its log: what was received at the offsets 1,200 to 1,299 is no longer in it" in older
+    assert "older copy of its log: the messages received at the offsets 1,200 to 1,299 are not in it" in older

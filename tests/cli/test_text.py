@@ -1,15 +1,31 @@
-"""Text for a terminal: whatever came over the network, nothing of it acts there."""
+"""Text for a terminal: no text from the network controls it."""
 
 from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.cli.text import count, hanging, iso_time, moment, safe, safe_json, safe_payload, short_moment, size
+from godwit.cli.text import (
+    LogPosition,
+    count,
+    hanging,
+    iso_time,
+    moment,
+    parse_position,
+    safe,
+    safe_json,
+    safe_payload,
+    short_moment,
+    size,
+)
+
+# -- text -------------------------------------------------------------------------------------------------------------
+
 
 ACTS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -90,3 +106,30 @@ def test_hanging() -> None:
 )
 def test_size(amount_bytes: float, text: str) -> None:
     assert size(amount_bytes) == text
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("latest", "latest"),
+        ("earliest", "earliest"),
+        ("0", 0),
+        ("17", 17),
+        ("2025-03-01", datetime(2025, 3, 1, tzinfo=UTC)),
+        ("2025-03-01T12:00", datetime(2025, 3, 1, 12, tzinfo=UTC)),
+        ("2025-03-01T12:00:00.25Z", datetime(2025, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)),
+        ("2025-03-01T12:00:00+01:00", datetime(2025, 3, 1, 11, tzinfo=UTC)),
+    ],
+)
+def test_places(text: str, place: LogPosition) -> None:
+    assert parse_position(text) == place
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "Latest", "-1", "1.5", "9" * 30, "1969-12-31", "1970-01-01T00:30+01:00", "٣"]
+)
+def test_no_place(text: str) -> None:
+    assert parse_position(text) is None

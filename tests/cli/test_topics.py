@@ -1,4 +1,4 @@
-"""`godwit topics` as a user meets it."""
+"""`godwit topics` as a user sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_create(address: str) -> None:
     assert "topics/created" in error_of("topics", "create", "topics/created", "--broker", address)
 
 
-def test_the_figures_are_said_to_outlive_the_broker() -> None:
+def test_the_help_describes_the_figures() -> None:
     text = " ".join(godwit("topics", "list", "--help").stdout.decode().split())
     assert "with their figures since each was created" in text
 
@@ -66,7 +66,7 @@ def test_json(known: str) -> None:
     assert found["topics/living room"]["last"] is None
 
 
-def test_show_tells_how_many_subscribers_there_are(known: str) -> None:
+def test_show_has_the_number_of_subscribers(known: str) -> None:
     """R1: a publisher can see how many subscribers its topic has now."""
     with running("sub", "topics/+", "--broker", known):
         subscribed(known, "topics/+")
@@ -81,7 +81,7 @@ def test_show_tells_how_many_subscribers_there_are(known: str) -> None:
     ("arguments", "text"),
     [
         (["show", "topics/nowhere"], "topic 'topics/nowhere' does not exist; see godwit topics list"),
-        (["show", "topics/+"], "see all that match: godwit topics list 'topics/+'"),
+        (["show", "topics/+"], "list all that match: godwit topics list 'topics/+'"),
         (["create", "topics/#"], "give the new topic a name without"),
         (["create", ""], "is empty"),
         (["create", "$sys/mine"], "$"),

@@ -1,15 +1,33 @@
-"""`godwit worker` as a user meets it."""
+"""`godwit worker` as a user sees it."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.cli.real import broker, error_of, godwit, lines, needs_posix, running
 
-from godwit.cli.worker import split_command
-from godwit.errors import UsageError
+from godwit.cli.worker import (
+    SHOWN_BYTES,
+    OnProgress,
+    TaskRunner,
+    command_work,
+    payload_preview,
+    simulated_work,
+    split_command,
+)
+from godwit.errors import TaskFailedError, UsageError
+from godwit.net.worker import STOPPED
+
+if TYPE_CHECKING:
+    from godwit.net.task import Task
+
+
+# -- worker -----------------------------------------------------------------------------------------------------------
+
 
 if sys.platform != "win32":
     from tests.cli.terminal import terminal
@@ -23,7 +41,7 @@ def test_commands_are_split_as_in_a_shell() -> None:
     for text, error in (
         ("'open", "a quote that is not closed"),
         ("  ", "--exec is empty"),
-        ("no-such-x", "no command"),
+        ("no-such-x", "does not exist here"),
     ):
         with pytest.raises(UsageError, match=error):
             split_command(text)
@@ -36,10 +54,10 @@ def test_commands_are_split_as_in_a_shell() -> None:
         (["anna", "--kind", "$sys"], "$"),
         (["anna", "--kind", "x" * 257], "257"),
         (["", "--kind", "a"], "the name of the worker is empty"),
-        (["anna", "--kind", "a", "--capacity", "0"], "--capacity 0 cannot be; give a number from 1 to 4,096"),
-        (["anna", "--kind", "a", "--seconds", "-1"], "to pretend for -1 s cannot be"),
+        (["anna", "--kind", "a", "--capacity", "0"], "--capacity 0 is out of range; give a number from 1 to 4,096"),
+        (["anna", "--kind", "a", "--seconds", "-1"], "a simulated task of -1 s is out of range"),
         (["anna", "--kind", "a", "--seconds", "1", "--exec", "cat"], "leave out --exec"),
-        (["anna", "--kind", "a", "--exec", "no-such-program"], "there is no command 'no-such-program' here"),
+        (["anna", "--kind", "a", "--exec", "no-such-program"], "the command 'no-such-program' does not exist here"),
         (["anna", *(word for n in range(65) for word in ("--kind", f"k{n}"))], "65 kinds are too many"),
     ],
 )
@@ -61,7 +79,7 @@ def test_a_command_does_the_work(address: str) -> None:
 
 
 def test_a_command_that_fails(address: str) -> None:
-    """It is tried again as the job says; the reason comes to the controller."""
+    """The task is retried, and the controller receives the reason."""
     fail = f"{PYTHON} 'import sys; sys.exit(\"no paper\")'"
     with running("worker", "worker-fail", "--kind", "worker/fail", "--exec", fail, "--broker", address) as worker:
         worker.err.until("volunteers")
@@ -80,7 +98,7 @@ def test_a_worker_that_pretends(address: str) -> None:
         for kind in ("worker/a", "worker/b"):
             result = godwit("job", "submit", kind, "--wait", "-q", "--broker", address)
             assert (result.returncode, result.stderr) == (0, b"")
-            assert result.stdout == b"worker-pretend: pretended for 0.1 s\n"
+            assert result.stdout == b"worker-pretend: simulated for 0.1 s\n"
 
 
 def test_quiet(address: str) -> None:
@@ -101,9 +119,9 @@ def test_ctrl_c_hands_tasks_back_at_once(address: str) -> None:
             helper.err.until("volunteers")
             assert quitter.interrupt() == 130
             assert quitter.err.until("handed back") == "godwit: handed back 1 task"
-            assert job.out.line() == "helper: pretended for 0.1 s"
+            assert job.out.line() == "helper: simulated for 0.1 s"
             assert job.wait() == 0
-            assert any("goes to helper" in line for line in [*job.err.seen, *job.err.rest()])
+            assert any("reassigned to helper" in line for line in [*job.err.seen, *job.err.rest()])
 
 
 def test_a_worker_that_is_started_before_its_broker() -> None:
@@ -128,7 +146,7 @@ def test_bars_on_a_terminal(address: str) -> None:
             worker.until("%")
             job.until("task 0 worker-bar")
             job.until("%")
-            job.until("worker-bar: pretended for 1 s")
+            job.until("worker-bar: simulated for 1 s")
             assert job.wait() == 0
         worker.until("finished in 1.")
         worker.process.send_signal(signal.SIGINT)
@@ -143,3 +161,144 @@ def test_one_name_is_one_worker(address: str) -> None:
 
 def test_help_has_an_example() -> None:
     assert any("Example: godwit worker anna" in line for line in lines(godwit("worker", "--help").stdout))
+
+
+# -- worker tasks -----------------------------------------------------------------------------------------------------
+
+
+class FakeTask:
+    def __init__(self, payload: bytes = b"a photo", *, attempt: int = 1) -> None:
+        self.job, self.number, self.fence, self.kind, self.controller = 7, 0, 1, "resize\x1b", "boss"
+        self.payload = payload
+        self.attempt = attempt
+        self.is_revoked = False
+        self.revoked_because = ""
+        self.steps: list[float | None] = []
+
+    def progress(self, fraction: float | None, note: str = "") -> None:
+        self.steps.append(fraction)
+
+    def as_task(self) -> Task:
+        return cast("Task", self)
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.text = ""
+
+    async def write(self, text: str) -> None:
+        self.text += text
+
+
+def test_pretending() -> None:
+    task = FakeTask()
+    shows: list[float | None] = []
+    result = asyncio.run(_await(simulated_work(0.3)(task.as_task(), shows.append)))
+    assert result == b"simulated for 0.3 s"
+    assert shows == task.steps
+    assert len(shows) >= 2
+    assert shows[0] == pytest.approx(0, abs=0.1)
+    assert asyncio.run(_await(simulated_work(0)(FakeTask().as_task(), shows.append))) == b"simulated for 0 s"
+
+
+async def _await(doing: object) -> bytes:
+    return await doing  # type: ignore[misc, no-any-return]
+
+
+def test_executing() -> None:
+    script = "import os, sys; sys.stdout.write(os.environ['GODWIT_JOB'] + sys.stdin.read()[::-1])"
+    task = FakeTask(b"abc")
+    task.kind = "reverse"
+    assert asyncio.run(_await(command_work([sys.executable, "-c", script])(task.as_task(), print))) == b"7cba"
+
+
+def test_a_task_that_is_done() -> None:
+    lines = Lines()
+
+    async def main() -> bytes:
+        return await TaskRunner(simulated_work(0), lines.write).handle(FakeTask(attempt=2).as_task())
+
+    assert asyncio.run(main()) == b"simulated for 0 s"
+    assert lines.text.splitlines() == [
+        "job 7, task 0: resize\\x1b from boss, attempt 2: a photo",
+        "job 7, task 0: finished in 0.0 s, result 17 B",
+    ]
+
+
+@pytest.mark.parametrize("error", [TaskFailedError("no \x1b"), ValueError("no \x1b")])
+def test_a_task_that_fails(error: Exception) -> None:
+    lines = Lines()
+
+    async def fail(task: Task, show: object) -> bytes:
+        raise error
+
+    hands = TaskRunner(fail, lines.write)
+    with pytest.raises(type(error)):
+        asyncio.run(hands.handle(FakeTask(b"").as_task()))
+    assert lines.text.splitlines() == [
+        "job 7, task 0: resize\\x1b from boss",
+        "job 7, task 0: failed after 0.0 s: no \\x1b",
+    ]
+    assert hands.returned_count == 0
+
+
+def test_a_task_that_is_stopped() -> None:
+    """A task of an interrupted worker is handed back; a task that the broker revokes is taken back."""
+    lines = Lines()
+    hands = TaskRunner(simulated_work(60), lines.write)
+
+    async def stop(reason: str | None) -> None:
+        task = FakeTask()
+        doing = asyncio.create_task(hands.handle(task.as_task()))
+        while not task.steps:
+            await asyncio.sleep(0)
+        if reason is not None:
+            task.is_revoked, task.revoked_because = True, reason
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
+        assert doing.cancelled()
+
+    asyncio.run(stop(None))
+    asyncio.run(stop(STOPPED))
+    assert hands.returned_count == 2
+    assert lines.text.count("\n") == 2
+    asyncio.run(stop("the job was cancelled"))
+    assert lines.text.endswith("job 7, task 0: taken back: the job was cancelled\n")
+    asyncio.run(stop(""))
+    assert lines.text.endswith("job 7, task 0: taken back\n")
+    assert hands.returned_count == 2
+
+
+def test_a_task_that_does_not_end_at_once_counts_as_handed_back() -> None:
+    """Such as a command that is asked to end, and takes its time."""
+    ends = asyncio.Event()
+
+    async def stubborn(task: Task, show: OnProgress) -> bytes:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await ends.wait()
+        return b""
+
+    async def main() -> None:
+        task = FakeTask()
+        hands = TaskRunner(stubborn, Lines().write)
+        doing = asyncio.create_task(hands.handle(task.as_task()))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.is_revoked, task.revoked_because = True, STOPPED
+        doing.cancel()
+        await asyncio.sleep(0)
+        assert hands.returned_count == 1
+        ends.set()
+        await asyncio.gather(doing, return_exceptions=True)
+        assert hands.returned_count == 1
+
+    asyncio.run(main())
+
+
+def test_long_payloads_are_cut() -> None:
+    assert payload_preview(b"") == ""
+    assert payload_preview(b"x" * SHOWN_BYTES) == ": " + "x" * SHOWN_BYTES
+    assert payload_preview(b"x" * (SHOWN_BYTES + 1)) == ": " + "x" * SHOWN_BYTES + "…"
+    assert payload_preview(b"\x1b\xff") == ": \\x1b\\xff"

@@ -1,6 +1,6 @@
-"""The command line, one file a group of commands; `main` is what the installed `godwit` script calls."""
+"""The command line, with one file for each group of commands. The installed `godwit` script calls `main`."""
 
-from godwit.cli.early import quick_interrupts
+from godwit.cli.interrupts import quick_interrupts
 
 with quick_interrupts():
     from godwit.cli.main import main

@@ -20,7 +20,7 @@ NO_ARCHIVE: Final = "none"
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit broker`."""
+    """Add `godwit broker`."""
     root.command("broker", epilog="Example: godwit broker --listen 127.0.0.1:50000 --listen '[::1]:50000'")(broker)
 
 
@@ -29,50 +29,50 @@ def broker(
         list[str] | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to listen; may be repeated. The port is 50000 unless given, 0 takes any free one. "
-            "127.0.0.1 unless given: only this machine.",
-            show_default=False,
+            help="UDP address to listen on; may be repeated. Port 0 takes any free port.",
+            show_default="127.0.0.1:50000, this machine only",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The folder of the log, made if it is not there. ./godwit-data unless given here or in the file.",
-            show_default=False,
+            help="Folder of the log, created if it does not exist.",
+            show_default="./godwit-data, unless the configuration names one",
         ),
     ] = None,
     memory: Annotated[
         bool,
-        typer.Option("--memory", help="Keep the log in memory instead: bounded, and gone when the broker stops."),
+        typer.Option("--memory", help="Keep a bounded log in memory instead, which ends with the broker."),
     ] = False,
     archive: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where to serve the log in bulk (Arrow Flight). Unless given: the first listener's host, and its "
-            "port plus one. `none`: nowhere.",
-            show_default=False,
+            help="TCP address that serves the log in bulk (Arrow Flight), or `none`.",
+            show_default="host of the first listener, its port plus one",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="TOML: listeners, limits, topics, log, jobs, access. SIGHUP: read it again."),
+        typer.Option(
+            metavar="FILE",
+            help="TOML file with listeners, limits, topics, log, jobs and access. SIGHUP reads it again.",
+        ),
     ] = None,
-    log_format: Annotated[str, typer.Option(metavar="text|json", help="How to tell what happens.")] = "text",
+    log_format: Annotated[str, typer.Option(metavar="text|json", help="Format of the event lines.")] = "text",
 ) -> None:
-    """Run a broker until Ctrl-C or SIGTERM; clients are told that it stops, and come back when it does.
+    """Run a broker until Ctrl-C or SIGTERM. Clients are notified on shutdown and reconnect when the broker is back.
 
-    What is confirmed is on disk, in the folder of the log, and there again after a restart or a crash. What happens is
-    told on standard output, one line an event; `archive on grpc://HOST:PORT` and `listening on udp://HOST:PORT` say
-    that these are ready.
+    Confirmed messages are on disk, in the folder of the log, and survive a restart or a crash. Each event is one line
+    on standard output. `archive on grpc://HOST:PORT` and `listening on udp://HOST:PORT` mean that these are ready.
     """
     from godwit.net import loop
     from godwit.net.notices import NoticeWriter
-    from godwit.net.service import serve
+    from godwit.net.serve import serve
 
     if log_format not in ("text", "json"):
-        raise UsageError(f"there is no log format {log_format}; choose text or json")
+        raise UsageError(f"unknown log format {log_format}; choose text or json")
 
     def load() -> Configuration:
         return with_log(load_file(config, listen or []), data=data, memory=memory, archive=archive)
@@ -87,12 +87,17 @@ def broker(
         notices.close()
         try:
             sys.stdout.flush()
-        except (OSError, ValueError):  # whoever read it is gone; the broker did not mind
+        except (OSError, ValueError):  # the reader of the event lines is gone, which is not an error
             discard_output()
 
 
 def load_file(path: Path | None, listen: list[str]) -> Configuration:
-    """What the file says, with the addresses of the command line instead of its own, if there are some."""
+    """Return the configuration in a file, with the listeners of the command line in place of its own.
+
+    Raises:
+        GodwitError: Reading the file failed.
+        ConfigurationError: The file is invalid.
+    """
     from godwit.server.configuration import Configuration, load_configuration
 
     configuration = Configuration()
@@ -106,7 +111,7 @@ def load_file(path: Path | None, listen: list[str]) -> Configuration:
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"the configuration {path} is not UTF-8: {error.reason}") from error
         try:
-            # Paths are meant from where the configuration lies.
+            # Paths are relative to the folder of the configuration.
             configuration = load_configuration(
                 text, read_secret=lambda name: (path.parent / name).read_bytes(), folder=path.parent
             )
@@ -116,11 +121,15 @@ def load_file(path: Path | None, listen: list[str]) -> Configuration:
 
 
 def with_log(configuration: Configuration, *, data: Path | None, memory: bool, archive: str | None) -> Configuration:
-    """The same with what the command line says of the log."""
+    """Return the configuration with the options of the command line for log and archive.
+
+    Raises:
+        UsageError: Two options contradict each other.
+    """
     if memory and data is not None:
-        raise UsageError("--memory keeps no folder and --data names one: give one of them")
+        raise UsageError("--memory and --data exclude each other: give one of them")
     if memory and archive not in (None, NO_ARCHIVE):
-        raise UsageError("--memory keeps no log that an archive could serve: give one of --memory and --archive")
+        raise UsageError("--memory has no log for an archive to serve: give one of --memory and --archive")
     folder = None if memory else data or configuration.data or Path(DEFAULT_DATA)
     section = configuration.archive
     if archive is not None:

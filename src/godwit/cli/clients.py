@@ -1,43 +1,55 @@
-"""`godwit clients`: who is connected, and whose session the broker keeps."""
+"""`godwit clients`, `godwit kick` and `godwit ping`: list clients, remove them, and measure round trips."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
-    TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
     BrokerOption,
     NameOption,
     SecretOption,
     Target,
     TimeoutOption,
     ask,
+    connected,
+    run,
 )
-from godwit.cli.text import iso_time, moment, short_moment
+from godwit.cli.streams import Output
+from godwit.cli.text import count as counted
+from godwit.cli.text import iso_time, moment, safe, short_moment
+from godwit.errors import BrokerError, BrokerUnreachableError, UsageError
+from godwit.wire.codes import Code
 
 if TYPE_CHECKING:
     from godwit.wire.control import ClientInfo
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit clients`."""
+    """Add `godwit clients`, `godwit kick` and `godwit ping`."""
     root.command("clients", epilog="Example: godwit clients --json")(clients)
+    root.command("kick", epilog="Example: godwit kick display-3 'home/#' --reason 'moved to another floor'")(kick)
+    root.command("ping", epilog="Example: godwit ping --count 1000 --interval 0 --quiet")(ping)
 
 
 def clients(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """List the clients of the broker with their subscriptions; one without an address is away, but remembered.
+    """List the clients of the broker with their subscriptions.
 
-    A narrow terminal shows fewer columns and cuts long ones; --json has all.
+    A client without an address is disconnected, and the broker keeps its session. A narrow terminal shows fewer columns
+    and cuts long ones; --json has all.
     """
     from godwit.cli.tables import Column, show_objects, show_table
 
@@ -57,7 +69,7 @@ def clients(
 
 
 def subscriptions_text(client: ClientInfo) -> str:
-    """`home/#; a + b`: what subscriptions a client has; the filters of one are joined by +."""
+    """Return the subscriptions of a client as `home/#; a + b`. The filters of one subscription are joined by +."""
     return "; ".join(" + ".join(filters) for filters in client.subscriptions)
 
 
@@ -76,3 +88,114 @@ def _object(client: ClientInfo) -> dict[str, object]:
     fields = msgspec.structs.asdict(client)
     since_us = fields.pop("since_us")
     return {**fields, "since": iso_time(since_us) if since_us else None}
+
+
+def kick(
+    client: Annotated[str, typer.Argument(help="Name of the client; godwit clients lists the names.")],
+    filters: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILTER]...", help="Filters of the subscription to remove; without them, remove the client."
+        ),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Text that the removed client receives.")] = "",
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """Remove a client, or with FILTER its subscription to exactly these filters. The client receives the reason."""
+    from godwit.broker.topics import check_filter
+
+    if not client:
+        raise UsageError("the name of the client is empty; godwit clients lists the names")
+    wanted = filters or []
+    for filter in wanted:
+        check_filter(filter)
+    target = Target.of(broker, name, secret_file, timeout)
+    try:
+        ask(target, lambda connection: connection.kick(client, *wanted, reason=reason))
+    except BrokerError as error:
+        if error.code not in (Code.NO_SUCH_CLIENT, Code.NOT_SUBSCRIBED):
+            raise
+        raise BrokerError(error.code, not_there_text(error.code, client, wanted)) from None
+    typer.echo(kicked_text(client, wanted))
+
+
+def not_there_text(code: int, client: str, filters: list[str]) -> str:
+    """Return why nothing was removed."""
+    if code == Code.NOT_SUBSCRIBED:
+        return (
+            f"{client!r} has no subscription to exactly {' + '.join(filters)}; godwit clients lists "
+            "the subscriptions, and all filters of one have to be named"
+        )
+    return f"the client {client!r} does not exist; godwit clients lists the names"
+
+
+def kicked_text(client: str, filters: list[str]) -> str:
+    """Return a confirmation of the removal."""
+    if filters:
+        return f"removed the subscription of {safe(client)} to {safe(' + '.join(filters))}"
+    return f"removed {safe(client)}"
+
+
+def ping(
+    count: Annotated[
+        int, typer.Option("--count", "-n", metavar="N", help="Number of round trips; 0: until Ctrl-C.")
+    ] = 10,
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", metavar="SECONDS", help="Time between two round trips.")
+    ] = 0.2,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the statistics.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    name: NameOption = None,
+    secret_file: SecretOption = None,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
+) -> None:
+    """Measure round trips to the broker through the whole protocol, and print their statistics."""
+    if count < 0:
+        raise UsageError(f"--count {count} is out of range; give a number from 1 upward, or 0 to run until Ctrl-C")
+    if not 0 <= interval < math.inf:
+        raise UsageError(f"--interval {interval:g} is out of range; give seconds from 0 upward")
+    trips_s: list[float] = []
+    try:
+        run(_ping(Target.of(broker, name, secret_file, timeout), count, interval, trips_s, quiet))
+    finally:  # also after Ctrl-C
+        if trips_s:
+            typer.echo(statistics(trips_s))
+
+
+def statistics(trips_s: Sequence[float]) -> str:
+    """Return the statistics on one line.
+
+    The 99th percentile is the smallest value that 99 % of the round trips do not exceed.
+    """
+    ordered = sorted(trips_s)
+    p99_s = ordered[math.ceil(len(ordered) * 0.99) - 1]
+    average_s = math.fsum(ordered) / len(ordered)
+    figures = (("min", ordered[0]), ("avg", average_s), ("p99", p99_s), ("max", ordered[-1]))
+    return f"{counted(len(ordered), 'round trip')}: " + ", ".join(f"{name} {milliseconds(s)}" for name, s in figures)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3f} ms"
+
+
+async def _ping(target: Target, count: int, interval_s: float, trips_s: list[float], quiet: bool) -> None:
+    output = Output()
+    now = asyncio.get_running_loop().time
+    async with connected(target) as client:
+        due = now()
+        while not count or len(trips_s) < count:
+            await asyncio.sleep(max(due - now(), 0))
+            due = max(due + interval_s, now())
+            try:
+                async with asyncio.timeout(target.timeout_s):
+                    trip_s = await client.ping()
+            except TimeoutError:
+                raise BrokerUnreachableError(
+                    f"the broker at {target.broker} did not answer within {target.timeout_s:g} s; check that it runs"
+                ) from None
+            trips_s.append(trip_s)
+            if not quiet:
+                await output.write(f"{len(trips_s)}: {milliseconds(trip_s)} from {target.broker}\n".encode())

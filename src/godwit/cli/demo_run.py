@@ -1,4 +1,4 @@
-"""The run behind `godwit demo`: everybody in a process of their own, a bad network between them in this one.
+"""The run of `godwit demo`: each part in its own process, and a bad network between them in this process.
 
     rooms (5 clients), controller ~ relay that loses, damages, repeats ~ broker ~ the same relay ~ subscriber, workers
                                                                            |
@@ -10,63 +10,76 @@ Everything is real (sockets, clocks, processes) except the faults of the network
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
 import signal
+import sys
 import tempfile
 import time
+from asyncio.subprocess import DEVNULL, PIPE
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from random import Random
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from godwit.cli import demo_broker, demo_rooms, demo_watch, demo_work
-from godwit.cli.demo_broker import Place
-from godwit.cli.demo_check import WatchReport, problems
-from godwit.cli.demo_pipeline import PipelineReport, missing, run_pipeline
-from godwit.cli.demo_processes import TICK_S, Child
-from godwit.cli.demo_rooms import RoomsReport
-from godwit.cli.demo_work import WORKERS, WorkReport
-from godwit.cli.house import ROOMS
+from godwit.cli import demo_processes
+from godwit.cli.demo_processes import (
+    TICK_S,
+    WORKERS,
+    BrokerAddresses,
+    ChildFailure,
+    RoomsReport,
+    SubscriberReport,
+    WorkReport,
+    message_problems,
+    work_problems,
+)
 from godwit.errors import GodwitError
-from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.address import format_address
 from godwit.net.relay import Direction, Impairment, Relay
+from godwit.sim.link import Link, LinkSettings
+from godwit.sim.rooms import ROOMS
 from godwit.transport.train import Address
 
 LINE_BITS_PER_S: Final = 20e6
 DELAY_S: Final = 0.015
 QUEUE_PACKETS: Final = 50
-"""What a line holds in a round trip, about."""
+"""About the packets of one round trip."""
 CORRUPTION: Final = 0.005
 DUPLICATION: Final = 0.01
 REORDERING: Final = 0.02
 BURST_MEAN_PACKETS: Final = 2.0
 
+START_TIMEOUT_S: Final = 20.0
+STOP_TIMEOUT_S: Final = 2.0
 SHOW_S: Final = 0.1
 RECENT_S: Final = 1.5
 MOVE_EVERY_S: Final = 15.0
-"""The addresses change that often when the demo runs for ever; else once, half-way."""
-END_PATIENCE_S: Final = 30.0
+"""Time between two changes of all addresses if the demo runs for ever; otherwise they change once, half-way."""
+END_TIMEOUT_S: Final = 30.0
 
 Phase: TypeAlias = Literal["starting", "sending", "arriving", "late subscriber", "tables", "done"]
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """What a user can choose. Without `seconds` it goes on until it is stopped."""
+class DemoSettings(msgspec.Struct, frozen=True):
+    """The options of the demo. Without `seconds` it runs until it is stopped."""
 
     seconds: float | None
     loss: float
     rate: float
-    """Messages a second, of each room."""
+    """Messages per second of each room."""
     seed: int
     report: Path | None = None
-    """Where the report goes; None: no pipeline runs, and there is none."""
+    """Path of the report; None: do not run the pipeline."""
 
     def link(self) -> LinkSettings:
-        """One direction of one client's line; all are alike."""
+        """Return the properties of one direction of a client's link; all are alike."""
         return LinkSettings(
             delay_s=DELAY_S,
             bandwidth_bits_per_s=LINE_BITS_PER_S,
@@ -79,49 +92,49 @@ class Settings(msgspec.Struct, frozen=True):
         )
 
 
-class Picture(msgspec.Struct, frozen=True):
-    """Everything that there is to show at one moment."""
+class DemoSnapshot(msgspec.Struct, frozen=True):
+    """The state of the demo at one moment, for display."""
 
-    settings: Settings
+    settings: DemoSettings
     phase: Phase
     elapsed_s: float
     rooms: RoomsReport
-    seen: WatchReport
+    seen: SubscriberReport
     network: Mapping[Direction, Counter[str]]
-    """What the links counted, by direction."""
+    """Counters of the links, by direction."""
     moved_at_s: tuple[float, ...]
     recent_per_s: float
-    """Messages that arrived in a second, lately."""
+    """Messages per second that arrived lately."""
     work: WorkReport
     killed: str | None
-    """The worker that was killed."""
+    """Name of the worker that was killed."""
     pipeline: PipelineReport | None
-    """How the last part went, if there was one."""
+    """Result of the pipeline, if it ran."""
 
     def problems(self) -> list[str]:
-        """What is wrong with what arrived; empty when nothing is."""
-        return problems(self.rooms.rooms, self.rooms.last_digests, self.seen) + demo_work.problems(self.work)
+        """Return the faults of the arrived messages and of the jobs; an empty list if there are none."""
+        return message_problems(self.rooms.rooms, self.rooms.last_digests, self.seen) + work_problems(self.work)
 
 
-class _Cast(NamedTuple):
-    """All other processes."""
+class _Children(NamedTuple):
+    """The child processes."""
 
     rooms: Child
-    watch: Child
+    subscriber: Child
     broker: Child
     controller: Child
     workers: Mapping[str, Child]
 
 
 class Demo:
-    """One run, from the first process to the last report."""
+    """One run of the demo."""
 
-    def __init__(self, settings: Settings, show: Callable[[Picture], None]) -> None:
+    def __init__(self, settings: DemoSettings, show: Callable[[DemoSnapshot], None]) -> None:
         self._settings = settings
         self._show = show
-        self._links: list[tuple[Direction, ImpairedLink]] = []
+        self._links: list[tuple[Direction, Link]] = []
         self._rooms = RoomsReport()
-        self._seen = WatchReport()
+        self._seen = SubscriberReport()
         self._work = WorkReport()
         self._killed: str | None = None
         self._pipeline: PipelineReport | None = None
@@ -132,72 +145,81 @@ class Demo:
         self._stopped = False
         self._phase: Phase = "starting"
 
-    async def run(self) -> Picture:
-        """The last picture. GodwitError when the run cannot be brought to its end."""
+    async def run(self) -> DemoSnapshot:
+        """Run the demo and return its last snapshot.
+
+        Raises:
+            GodwitError: A process failed or was not ready in time.
+        """
         settings = self._settings
         with self._stopped_by_interrupt(), ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="godwit-demo-")))
-            broker = self._start(stack, "broker", demo_broker.main, str(folder / "log"))
-            place: Place = await broker.first_word()
-            async with Relay.open(("127.0.0.1", 0), place.address, impair=self._impair) as relay:
-                where = format_address(relay.address)
-                watch = self._start(stack, "subscriber", demo_watch.main, where)
-                rooms = self._start(stack, "rooms", demo_rooms.main, where, settings.seed, settings.rate)
-                controller = self._start(stack, "controller", demo_work.controller_main, where, settings.seed)
+            broker = self._start(stack, "broker", demo_processes.broker_main, str(folder / "log"))
+            addresses: BrokerAddresses = await broker.wait_ready()
+            async with Relay.open(("127.0.0.1", 0), addresses.address, impair=self._impair) as relay:
+                relay_address = format_address(relay.address)
+                subscriber = self._start(stack, "subscriber", demo_processes.subscriber_main, relay_address)
+                rooms = self._start(
+                    stack, "rooms", demo_processes.rooms_main, relay_address, settings.seed, settings.rate
+                )
+                controller = self._start(
+                    stack, "controller", demo_processes.controller_main, relay_address, settings.seed
+                )
                 workers = {
-                    name: self._start(stack, f"worker {name}", demo_work.worker_main, where, name) for name in WORKERS
+                    name: self._start(stack, f"worker {name}", demo_processes.worker_main, relay_address, name)
+                    for name in WORKERS
                 }
-                for child in (watch, rooms, controller, *workers.values()):
-                    await child.first_word()
-                await self._transfer(relay, _Cast(rooms, watch, broker, controller, workers))
+                for child in (subscriber, rooms, controller, *workers.values()):
+                    await child.wait_ready()
+                await self._transfer(relay, _Children(rooms, subscriber, broker, controller, workers))
             if settings.report is not None:
-                await self._through_pipeline(place.archive, folder / "lake", settings.report)
+                await self._run_pipeline(addresses.archive, folder / "lake", settings.report)
         self._phase = "done"
-        return self._picture(time.monotonic())
+        return self._snapshot(time.monotonic())
 
     def _start(self, stack: ExitStack, name: str, main: Callable[..., None], *arguments: object) -> Child:
         child = Child(name, main, *arguments)
         stack.callback(child.stop)
         return child
 
-    async def _transfer(self, relay: Relay, cast: _Cast) -> None:
+    async def _transfer(self, relay: Relay, children: _Children) -> None:
         self._began = time.monotonic()
         self._phase = "sending"
-        for child in (cast.rooms, cast.controller):
-            child.tell("go")
-        gives_up_at = 0.0
+        for child in (children.rooms, children.controller):
+            child.send("go")
+        give_up_at = 0.0
         while not self._is_complete():
             now = time.monotonic()
             if self._phase == "sending":
                 self._move_when_due(relay, now)
-                self._kill_when_due(cast.workers)
+                self._kill_when_due(children.workers)
                 if self._is_over(now):
                     self._phase = "arriving"
-                    gives_up_at = now + END_PATIENCE_S
-                    for child in (cast.rooms, cast.controller):
-                        child.tell("finish")
+                    give_up_at = now + END_TIMEOUT_S
+                    for child in (children.rooms, children.controller):
+                        child.send("finish")
             elif self._phase == "arriving" and self._has_arrived():
                 self._phase = "late subscriber"
-                cast.watch.tell("late")
-            if self._phase != "sending" and now > gives_up_at:
-                return  # the problems tell what is missing
-            cast.broker.hear()
-            self._hear(cast)
+                children.subscriber.send("late")
+            if self._phase != "sending" and now > give_up_at:
+                return  # the snapshot's problems name the missing messages
+            children.broker.receive()
+            self._receive(children)
             if now - self._shown_at >= SHOW_S:
                 self._shown_at = now
-                self._show(self._picture(now))
+                self._show(self._snapshot(now))
             await asyncio.sleep(TICK_S)
 
-    async def _through_pipeline(self, archive: str, lake: Path, report: Path) -> None:
-        """What was logged, as tables and as a page; what is missing for that is told."""
+    async def _run_pipeline(self, archive: str, lake: Path, report: Path) -> None:
+        """Make tables and a report of the logged messages, or explain why that is not possible."""
         self._phase = "tables"
-        if why := missing():
+        if why := missing_requirement():
             self._pipeline = PipelineReport(True, f"No report: {why}.")
             return
         running = asyncio.create_task(run_pipeline(archive, lake, report))
         try:
             while not running.done():
-                self._show(self._picture(time.monotonic()))
+                self._show(self._snapshot(time.monotonic()))
                 await asyncio.sleep(SHOW_S)
             self._pipeline = running.result()
         finally:
@@ -215,7 +237,7 @@ class Demo:
         return self._phase == "late subscriber" and len(self._seen.retained) >= len(ROOMS)
 
     def _move_when_due(self, relay: Relay, now: float) -> None:
-        """The NAT forgets everybody: all clients get another port, and go on as if nothing had happened."""
+        """Give every client another port, as a NAT that forgets its mappings does."""
         seconds = self._settings.seconds
         elapsed_s = now - self._began
         due = len(self._moved_at_s) + 1
@@ -224,20 +246,20 @@ class Demo:
             self._moved_at_s.append(elapsed_s)
 
     def _kill_when_due(self, workers: Mapping[str, Child]) -> None:
-        """Half-way, with the first change of addresses: the rest of its work is for the other one."""
+        """Kill one worker with the first change of addresses. The other worker takes its tasks over."""
         if self._killed is None and self._moved_at_s:
             self._killed = WORKERS[0]
             workers[self._killed].kill()
 
-    def _hear(self, cast: _Cast) -> None:
-        for self._rooms in cast.rooms.hear():
+    def _receive(self, children: _Children) -> None:
+        for self._rooms in children.rooms.receive():
             pass
-        for self._work in cast.controller.hear():
+        for self._work in children.controller.receive():
             pass
-        for name, worker in cast.workers.items():
+        for name, worker in children.workers.items():
             if name != self._killed:
-                worker.hear()
-        for self._seen in cast.watch.hear():
+                worker.receive()
+        for self._seen in children.subscriber.receive():
             self._recent.append((self._seen.at_s, self._seen.received))
         while self._recent and self._recent[0][0] < self._seen.at_s - RECENT_S:
             self._recent.popleft()
@@ -245,11 +267,11 @@ class Demo:
             raise GodwitError(self._seen.problem)
 
     def _impair(self, direction: Direction, _client: Address) -> Impairment:
-        link = ImpairedLink(self._settings.link(), Random(f"{self._settings.seed} {direction} {len(self._links)}"))
+        link = Link(self._settings.link(), Random(f"{self._settings.seed} {direction} {len(self._links)}"))
         self._links.append((direction, link))
         return link
 
-    def _picture(self, now: float) -> Picture:
+    def _snapshot(self, now: float) -> DemoSnapshot:
         recent = self._recent
         rate = 0.0
         if len(recent) > 1:
@@ -257,7 +279,7 @@ class Demo:
         network: dict[Direction, Counter[str]] = {"to_target": Counter(), "to_client": Counter()}
         for direction, link in self._links:
             network[direction].update(link.counters)
-        return Picture(
+        return DemoSnapshot(
             settings=self._settings,
             phase=self._phase,
             elapsed_s=now - self._began,
@@ -273,22 +295,170 @@ class Demo:
 
     @contextmanager
     def _stopped_by_interrupt(self) -> Iterator[None]:
-        """Without an end of its own, the first Ctrl-C is the end; the next, or one before that, breaks off."""
+        """End an endless demo at the first Ctrl-C; abort it at the second. A bounded demo is aborted at once."""
         if self._settings.seconds is not None:
             yield
             return
-        breaks_off = signal.getsignal(signal.SIGINT)
+        aborts = signal.getsignal(signal.SIGINT)
         running = asyncio.get_running_loop()
 
         def stop() -> None:
             self._stopped = True
 
         def on_interrupt(*_: object) -> None:
-            signal.signal(signal.SIGINT, breaks_off)
+            signal.signal(signal.SIGINT, aborts)
             running.call_soon_threadsafe(stop)
 
         signal.signal(signal.SIGINT, on_interrupt)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, breaks_off)
+            signal.signal(signal.SIGINT, aborts)
+
+
+# -- child processes --------------------------------------------------------------------------------------------------
+
+
+class Child:
+    """A child process and the pipe to it. The process ends when the pipe is closed, even if this process is killed."""
+
+    def __init__(self, name: str, main: Callable[..., None], *arguments: object) -> None:
+        self.name = name
+        context = multiprocessing.get_context("spawn")
+        self._pipe, there = context.Pipe()
+        self.process = context.Process(target=main, args=(there, *arguments), name=f"godwit-{name}", daemon=True)
+        with _blocked_interrupts():
+            self.process.start()
+        there.close()
+
+    def receive(self) -> list[Any]:
+        """Return the messages received since the last call.
+
+        Raises:
+            GodwitError: The process has ended, or reports a failure.
+        """
+        received = []
+        try:
+            while self._pipe.poll():
+                message = self._pipe.recv()
+                if isinstance(message, ChildFailure):
+                    raise GodwitError(f"{self.name}: {message.text}")
+                received.append(message)
+        except (EOFError, OSError):
+            self.process.join(timeout=STOP_TIMEOUT_S)
+            code = self.process.exitcode
+            raise GodwitError(
+                f"the process of the {self.name} ended unexpectedly (exit code {code}): try again"
+            ) from None
+        return received
+
+    async def wait_ready(self) -> Any:
+        """Return the first message, which a process sends when it is ready."""
+        ends = time.monotonic() + START_TIMEOUT_S
+        while not (received := self.receive()):
+            if time.monotonic() > ends:
+                raise GodwitError(f"the {self.name} was not ready within {START_TIMEOUT_S:g} s: try again")
+            await asyncio.sleep(TICK_S)
+        return received[0]
+
+    def send(self, message: str) -> None:
+        """Send a word to the process."""
+        try:
+            self._pipe.send(message)
+        except OSError:
+            self.receive()  # raises the reason
+
+    def kill(self) -> None:
+        """Kill the process at once, without a clean shutdown."""
+        self.process.kill()
+
+    def stop(self) -> None:
+        """Close the pipe and end the process. May be called again."""
+        self._pipe.close()
+        self.process.join(timeout=STOP_TIMEOUT_S)
+        self.process.kill()
+        self.process.join()
+
+
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Block Ctrl-C until the end of the block, and for good in a process that is started in it.
+
+    A terminal sends it to both processes. The child would print a traceback before it can ignore the signal.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    # Otherwise the first start of a process does this and unblocks the signal.
+    multiprocessing.resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+# -- the pipeline -----------------------------------------------------------------------------------------------------
+
+
+PIPELINE_TIMEOUT_S: Final = 300.0
+"""Longest time that the pipeline may take; on two cores it takes less than a minute."""
+_PROGRAM: Final = (sys.executable, "-c", "from godwit.cli import main; main()")
+
+
+class PipelineReport(msgspec.Struct, frozen=True):
+    """Result of the pipeline."""
+
+    is_good: bool
+    sentence: str
+    """Path of the report, or the reason why none was made."""
+
+
+def missing_requirement() -> str | None:
+    """Return why the pipeline cannot run on this machine; None if it can."""
+    from godwit.cli.pipeline_run import PACKAGES
+
+    packages = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if packages:
+        return f"the pipeline needs {' and '.join(packages)}: run pip install 'godwit[spark]'"
+    from godwit.pipeline import java
+
+    return None if java.find_java(os.environ) else java.missing_text(os.getuid())
+
+
+async def run_pipeline(archive: str, lake: Path, report: Path) -> PipelineReport:
+    """Write everything in the archive to a lake and make the report.
+
+    Each step is a process that runs `godwit pipeline`, because Spark needs Java and some time.
+    """
+    try:
+        async with asyncio.timeout(PIPELINE_TIMEOUT_S):
+            for command in (
+                ["pipeline", "run", "--once", "--archive", archive, "--lake", str(lake)],
+                ["pipeline", "report", "--lake", str(lake), "--output", str(report), "--force"],
+            ):
+                failure = await _failure(command)
+                if failure is not None:
+                    return PipelineReport(False, f"the pipeline failed: {failure}")
+    except TimeoutError:
+        return PipelineReport(
+            False, f"the pipeline was not done after {PIPELINE_TIMEOUT_S:g} s: try again with a lower --rate"
+        )
+    sentence = f"The report is {report}: open it in a browser. (The rooms' clocks run fast, starting a week ago.)"
+    return PipelineReport(True, sentence)
+
+
+async def _failure(command: list[str]) -> str | None:
+    """Run a command; return the last line of its stderr if it failed, else None."""
+    process = await asyncio.create_subprocess_exec(*_PROGRAM, *command, stdout=DEVNULL, stderr=PIPE)
+    try:
+        _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()  # ends Spark too
+            await process.wait()
+    if process.returncode == 0:
+        return None
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"exit code {process.returncode}"

@@ -1,16 +1,22 @@
-"""`godwit job`: give work to whoever volunteers for it, and see what becomes of it."""
+"""`godwit job`: submit work, and list, follow and cancel jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import math
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 from typer.core import TyperCommand
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
-    TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
     BrokerOption,
+    EndlessTimeoutOption,
     SecretOption,
     Target,
     TimeoutOption,
@@ -18,9 +24,15 @@ from godwit.cli.connecting import (
     connected,
     run,
 )
-from godwit.cli.job_text import parse_job, parse_workers
-from godwit.errors import UsageError
-from godwit.net.job_options import JobOptions
+from godwit.cli.text import safe, safe_json
+from godwit.errors import GodwitError, UsageError
+from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
+from godwit.net.submitting import MAX_JOB_NUMBER, MAX_TIME_S, JobOptions, Workers
+
+if TYPE_CHECKING:
+    from godwit.net.connect import AsyncClient
+    from godwit.net.jobs import AsyncJob
+
 
 SHOWN_JOBS: Final = 100
 _IS_LITERAL: Final = "godwit.cli.job.is_literal"
@@ -29,28 +41,28 @@ ControllerOption = Annotated[
     str | None,
     typer.Option(
         "--name",
-        help="Who this controller is: it finds its jobs again by this name. Without one it is another each time.",
+        help="Name of this controller, under which it finds its jobs again; else each run is a new controller.",
     ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Its number.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-UpdatesOption = Annotated[bool, typer.Option("--json", help="One JSON object an update, on standard output.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only what is asked for, and errors.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number of the job.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+UpdatesOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per update on standard output.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors.")]
 WaitingTimeoutOption = Annotated[
     float | None,
     typer.Option(
         "--timeout",
         metavar="SECONDS",
-        help="Give up when the broker is out of reach for so long; 0: never. 10 without --wait, else never.",
-        show_default=False,
+        help="Give up when the broker is unreachable for this many seconds; 0: never.",
+        show_default="10, with --wait never",
     ),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Give work to whoever volunteers for it, and see what becomes of it.")
+app = typer.Typer(no_args_is_help=True, help="Submit work to workers, and follow it.")
 
 
 class PayloadCommand(TyperCommand):
-    """Remembers whether there was a --: what stands behind it is a payload, also if it looks like an option."""
+    """Records whether the arguments contain --, after which a payload may look like an option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_IS_LITERAL] = "--" in args
@@ -58,13 +70,13 @@ class PayloadCommand(TyperCommand):
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit job`."""
+    """Add `godwit job`."""
     root.add_typer(app, name="job")
 
 
 @app.callback(epilog="Example: godwit job submit resize @photo.png --workers 2 --wait")
 def job() -> None:
-    """Give work to whoever volunteers for it, and see what becomes of it. `godwit worker` does such work."""
+    """Submit work to the workers that volunteer for it, and follow it. `godwit worker` does such work."""
 
 
 @app.command(
@@ -75,31 +87,44 @@ def job() -> None:
 )
 def submit(
     context: typer.Context,
-    kind: Annotated[str, typer.Argument(help="What kind of work; workers volunteer for kinds.")],
+    kind: Annotated[str, typer.Argument(help="Kind of work; workers volunteer for kinds.")],
     payload: Annotated[
         str | None,
-        typer.Argument(help="What to work on: a text, - for standard input, @FILE for a file.", show_default=False),
+        typer.Argument(help="Input of the job: a text, - for standard input, or @FILE for a file.", show_default=False),
     ] = None,
-    workers: Annotated[str, typer.Option(metavar="N|all", help="So many workers do it, each once.")] = "1",
-    priority: Annotated[int, typer.Option(metavar="P", help="-100 to 100; higher ones go first.")] = 0,
-    delay: Annotated[float, typer.Option(metavar="SECONDS", help="Not before so long from now.")] = 0.0,
+    workers: Annotated[str, typer.Option(metavar="N|all", help="Number of workers that each do the job once.")] = "1",
+    priority: Annotated[int, typer.Option(metavar="P", help="Priority from -100 to 100; higher starts first.")] = 0,
+    delay: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Start no earlier than this many seconds from now.")
+    ] = 0.0,
     deadline: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="Fails if it has not ended so long from now.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="Fail if the job has not ended this many seconds from now.", show_default="none"
+        ),
     ] = None,
-    retries: Annotated[int, typer.Option(metavar="N", help="A task that failed is tried again so often.")] = 3,
+    retries: Annotated[int, typer.Option(metavar="N", help="Number of times that a failed task is retried.")] = 3,
     retry_delay: Annotated[
-        float, typer.Option("--retry-delay", metavar="SECONDS", help="Before the first retry; it doubles with each.")
+        float,
+        typer.Option("--retry-delay", metavar="SECONDS", help="Pause before the first retry; doubles with each retry."),
     ] = 1.0,
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", metavar="SECONDS", help="One attempt of a task may take so long.")
+        float | None,
+        typer.Option(
+            "--time-limit",
+            metavar="SECONDS",
+            help="Longest time that one attempt of a task may take.",
+            show_default="none",
+        ),
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY", help="Your own word for the job: the same one from the same --name is the same job."
+            metavar="KEY",
+            help="Key of the job: submitting the same key under the same --name again returns the same job.",
         ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress, print the results.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Show progress and print the results.")] = False,
     as_json: UpdatesOption = False,
     quiet: QuietOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -107,17 +132,15 @@ def submit(
     secret_file: SecretOption = None,
     timeout: WaitingTimeoutOption = None,
 ) -> None:
-    """Submit a job; prints its number once the broker has it on disk, or with --wait its results.
+    """Submit a job; print its number once the broker has stored it, or with --wait its results.
 
-    A result is printed as `worker: result`, one a line; --json keeps it exactly. How many workers agreed is told on
-    stderr; a job of a kind that nobody works on yet waits. With --wait the exit code is 1 if the job failed or was
-    cancelled. Ctrl-C ends the waiting, not the job.
+    A result is printed as `worker: result`, one per line; --json keeps it exactly. The number of workers that agreed
+    is printed on stderr. A job of a kind without workers waits. With --wait the exit code is 1 if the job failed or
+    was cancelled. Ctrl-C ends the waiting, not the job.
     """
-    from godwit.cli.job_submit import Wish, submit_job
-
     if key is not None and not name:
         raise UsageError(
-            "--key needs --name: a key is the controller's own, and without a name each run is another one"
+            "--key needs --name: keys belong to a controller, and without a name each run is a new controller"
         )
     options = JobOptions(
         workers=parse_workers(workers),
@@ -128,38 +151,44 @@ def submit(
         retry_delay_s=retry_delay,
         time_limit_s=time_limit,
     )
-    wish = Wish.of(kind, payload, key, options, is_literal=context.meta[_IS_LITERAL])
-    patience = timeout if timeout is not None or wait else TIMEOUT_S
-    submit_job(Target.of(broker, name, secret_file, patience), wish, wait=wait, as_json=as_json, quiet=quiet)
+    request = SubmitRequest.of(kind, payload, key, options, is_literal=context.meta[_IS_LITERAL])
+    timeout_s = timeout if timeout is not None or wait else REQUEST_TIMEOUT_S
+    submit_job(Target.of(broker, name, secret_file, timeout_s), request, wait=wait, as_json=as_json, quiet=quiet)
 
 
 @app.command("list", epilog="Example: godwit job list --kind resize --state waiting --state running")
 def list_jobs(
-    kind: Annotated[str | None, typer.Option(metavar="KIND", help="Only jobs of this kind.")] = None,
-    controller: Annotated[str | None, typer.Option(metavar="NAME", help="Only what this client submitted.")] = None,
+    kind: Annotated[str | None, typer.Option(metavar="KIND", help="List only jobs of this kind.")] = None,
+    controller: Annotated[
+        str | None, typer.Option(metavar="NAME", help="List only jobs that this client submitted.")
+    ] = None,
     state: Annotated[
         list[str] | None,
-        typer.Option(metavar="STATE", help="Only waiting, running, done, failed or cancelled ones; may be repeated."),
+        typer.Option(
+            metavar="STATE", help="List only waiting, running, done, failed or cancelled jobs; may be repeated."
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="At most so many, the newest; 0: all.")] = SHOWN_JOBS,
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="Number of jobs to list, the newest first; 0: all.")
+    ] = SHOWN_JOBS,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """The jobs that there are, the newest first; those that have ended are kept for an hour.
+    """List the jobs, the newest first. Ended jobs are listed for an hour, unless the broker's configuration differs.
 
-    The broker's configuration may say otherwise. A narrow terminal shows fewer columns; --json has them all.
+    A narrow terminal shows fewer columns; --json has all.
     """
-    from godwit.cli.job_list import show_jobs
-    from godwit.net.job_options import check_states
+    from godwit.cli.job_view import show_jobs
+    from godwit.net.submitting import check_states
 
     states = check_states(state or None)
     if limit < 0:
-        raise UsageError(f"--limit {limit} cannot be; give how many jobs to show, or 0 for all")
+        raise UsageError(f"--limit {limit} is out of range; give the number of jobs to list, or 0 for all")
     most = limit or None
-    asked = None if most is None else most + 1  # one more tells that there are more
+    asked = None if most is None else most + 1  # one more shows whether there are more
     found = ask(
         Target.of(broker, name, secret_file, timeout),
         lambda client: client.jobs(kind=kind, controller=controller, states=states, limit=asked),
@@ -170,14 +199,14 @@ def list_jobs(
 @app.command("show", epilog="Example: godwit job show 7")
 def show(
     job: JobArgument,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """One job with its tasks: who has each, how far it is, what went wrong."""
-    from godwit.cli.job_list import show_job
+    """Show one job with its tasks: the worker, progress and last error of each."""
+    from godwit.cli.job_view import show_job
 
     number = parse_job(job)
     info, tasks = ask(Target.of(broker, name, secret_file, timeout), lambda client: client.job_info(number))
@@ -187,13 +216,13 @@ def show(
 @app.command("cancel", epilog="Example: godwit job cancel 7 --reason 'the photo was the wrong one'")
 def cancel(
     job: JobArgument,
-    reason: Annotated[str, typer.Option(help="What its workers and whoever watches it are told.")] = "",
+    reason: Annotated[str, typer.Option(help="Text for the workers and the watchers of the job.")] = "",
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """End a job. Tasks at work are stopped; what is finished stays finished."""
+    """Cancel a job. Running tasks are stopped; finished tasks keep their results."""
     number = parse_job(job)
     ask(Target.of(broker, name, secret_file, timeout), lambda client: client.cancel_job(number, reason=reason))
     typer.echo(f"cancelled job {number}")
@@ -207,17 +236,169 @@ def watch(
     broker: BrokerOption = DEFAULT_BROKER,
     name: ControllerOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = None,
+    timeout: EndlessTimeoutOption = None,
 ) -> None:
-    """Follow a job to its end: what it has brought so far, then what comes, as `job submit --wait` shows it.
+    """Follow a job to its end: its results so far, then new ones, printed as by `job submit --wait`.
 
-    The exit code is 1 if the job failed or was cancelled. Comes back to a broker that is lost.
+    The exit code is 1 if the job failed or was cancelled. The command reconnects to a broker that is lost.
     """
     run(_watch(Target.of(broker, name, secret_file, timeout), parse_job(job), as_json=as_json, quiet=quiet))
 
 
 async def _watch(target: Target, number: int, *, as_json: bool, quiet: bool) -> None:
-    from godwit.cli.job_follow import follow
+    from godwit.cli.job_view import follow
 
     async with connected(target) as client:
         await follow(await client.job(number), as_json=as_json, quiet=quiet)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+_LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
+
+
+@dataclass(frozen=True)
+class SubmitRequest:
+    """A job to submit."""
+
+    kind: str
+    payload: bytes = b""
+    key: str | None = None
+    options: JobOptions = field(default_factory=JobOptions)
+
+    @classmethod
+    def of(cls, kind: str, payload: str | None, key: str | None, options: JobOptions, *, is_literal: bool) -> Self:
+        """Return the request that the arguments of the command line make.
+
+        Raises:
+            UsageError: An argument is invalid. Nothing was read or sent.
+        """
+        from godwit.broker.topics import check_kind
+
+        check_kind(kind)
+        _check_number("--priority", options.get("priority", 0), -MAX_PRIORITY, MAX_PRIORITY)
+        _check_number("--retries", options.get("retries", 0), 0, MAX_RETRIES)
+        delay_s, deadline_s = options.get("delay_s", 0.0), options.get("deadline_s")
+        check_seconds("--delay", delay_s, least_s=0.0)
+        check_seconds("--deadline", deadline_s)
+        check_seconds("--retry-delay", options.get("retry_delay_s"), least_s=0.0)
+        check_seconds("--time-limit", options.get("time_limit_s"))
+        if deadline_s is not None and deadline_s <= delay_s:
+            raise UsageError(f"--deadline {deadline_s:g} ends before --delay {delay_s:g}; give a later deadline")
+        return cls(kind, read_payload(payload, is_literal=is_literal), key, options)
+
+    async def submit(self, client: AsyncClient) -> AsyncJob:
+        return await client.submit(self.kind, self.payload, key=self.key, **self.options)
+
+
+def _check_number(option: str, number: int, least: int, most: int) -> None:
+    if not least <= number <= most:
+        raise UsageError(f"{option} {number} is out of range; give a number from {least:,} to {most:,}")
+
+
+def submit_job(target: Target, request: SubmitRequest, *, wait: bool, as_json: bool, quiet: bool) -> None:
+    """Submit a job, and print its number or with `wait` its results."""
+    if wait:
+        run(_submit_and_follow(target, request, as_json=as_json, quiet=quiet))
+        return
+    job = ask(target, request.submit)
+    if as_json:
+        import msgspec
+
+        fields = {"job": job.number, "key": job.key, "kind": job.kind, "state": job.state, "agreed": job.agreed}
+        typer.echo(safe_json(msgspec.json.encode(fields)).decode())
+        return
+    typer.echo(job.number)
+    if not quiet:
+        from godwit.cli.job_view import accepted_text
+
+        typer.echo(accepted_text(job), err=True)
+
+
+async def _submit_and_follow(target: Target, request: SubmitRequest, *, as_json: bool, quiet: bool) -> None:
+    from godwit.cli.job_view import follow
+
+    async with connected(target) as client:
+        await follow(await request.submit(client), as_json=as_json, quiet=quiet)
+
+
+def read_payload(text: str | None, *, is_literal: bool = False) -> bytes:
+    """Return the payload that an argument names: a text, standard input (-), or the content of a file (@FILE).
+
+    With `is_literal` the argument came after -- and may look like an option.
+
+    Raises:
+        UsageError: The payload is too long, or looks like an unknown option.
+        GodwitError: Reading the file failed.
+    """
+    if text is None:
+        return b""
+    if text == "-":
+        return _bounded(sys.stdin.buffer, "standard input")
+    if text.startswith("@"):
+        path = Path(text[1:])
+        try:
+            with path.open("rb") as file:
+                return _bounded(file, safe(str(path)))
+        except OSError as error:
+            raise GodwitError(
+                f"cannot read {path}: {error.strerror or error}; check the path, or give a payload that begins with @ "
+                "through standard input (-)"
+            ) from error
+    if _LOOKS_LIKE_AN_OPTION.match(text) and not is_literal:
+        raise UsageError(f"unknown option {text}; if it is a payload, put -- before it")
+    # Bytes of the command line that are not UTF-8 are sent unchanged.
+    return _checked(text.encode("utf-8", "surrogateescape"), "the payload")
+
+
+def _bounded(file: IO[bytes], what: str) -> bytes:
+    return _checked(file.read(MAX_JOB_PAYLOAD_BYTES + 1), what)
+
+
+def _checked(payload: bytes, what: str) -> bytes:
+    if len(payload) > MAX_JOB_PAYLOAD_BYTES:
+        raise UsageError(
+            f"{what} is longer than {MAX_JOB_PAYLOAD_BYTES:,} bytes, the largest payload of a job; send it as a file "
+            "(godwit pub --file), and name that in the job"
+        )
+    return payload
+
+
+def parse_workers(text: str) -> Workers:
+    """Return the number of workers that a text names, or "all".
+
+    Raises:
+        UsageError: It is out of range.
+    """
+    if text == "all":
+        return "all"
+    if 1 <= _parse_number(text) <= MAX_TASKS_OF_JOB:
+        return int(text)
+    raise UsageError(f"{text!r} workers are out of range; give a number from 1 to {MAX_TASKS_OF_JOB:,}, or all")
+
+
+def parse_job(text: str) -> int:
+    """Return the number of a job.
+
+    Raises:
+        UsageError: The text is not the number of a job.
+    """
+    if 1 <= _parse_number(text) <= MAX_JOB_NUMBER:
+        return int(text)
+    raise UsageError(f"{text[:40]!r} is not the number of a job; the list of jobs has the numbers")
+
+
+def _parse_number(text: str) -> int:
+    """Return a whole number, or 0 for any other text and for a number with too many digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_JOB_NUMBER)) else 0
+
+
+def check_seconds(option: str, seconds: float | None, *, least_s: float = 0.001) -> None:
+    """Check a duration of a job.
+
+    Raises:
+        UsageError: It is out of range.
+    """
+    if seconds is not None and not (least_s <= seconds <= MAX_TIME_S and math.isfinite(seconds)):
+        raise UsageError(f"{option} {seconds:g} is out of range; give seconds, from {least_s:g} to {MAX_TIME_S:,.0f}")

@@ -1,7 +1,7 @@
-"""`godwit log`: look into a broker's log, take messages out of it, and keep its file in order.
+"""`godwit log`: show a broker's log, export messages, and maintain its file.
 
-All of it works on the file itself, on the machine where it lies, whether a broker runs or not; what needs the file for
-itself (recover, compact) refuses to work beside a broker.
+All commands work on the file itself, on its own machine, whether a broker runs or not. recover and compact need the
+file for themselves and refuse to work while a broker uses it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ DataOption = Annotated[
     typer.Option(
         "--data",
         metavar="DIR",
-        readable=False,  # what is wrong with it is told in our own words
-        help="The broker's folder; ./godwit-data unless given.",
-        show_default=False,
+        readable=False,  # the command itself reports an unreadable folder
+        help="Folder of the broker.",
+        show_default="./godwit-data",
     ),
 ]
 FiltersArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="FILTER", help="Only topics that match; all unless given.", show_default=False),
+    typer.Argument(metavar="FILTER", help="Only topics that match this filter.", show_default="all"),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 
-app = typer.Typer(no_args_is_help=True, help="Look into a broker's log, export it, and keep its file in order.")
+app = typer.Typer(no_args_is_help=True, help="Show a broker's log, export messages, and maintain its file.")
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit log`."""
+    """Add `godwit log`."""
     root.add_typer(app, name="log")
 
 
 @app.callback(epilog="Example: godwit log info --data godwit-data")
 def log(context: typer.Context, data: DataOption = None) -> None:
-    """Look into a broker's log, export it, and keep its file in order."""
+    """Show a broker's log, export messages, and maintain its file."""
     context.obj = data
 
 
 @app.command("info", epilog="Example: godwit log info")
 def info(context: typer.Context, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """What is in the log: offsets, times, topics, sizes, and what was deleted."""
-    from godwit.cli.log_info import show_info
+    """Show the log: offsets, times, topics, sizes, and deleted ranges."""
+    from godwit.cli.log_content import show_info
 
     show_info(_folder(context, data), as_json=as_json)
 
@@ -57,16 +57,18 @@ def info(context: typer.Context, data: DataOption = None, as_json: JsonOption = 
 def tail(
     context: typer.Context,
     filters: FiltersArgument = None,
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what a broker adds.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, not `topic: payload`.")] = False,
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Number of messages.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new messages until Ctrl-C.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line instead of `topic: payload`.")
+    ] = False,
     data: DataOption = None,
 ) -> None:
-    """Print the newest messages, the last one last, as `godwit sub` prints them."""
-    from godwit.cli.log_tail import show_tail
+    """Print the newest messages, the last one last, in the format of `godwit sub`."""
+    from godwit.cli.log_content import show_tail
 
     if count < 0:
-        raise UsageError(f"--count {count} cannot be; give a number from 0 upward")
+        raise UsageError(f"--count {count} is out of range; give a number from 0 upward")
     show_tail(_folder(context, data), filters or [], count, follow=follow, as_json=as_json)
 
 
@@ -74,64 +76,68 @@ def tail(
 def export(
     context: typer.Context,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", readable=False, help="Where to.", show_default=False)
+        Path, typer.Option("--output", "-o", metavar="FILE", readable=False, help="File to create.", show_default=False)
     ],
     filters: FiltersArgument = None,
     form: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="parquet|jsonl", help="By the name of the file unless given.", show_default=False
+            "--format", metavar="parquet|jsonl", help="Format of the file.", show_default="by the name of the file"
         ),
     ] = None,
     start: Annotated[
         str,
-        typer.Option("--from", metavar="WHERE", help="earliest, an offset, or a time such as 2025-03-01T12:00 (UTC)."),
+        typer.Option(
+            "--from",
+            metavar="POSITION",
+            help="First position: earliest, an offset, or a time such as 2025-03-01T12:00 (UTC).",
+        ),
     ] = "earliest",
     stop: Annotated[
-        str, typer.Option("--to", metavar="WHERE", help="latest, or the offset or the time before which to end.")
+        str, typer.Option("--to", metavar="POSITION", help="Position to end before: latest, an offset, or a time.")
     ] = "latest",
     force: ForceOption = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Tell what was written as one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
     data: DataOption = None,
 ) -> None:
-    """Write messages to a file: Parquet with the columns of the archive, or a line of JSON each as `godwit sub --json`.
+    """Write messages to a file: Parquet with the columns of the archive, or JSON lines as `godwit sub --json`.
 
-    A time means when the broker received a message. The file gets its name when all is in it; Ctrl-C leaves nothing
-    behind. The exit code is 1 if damaged messages had to be left out.
+    A time means the time at which the broker received a message. The file gets its name when it is complete; Ctrl-C
+    leaves no file behind. The exit code is 1 if damaged messages had to be left out.
     """
-    from godwit.cli.log_export import Order, run_export
+    from godwit.cli.log_content import ExportRequest, run_export
 
-    order = Order(tuple(filters or ()), start, stop, output, form, force)
-    run_export(_folder(context, data), order, as_json=as_json)
+    request = ExportRequest(tuple(filters or ()), start, stop, output, form, force)
+    run_export(_folder(context, data), request, as_json=as_json)
 
 
 @app.command("verify", epilog="Example: godwit log verify && echo intact")
 def verify(context: typer.Context, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Read the whole file and check every block and every page. The exit code is 1 if something is damaged."""
-    from godwit.cli.log_upkeep import run_verify
+    """Read the whole file and check every block and every page. The exit code is 1 if anything is damaged."""
+    from godwit.cli.log_maintenance import run_verify
 
     run_verify(_folder(context, data), as_json=as_json)
 
 
 @app.command("recover", epilog="Example: godwit log recover --data godwit-data")
 def recover(context: typer.Context, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Save everything that is intact of a damaged log into a new one; the damaged file is kept beside it.
+    """Save all intact messages of a damaged log into a new log, and keep the damaged file beside it.
 
-    Stop the broker first. What could not be saved is told, and subscribers that reach it are told that they missed it.
-    A log that is sound is left as it is.
+    Stop the broker first. Lost offsets are printed, and subscribers that reach them are notified of the gap. An intact
+    log is left unchanged.
     """
-    from godwit.cli.log_upkeep import run_recover
+    from godwit.cli.log_maintenance import run_recover
 
     run_recover(_folder(context, data), as_json=as_json)
 
 
 @app.command("compact", epilog="Example: godwit log compact --data godwit-data")
 def compact(context: typer.Context, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """Give the space of deleted messages back to the file system. Stop the broker first.
+    """Return the space of deleted messages to the file system. Stop the broker first.
 
-    Needs room for a second copy of what is left while it works.
+    Needs room for a second copy of the remaining messages while it works.
     """
-    from godwit.cli.log_upkeep import run_compact
+    from godwit.cli.log_maintenance import run_compact
 
     run_compact(_folder(context, data), as_json=as_json)
 
@@ -141,22 +147,22 @@ def backup(
     context: typer.Context,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", readable=False, help="The folder to make.", show_default=False),
+        typer.Option("--output", "-o", metavar="DIR", readable=False, help="Folder to create.", show_default=False),
     ],
     force: ForceOption = False,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the log, also while a broker writes to it, into a folder that a broker can be started on.
+    """Copy the log, even while a broker writes to it, into a folder on which a broker can be started.
 
-    Blocks are copied as they are, damaged ones too: `godwit log verify --data DIR` checks the copy.
+    Blocks are copied unchanged, damaged ones too: `godwit log verify --data DIR` checks the copy.
     """
-    from godwit.cli.log_upkeep import run_backup
+    from godwit.cli.log_maintenance import run_backup
 
     run_backup(_folder(context, data), output, force=force, as_json=as_json)
 
 
 def _folder(context: typer.Context, data: Path | None) -> Path:
-    """From the option behind the command, or else the one before it."""
+    """Return the folder from the option after the subcommand, else from the one before it."""
     before: Path | None = context.obj
     return data or before or Path(DEFAULT_DATA)

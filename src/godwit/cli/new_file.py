@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a hidden name beside theirs, and renamed when all is in."""
+"""Files that appear complete or not at all: written under a hidden name and renamed at the end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from godwit.errors import GodwitError
 
 @contextmanager
 def new_file(path: Path, *, force: bool) -> Iterator[Path]:
-    """The name to write to. At the end of the block it becomes `path`; if the block fails, nothing is left of it.
+    """Yield a temporary path to write to, which becomes `path` at the end of the block.
 
-    What is there already stays as it is, and is an error, unless `force` replaces it, which also happens at the end.
+    If the block fails, the temporary file is deleted. An existing file is an error unless `force` replaces it.
+
+    Raises:
+        GodwitError: The file exists, or cannot be written.
     """
     check_free(path, force=force)
     part = path.with_name(f".godwit-{os.getpid()}.part")
@@ -25,34 +28,38 @@ def new_file(path: Path, *, force: bool) -> Iterator[Path]:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         if not force:
-            path.open("xb").close()  # the name is ours now, with an empty file that is replaced in one step
+            path.open("xb").close()  # reserve the name; the next line replaces the empty file
         part.replace(path)
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:
-        # The system's own words: those of the library that wrote it tell of its insides.
+        # The system's error text: that of the library which wrote the file describes library internals.
         cause = str(error) if error.errno is None else os.strerror(error.errno)
-        raise GodwitError(f"cannot write {safe(str(path))}: {cause}; nothing is left of it") from error
+        raise GodwitError(f"cannot write {safe(str(path))}: {cause}; the partial file was removed") from error
     finally:
-        with suppress(OSError):  # such as of a disk that nothing could be written to: there is nothing to remove
+        with suppress(OSError):  # a failing disk may refuse this too
             part.unlink(missing_ok=True)
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Before any work is done: whether a file can be put there."""
+    """Check, before any work is done, that a file can be created at `path`.
+
+    Raises:
+        GodwitError: The folder does not exist, or a file is in the way.
+    """
     if not path.parent.is_dir():
-        raise GodwitError(f"there is no folder {safe(str(path.parent))}; make it first, or choose another")
+        raise GodwitError(f"the folder {safe(str(path.parent))} does not exist; create it, or choose another")
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     except OSError as error:
-        raise GodwitError(f"cannot write {safe(str(path))}: {error.strerror}; choose another place") from error
+        raise GodwitError(f"cannot write {safe(str(path))}: {error.strerror}; choose another path") from error
     if not stat.S_ISREG(mode):
-        raise GodwitError(f"{safe(str(path))} is no plain file and is not replaced; choose another name")
+        raise GodwitError(f"{safe(str(path))} is not a regular file and is not replaced; choose another name")
     if not force:
         raise _exists(path)
 
 
 def _exists(path: Path) -> GodwitError:
-    return GodwitError(f"{safe(str(path))} is there already; choose another name, or replace it with --force")
+    return GodwitError(f"{safe(str(path))} exists already; choose another name, or replace it with --force")

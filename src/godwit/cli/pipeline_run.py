@@ -1,69 +1,354 @@
-"""`godwit pipeline run`: the streaming queries, and how they are doing."""
+"""`godwit pipeline run`, `check`, `rebuild` and `requeue`, and what all pipeline commands share.
+
+Shared are: packages, Java, the Spark session, the lock of the lake, and errors in one sentence.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import typer
+from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
-from godwit.cli.connecting import tell
-from godwit.cli.pipeline_spark import Sources, Spark, explained, open_lake, session, waiting
-from godwit.cli.text import count, safe
+from godwit.cli.connection import EXIT_TERMINATED, print_notice
+from godwit.cli.tables import Column, show_objects, show_table
+from godwit.cli.text import count, parse_position, safe
+from godwit.errors import GodwitError, UsageError
+from godwit.net.address import parse_broker
 
 if TYPE_CHECKING:
-    from godwit.pipeline.supervisor import BatchProgress
+    from godwit.pipeline.lake import Lake
+    from godwit.pipeline.session import Session
+    from godwit.pipeline.watching import Batch
 
 
-def run_pipeline(spark: Spark, lake_address: str, sources: Sources, *, is_once: bool, trigger_s: float) -> None:
-    """Until all is read, or until Ctrl-C."""
+PACKAGES: Final = ("pyspark", "deltalake", "pyarrow", "pandas")
+MAX_PORT: Final = 65535
+SPECIAL_CHARACTERS: Final = "%\\[]{}*?"
+"""Characters that Spark reads as patterns or Delta as escapes."""
+
+
+@dataclass(frozen=True)
+class SparkOptions:
+    """The options for Spark as typed."""
+
+    master: str
+    conf: list[str]
+    is_java_installed_unasked: bool
+
+    def settings(self) -> dict[str, str]:
+        found = {}
+        for text in self.conf:
+            name, equals, value = text.partition("=")
+            if not equals or not name.startswith("spark."):
+                raise UsageError(f"--conf {text!r} is not a setting of Spark; write it as spark.executor.memory=4g")
+            found[name] = value
+        return found
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options for the logs to read as typed."""
+
+    archives: list[str]
+    broker: str
+    topics: list[str]
+    token_file: Path | None = None
+    certificate_file: Path | None = None
+    fails_on_data_loss: bool = True
+
+    def options(self) -> dict[str, str]:
+        """Return the options of format("godwit")."""
+        found = {"archive": ",".join(self.archives or [default_archive(self.broker)])}
+        if self.topics:
+            found["topics"] = ",".join(self.topics)
+        if self.token_file is not None:
+            found["tokenFile"] = str(self.token_file.absolute())
+        if self.certificate_file is not None:
+            found["certificateFile"] = str(self.certificate_file.absolute())
+        if not self.fails_on_data_loss:
+            found["failOnDataLoss"] = "false"
+        return found
+
+
+def default_archive(broker: str) -> str:
+    """Return the default address of a broker's archive: its host, and its port plus one.
+
+    Raises:
+        UsageError: The port has no successor.
+    """
+    host, port = parse_broker(broker)
+    if not 0 < port < MAX_PORT:
+        raise UsageError(f"the archive of a broker at port {port} has no default address: give it with --archive")
+    return f"[{host}]:{port + 1}" if ":" in host else f"{host}:{port + 1}"
+
+
+def open_lake(address: str, *, must_exist: bool) -> Lake:
+    """Return the lake at an address.
+
+    Raises:
+        UsageError: A package is missing, or the path has a character that Spark cannot handle.
+        GodwitError: The lake does not exist.
+    """
+    require_packages()
+    from godwit.pipeline.lake import Lake
+
+    if "://" in address:
+        return Lake(address)
+    path = Path(address).absolute()
+    if odd := sorted({letter for letter in str(path) if letter in SPECIAL_CHARACTERS or not letter.isprintable()}):
+        raise UsageError(
+            f"the path of a lake must not contain {' '.join(map(repr, odd))}: {address!r}; choose another path"
+        )
+    if must_exist and not path.is_dir():
+        raise GodwitError(
+            f"the lake {address} does not exist: create it with godwit pipeline run, or name another with --lake"
+        )
+    return Lake(str(path))
+
+
+def require_packages() -> None:
+    """Check that the packages of the pipeline are installed.
+
+    Raises:
+        UsageError: A package is missing; the text has the command that installs it.
+    """
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"the pipeline needs {' and '.join(missing)}: run pip install 'godwit[spark]'")
+
+
+def require_java(*, is_installed_unasked: bool) -> None:
+    """Find Java and set JAVA_HOME for Spark. Install Java if it is missing and the user agrees.
+
+    Raises:
+        GodwitError: Java is missing.
+    """
+    from godwit.pipeline import java
+
+    found = java.find_java(os.environ)
+    user = os.getuid()
+    command = java.install_command(user)
+    if found is None and user == 0 and command is not None and (is_installed_unasked or _agrees(command)):
+        print_notice(f"running {' '.join(command)}")
+        subprocess.run(command, check=False, stdout=sys.stderr)
+        found = java.find_java(os.environ)
+    if found is None:
+        raise GodwitError(java.missing_text(user))
+    os.environ["JAVA_HOME"] = str(found.home)
+
+
+def _agrees(command: list[str]) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    return typer.confirm(f"Spark needs Java, which is missing. Install it with {' '.join(command)}?", err=True)
+
+
+@contextmanager
+def status_line(text: str) -> Iterator[Status]:
+    """Show a status on a terminal during the block. Its text can be updated."""
+    status = Status(Text(safe(text)), console=Console(stderr=True))
+    if not sys.stderr.isatty():
+        yield status
+        return
+    with status:
+        yield status
+
+
+@contextmanager
+def session(spark: SparkOptions, lake: Lake, status: Status, *, purpose: str | None = None) -> Iterator[Session]:
+    """Yield a Spark session. With a `purpose`, hold the lock of the lake, so that no other process writes to it."""
+    from godwit.pipeline.lock import LakeLock
+    from godwit.pipeline.session import log_path, spark_session
+
+    settings = spark.settings()
+    require_java(is_installed_unasked=spark.is_java_installed_unasked)
+    status.update("starting Spark")
+    if purpose is None:
+        log = log_path(lake).with_name("query.log")  # a run may be writing to the other log
+        with spark_session(spark.master, log, settings) as found:
+            yield found
+        return
+    with LakeLock(lake, purpose) as lock, spark_session(spark.master, log_path(lake), settings) as found:
+        lock.share(found)
+        yield found
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """Turn errors of the pipeline into GodwitError, and end the block on SIGTERM as on Ctrl-C."""
+    require_packages()
+    from godwit.pipeline.lake import LAKE_ERRORS
+    from godwit.pipeline.problems import PipelineError
+
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        yield
+    except PipelineError as error:
+        raise GodwitError(str(error)) from error
+    except LAKE_ERRORS as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise GodwitError(f"reading or writing the lake failed: {type(error).__name__}: {reason}") from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_TERMINATED)
+
+
+# -- run --------------------------------------------------------------------------------------------------------------
+
+
+def run_pipeline(
+    spark: SparkOptions, lake_address: str, sources: SourceOptions, *, is_once: bool, trigger_s: float
+) -> None:
+    """Run the queries until all messages are read, or until Ctrl-C."""
     lake = open_lake(lake_address, must_exist=False)
-    from godwit.pipeline.runner import RunConfig, run
+    from godwit.pipeline.archives import checked, look
+    from godwit.pipeline.runner import Order, run
     from godwit.pipeline.session import log_path
-    from godwit.pipeline.status import check_options, find_logs
 
     options = sources.options()
-    spark.settings()  # what is wrong with them is told before anybody waits
-    with explained(), waiting(f"looking for the archive at {options['archive']}") as status:
-        if warning := check_options(options).access.plain_token_warning():
-            tell(warning)
+    spark.settings()  # reports invalid settings before the archive is contacted
+    with explained_errors(), status_line(f"looking for the archive at {options['archive']}") as status:
+        if warning := checked(options).place.plain_token_warning():
+            print_notice(warning)
         if not sys.stderr.isatty():
-            tell(f"looking for the archive at {options['archive']}")
-        logs = find_logs(options)
+            print_notice(f"looking for the archive at {options['archive']}")
+        logs = look(options)
         with session(spark, lake, status, purpose="godwit pipeline run") as found:
-            where = ", ".join(log.address for log in logs)
-            status.stop()  # else its line and this one are one
-            say(f"reading {where} into {lake.address}; Spark's own messages are in {log_path(lake)}")
+            archives = ", ".join(log.address for log in logs)
+            status.stop()  # else the status and this line would be mixed
+            print_now(f"reading {archives} into {lake.address}; Spark's own messages are in {log_path(lake)}")
             if sys.stderr.isatty():
                 status.start()
-            outcome = run(found, RunConfig(lake, options, is_once, trigger_s), _View(status, log_path(lake)))
+            outcome = run(found, Order(lake, options, is_once, trigger_s), _RunStatus(status, log_path(lake)))
     for query, batches in outcome.batches.items():
-        say(f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}")
+        print_now(
+            f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}"
+        )
 
 
-def say(text: str) -> None:
-    """At once, also where it is read by a program."""
+def print_now(text: str) -> None:
+    """Print a line and flush it, for a program that reads it."""
     typer.echo(safe(text))
     sys.stdout.flush()
 
 
-class _View:
-    """One line on a terminal that changes with each batch; failures are told wherever."""
+class _RunStatus:
+    """Shows one line on a terminal that changes with each batch, and prints failures."""
 
     def __init__(self, status: Status, log: Path) -> None:
         self._status = status
         self._log = log
-        self._told: dict[str, str] = {}
+        self._batches: dict[str, str] = {}
         status.update("working on the first batch")
 
-    def on_batch(self, batch: BatchProgress) -> None:
+    def on_batch(self, batch: Batch) -> None:
         speed = batch.rows / batch.took_s if batch.took_s else 0.0
-        self._told[batch.query] = (
+        self._batches[batch.query] = (
             f"{batch.query}: batch {batch.number}, {count(batch.rows, 'message')}, {speed:,.0f}/s, {batch.lag:,} behind"
         )
-        self._status.update("   ".join(self._told.values()))
+        self._status.update("   ".join(self._batches.values()))
 
     def on_failure(self, query: str, sentence: str, pause_s: float) -> None:
-        tell(f"the query {query} failed: {sentence}; it is started again in {pause_s:g} s (see {self._log})")
+        print_notice(f"the query {query} failed: {sentence}; starting it again in {pause_s:g} s (see {self._log})")
+
+
+# -- check, rebuild, requeue ------------------------------------------------------------------------------------------
+
+
+def run_check(spark: SparkOptions, lake_address: str, *, as_json: bool) -> None:
+    """Run all checks and print the results.
+
+    Raises:
+        GodwitError: A check failed.
+    """
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.checks import checked
+
+    results = []
+    with (
+        explained_errors(),
+        status_line("starting") as status,
+        session(spark, lake, status, purpose="godwit pipeline check") as found,
+    ):
+        for result in checked(found, lake):
+            results.append(result)
+            status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
+    if as_json:
+        show_objects([asdict(result) for result in results])
+    else:
+        show_table(
+            [Column("table", is_name=True), Column("check", least_width=24), Column("wrong", right=True)],
+            [(result.table, result.check, f"{result.wrong:,}") for result in results],
+        )
+    if broken := [result for result in results if result.wrong]:
+        raise GodwitError(
+            f"{count(len(broken), 'check')} of {len(results)} failed: inspect the rows with godwit pipeline query; "
+            "godwit pipeline rebuild makes gold again"
+        )
+    if not as_json:
+        typer.echo(f"all {len(results)} checks passed")
+
+
+def run_rebuild(spark: SparkOptions, lake_address: str, start: str | None, stop: str | None) -> None:
+    """Make the gold tables again from silver and bronze."""
+    begins, ends = parse_time("--from", start), parse_time("--to", stop)
+    if begins is not None and ends is not None and ends <= begins:
+        raise UsageError(f"--to {stop} is not after --from {start}; swap them")
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.rebuild import rebuild
+
+    with (
+        explained_errors(),
+        status_line("starting") as status,
+        session(spark, lake, status, purpose="godwit pipeline rebuild") as found,
+    ):
+        status.update("rebuilding gold")
+        counts = rebuild(found, lake, begins, ends)
+    for table, rows in counts.items():
+        typer.echo(f"{table}: {count(rows, 'row')}")
+
+
+def run_requeue(spark: SparkOptions, lake_address: str) -> None:
+    """Parse the messages in quarantine again."""
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.requeue import requeue
+
+    with (
+        explained_errors(),
+        status_line("starting") as status,
+        session(spark, lake, status, purpose="godwit pipeline requeue") as found,
+    ):
+        status.update("parsing the quarantine")
+        moved, left = requeue(found, lake)
+    typer.echo(f"{count(moved, 'message')} left quarantine, {left:,} remain")
+
+
+def parse_time(option: str, text: str | None) -> datetime | None:
+    """Return the time that an option names; None without a bound.
+
+    Raises:
+        UsageError: The text is not a time.
+    """
+    if text is None:
+        return None
+    found = parse_position(text)
+    if not isinstance(found, datetime):
+        raise UsageError(f"{option} {text!r} is not a time; write it as 2026-11-01T12:00")
+    return found

@@ -1,4 +1,4 @@
-"""`godwit pipeline status`, `query` and `report`: what is in the lake."""
+"""`godwit pipeline status`, `query` and `report`: the content of the lake."""
 
 from __future__ import annotations
 
@@ -19,38 +19,46 @@ from typing import Any, Final
 import msgspec
 import typer
 
-from godwit.cli.connecting import tell
+from godwit.cli.connection import print_notice
 from godwit.cli.new_file import check_free, new_file
 from godwit.cli.pipeline import DEFAULT_ROWS
-from godwit.cli.pipeline_spark import Sources, Spark, explained, open_lake, session, waiting
+from godwit.cli.pipeline_run import (
+    SourceOptions,
+    SparkOptions,
+    explained_errors,
+    open_lake,
+    session,
+    status_line,
+)
 from godwit.cli.streams import discard_output
 from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, iso_time, moment, safe, safe_json
 
 LOG_LETTERS: Final = 8
-"""So much of a log's id is enough to know it by."""
+"""Number of characters of a log's id that are shown."""
 
 
-def show_status(lake_address: str, sources: Sources, *, as_json: bool) -> None:
-    """Print how far the pipeline has got."""
+def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> None:
+    """Print the progress of the pipeline."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.errors import PipelineError
-    from godwit.pipeline.status import check_options, status_of
+    from godwit.pipeline.archives import checked
+    from godwit.pipeline.problems import PipelineError
+    from godwit.pipeline.status import status_of
 
     options = sources.options()
-    with suppress(PipelineError):  # options that are wrong are a problem of the status
-        if warning := check_options(options).access.plain_token_warning():
-            tell(warning)
-    with explained(), waiting("asking the archive"):
+    with suppress(PipelineError):  # invalid options are reported as a problem of the status
+        if warning := checked(options).place.plain_token_warning():
+            print_notice(warning)
+    with explained_errors(), status_line("asking the archive"):
         found = status_of(lake, options)
     if as_json:
-        told = asdict(found)
-        for one in told["queries"]:
+        fields = asdict(found)
+        for one in fields["queries"]:
             one["done"] = iso_time(one.pop("done_us"))
-        show_objects([told])
+        show_objects([fields])
         return
     if found.problem:
-        tell(f"how much is not read yet is not known: {found.problem}")
+        print_notice(f"the number of unread messages is unknown: {found.problem}")
     show_table(
         [Column("query", is_name=True), Column("log"), Column("offset", right=True), Column("lag", right=True)],
         [
@@ -70,15 +78,15 @@ def show_status(lake_address: str, sources: Sources, *, as_json: bool) -> None:
     )
 
 
-def show_query(spark: Spark, lake_address: str, sql: str, form: str, limit: int | None) -> None:
-    """Print the answer."""
+def show_query(spark: SparkOptions, lake_address: str, sql: str, form: str, limit: int | None) -> None:
+    """Print the rows of a query."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.query import iterate_rows, run_query
+    from godwit.pipeline.query import all_rows, ask
 
-    with explained(), waiting("starting") as status, session(spark, lake, status) as found:
+    with explained_errors(), status_line("starting") as status, session(spark, lake, status) as found:
         status.update("working")
-        answer = run_query(found, lake, sql)
-        rows: Iterable[dict[str, Any]] = iterate_rows(answer)
+        answer = ask(found, lake, sql)
+        rows: Iterable[dict[str, Any]] = all_rows(answer)
         try:
             if form == "table":
                 _table(answer.columns, list(islice(rows, (limit or DEFAULT_ROWS) + 1)), limit or DEFAULT_ROWS)
@@ -86,26 +94,26 @@ def show_query(spark: Spark, lake_address: str, sql: str, form: str, limit: int 
                 _csv(answer.columns, islice(rows, limit))
             else:
                 for row in islice(rows, limit):
-                    typer.echo(safe_json(msgspec.json.encode({name: plain(value) for name, value in row.items()})))
-        except BrokenPipeError:  # whoever read it has seen enough
+                    typer.echo(safe_json(msgspec.json.encode({name: json_value(value) for name, value in row.items()})))
+        except BrokenPipeError:  # the reader closed the pipe
             discard_output()
 
 
 def write_report_file(lake_address: str, output: Path, *, force: bool) -> None:
-    """The report, whole or not at all."""
+    """Write the report to a file, complete or not at all."""
     lake = open_lake(lake_address, must_exist=True)
     check_free(output, force=force)
     from godwit.pipeline.report.page import write_report
 
-    with explained(), waiting("drawing"), new_file(output, force=force) as part:
+    with explained_errors(), status_line("drawing"), new_file(output, force=force) as part:
         write_report(lake, part)
     typer.echo(safe(str(output)))
 
 
-def plain(value: Any) -> Any:
-    """As JSON has it: times in UTC, bytes as the text that they are or in base64."""
+def json_value(value: Any) -> Any:
+    """Return a value for JSON: times in UTC, bytes as text or in base64."""
     if isinstance(value, datetime):
-        return iso_time(int(value.astimezone(UTC).timestamp() * 1e6))  # Spark's are in the zone of this machine
+        return iso_time(int(value.astimezone(UTC).timestamp() * 1e6))  # Spark uses the zone of this machine
     if isinstance(value, bytes | bytearray):
         try:
             return bytes(value).decode()
@@ -116,21 +124,21 @@ def plain(value: Any) -> Any:
     if isinstance(value, date | Decimal):
         return str(value)
     if hasattr(value, "asDict"):
-        return plain(value.asDict())
+        return json_value(value.asDict())
     if isinstance(value, dict):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
+        return {str(json_value(key)): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def cell(value: Any) -> str:
-    """As a table has it."""
+def cell_text(value: Any) -> str:
+    """Return a value for a cell of a table."""
     if value is None:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    shown = plain(value)
+    shown = json_value(value)
     if isinstance(value, bytes | bytearray) and not _is_text(bytes(value)):
         return f"<{count(len(value), 'byte')}>"
     return shown if isinstance(shown, str) else msgspec.json.encode(shown).decode()
@@ -149,16 +157,16 @@ def _table(names: list[str], rows: list[dict[str, Any]], most: int) -> None:
         Column(name, right=right, is_name=index == 0, least_width=12)
         for index, (name, right) in enumerate(zip(names, numbers, strict=True))
     ]
-    show_table(columns, [[cell(row[name]) for name in names] for row in rows[:most]])
+    show_table(columns, [[cell_text(row[name]) for name in names] for row in rows[:most]])
     if len(rows) > most:
-        tell(f"there are more than {count(most, 'row')}: see them with --limit, --json or --csv")
+        print_notice(f"more than {count(most, 'row')}: see the rest with --limit, --json or --csv")
 
 
 def _csv(names: list[str], rows: Iterable[dict[str, Any]]) -> None:
     """Write CSV: to a terminal with control characters escaped, to a pipe or file exactly, in UTF-8."""
     is_terminal = sys.stdout.isatty()
     if not is_terminal and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8")  # a locale's character set may lack characters that payloads have
+        sys.stdout.reconfigure(encoding="utf-8")  # the locale's character set may lack characters of payloads
     writer = csv.writer(sys.stdout, lineterminator="\n")
 
     def write(fields: Iterable[str | float | None]) -> None:
@@ -166,7 +174,7 @@ def _csv(names: list[str], rows: Iterable[dict[str, Any]]) -> None:
 
     write(names)
     for row in rows:
-        shown = [plain(row[name]) for name in names]
+        shown = [json_value(row[name]) for name in names]
         write(
             [one if isinstance(one, str | int | float | None) else msgspec.json.encode(one).decode() for one in shown]
         )

@@ -1,4 +1,4 @@
-"""Bars and counters on stderr for people who wait; nothing at all where nobody sits."""
+"""Progress bars and counters on stderr, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from godwit.cli.streams import Output
 
 MAX_BARS: Final = 8
-"""More transfers or tasks at once than this are not shown."""
+"""Bars shown at once; further transfers or tasks have none."""
 
 
 class _Bars:
-    """A rich progress that is there for the time of a block, on stderr; a disabled one does nothing."""
+    """A rich progress display on stderr for the duration of a block. A disabled one does nothing."""
 
     def __init__(self, *columns: ProgressColumn, enabled: bool) -> None:
         self.progress = Progress(
@@ -54,19 +54,19 @@ class _Bars:
         self.progress.stop()
 
     async def write(self, text: str, output: Output) -> None:
-        """Lines on standard output; above the bars, where both are on one terminal."""
+        """Write lines to standard output, above the bars if both are on one terminal."""
         if self.progress.disable or not sys.stdout.isatty():
             await output.write(text.encode("utf-8", "backslashreplace"))
         else:
             self.progress.console.print(Text(text.rstrip("\n")), soft_wrap=True)
 
-    def say(self, text: str) -> None:
-        """A line on stderr, above the bars."""
+    def print_line(self, text: str) -> None:
+        """Print a line on stderr, above the bars."""
         self.progress.console.print(Text(text), soft_wrap=True)
 
 
 class FileProgress(_Bars):
-    """A bar for each file under way."""
+    """A bar for each file in transfer."""
 
     def __init__(self, *, enabled: bool) -> None:
         super().__init__(
@@ -93,7 +93,7 @@ class FileProgress(_Bars):
 
 
 class LineProgress(_Bars):
-    """A running count, and how many a second."""
+    """A running count with its rate per second."""
 
     def __init__(self, *, enabled: bool) -> None:
         super().__init__(SpinnerColumn(), _CountColumn(), enabled=enabled)
@@ -104,7 +104,7 @@ class LineProgress(_Bars):
 
 
 class WorkProgress(_Bars):
-    """One bar for a piece of work that knows how much of it is done."""
+    """One bar for an operation that knows its total."""
 
     def __init__(self, title: str, *, enabled: bool) -> None:
         super().__init__(
@@ -121,7 +121,7 @@ class WorkProgress(_Bars):
 
 
 class TaskProgress(_Bars):
-    """A bar for each task at work, and one for all of them together where there are several."""
+    """A bar for each running task, and one for the total of several tasks."""
 
     def __init__(self, *, enabled: bool) -> None:
         super().__init__(
@@ -135,13 +135,13 @@ class TaskProgress(_Bars):
         self._tasks: dict[object, TaskID] = {}
 
     def total(self, title: str, done: int, total: int) -> None:
-        """How many tasks have ended, of how many."""
+        """Show the number of ended tasks out of `total`."""
         if self._all is None:
             self._all = self.progress.add_task(safe(title), total=total, note="")
         self.progress.update(self._all, completed=done, total=total, note=f"{done:,} of {total:,}")
 
     def show(self, task: object, title: str, fraction: float | None, note: str = "") -> None:
-        """How far a task is; None: it does not say."""
+        """Show the progress of a task. None: the task does not report its progress."""
         bar = self._tasks.get(task)
         if bar is None:
             if len(self._tasks) >= MAX_BARS:

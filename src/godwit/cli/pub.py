@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
-    TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
     BrokerOption,
     NameOption,
     SecretOption,
@@ -27,51 +27,53 @@ from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from godwit.net.publisher import AsyncPublisher
+    from godwit.net.publishing import AsyncPublisher
 
 _LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit pub`."""
+    """Add `godwit pub`."""
     root.command(
         "pub",
         epilog="Example: godwit pub home/kitchen/temperature 21.5 --retain",
-        context_settings={"ignore_unknown_options": True},  # so that -5.5 is a temperature
+        context_settings={"ignore_unknown_options": True},  # so that -5.5 is a message
     )(pub)
 
 
 def pub(
-    topic: Annotated[str, typer.Argument(help="Where to; levels are parted by /.")],
-    message: Annotated[str | None, typer.Argument(help="What to say.", show_default=False)] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input.")] = False,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send this file.")] = None,
+    topic: Annotated[str, typer.Argument(help="Topic to publish to; its levels are separated by /.")],
+    message: Annotated[str | None, typer.Argument(help="Payload to publish.", show_default=False)] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input as a message.")] = False,
+    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="File to send.")] = None,
     qos: Annotated[
         str,
         typer.Option(
-            metavar="0|1|2", help="0: at most once; 1: at least once; 2: in the log exactly once. Files: always 2."
+            metavar="0|1|2", help="Delivery: 0 at most once, 1 at least once, 2 exactly once in the log. Files use 2."
         ),
     ] = "1",
     retain: Annotated[
-        bool, typer.Option("--retain", help="The broker keeps the last one for later subscribers; empty: forget it.")
+        bool, typer.Option("--retain", help="Keep the last message for later subscribers. An empty message deletes it.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not say whom it reached.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Do not print how many subscribers were reached.")
+    ] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """Publish a message, each line of standard input (--lines), or a file (--file).
 
-    Ends with 0 when the broker has confirmed everything; at QoS 0 when it is sent. How many subscribers the last
-    message reached is told on stderr.
+    The exit code is 0 when the broker has confirmed everything, or with QoS 0 when everything is sent. The number of
+    subscribers that the last message reached is printed on stderr.
     """
     from godwit.broker.topics import check_topic
 
     if (message is not None) + lines + (file is not None) != 1:
-        raise UsageError("give one thing to publish: a MESSAGE, or --lines, or --file FILE")
+        raise UsageError("give exactly one of MESSAGE, --lines and --file FILE")
     if message is not None and _LOOKS_LIKE_AN_OPTION.match(message) and "--" not in sys.argv:
-        raise UsageError(f"there is no option {message}; if it is a message, put -- before it")
+        raise UsageError(f"unknown option {message}; if it is a message, put -- before it")
     quality = check_qos(qos)
     if file is not None and retain:
         raise UsageError("a file cannot be retained; leave out --retain")
@@ -83,27 +85,32 @@ def pub(
     elif lines:
         run(_publish_lines(target, topic, quality, retain, quiet))
     else:
-        # What was no UTF-8 on the command line goes out as the bytes that it was.
+        # Bytes of the command line that are not UTF-8 are published unchanged.
         payload = (message or "").encode("utf-8", "surrogateescape")
         run(_publish(target, topic, payload, quality, retain, quiet))
 
 
 def check_file(path: Path) -> None:
-    """GodwitError if it is nothing that has a size and can be read twice: first for its hash, then to be sent."""
+    """Check that a path names a regular file, which can be read twice: for its hash, and to send it.
+
+    Raises:
+        UsageError: It is not a regular file.
+        GodwitError: Reading it failed.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:
         if str(path) == "-":
-            raise UsageError("--file - cannot be; write standard input to a file first, or use --lines") from None
+            raise UsageError("--file does not read standard input; write it to a file first, or use --lines") from None
         raise GodwitError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     if stat.S_ISDIR(mode):
         raise UsageError(f"{path} is a folder; send its files one by one")
     if not stat.S_ISREG(mode):
-        raise UsageError(f"{path} is not a regular file, and has no size; write what it gives to a file first")
+        raise UsageError(f"{path} is not a regular file, and has no size; write its content to a file first")
 
 
 def reached_text(reached: int | None) -> str:
-    """How a publication went."""
+    """Return the result of a publication in words."""
     if reached is None:
         return "sent (QoS 0 is not confirmed)"
     return "reached no subscriber" if reached == 0 else f"reached {count(reached, 'subscriber')}"
@@ -123,7 +130,7 @@ async def _publish_lines(target: Target, topic: str, qos: int, retain: bool, qui
         async with connected(target) as client:
             publisher = client.publisher(topic, qos=qos, retain=retain)
             sent = await _send_lines(publisher, shows=not quiet)
-    except GodwitError as error:  # by now, what was under way is confirmed too, or will not be
+    except GodwitError as error:  # the client is closed: no further line will be confirmed
         if publisher is None or not publisher.next_sequence:
             raise
         raise GodwitError(f"{error} ({lines_done(publisher.confirmed_sequence)} {done})") from error
@@ -135,7 +142,7 @@ async def _publish_lines(target: Target, topic: str, qos: int, retain: bool, qui
 
 
 def lines_done(number: int) -> str:
-    """From where to go on after a failure."""
+    """Return how many lines were published before a failure, in words."""
     if number == 0:
         return "no line was"
     return "the first line was" if number == 1 else f"the first {number:,} lines were"

@@ -1,4 +1,4 @@
-"""`godwit sensors`: simulated rooms that publish their temperatures, from a seed."""
+"""`godwit sensors`: simulated rooms that publish their temperatures."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 import typer
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
+    EndlessTimeoutOption,
     NameOption,
     SecretOption,
     Target,
-    TimeoutOption,
     check_qos,
     connected,
     run,
@@ -27,24 +27,24 @@ from godwit.cli.text import count as counted
 from godwit.errors import BufferFullError, UsageError
 
 if TYPE_CHECKING:
-    from godwit.cli.house import Sensor
-    from godwit.net.client import AsyncClient
-    from godwit.net.publisher import AsyncPublisher
+    from godwit.net.connect import AsyncClient
+    from godwit.net.publishing import AsyncPublisher
+    from godwit.sim.sensors import Sensor
 
 MAX_ROOMS: Final = 10_000
 MAX_RATE: Final = 100_000.0
 TICK_S: Final = 0.02
-"""What is due within it goes out together."""
+"""Readings that are due within this time are published together."""
 MAX_LAG_S: Final = 1.0
-"""A sensor that was held up for longer does not make up for it."""
+"""A sensor that was delayed for longer skips the readings in between."""
 
 
-class Plan(msgspec.Struct, frozen=True):
-    """What a user can choose."""
+class SensorPlan(msgspec.Struct, frozen=True):
+    """The options of the command."""
 
     rooms: int
     rate: float
-    """Readings a second, of each room."""
+    """Readings per second of each room."""
     seed: int
     faults_per_thousand: float
     prefix: str
@@ -54,63 +54,79 @@ class Plan(msgspec.Struct, frozen=True):
     duration_s: float | None
 
     def check(self) -> None:
+        """Check the ranges of all options.
+
+        Raises:
+            UsageError: An option is out of range.
+        """
         from godwit.broker.topics import check_topic
 
         if not 1 <= self.rooms <= MAX_ROOMS:
-            raise UsageError(f"--rooms {self.rooms} cannot be; give a number from 1 to {MAX_ROOMS:,}")
+            raise UsageError(f"--rooms {self.rooms} is out of range; give a number from 1 to {MAX_ROOMS:,}")
         if not 0 < self.rate <= MAX_RATE:
-            raise UsageError(f"--rate {self.rate:g} cannot be; give readings a second, above 0, up to {MAX_RATE:,.0f}")
+            raise UsageError(
+                f"--rate {self.rate:g} is out of range; give readings per second, above 0, up to {MAX_RATE:,.0f}"
+            )
         if not 0 <= self.faults_per_thousand <= 1000:
-            raise UsageError(f"--faults {self.faults_per_thousand:g} cannot be; give a number from 0 to 1000")
+            raise UsageError(f"--faults {self.faults_per_thousand:g} is out of range; give a number from 0 to 1000")
         if self.count is not None and self.count < 1:
-            raise UsageError(f"--count {self.count} cannot be; give a number from 1 upward, or leave it out")
+            raise UsageError(f"--count {self.count} is out of range; give a number from 1 upward, or leave it out")
         if self.duration_s is not None and not 0 < self.duration_s < math.inf:
-            raise UsageError(f"--duration {self.duration_s:g} cannot be; give seconds above 0, or leave it out")
+            raise UsageError(f"--duration {self.duration_s:g} is out of range; give seconds above 0, or leave it out")
         check_topic(self.prefix)
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit sensors`."""
+    """Add `godwit sensors`."""
     root.command("sensors", epilog="Example: godwit sensors --rooms 20 --rate 2 --duration 60")(sensors)
 
 
 def sensors(
-    rooms: Annotated[int, typer.Option(metavar="N", help="How many rooms.")] = 5,
-    rate: Annotated[float, typer.Option(metavar="R", help="Readings a second, of each room.")] = 1.0,
-    seed: Annotated[int, typer.Option(metavar="S", help="The same seed gives the same weather and faults.")] = 1,
-    faults: Annotated[float, typer.Option(metavar="F", help="Faults in a thousand readings of a sensor.")] = 1.0,
-    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="End after so many readings.")] = None,
-    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="End after so long.")] = None,
-    prefix: Annotated[str, typer.Option(metavar="TOPIC", help="Above the rooms: TOPIC/kitchen/temperature.")] = "home",
-    qos: Annotated[str, typer.Option(metavar="0|1|2", help="As with godwit pub.")] = "1",
+    rooms: Annotated[int, typer.Option(metavar="N", help="Number of rooms.")] = 5,
+    rate: Annotated[float, typer.Option(metavar="R", help="Readings per second of each room.")] = 1.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the readings and faults.")] = 1,
+    faults: Annotated[float, typer.Option(metavar="F", help="Faults per thousand readings of a sensor.")] = 1.0,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-n", metavar="N", help="End after this many readings.", show_default="no limit"),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="End after this many seconds.", show_default="no limit")
+    ] = None,
+    prefix: Annotated[
+        str, typer.Option(metavar="TOPIC", help="First levels of the topics: TOPIC/kitchen/temperature.")
+    ] = "home",
+    qos: Annotated[
+        str, typer.Option(metavar="0|1|2", help="Delivery: 0 at most once, 1 at least once, 2 exactly once in the log.")
+    ] = "1",
     retain: Annotated[
-        bool, typer.Option("--retain", help="Later subscribers get the last reading of each room.")
+        bool, typer.Option("--retain", help="Keep the last reading of each room for later subscribers.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = None,
+    timeout: EndlessTimeoutOption = None,
 ) -> None:
-    """Simulated rooms publish their temperatures as JSON: daily cycle, drift, noise, and faults now and then.
+    """Publish the temperatures of simulated rooms as JSON: daily cycle, drift, noise, and occasional faults.
 
-    Topics are home/kitchen/temperature and so on. A sensor can be stuck, spike, drift away or fall silent. Goes on
-    until Ctrl-C unless --count or --duration ends it.
+    The topics are home/kitchen/temperature and so on. A faulty sensor is stuck, spikes, drifts away or stops sending.
+    The command runs until Ctrl-C unless --count or --duration ends it.
     """
-    plan = Plan(rooms, rate, seed, faults, prefix, check_qos(qos), retain, count, duration)
+    plan = SensorPlan(rooms, rate, seed, faults, prefix, check_qos(qos), retain, count, duration)
     plan.check()
     run(_run(Target.of(broker, name, secret_file, timeout), plan, quiet))
 
 
-async def _run(target: Target, plan: Plan, quiet: bool) -> None:
-    from godwit.cli.house import sensors as house
+async def _run(target: Target, plan: SensorPlan, quiet: bool) -> None:
     from godwit.cli.progress import LineProgress
+    from godwit.sim.sensors import sensors as house
 
     async with connected(target) as client:
         if not quiet:
-            text = f"{counted(plan.rooms, 'room')} at {plan.prefix}/+/temperature, {plan.rate:g} a second each"
+            text = f"{counted(plan.rooms, 'room')} at {plan.prefix}/+/temperature, {plan.rate:g} per second each"
             typer.echo(f"publishing {text}", err=True)
-        source = Source(
+        source = SensorPublisher(
             client,
             house(
                 plan.rooms,
@@ -133,10 +149,10 @@ async def _run(target: Target, plan: Plan, quiet: bool) -> None:
         typer.echo(f"{counted(source.sent, 'reading')} {'sent' if plan.qos == 0 else 'confirmed'}", err=True)
 
 
-class Source:
-    """The sensors and their publishers: who is due sends, one sensor after another, spread evenly over time."""
+class SensorPublisher:
+    """The sensors and their publishers. Readings are spread evenly over time, one sensor after another."""
 
-    def __init__(self, client: AsyncClient, sensors: list[Sensor], plan: Plan) -> None:
+    def __init__(self, client: AsyncClient, sensors: list[Sensor], plan: SensorPlan) -> None:
         self._plan = plan
         self._pairs: list[tuple[Sensor, AsyncPublisher]] = [
             (
@@ -148,7 +164,7 @@ class Source:
         self.sent = 0
 
     async def run(self, show: Callable[[int], None]) -> None:
-        """Until the plan's end; then everything is confirmed."""
+        """Publish until the plan ends, then wait until the broker has confirmed everything."""
         plan = self._plan
         now = asyncio.get_running_loop().time
         turns_per_s = plan.rate * len(self._pairs)
@@ -161,7 +177,7 @@ class Source:
                 continue
             waited = False
             while turn < due and self.sent != plan.count and not waited:
-                waited = await self._take_turn(turn)
+                waited = await self._publish_reading(turn)
                 turn += 1
             show(self.sent)
             pause_s = max(started + turn / turns_per_s - now(), TICK_S)
@@ -175,8 +191,8 @@ class Source:
         duration_s = self._plan.duration_s
         return self.sent == self._plan.count or (duration_s is not None and elapsed_s >= duration_s)
 
-    async def _take_turn(self, turn: int) -> bool:
-        """Whether it had to wait for room."""
+    async def _publish_reading(self, turn: int) -> bool:
+        """Publish one reading; return whether it had to wait for buffer space."""
         sensor, publisher = self._pairs[turn % len(self._pairs)]
         reading = sensor.read()
         if reading is None:

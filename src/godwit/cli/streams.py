@@ -1,7 +1,8 @@
-"""Standard input and output beside an event loop: a slow reader or a quiet writer at the other end never blocks it.
+"""Standard input and output beside an event loop, which a slow reader or writer at the other end never blocks.
 
-Blocking calls run in daemon threads, on bare file descriptors: such a thread neither keeps the program from ending nor
-holds a lock that the interpreter wants at its end. The descriptors stay in blocking mode, because others share them.
+Blocking calls run in daemon threads on bare file descriptors. Such a thread neither delays the end of the program nor
+holds a lock that the interpreter needs when it exits. The descriptors stay in blocking mode because other processes
+share them.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from godwit.limits import KIB
 T = TypeVar("T")
 
 PIPE_ATOM_BYTES: Final = 4096
-"""So much a pipe takes without waiting once `poll` says that it can be written to."""
+"""Bytes that a pipe accepts without blocking once `poll` reports it as writable."""
 READ_BYTES: Final = 256 * KIB
 WATCH_S: Final = 0.2
 
 
 class DaemonThread:
-    """Runs one blocking call after another for an event loop; may be left behind in the middle of one."""
+    """Runs blocking calls one after another for an event loop. It may be abandoned during a call."""
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -37,12 +38,12 @@ class DaemonThread:
         self._started = False
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What the function returns or raises."""
+        """Run the function in the thread and return its result, or raise its exception."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def settle(result: T | None, error: BaseException | None) -> None:
-            if future.done():  # nobody waits any more
+            if future.done():  # the caller was cancelled
                 return
             if error is not None:
                 future.set_exception(error)
@@ -70,11 +71,11 @@ class DaemonThread:
 
 
 class OutputClosedError(Exception):
-    """Whoever read our standard output is gone (`godwit sub x | head -1`): a good reason to end, not a failure."""
+    """The reader of standard output has closed it (`godwit sub x | head -1`): a reason to end, not a failure."""
 
 
 class Output:
-    """Standard output. Everything written is with the system when `write` returns."""
+    """Standard output. Data is with the operating system when `write` returns."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = sys.stdout.fileno() if fd is None else fd
@@ -82,13 +83,18 @@ class Output:
         self._never_waits = stat.S_ISREG(mode)
         self._is_pipe = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
         self._poll: select.poll | None = None
-        if hasattr(select, "poll") and self._is_pipe:  # no Windows
+        if hasattr(select, "poll") and self._is_pipe:  # not on Windows
             self._poll = select.poll()
             self._poll.register(self._fd, select.POLLOUT)
         self._thread = DaemonThread("godwit-output")
 
     async def write(self, data: bytes) -> None:
-        """OutputClosedError if nobody is there to read it."""
+        """Write all bytes.
+
+        Raises:
+            OutputClosedError: The reader has closed the pipe.
+            GodwitError: The write failed for another reason.
+        """
         try:
             if self._never_waits or (self._poll is not None and len(data) <= PIPE_ATOM_BYTES and self._has_room()):
                 self._write(data)
@@ -100,7 +106,7 @@ class Output:
             raise GodwitError(f"cannot write to standard output: {error.strerror}; the rest is not shown") from error
 
     async def until_closed(self) -> NoReturn:
-        """Raises OutputClosedError once the reader of the pipe is gone, also when there is nothing to write."""
+        """Raise OutputClosedError once the reader of the pipe is gone, even if there is nothing to write."""
         while True:
             await asyncio.sleep(WATCH_S)
             if self._poll is not None and any(event & select.POLLERR for _, event in self._poll.poll(0)):
@@ -115,12 +121,12 @@ class Output:
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
-            except BlockingIOError:  # somebody who shares it has set it so
+            except BlockingIOError:  # a process that shares the descriptor made it non-blocking
                 select.select([], [self._fd], [])
 
 
 class Input:
-    """Standard input, read as it is asked for."""
+    """Standard input, read on demand."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = sys.stdin.fileno() if fd is None else fd
@@ -134,13 +140,14 @@ class Input:
         while True:
             try:
                 return os.read(self._fd, READ_BYTES)
-            except BlockingIOError:  # somebody who shares it has set it so
+            except BlockingIOError:  # a process that shares the descriptor made it non-blocking
                 select.select([self._fd], [], [])
 
     async def lines(self, max_bytes: int) -> AsyncIterator[list[bytes]]:
-        """All whole lines of a chunk at a time, without their ends; a last line needs none.
+        """Yield the complete lines of each chunk, without line ends. The last line needs no line end.
 
-        GodwitError if one is longer than `max_bytes`, so that no input fills the memory.
+        Raises:
+            GodwitError: A line is longer than `max_bytes`, the bound on memory.
         """
         number = 0
         rest = bytearray()
@@ -163,15 +170,15 @@ class Input:
 def _check_length(line: bytes | bytearray, max_bytes: int, number: int) -> None:
     if len(line) > max_bytes:
         raise GodwitError(
-            f"line {number:,} of standard input is longer than {max_bytes:,} bytes, the most that a message holds; "
-            "cut it, or send it with --file"
+            f"line {number:,} of standard input is longer than {max_bytes:,} bytes, the largest size of a message; "
+            "shorten it, or send it with --file"
         )
 
 
 def complete_streams() -> None:
-    """Gives a program that was started without a standard stream (`>&-`) an empty one.
+    """Open an empty stream in place of each standard stream that is closed (`>&-`).
 
-    Else the next file or socket would take its number, which uvloop does not survive.
+    Otherwise the next file or socket would get its descriptor number, which makes uvloop fail.
     """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -182,7 +189,7 @@ def complete_streams() -> None:
 
 
 def discard_output() -> None:
-    """After OutputClosedError: what the interpreter flushes at its end goes nowhere, and is no error."""
+    """Redirect stdout to nowhere after OutputClosedError, so that the interpreter's last flush does not fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

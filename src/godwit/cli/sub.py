@@ -1,4 +1,4 @@
-"""`godwit sub`: print messages as they come, or keep the files that do."""
+"""`godwit sub`: print messages as they arrive, or save files."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
+    EndlessTimeoutOption,
     NameOption,
     SecretOption,
     Target,
-    TimeoutOption,
     connected,
     guarded,
+    print_notice,
     run,
-    tell,
 )
-from godwit.cli.places import read_place
 from godwit.cli.text import count as counted
-from godwit.cli.text import safe, safe_json
+from godwit.cli.text import parse_position, safe, safe_json
 from godwit.errors import TopicError, UsageError
 from godwit.limits import MAX_SESSION_EXPIRY_S
 from godwit.wire.codes import Code
@@ -34,70 +33,82 @@ if TYPE_CHECKING:
 
     from godwit.client.message import Message
     from godwit.client.subscription import Start
-    from godwit.net.client import AsyncClient
-    from godwit.net.file_inbox import ReceivedFile
+    from godwit.net.connect import AsyncClient
+    from godwit.net.inbox import ReceivedFile
 
 
 MAX_SIZE_DIGITS: Final = 18
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit sub`."""
+    """Add `godwit sub`."""
     root.command("sub", epilog="Example: godwit sub 'home/+/temperature' --count 10")(sub)
 
 
 def sub(
     filters: Annotated[
         list[str],
-        typer.Argument(metavar="FILTER...", help="Topics; + is any one level, # the rest, * one or more levels."),
+        typer.Argument(metavar="FILTER...", help="Topics; + matches one level, # the rest, * one or more levels."),
     ],
-    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="End after so many.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, not `topic: payload`.")] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count", "-n", metavar="N", help="End after this many messages or files.", show_default="no limit"
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line instead of `topic: payload`.")
+    ] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="DIR", help="Receive files into this folder; prints their paths.")
+        Path | None, typer.Option("--save", metavar="DIR", help="Receive files into this folder and print their paths.")
     ] = None,
     max_size: Annotated[
-        str, typer.Option("--max-size", metavar="SIZE", help="With --save: the largest file to receive.")
+        str, typer.Option("--max-size", metavar="SIZE", help="With --save: size of the largest file to accept.")
     ] = "1GiB",
     max_total: Annotated[
         str,
         typer.Option(
-            "--max-total", metavar="SIZE", help="With --save: end when the files received and not moved away have more."
+            "--max-total",
+            metavar="SIZE",
+            help="With --save: end when the received files in the folder exceed this size.",
         ),
     ] = "10GiB",
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="WHERE", help="latest, earliest, an offset, or a time such as 2025-03-01T12:00 (UTC)."
+            "--from",
+            metavar="POSITION",
+            help="Start at earliest, latest, an offset, or a time such as 2025-03-01T12:00 (UTC).",
+            show_default="latest",
         ),
     ] = None,
     cursor: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Go on behind what was printed the last time, which the broker keeps for a week under this name.",
+            help="Continue after the last printed message; the broker stores that position for a week under this name.",
         ),
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = None,
+    timeout: EndlessTimeoutOption = None,
 ) -> None:
-    """Print messages as they come: `topic: payload`, one a line.
+    """Print messages as they arrive, as `topic: payload`, one per line.
 
-    What a terminal would act upon is shown as an escape; --json keeps every payload exactly, as `payload_base64` where
-    it is not UTF-8. Waits for the broker if it is not there yet, and comes back to it if it is lost. Missed messages
-    are told on stderr.
+    Characters that a terminal would act upon are printed as escapes. --json keeps every payload exactly, as
+    `payload_base64` where it is not UTF-8. The command waits for a broker that is not running yet and reconnects when
+    the connection is lost. Missed messages are reported on stderr.
     """
     if count is not None and count < 1:
-        raise UsageError(f"--count {count} cannot be; give a number from 1 upward, or leave it out")
+        raise UsageError(f"--count {count} is out of range; give a number from 1 upward, or leave it out")
     start_at, since = parse_start(start)
     target = Target.of(broker, name, secret_file, timeout)
-    if cursor is not None:  # the broker keeps it with a client's name: without one it would be gone with the connection
+    if cursor is not None:  # a cursor belongs to a named client; without a name it would end with the connection
         target = replace(target, name=name or cursor, session_expiry_s=MAX_SESSION_EXPIRY_S, is_cursor=not name)
     if save is not None:
         if start is not None or cursor is not None:
-            raise UsageError("--save has no --from and no --cursor: files are received from now on")
+            raise UsageError("--save does not accept --from or --cursor: files are received from now on")
         limits = parse_size("--max-size", max_size), parse_size("--max-total", max_total)
         run(_save(target, filters, save, limits, count, as_json))
     else:
@@ -105,28 +116,35 @@ def sub(
 
 
 def parse_start(text: str | None) -> tuple[Start, datetime | None]:
-    """A place in the log, or a time."""
+    """Return the position or the time to start at.
+
+    Raises:
+        UsageError: The text is neither.
+    """
     if text is None:
         return None, None
-    place = read_place(text)
-    if place is None:
+    position = parse_position(text)
+    if position is None:
         raise UsageError(
-            f"--from {text!r} is no place to start at; write latest, earliest, an offset, or a time such as "
-            "2025-03-01T12:00"
+            f"--from {text!r} is not a position; write latest, earliest, an offset, or a time such as 2025-03-01T12:00"
         )
-    return (None, place) if isinstance(place, datetime) else (place, None)
+    return (None, position) if isinstance(position, datetime) else (position, None)
 
 
 def parse_size(option: str, text: str) -> int:
-    """Return the bytes that a size with or without a unit means."""
-    from godwit.server.configuration import SIZES_BYTES, WITH_UNIT
+    """Return the number of bytes that a size names, with or without a unit.
+
+    Raises:
+        UsageError: The text is not a size.
+    """
+    from godwit.server.log_sections import SIZES_BYTES, WITH_UNIT
 
     match = WITH_UNIT.fullmatch(text)
     if match is not None and match[2] in SIZES_BYTES:
         return int(float(match[1]) * SIZES_BYTES[match[2]])
     if text.isascii() and text.isdigit() and len(text) <= MAX_SIZE_DIGITS:
         return int(text)
-    raise UsageError(f"{option} {text!r} is no size; write it as 500MB, 10GiB or a number of bytes")
+    raise UsageError(f"{option} {text!r} is not a size; write it as 500MB, 10GiB or a number of bytes")
 
 
 async def _print(
@@ -138,36 +156,36 @@ async def _print(
     since: datetime | None,
     cursor: str | None,
 ) -> None:
-    from godwit.cli.rendering import Lines
+    from godwit.cli.message_lines import MessageFormatter
     from godwit.cli.streams import Output
 
     output = Output()
-    lines = Lines(as_json=as_json)
+    lines = MessageFormatter(as_json=as_json)
 
     async def show(client: AsyncClient) -> None:
         left = count
-        # `keep`: it ends with the connection. A client with a name finds its place again when it comes back.
+        # `keep`: the subscription ends with the session, so a named client continues when it connects again.
         subscription = client.subscribe(
             *filters,
             start=start,
             since=since,
             cursor=cursor,
-            on_gap=lambda missed: _tell_gap(missed, subscription.replaced),
+            on_gap=lambda missed: _report_gap(missed, subscription.replaced),
             keep=True,
         )
         async with subscription as messages:
-            place = messages.position
+            position = messages.position
             async for batch in messages.batches():
                 shown = batch if left is None else batch[:left]
                 await output.write(lines.render(shown))
-                # The rest of a batch that --count cuts was handed out, but nobody has seen it: it comes another time.
-                place = messages.position if len(shown) == len(batch) else place_behind(shown, place)
+                # Messages of the batch beyond --count were not printed: they are delivered again the next time.
+                position = messages.position if len(shown) == len(batch) else position_after(shown, position)
                 if cursor is not None:
-                    await messages.commit(place)
+                    await messages.commit(position)
                 if left is not None:
                     left -= len(shown)
                     if left == 0:
-                        await messages.close(place)
+                        await messages.close(position)
                         return
 
     async with connected(target) as client:
@@ -179,8 +197,8 @@ async def _print(
             raise TopicError(error.code, f"{error}: publish to it first, or create it (godwit topics create)") from None
 
 
-def place_behind(messages: Sequence[Message], before: int) -> int:
-    """Where to read on after these messages, if the place `before` them was that."""
+def position_after(messages: Sequence[Message], before: int) -> int:
+    """Return the position after these messages, or `before` if none of them is in the log."""
     logged = (message.offset for message in messages if message.offset is not None and not message.retained)
     return max((offset + 1 for offset in logged), default=before)
 
@@ -193,13 +211,13 @@ async def _save(
 
     output = Output()
 
-    async def keep(client: AsyncClient, progress: FileProgress) -> None:
+    async def receive(client: AsyncClient, progress: FileProgress) -> None:
         left = count
         receiver = client.receive_files(
             *filters,
             folder=folder,
             progress=progress.show,
-            on_problem=tell,
+            on_problem=print_notice,
             max_file_bytes=limits[0],
             max_total_bytes=limits[1],
         )
@@ -214,11 +232,11 @@ async def _save(
 
     with FileProgress(enabled=sys.stderr.isatty()) as progress:
         async with connected(target) as client:
-            await guarded(keep(client, progress), output.until_closed())
+            await guarded(receive(client, progress), output.until_closed())
 
 
 def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
-    """What is printed of a file: its path, or an object."""
+    """Return the line printed for a received file: its path, or a JSON object."""
     import msgspec
 
     if not as_json:
@@ -234,14 +252,16 @@ def file_line(file: ReceivedFile, *, as_json: bool) -> bytes:
     return safe_json(msgspec.json.encode(fields)) + b"\n"
 
 
-def _tell_gap(missed: int | None, replaced: tuple[int, int] | None) -> None:
+def _report_gap(missed: int | None, replaced: tuple[int, int] | None) -> None:
     if missed is None and replaced is not None:
         begin, end = replaced
-        tell(
-            f"the broker has an older copy of its log: what was received at the offsets {begin:,} to {end - 1:,} is no "
-            "longer in it, and other messages have these offsets; going on with them"
+        print_notice(
+            f"the broker has an older copy of its log: the messages received at the offsets {begin:,} to {end - 1:,} "
+            "are not in it, and other messages have these offsets; continuing with them"
         )
     elif missed is None:
-        tell("may have missed messages, nobody knows how many: the broker has a new log")
+        print_notice("may have missed messages, an unknown number: the broker has a new log")
     else:
-        tell(f"missed up to {counted(missed, 'message')}")  # where it is not known which matched, all are counted
+        print_notice(
+            f"missed up to {counted(missed, 'message')}"
+        )  # if the broker does not know which ones matched, it counts all

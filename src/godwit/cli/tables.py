@@ -1,4 +1,4 @@
-"""Lists of things, for people (aligned columns) and for programs (one JSON object a line)."""
+"""Lists as aligned columns for people and as one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from rich.text import Text
 from godwit.cli.text import safe, safe_json
 
 GAP: Final = 2
-"""Between two columns."""
+"""Blank columns between two columns of a table."""
 LEAST_NAME_WIDTH: Final = 16
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column, and what becomes of it where a terminal has too little room."""
+    """A column, and how it shrinks when the terminal is too narrow."""
 
     title: str
     short_title: str = ""
     right: bool = False
     shorten: Callable[[str], str] | None = None
-    """Makes the cells shorter, and keeps what matters."""
+    """Function that shortens a cell."""
     drop: int | None = None
-    """Left out if even that is not enough, 1 first. None: it stays, as long as there is room for the name."""
+    """Order in which columns are left out if that is not enough, 1 first. None: keep it while the name fits."""
     least_width: int | None = None
-    """May be cut down to this, with an ellipsis, before others are left out. None: it is not cut."""
+    """Width to which it may be cut, with an ellipsis, before other columns are left out. None: never cut."""
     is_name: bool = False
-    """What a row is about: it stays whole as long as it can."""
+    """Whether this column identifies the row. It is cut last."""
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Columns on stdout, each row on one line: as wide as they are, or what fits the terminal."""
-    columns = [replace(column, title=safe(column.title)) for column in columns]  # a query may make titles of data
+    """Print rows as aligned columns, one line each, fitted to the terminal if stdout is one."""
+    columns = [
+        replace(column, title=safe(column.title)) for column in columns
+    ]  # the titles of a query can contain data
     cells = [[Text(safe(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         console = Console()
@@ -54,33 +56,33 @@ def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None
 
 
 def fitted(columns: Sequence[Column], cells: Sequence[Sequence[Text]], width: int) -> Table:
-    """The table made as narrow as it has to be: shorter, then with fewer columns, then with cut names."""
+    """Return the table narrowed to `width`: with shorter cells, then fewer columns, then cut names."""
     titles = [column.title for column in columns]
     if _total(_widths(titles, cells)) > width:
         titles = [column.short_title or column.title for column in columns]
         cells = [[_shortened(column, cell) for column, cell in zip(columns, row, strict=True)] for row in cells]
     widths = _widths(titles, cells)
     limits = [min(own, column.least_width or own) for column, own in zip(columns, widths, strict=True)]
-    kept = list(range(len(columns)))
+    shown_columns = list(range(len(columns)))
     minor = sorted((column.drop, i) for i, column in enumerate(columns) if column.drop is not None)
     for _, i in minor:
-        if _total([limits[i] for i in kept]) > width:
-            kept.remove(i)
+        if _total([limits[i] for i in shown_columns]) > width:
+            shown_columns.remove(i)
     floors = [min(limit, LEAST_NAME_WIDTH) if columns[i].is_name else limit for i, limit in enumerate(limits)]
-    for i in [i for i in reversed(kept) if not columns[i].is_name]:
-        if _total([floors[i] for i in kept]) > width:
-            kept.remove(i)
-    spare = width - _total([limits[i] for i in kept])
-    for i in kept:  # what was cut gets what is left; the name gives what is missing
+    for i in [i for i in reversed(shown_columns) if not columns[i].is_name]:
+        if _total([floors[i] for i in shown_columns]) > width:
+            shown_columns.remove(i)
+    spare = width - _total([limits[i] for i in shown_columns])
+    for i in shown_columns:  # widen cut columns with spare room; narrow the name if there is too little
         more = min(spare, widths[i] - limits[i]) if spare > 0 else spare if columns[i].is_name else 0
         limits[i] = max(limits[i] + more, 1)
         spare -= more
-    cut = [[_cut(row[i], limits[i]) for i in kept] for row in cells]
-    return _table([titles[i] for i in kept], [columns[i] for i in kept], cut)
+    cut = [[_cut(row[i], limits[i]) for i in shown_columns] for row in cells]
+    return _table([titles[i] for i in shown_columns], [columns[i] for i in shown_columns], cut)
 
 
 def show_objects(objects: Sequence[object]) -> None:
-    """One JSON object a line."""
+    """Print one JSON object per line."""
     for each in objects:
         typer.echo(safe_json(msgspec.json.encode(each)).decode())
 

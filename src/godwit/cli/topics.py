@@ -1,4 +1,4 @@
-"""`godwit topics`: which topics there are, what one is like, and a new one."""
+"""`godwit topics`: list, show and create topics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
-    TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
     BrokerOption,
     NameOption,
     SecretOption,
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from godwit.cli.tables import Column
     from godwit.wire.control import TopicInfo
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 
-app = typer.Typer(help="Which topics there are; without a command: list.")
+app = typer.Typer(help="List, show and create topics; without a command: list.")
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit topics`."""
+    """Add `godwit topics`."""
     root.add_typer(app, name="topics")
 
 
@@ -42,7 +42,7 @@ def topics(
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
     """List, show and create topics; without a command: list."""
     context.obj = {
@@ -57,17 +57,19 @@ def topics(
 @app.command("list", epilog="Example: godwit topics list 'home/#'")
 def list_topics(
     context: typer.Context,
-    filter: Annotated[str | None, typer.Argument(help="Only those that match.", show_default=False)] = None,
+    filter: Annotated[
+        str | None, typer.Argument(help="List only topics that match this filter.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """The topics in the order of their names, with their figures since each was created.
+    """List the topics by name, with their figures since each was created.
 
-    Those of a broker without a log on disk begin with its start. A narrow terminal shows fewer columns; --json has
-    them all.
+    The figures of a broker without a log on disk start when the broker starts. A narrow terminal shows fewer columns;
+    --json has all.
     """
     from godwit.broker.topics import check_filter
     from godwit.cli.tables import show_objects, show_table
@@ -87,18 +89,18 @@ def list_topics(
 @app.command("show", epilog="Example: godwit topics show home/kitchen/temperature")
 def show(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="Its name.")],
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """One topic, with how many subscribers and publishers it has now."""
+    """Show one topic with its current numbers of subscribers and publishers."""
     from godwit.broker.topics import check_topic
     from godwit.cli.tables import show_objects
 
-    _refuse_wildcards(topic, f"name one topic, or see all that match: godwit topics list '{topic}'")
+    _refuse_wildcards(topic, f"name one topic, or list all that match: godwit topics list '{topic}'")
     check_topic(topic)
     found = ask(_target(context, broker, name, secret_file, timeout), lambda client: client.topics(topic))
     if not found:
@@ -124,13 +126,13 @@ def show(
 @app.command("create", epilog="Example: godwit topics create home/garage/temperature")
 def create(
     context: typer.Context,
-    topic: Annotated[str, typer.Argument(help="Its name.")],
+    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
     broker: BrokerOption = DEFAULT_BROKER,
     name: NameOption = None,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    timeout: TimeoutOption = REQUEST_TIMEOUT_S,
 ) -> None:
-    """Create a topic; where the broker's policy is `explicit`, that comes before anything else."""
+    """Create a topic. Where the broker's policy is `explicit`, a topic must be created before it is used."""
     from godwit.broker.topics import check_topic
 
     _refuse_wildcards(topic, "give the new topic a name without + * #")
@@ -154,7 +156,7 @@ def _was_typed(context: typer.Context, option: str) -> bool:
 def _target(
     context: typer.Context, broker: str, name: str | None, secret_file: Path | None, timeout: float | None
 ) -> Target:
-    """From the options behind the command, or else those before it."""
+    """Return the target from the options after the subcommand, else from those before it."""
     options: dict[str, Any] = {"broker": broker, "name": name, "secret_file": secret_file, "timeout": timeout}
     for option, value in (context.obj or {}).items():
         if not _was_typed(context, option):

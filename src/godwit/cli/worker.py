@@ -1,98 +1,123 @@
-"""`godwit worker`: volunteer for kinds of work, and do it with a command, or pretend to."""
+"""`godwit worker`: volunteer for kinds of work, and run a command for each task or simulate the work.
+
+The shell runs its tasks in the same way.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import shlex
 import shutil
-from typing import Annotated, Final
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
-from godwit.cli.connecting import (
+from godwit.cli.connection import (
     DEFAULT_BROKER,
     BrokerOption,
+    EndlessTimeoutOption,
     SecretOption,
     Target,
-    TimeoutOption,
     connected,
+    guarded,
+    print_notice,
     run,
 )
+from godwit.cli.text import count, safe, safe_payload, size
 from godwit.errors import UsageError
 from godwit.limits import MAX_CAPACITY, MAX_KINDS
+
+if TYPE_CHECKING:
+    from godwit.cli.progress import TaskProgress
+    from godwit.net.connect import AsyncClient
+    from godwit.net.task import Task
+    from godwit.net.worker import Worker
+
 
 MAX_SECONDS: Final = 3600.0
 
 
 def register(root: typer.Typer) -> None:
-    """Adds `godwit worker`."""
+    """Add `godwit worker`."""
     root.command("worker", epilog="Example: godwit worker anna --kind resize --exec 'convert - -resize 50% -'")(worker)
 
 
 def worker(
-    name: Annotated[str, typer.Argument(help="Who this worker is; each has a name of its own.")],
+    name: Annotated[str, typer.Argument(help="Unique name of this worker.")],
     kinds: Annotated[
-        list[str], typer.Option("--kind", "-k", metavar="KIND", help="What it volunteers for; may be repeated.")
+        list[str], typer.Option("--kind", "-k", metavar="KIND", help="Kind of work to volunteer for; may be repeated.")
     ],
     command: Annotated[
         str | None,
         typer.Option(
             "--exec",
             metavar="CMD",
-            help="Run this for each task: payload on its standard input, result from its standard output.",
+            help="Command to run for each task: payload on its stdin, result from its stdout.",
         ),
     ] = None,
-    capacity: Annotated[int, typer.Option(metavar="N", help="So many tasks at once.")] = 1,
+    capacity: Annotated[int, typer.Option(metavar="N", help="Number of tasks to run at once.")] = 1,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Without --exec: how long it pretends to work on a task; 1 unless given."),
+        typer.Option(metavar="SECONDS", help="Without --exec: duration of a simulated task.", show_default="1"),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show the tasks.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print the tasks.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     secret_file: SecretOption = None,
-    timeout: TimeoutOption = None,
+    timeout: EndlessTimeoutOption = None,
 ) -> None:
     """Volunteer for work and do it until Ctrl-C, which hands unfinished tasks back at once.
 
-    With --exec each task is a run of the command, without a shell; an exit code other than 0 is a failure, told with
-    the end of what it wrote to stderr. Without --exec the worker pretends to work, with progress, for trying things
-    out. Waits for the broker if it is not there yet, and comes back to it if it is lost.
+    With --exec each task is a run of the command, without a shell. An exit code other than 0 is a failure, reported
+    with the end of the command's stderr. Without --exec the worker simulates work, with progress, for experiments. The
+    worker waits for a broker that is not running yet and reconnects when the connection is lost.
     """
     from godwit.broker.topics import check_kind
-    from godwit.cli.worker_tasks import executing, pretending, work
 
     if not name:
-        raise UsageError("the name of the worker is empty; give it one")
+        raise UsageError("the name of the worker is empty; give a name")
     if len(kinds) > MAX_KINDS:
         raise UsageError(f"{len(kinds)} kinds are too many; a worker volunteers for {MAX_KINDS} at most")
     for kind in kinds:
         check_kind(kind)
     if not 1 <= capacity <= MAX_CAPACITY:
-        raise UsageError(f"--capacity {capacity} cannot be; give a number from 1 to {MAX_CAPACITY:,}")
+        raise UsageError(f"--capacity {capacity} is out of range; give a number from 1 to {MAX_CAPACITY:,}")
     if command is not None and seconds is not None:
-        raise UsageError("--seconds is for a worker that pretends; leave it out, or leave out --exec")
-    doing = (
-        pretending(check_pretence(1.0 if seconds is None else seconds))
+        raise UsageError("--seconds is for simulated work; leave it out, or leave out --exec")
+    task_work = (
+        simulated_work(check_simulated_seconds(1.0 if seconds is None else seconds))
         if command is None
-        else executing(split_command(command))
+        else command_work(split_command(command))
     )
     target = Target.of(broker, name, secret_file, timeout)
 
     async def main() -> None:
         async with connected(target) as client:
-            await work(client, list(dict.fromkeys(kinds)), capacity, doing, quiet=quiet)
+            await run_worker(client, list(dict.fromkeys(kinds)), capacity, task_work, quiet=quiet)
 
     run(main())
 
 
-def check_pretence(seconds: float) -> float:
-    """UsageError if nobody would pretend for so long."""
+def check_simulated_seconds(seconds: float) -> float:
+    """Return the duration of a simulated task.
+
+    Raises:
+        UsageError: It is out of range.
+    """
     if not 0 <= seconds <= MAX_SECONDS:
-        raise UsageError(f"to pretend for {seconds:g} s cannot be; give seconds from 0 to {MAX_SECONDS:g}")
+        raise UsageError(f"a simulated task of {seconds:g} s is out of range; give seconds from 0 to {MAX_SECONDS:g}")
     return seconds
 
 
 def split_command(text: str) -> list[str]:
-    """A command and its arguments; quotes hold them together as in a shell, and that is all that they do."""
+    """Return a command and its arguments. Quotes group words as in a shell and have no other effect.
+
+    Raises:
+        UsageError: A quote is not closed, or the command does not exist.
+    """
     try:
         words = shlex.split(text)
     except ValueError:
@@ -100,5 +125,154 @@ def split_command(text: str) -> list[str]:
     if not words:
         raise UsageError("--exec is empty; name a command")
     if shutil.which(words[0]) is None:
-        raise UsageError(f"there is no command {words[0]!r} here; check --exec, it takes a program and its arguments")
+        raise UsageError(
+            f"the command {words[0]!r} does not exist here; check --exec, which takes a program and its arguments"
+        )
     return words
+
+
+TaskWork: TypeAlias = "Callable[[Task, OnProgress], Awaitable[bytes]]"
+OnProgress: TypeAlias = Callable[[float | None], None]
+Write: TypeAlias = Callable[[str], Awaitable[None]]
+
+SHOWN_BYTES: Final = 60
+"""Bytes of a payload that are shown."""
+STEP_S: Final = 0.2
+"""Time between two progress reports of a simulated task."""
+
+
+# -- ways to do a task ------------------------------------------------------------------------------------------------
+
+
+def simulated_work(seconds: float) -> TaskWork:
+    """Return work that only waits, with progress."""
+
+    async def task_work(task: Task, show: OnProgress) -> bytes:
+        now = asyncio.get_running_loop().time
+        began = now()
+        while (left := began + seconds - now()) > 0:
+            fraction = 1 - left / seconds
+            task.progress(fraction)
+            show(fraction)
+            await asyncio.sleep(min(left, STEP_S))
+        return f"simulated for {seconds:g} s".encode()
+
+    return task_work
+
+
+def command_work(command: Sequence[str]) -> TaskWork:
+    """Return work that runs a command for each task."""
+
+    async def task_work(task: Task, show: OnProgress) -> bytes:
+        from godwit.net.commands import run_command
+
+        show(None)
+        return await run_command(task, command)
+
+    return task_work
+
+
+# -- reports on tasks -------------------------------------------------------------------------------------------------
+
+
+class TaskRunner:
+    """Runs tasks, and reports the start and the end of each on one line."""
+
+    def __init__(self, task_work: TaskWork, write: Write, bars: TaskProgress | None = None) -> None:
+        self._doing = task_work
+        self._write = write
+        self._bars = bars
+        self._running: set[Task] = set()
+        self._returned_count = 0
+
+    @property
+    def returned_count(self) -> int:
+        """Number of tasks handed back because the worker stopped. A command may still be ending."""
+        return self._returned_count + sum(1 for task in self._running if _is_returned(task))
+
+    def worker(self, kinds: Sequence[str], capacity: int) -> Worker:
+        """Return a worker that runs its tasks with this runner."""
+        from godwit.net.worker import Worker
+
+        worker = Worker(capacity=capacity)
+        for kind in kinds:
+            worker.handles(kind)(self.handle)
+        return worker
+
+    async def handle(self, task: Task) -> bytes:
+        """Run one task from its start to its end."""
+        title = f"job {task.job}, task {task.number}"
+        attempt = f", attempt {task.attempt}" if task.attempt > 1 else ""
+        await self._write(
+            f"{title}: {safe(task.kind)} from {safe(task.controller)}{attempt}{payload_preview(task.payload)}\n"
+        )
+        began = time.monotonic()
+        self._running.add(task)
+        try:
+            result = await self._doing(task, lambda fraction: self._draw(task, title, fraction))
+        except asyncio.CancelledError:
+            if _is_returned(task):
+                self._returned_count += 1
+            else:
+                why = f": {safe(task.revoked_because)}" if task.revoked_because else ""
+                await self._write(f"{title}: taken back{why}\n")
+            raise
+        except Exception as error:  # printed here; the worker reports it to the controller too
+            await self._write(f"{title}: failed after {time.monotonic() - began:.1f} s: {safe(str(error))}\n")
+            raise
+        finally:
+            self._running.discard(task)
+            if self._bars is not None:
+                self._bars.finish(task)
+        await self._write(f"{title}: finished in {time.monotonic() - began:.1f} s, result {size(len(result))}\n")
+        return result
+
+    def _draw(self, task: Task, title: str, fraction: float | None) -> None:
+        if self._bars is not None:
+            self._bars.show(task, title, fraction)
+
+
+def _is_returned(task: Task) -> bool:
+    """Return whether this worker hands the task back because it stops. Otherwise the broker revoked it."""
+    from godwit.net.worker import STOPPED
+
+    return not task.is_revoked or task.revoked_because == STOPPED
+
+
+def payload_preview(payload: bytes) -> str:
+    """Return the beginning of a payload after a colon."""
+    if not payload:
+        return ""
+    return f": {safe_payload(payload[:SHOWN_BYTES])}{'…' if len(payload) > SHOWN_BYTES else ''}"
+
+
+async def run_worker(
+    client: AsyncClient, kinds: Sequence[str], capacity: int, task_work: TaskWork, *, quiet: bool
+) -> None:
+    """Do the work of `godwit worker` until it is interrupted."""
+    from godwit.cli.progress import TaskProgress
+    from godwit.cli.streams import Output
+
+    output = Output()
+    with TaskProgress(enabled=not quiet and sys.stderr.isatty()) as bars:
+
+        async def write(text: str) -> None:
+            if not quiet:
+                await bars.write(text, output)
+
+        runner = TaskRunner(task_work, write, bars)
+        worker = runner.worker(kinds, capacity)
+
+        async def announce() -> None:
+            with suppress(UsageError):  # the worker ended first; `serve` raises the reason
+                await worker.ready()
+                if not quiet:
+                    bars.print_line(f"{safe(client.name)} volunteers for {safe(', '.join(kinds))}")
+
+        announcing = asyncio.create_task(announce())
+        try:
+            await guarded(worker.serve(client), output.until_closed())
+        finally:
+            announcing.cancel()
+            if runner.returned_count and not quiet:
+                print_notice(f"handed back {count(runner.returned_count, 'task')}")

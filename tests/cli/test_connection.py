@@ -1,4 +1,4 @@
-"""What all commands that talk to a broker share."""
+"""The connections and options of all commands that talk to a broker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import typer
 from tests.cli.real import broker, needs_posix, running, subscribed
 
-from godwit.cli import connecting
-from godwit.cli.connecting import Target, ask, check_qos, connected, guarded, read_secret, run, tell
+from godwit.cli import connection
+from godwit.cli.connection import Target, ask, check_qos, connected, guarded, print_notice, read_secret, run
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, NameInUseError, UsageError
-from godwit.net.client import AsyncClient, connect
+from godwit.net.connect import AsyncClient, connect
 
 
 def test_a_target(tmp_path: Path) -> None:
@@ -37,13 +37,13 @@ def test_secrets(tmp_path: Path) -> None:
         read_secret(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="a secret proves a name"):
         Target.of("h", None, path, None)
-    with pytest.raises(UsageError, match="--timeout nan cannot be"):
+    with pytest.raises(UsageError, match="--timeout nan is out of range"):
         Target.of("h", None, None, float("nan"))
 
 
 @pytest.mark.parametrize("text", ["", "3", "-1", "two", "1.0", " 1"])
 def test_no_qos(text: str) -> None:
-    with pytest.raises(UsageError, match="there is no QoS"):
+    with pytest.raises(UsageError, match="unknown QoS"):
         check_qos(text)
 
 
@@ -52,7 +52,7 @@ def test_qos() -> None:
 
 
 def test_tell_is_safe(capsys: pytest.CaptureFixture[str]) -> None:
-    tell("lost \x1b[2J\n")
+    print_notice("lost \x1b[2J\n")
     assert capsys.readouterr().err == "godwit: lost \\x1b[2J\\n\n"
 
 
@@ -116,7 +116,7 @@ def test_a_command_with_a_time_limit_prints_what_it_waits_for(
     address: str, nowhere: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def ask_until_printed(client: AsyncClient) -> str:
-        monkeypatch.setattr(connecting, "ANSWER_SILENCE_S", 0.01)  # not before: the welcome may take its time
+        monkeypatch.setattr(connection, "REPLY_NOTICE_DELAY_S", 0.01)  # not before: the welcome may take its time
         while not (printed := capsys.readouterr().err):
             await asyncio.sleep(0.01)
         return printed
@@ -131,10 +131,10 @@ def test_a_command_with_a_time_limit_prints_what_it_waits_for(
 def test_a_command_prints_once_what_it_waits_for(
     address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(connecting, "ANSWER_SILENCE_S", 0.0)
+    monkeypatch.setattr(connection, "REPLY_NOTICE_DELAY_S", 0.0)
 
     async def main() -> None:
-        notice = connecting._WaitNotice(Target(address, timeout_s=60.0))
+        notice = connection._WaitNotice(Target(address, timeout_s=60.0))
         await notice.run()
         await notice.run()
 
@@ -155,7 +155,7 @@ topics = ["#"]
 """
 
 
-def test_who_gave_a_secret_in_vain_hears_why_that_may_be(tmp_path: Path) -> None:
+def test_a_refused_secret_is_explained(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     for anonymous in ("true", "false"):
         config.write_text(ACCESS.format(anonymous=anonymous))
@@ -168,16 +168,16 @@ def test_who_gave_a_secret_in_vain_hears_why_that_may_be(tmp_path: Path) -> None
             assert "most likely" not in str(refused.value)
 
 
-def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_right_is_explained(tmp_path: Path) -> None:
     config = tmp_path / "broker.toml"
     config.write_text(ACCESS.format(anonymous="true"))
     with broker("--config", str(config)) as address:
         for target, ends in (
             (Target(address, timeout_s=5.0), "prove a name that may: --name and --secret-file"),
-            (Target(address, "somebody", timeout_s=5.0), "prove the name 'somebody' if it may: --secret-file"),
+            (Target(address, "reader", timeout_s=5.0), "prove the name 'reader' if it may: --secret-file"),
             (Target(address, "listed", b"the right secret", 5.0), "for a rule that allows it"),
         ):
-            with pytest.raises(AccessError, match="may not publish to 'a'; ask whoever runs the broker") as refused:
+            with pytest.raises(AccessError, match="may not publish to 'a'; ask the operator of the broker") as refused:
                 ask(target, lambda client: client.publish("a", "x"))
             assert str(refused.value).endswith(ends)
         with pytest.raises(AccessError, match=r"own$"):
@@ -185,12 +185,12 @@ def test_who_may_not_hears_what_to_do(tmp_path: Path) -> None:
 
 
 @needs_posix
-def test_who_waits_for_a_name_is_not_told_that_there_is_no_broker(
+def test_a_client_that_waits_for_a_name_gets_the_right_notice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its holder was killed, and the broker does not know that yet."""
-    monkeypatch.setattr(connecting, "SILENCE_S", 0.2)
-    monkeypatch.setattr(connecting, "ANSWER_SILENCE_S", 0.2)
+    monkeypatch.setattr(connection, "NOTICE_DELAY_S", 0.2)
+    monkeypatch.setattr(connection, "REPLY_NOTICE_DELAY_S", 0.2)
     with broker() as address:
         for target, what in (
             (Target(address, "one"), "the name 'one'; waiting"),
@@ -207,7 +207,7 @@ def test_who_waits_for_a_name_is_not_told_that_there_is_no_broker(
             )
 
 
-def test_a_cursor_that_somebody_uses(address: str) -> None:
+def test_a_cursor_in_use(address: str) -> None:
     async def main(target: Target) -> None:
         async with connect(address, name="used"), connected(target):
             pass
@@ -215,14 +215,14 @@ def test_a_cursor_that_somebody_uses(address: str) -> None:
     with pytest.raises(NameInUseError, match="the name 'used' is in use"):
         run(main(Target(address, "used")))
     with pytest.raises(
-        NameInUseError, match=r"the cursor 'used' is in use by another client .* or name another cursor"
+        NameInUseError, match=r"the cursor 'used' is in use by another client .* or choose another cursor"
     ):
         run(main(Target(address, "used", is_cursor=True)))
 
 
 @needs_posix
-@pytest.mark.parametrize("types", [True, False])
-def test_sigterm_ends_it_as_ctrl_c_does(address: str, types: bool) -> None:
+@pytest.mark.parametrize("is_interactive", [True, False])
+def test_sigterm_ends_it_as_ctrl_c_does(address: str, is_interactive: bool) -> None:
     async def names() -> set[str]:
         async with connect(address) as client:
             return {each.name for each in await client.clients()}
@@ -234,14 +234,14 @@ def test_sigterm_ends_it_as_ctrl_c_does(address: str, types: bool) -> None:
             await asyncio.sleep(60)
 
     with pytest.raises(typer.Exit) as ended:
-        run(main(), types=types)
+        run(main(), is_interactive=is_interactive)
     assert ended.value.exit_code == 143
     assert "terminated" not in asyncio.run(names())
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_broker_that_is_lost_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "LOOK_S", 0.02)
+    monkeypatch.setattr(connection, "POLL_S", 0.02)
 
     async def main(target: Target) -> None:
         async with connected(target):
@@ -255,7 +255,7 @@ def test_a_broker_that_is_lost_for_too_long(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_client_that_is_sent_away_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "LOOK_S", 0.02)
+    monkeypatch.setattr(connection, "POLL_S", 0.02)
 
     async def main(address: str) -> None:
         async with connected(Target(address, "victim")):

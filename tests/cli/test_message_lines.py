@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from tests.cli.fake_client import message
 
-from godwit.cli import rendering
-from godwit.cli.rendering import Lines
+from godwit.cli import message_lines
+from godwit.cli.message_lines import MessageFormatter
 from godwit.client.files import FileHeader, encode_header, file_id
 from godwit.client.message import Message
 
 
 def text_of(*messages: Message) -> str:
-    return Lines(as_json=False).render(messages).decode()
+    return MessageFormatter(as_json=False).render(messages).decode()
 
 
 def test_topic_and_payload() -> None:
@@ -29,15 +29,17 @@ def test_what_a_terminal_would_act_upon_is_escaped() -> None:
 
 
 def test_the_known_topics_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "MAX_TOPICS_KNOWN", 3)
-    lines = Lines(as_json=False)
+    monkeypatch.setattr(message_lines, "MAX_CACHED_TOPICS", 3)
+    lines = MessageFormatter(as_json=False)
     for number in range(10):
         assert lines.render([message(f"t{number}", b"x")]) == b"t%d: x\n" % number
     assert len(lines._topics) <= 3
 
 
 def test_json_has_the_fields_of_the_message() -> None:
-    rendered = Lines(as_json=True).render([message("a", b"21.5"), message("a", b"\xff\x00", qos=0, offset=None)])
+    rendered = MessageFormatter(as_json=True).render(
+        [message("a", b"21.5"), message("a", b"\xff\x00", qos=0, offset=None)]
+    )
     first, second = map(json.loads, rendered.decode().splitlines())
     assert first == {
         "topic": "a",
@@ -55,7 +57,7 @@ def test_json_has_the_fields_of_the_message() -> None:
 
 
 def test_json_is_one_line_and_safe() -> None:
-    rendered = Lines(as_json=True).render([message("a", "\n\x9b\u2028".encode())])
+    rendered = MessageFormatter(as_json=True).render([message("a", "\n\x9b\u2028".encode())])
     assert rendered.count(b"\n") == 1
     assert rendered.isascii()
     assert json.loads(rendered)["payload"] == "\n\x9b\u2028"

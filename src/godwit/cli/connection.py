@@ -1,4 +1,4 @@
-"""What all commands that talk to a broker share: their options, and how they get, keep and lose a connection."""
+"""Options and connections shared by all commands that talk to a broker."""
 
 from __future__ import annotations
 
@@ -19,42 +19,46 @@ from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, Name
 from godwit.limits import MAX_SECRET_BYTES, SESSION_EXPIRY_S
 
 if TYPE_CHECKING:
-    from godwit.net.client import AsyncClient, Connecting
+    from godwit.net.connect import AsyncClient, Connecting
 
 T = TypeVar("T")
 
 DEFAULT_BROKER: Final = "localhost:50000"
-TIMEOUT_S: Final = 10.0
-"""Of a command that asks one thing and ends."""
-SILENCE_S: Final = 1.0
-"""After so long without a broker the user is told what the program waits for."""
-ANSWER_SILENCE_S: Final = 2.0
-"""The same, of a command that gives up by itself."""
-LOOK_S: Final = 0.25
-FAREWELL_S: Final = 1.0
-"""How long an interrupted command may take to say goodbye."""
+REQUEST_TIMEOUT_S: Final = 10.0
+"""Default timeout of a command that sends one request and ends."""
+NOTICE_DELAY_S: Final = 1.0
+"""Time without a broker after which a command without a timeout prints why it is waiting."""
+REPLY_NOTICE_DELAY_S: Final = 2.0
+"""The same for a command with a timeout."""
+POLL_S: Final = 0.25
+CLOSE_TIMEOUT_S: Final = 1.0
+"""Time that an interrupted command has to close its connection."""
 EXIT_TERMINATED: Final = 143
-"""What a shell reports for a program that SIGTERM ended: 128 + SIGTERM."""
+"""Exit code that a shell reports for a program ended by SIGTERM: 128 + SIGTERM."""
 
 BrokerOption = Annotated[
-    str, typer.Option("--broker", envvar="GODWIT_BROKER", metavar="HOST:PORT", help="Where the broker listens.")
+    str, typer.Option("--broker", envvar="GODWIT_BROKER", metavar="HOST:PORT", help="Address of the broker.")
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", help="Who this client is; the broker remembers its subscriptions under this name."),
+    typer.Option("--name", help="Name of this client; the broker keeps its subscriptions under this name."),
 ]
 SecretOption = Annotated[
-    Path | None, typer.Option("--secret-file", metavar="FILE", help="Holds the secret that proves the name.")
+    Path | None, typer.Option("--secret-file", metavar="FILE", help="File with the secret that proves the name.")
 ]
+_TIMEOUT_HELP: Final = "Give up when the broker is unreachable for this many seconds; 0: never."
 TimeoutOption = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="SECONDS", help="Give up when the broker is out of reach for so long; 0: never."),
+    typer.Option("--timeout", metavar="SECONDS", help=_TIMEOUT_HELP),
+]
+EndlessTimeoutOption = Annotated[
+    float | None, typer.Option("--timeout", metavar="SECONDS", help=_TIMEOUT_HELP, show_default="never")
 ]
 
 
 @dataclass(frozen=True)
 class Target:
-    """Which broker, as whom, and for how long to try. Without `timeout_s`: for ever, and the user is told so."""
+    """Which broker to connect to, under which name, and for how long to try. Without `timeout_s`: for ever."""
 
     broker: str
     name: str | None = None
@@ -62,13 +66,18 @@ class Target:
     timeout_s: float | None = None
     session_expiry_s: int = SESSION_EXPIRY_S
     is_cursor: bool = False
-    """The name is that of a cursor, which is all that the user knows of it."""
+    """Whether `name` is a cursor's name that the user gave instead of a client name."""
 
     @classmethod
     def of(cls, broker: str, name: str | None, secret_file: Path | None, timeout: float | None) -> Target:
-        """From the options of the command line."""
+        """Return the target that the options of a command name.
+
+        Raises:
+            UsageError: An option is invalid, or a secret was given without a name.
+            GodwitError: Reading the secret file failed.
+        """
         if timeout is not None and not timeout >= 0:
-            raise UsageError(f"--timeout {timeout:g} cannot be; give seconds, or 0 to try for ever")
+            raise UsageError(f"--timeout {timeout:g} is out of range; give seconds, or 0 to try for ever")
         if secret_file is not None and not name:
             raise UsageError("a secret proves a name: add --name to --secret-file")
         secret = b"" if secret_file is None else read_secret(secret_file)
@@ -76,7 +85,12 @@ class Target:
 
 
 def read_secret(path: Path) -> bytes:
-    """What a secret file holds, without the line end that editors add."""
+    """Return the secret in a file, without the line end that editors add.
+
+    Raises:
+        UsageError: The file is empty or too long.
+        GodwitError: Reading the file failed.
+    """
     from godwit.broker.access import secret_in
 
     try:
@@ -91,21 +105,23 @@ def read_secret(path: Path) -> bytes:
     return secret
 
 
-def tell(text: str) -> None:
-    """One line for the user, beside what the command puts out."""
+def print_notice(text: str) -> None:
+    """Print one line for the user on stderr, apart from the output of the command."""
     print(f"godwit: {safe(text)}", file=sys.stderr, flush=True)
 
 
-def run(main: Coroutine[Any, Any, T], *, types: bool = False) -> T:
-    """Runs a command to its end. When the reader of its output is gone, that is the end, and a good one.
+def run(main: Coroutine[Any, Any, T], *, is_interactive: bool = False) -> T:
+    """Run a command to its end. A closed stdout ends the command with exit code 0.
 
-    With `types` somebody types: uvloop, which makes a terminal that it reads non-blocking for all who use it, is not
-    taken then.
+    With `is_interactive` a user types at the terminal. uvloop is not used then, because it makes a terminal that it
+    reads non-blocking for all processes that share it.
     """
     from godwit.net import loop
 
     try:
-        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop if types else loop.new_event_loop) as runner:
+        with asyncio.Runner(
+            loop_factory=asyncio.SelectorEventLoop if is_interactive else loop.new_event_loop
+        ) as runner:
             return runner.run(_until_terminated(main))
     except OutputClosedError:
         discard_output()
@@ -113,7 +129,7 @@ def run(main: Coroutine[Any, Any, T], *, types: bool = False) -> T:
 
 
 async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
-    """SIGTERM ends a command as Ctrl-C does: it says goodbye, and the broker need not wait for it in vain."""
+    """Run a command so that SIGTERM ends it as Ctrl-C does: it closes its connection before it exits."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     is_terminated = False
 
@@ -138,21 +154,22 @@ async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncIterator[AsyncClient]:
-    """A client that is online. While the block runs, the user hears when the broker is lost and found again.
+    """Yield a client that is online. Within the block, report on stderr when the broker is lost and found again.
 
-    The block is ended with BrokerUnreachableError if there is a time limit and the broker is away for longer, and with
-    the broker's reason if the client is sent away for good.
+    Raises:
+        BrokerUnreachableError: The target has a timeout, and the broker was unreachable for longer.
+        BrokerError: The broker refused or removed the client.
     """
-    from godwit.net.client import connect
+    from godwit.net.connect import connect
 
-    watch = _Watch(target)
+    monitor = _ConnectionMonitor(target)
     opening = connect(
         target.broker,
         name=target.name,
         secret=target.secret,
         timeout_s=target.timeout_s,
         session_expiry_s=target.session_expiry_s,
-        on_state=watch.on_state,
+        on_state=monitor.on_state,
     )
     notice = _WaitNotice(target) if notice is None else notice
     waiting = asyncio.create_task(notice.run(opening))
@@ -167,7 +184,7 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
     async with client:
         try:
             async with asyncio.timeout(None) as limit:
-                watching = asyncio.create_task(watch.run(client, limit))
+                watching = asyncio.create_task(monitor.run(client, limit))
                 try:
                     yield client
                 finally:
@@ -177,15 +194,19 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
         except TimeoutError:
             if not limit.expired():
                 raise
-            client.require_open()  # raises why it has ended, if it has
+            client.require_open()  # raises the reason if the client was closed
             raise BrokerUnreachableError(
                 f"the broker at {target.broker} was lost ({client.last_reason}) and did not come back within "
-                f"{target.timeout_s:g} s: see whether it runs, then try again"
+                f"{target.timeout_s:g} s: check that it runs, then try again"
             ) from None
 
 
-def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Connects, asks one thing, and gives the answer; BrokerUnreachableError if it does not come in time."""
+def ask(target: Target, send_request: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Connect, send one request, and return its reply.
+
+    Raises:
+        BrokerUnreachableError: No reply came in time.
+    """
 
     async def main() -> T:
         notice = _WaitNotice(target)
@@ -193,7 +214,7 @@ def ask(target: Target, question: Callable[[AsyncClient], Awaitable[T]]) -> T:
             waiting = asyncio.create_task(notice.run())
             try:
                 async with asyncio.timeout(target.timeout_s):
-                    return await question(client)
+                    return await send_request(client)
             except TimeoutError:
                 raise BrokerUnreachableError(
                     f"the broker at {target.broker} did not answer within {target.timeout_s:g} s; try again, "
@@ -215,7 +236,7 @@ class _WaitNotice:
     async def run(self, opening: Connecting | None = None) -> None:
         """Wait, then print the line. With `opening` the command waits for the broker's welcome, else for a reply."""
         target = self._target
-        await asyncio.sleep(SILENCE_S if target.timeout_s is None else ANSWER_SILENCE_S)
+        await asyncio.sleep(NOTICE_DELAY_S if target.timeout_s is None else REPLY_NOTICE_DELAY_S)
         if self._is_printed:
             return
         self._is_printed = True
@@ -224,17 +245,17 @@ class _WaitNotice:
             if target.name is not None and not target.secret:
                 what = "cursor" if target.is_cursor else "name"
                 why = f"another connection still seems to hold the {what} {target.name!r}"
-            else:  # a client that proves its name, or has none, waits for no other client
+            else:  # a client that proves its name, or has none, never waits for another client
                 why = "it has not let this client in yet"
-            tell(f"the broker at {target.broker} answers, but {why}; waiting{limit} (Ctrl-C ends)")
+            print_notice(f"the broker at {target.broker} answers, but {why}; waiting{limit} (Ctrl-C ends)")
         elif target.timeout_s is None:
-            tell(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
+            print_notice(f"no broker answers at {target.broker}; still trying (Ctrl-C ends)")
         else:
-            tell(f"waiting for an answer from {target.broker}{limit} (Ctrl-C ends)")
+            print_notice(f"waiting for an answer from {target.broker}{limit} (Ctrl-C ends)")
 
 
 def _explained_login(error: AccessError, target: Target) -> AccessError:
-    """With the likeliest reasons for it, which a broker does not tell."""
+    """Return the error with the likeliest causes, which a broker does not report."""
     if not target.secret:
         return error
     return AccessError(
@@ -245,18 +266,18 @@ def _explained_login(error: AccessError, target: Target) -> AccessError:
 
 
 def _explained_name(error: NameInUseError, target: Target) -> NameInUseError:
-    """In the user's terms, who gave a cursor and no name."""
+    """Return the error in terms of the cursor if the user gave a cursor and no name."""
     if not target.is_cursor:
         return error
     return NameInUseError(
         error.code,
-        f"the cursor {target.name!r} is in use by another client that answers: end that one first, or name another "
-        "cursor",
+        f"the cursor {target.name!r} is in use by another client that answers: end that client first, or choose "
+        "another cursor",
     )
 
 
 def _explained_refusal(error: AccessError, target: Target) -> AccessError:
-    """With what to do about it."""
+    """Return the error with advice on what to do about it."""
     if " may not " not in error.text:
         return error
     if target.secret:
@@ -265,42 +286,44 @@ def _explained_refusal(error: AccessError, target: Target) -> AccessError:
         prove = f", or prove the name {target.name!r} if it may: --secret-file"
     else:
         prove = ", or prove a name that may: --name and --secret-file"
-    return AccessError(error.code, f"{error}; ask whoever runs the broker for a rule that allows it{prove}")
+    return AccessError(error.code, f"{error}; ask the operator of the broker for a rule that allows it{prove}")
 
 
-class _Watch:
-    """Tells the user when the broker is lost and found again, and when to give up."""
+class _ConnectionMonitor:
+    """Reports when the broker is lost and found again, and ends the command after its timeout."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._told = False
+        self._is_loss_reported = False
 
     def on_state(self, state: str, reason: str) -> None:
-        """At once, so that it comes before what the connection brings."""
-        if state == "online" and self._told:
-            self._told = False
-            tell(f"the broker at {self._target.broker} is back")
+        """Report at once that the broker is back, before messages of the new connection are printed."""
+        if state == "online" and self._is_loss_reported:
+            self._is_loss_reported = False
+            print_notice(f"the broker at {self._target.broker} is back")
 
     async def run(self, client: AsyncClient, limit: asyncio.Timeout) -> None:
         target = self._target
         now = asyncio.get_running_loop().time
         lost_at: float | None = None
         while client.state != "closed":
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             if client.state == "online":
                 lost_at = None
                 continue
             lost_at = now() if lost_at is None else lost_at
             if target.timeout_s is not None and now() - lost_at >= target.timeout_s:
                 break
-            if target.timeout_s is None and not self._told and now() - lost_at >= SILENCE_S:
-                self._told = True
-                tell(f"lost the broker at {target.broker} ({client.last_reason}); trying to get it back (Ctrl-C ends)")
+            if target.timeout_s is None and not self._is_loss_reported and now() - lost_at >= NOTICE_DELAY_S:
+                self._is_loss_reported = True
+                print_notice(
+                    f"lost the broker at {target.broker} ({client.last_reason}); trying to get it back (Ctrl-C ends)"
+                )
         limit.reschedule(now())
 
 
 async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
-    """The result of the work, unless a guard raises something before it is done."""
+    """Return the result of the work, or raise the exception of the first guard that fails before that."""
     working = asyncio.ensure_future(work)
     watching = [asyncio.ensure_future(guard) for guard in guards]
     tasks: list[asyncio.Future[Any]] = [working, *watching]
@@ -313,13 +336,17 @@ async def guarded(work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoR
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=FAREWELL_S)
+        await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
 
 
 def check_qos(text: str) -> int:
-    """0, 1 or 2."""
+    """Return the QoS that a text names.
+
+    Raises:
+        UsageError: The text is not 0, 1 or 2.
+    """
     if text not in ("0", "1", "2"):
         raise UsageError(
-            f"there is no QoS {text}; choose 0 (at most once), 1 (at least once) or 2 (in the log exactly once)"
+            f"unknown QoS {text}; choose 0 (at most once), 1 (at least once) or 2 (in the log exactly once)"
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""Ctrl-C before there is anything that could be interrupted."""
+"""Ctrl-C while the program is being loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import pytest
 from tests.cli.real import environment, needs_posix
 
-from godwit.cli.early import quick_interrupts
+from godwit.cli.interrupts import quick_interrupts
 
 INTERRUPTED = """
 import os, signal, sys
@@ -46,7 +46,7 @@ def test_behind_the_block_all_is_as_before() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_who_has_chosen_otherwise_is_left_alone() -> None:
+def test_another_handler_is_left_alone() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with quick_interrupts():

@@ -1,4 +1,4 @@
-"""`godwit log verify`, `recover`, `compact`, `backup`: a log's file checked, saved, made smaller, copied."""
+"""`godwit log verify`, `recover`, `compact` and `backup`: check, repair, shrink and copy the file of a log."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Final
 import msgspec
 import typer
 
-from godwit.cli.log_folder import log_path, ranges
+from godwit.cli.log_content import format_ranges, log_path
 from godwit.cli.new_file import check_free, new_file
 from godwit.cli.progress import WorkProgress
 from godwit.cli.tables import show_objects
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageError
-from godwit.net.durable_log import LOG_ID_BYTES
+from godwit.net.durable import LOG_ID_BYTES
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.copies import backup, compact
 from godwit.store.draft import BESIDE, Progress
@@ -29,17 +29,21 @@ from godwit.store.schema import refuse_orphan
 from godwit.store.verify import Verdict, verify
 from godwit.store.witness import read_witness, write_witness
 
-MAX_KEPT: Final = 1000
-"""Damaged files that are kept in one folder."""
+MAX_DAMAGED_FILES: Final = 1000
+"""Damaged files kept in one folder."""
 MAX_PROBLEMS: Final = 3
-"""More are not listed in a sentence; --json has them."""
-GIVING_WAY_S: Final = 1.0
-"""So long one piece of a copy or of a check waits for a broker whose WAL has become too long."""
-LOOK_S: Final = 0.02
+"""Problems listed in a sentence; --json has all."""
+WAL_WAIT_S: Final = 1.0
+"""Time that one step of a copy or a check waits for the broker to shorten a long WAL."""
+WAL_POLL_S: Final = 0.02
 
 
 def run_verify(folder: Path, *, as_json: bool) -> None:
-    """Check everything and tell; LogDamagedError if something is wrong."""
+    """Check the whole file and print the result.
+
+    Raises:
+        LogDamagedError: Something is damaged or missing.
+    """
     path = log_path(folder)
     verdict = _verified(path)
     if as_json:
@@ -54,47 +58,57 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
             typer.echo("everything is intact" + _given_up(verdict))
         return
     if verdict.missing or verdict.lacks_changes or verdict.problems:
-        found = [f"offsets {ranges([verdict.missing])} were confirmed and are missing"] if verdict.missing else []
+        found = (
+            [f"offsets {format_ranges([verdict.missing])} were confirmed and are missing"] if verdict.missing else []
+        )
         if verdict.lacks_changes:
             found.append("the write-ahead log is shorter than it was: its last commits are missing")
         if verdict.damaged:
-            found.append(f"offsets {ranges(verdict.damaged)} are damaged")
+            found.append(f"offsets {format_ranges(verdict.damaged)} are damaged")
         found += verdict.problems[:MAX_PROBLEMS]
         if (more := len(verdict.problems) - MAX_PROBLEMS) > 0:
             found.append(f"and {count(more, 'problem')} more")
         raise LogDamagedError(
-            f"{safe(str(path))}: {'; '.join(found)}. Stop the broker, then save what is intact with godwit log recover"
+            f"{safe(str(path))}: {'; '.join(found)}. Stop the broker, then save the intact messages with "
+            "godwit log recover"
         )
     raise LogDamagedError(
-        f"{safe(str(path))}: offsets {ranges(verdict.damaged)} are damaged: a broker passes over them and tells who "
-        "comes there. All else is intact; godwit log recover writes it into a new file"
+        f"{safe(str(path))}: offsets {format_ranges(verdict.damaged)} are damaged: a broker skips them and "
+        "notifies the subscribers that reach them. The rest is intact; godwit log recover writes it into a new file"
     )
 
 
 def _given_up(verdict: Verdict) -> str:
-    """What was lost before, and is known to be."""
+    """Return a remark about offsets that were lost and given up earlier."""
     if not verdict.given_up:
         return ""
-    return f", but for offsets {ranges(verdict.given_up)}: they were lost earlier, and godwit log recover gave them up"
+    return (
+        f", except for offsets {format_ranges(verdict.given_up)}, which were lost before an earlier godwit log recover"
+    )
 
 
 def _verified(path: Path) -> Verdict:
     with _bar("checking") as progress:
-        return verify(path, _giving_way(path, progress.show))
+        return verify(path, _yielding_to_broker(path, progress.show))
 
 
 def run_recover(folder: Path, *, as_json: bool) -> None:
-    """Put a new log with everything that is intact in the place of the damaged one, which is kept."""
-    with _alone(folder, "recover", may_be_missing=True) as held:
+    """Replace a damaged log by a new one with everything that is intact, and keep the damaged file.
+
+    Raises:
+        LogDamagedError: Nothing could be saved.
+        LogInUseError: A broker uses the folder.
+    """
+    with _exclusive(folder, "recover", may_be_missing=True) as held:
         path = held.log_path
         if _is_sound(path):
             if as_json:
                 show_objects([{"path": str(path), "kept": None, "is_sound": True}])
             else:
-                typer.echo(f"{safe(str(path))}: nothing is damaged; it is left as it is")
+                typer.echo(f"{safe(str(path))}: nothing is damaged; the file is unchanged")
             return
         part = path.with_name(f"{path.name}.saved")
-        part.unlink(missing_ok=True)  # of a run that was killed
+        part.unlink(missing_ok=True)  # left by a run that was killed
         try:
             with _bar("recovering") as progress:
                 saved = recover(
@@ -106,10 +120,10 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
                 )
             if not saved.blocks and not saved.kept_rows and read_witness(path) is None:
                 raise LogDamagedError(
-                    f"nothing in {safe(str(path))} can be saved; it is left as it is. Restore a backup, or move it "
-                    "away and begin with a new log"
+                    f"nothing in {safe(str(path))} can be saved; the file is unchanged. Restore a backup, or move "
+                    "the file away and start a new log"
                 )
-            kept = _keep(path)
+            kept = _keep_damaged(path)
             held.replace_log(part)
         finally:
             part.unlink(missing_ok=True)
@@ -117,12 +131,12 @@ def run_recover(folder: Path, *, as_json: bool) -> None:
         show_objects([{"path": str(path), "kept": str(kept), "is_sound": False, **_fields(saved)}])
         return
     typer.echo(f"{safe(str(path))}: saved {count(saved.blocks, 'block')} with {count(saved.messages, 'message')}")
-    typer.echo(f"missing: {missing_of(saved)}")
+    typer.echo(f"missing: {missing_text(saved)}")
     if saved.lost_tables:
-        typer.echo(f"beside the log, something was not readable of: {', '.join(saved.lost_tables)}")
+        typer.echo(f"partly unreadable tables beside the messages: {', '.join(saved.lost_tables)}")
     if not saved.has_old_id:
-        typer.echo("the log's id was not readable: it has a new one, and clients begin anew in it")
-    typer.echo(f"the damaged file is kept as {safe(str(kept))}; delete it when you do not need it any more")
+        typer.echo("the id of the log was unreadable: the new log has a new id, and clients start at its beginning")
+    typer.echo(f"the damaged file is kept as {safe(str(kept))}; delete it when you no longer need it")
 
 
 def _is_sound(path: Path) -> bool:
@@ -133,8 +147,8 @@ def _is_sound(path: Path) -> bool:
 
 
 def run_compact(folder: Path, *, as_json: bool) -> None:
-    """Write the file anew without what is free in it."""
-    with _alone(folder, "compact") as held, _bar("compacting") as progress:
+    """Write the file again without its free pages."""
+    with _exclusive(folder, "compact") as held, _bar("compacting") as progress:
         path = held.log_path
         result = compact(path, progress.show)
     if as_json:
@@ -144,18 +158,22 @@ def run_compact(folder: Path, *, as_json: bool) -> None:
 
 
 def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> None:
-    """Copy the log into a folder of its own."""
+    """Copy the log into a folder of its own.
+
+    Raises:
+        GodwitError: The folder is in use or not empty, or cannot be written.
+    """
     path = log_path(folder)
     copy = DataFolder(output).log_path
     with _folder(output):
         check_free(copy, force=force)
         if copy.exists() and copy.samefile(path):
-            raise GodwitError(f"{safe(str(output))} is the folder of the log itself; choose another one")
+            raise GodwitError(f"{safe(str(output))} is the folder of the log itself; choose another folder")
         if is_in_use(output):
-            raise GodwitError(f"a broker runs on {safe(str(output))}; choose another folder")
+            raise GodwitError(f"a broker uses {safe(str(output))}; choose another folder")
         with new_file(copy, force=force) as part, _bar("copying") as progress:
-            result = backup(path, part, _giving_way(path, progress.show))
-            for end in BESIDE:  # a WAL of the log that is replaced would be taken for one of the copy
+            result = backup(path, part, _yielding_to_broker(path, progress.show))
+            for end in BESIDE:  # else SQLite would apply the WAL of the replaced log to the copy
                 _beside(copy, end).unlink(missing_ok=True)
     write_witness(copy, result.log_id, result.next_offset, result.until_us)
     if as_json:
@@ -167,30 +185,30 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
     )
 
 
-def missing_of(saved: Recovered) -> str:
-    """What was lost, for people."""
+def missing_text(saved: Recovered) -> str:
+    """Return the lost offsets as text."""
     if not saved.missing:
-        return "nothing that was in the log"
+        return "nothing"
     *inner, (begin, end) = saved.missing
     if end < saved.next_offset or end - begin < LOST_END:
-        return f"offsets {ranges(saved.missing)}"
-    before = f"offsets {ranges(inner)}, and " if inner else ""
-    return f"{before}perhaps some from offset {begin:,} on: the end was not readable, so the next one is {end:,}"
+        return f"offsets {format_ranges(saved.missing)}"
+    before = f"offsets {format_ranges(inner)}, and " if inner else ""
+    return f"{before}perhaps some from offset {begin:,} on: the end was unreadable, so the next offset is {end:,}"
 
 
 def _bar(title: str) -> WorkProgress:
     return WorkProgress(title, enabled=sys.stderr.isatty())
 
 
-def _giving_way(path: Path, show: Progress) -> Progress:
-    """Tells what is done, and lets a broker that writes empty its WAL now and then, which it cannot while we read."""
+def _yielding_to_broker(path: Path, show: Progress) -> Progress:
+    """Return a progress callback that lets a broker truncate a long WAL, which it cannot do during a read."""
     wal = _beside(path, "-wal")
 
     def step(done: int, total: int) -> None:
         show(done, total)
-        give_up_at = time.monotonic() + GIVING_WAY_S
+        give_up_at = time.monotonic() + WAL_WAIT_S
         while _size(wal) > TRUNCATE_BYTES and time.monotonic() < give_up_at:
-            time.sleep(LOOK_S)
+            time.sleep(WAL_POLL_S)
 
     return step
 
@@ -203,16 +221,21 @@ def _size(path: Path) -> int:
 
 
 def _fields(result: msgspec.Struct) -> dict[str, object]:
-    """For JSON; a log's id as `godwit log info` shows it."""
+    """Return a result for JSON, with a log's id as in `godwit log info`."""
     fields = msgspec.structs.asdict(result)
     return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
 
 
 @contextmanager
-def _alone(folder: Path, work: str, *, may_be_missing: bool = False) -> Iterator[DataFolder]:
-    """Hold a folder with a log, in which no broker runs, for the time of the block.
+def _exclusive(folder: Path, work: str, *, may_be_missing: bool = False) -> Iterator[DataFolder]:
+    """Lock a folder with a log for the duration of the block.
 
-    With `may_be_missing`, a folder that had a log will do, as its other files show; an empty file stands for it then.
+    With `may_be_missing`, a folder whose other files show that it had a log is accepted, with an empty file for the
+    log.
+
+    Raises:
+        LogInUseError: A broker uses the folder.
+        GodwitError: The folder has no log.
     """
     held = DataFolder(folder)
     path = held.log_path
@@ -220,13 +243,12 @@ def _alone(folder: Path, work: str, *, may_be_missing: bool = False) -> Iterator
         path.touch(mode=0o600)
     else:
         refuse_orphan(path)
-        log_path(folder)  # says it if there is none
+        log_path(folder)  # raises if the folder has no log
     try:
         held.lock()
     except LogInUseError:
         raise LogInUseError(
-            f"a broker runs on {safe(str(folder))}, and {work} needs the log for itself; stop the broker, then "
-            "try again"
+            f"a broker uses {safe(str(folder))}, and {work} needs the log for itself; stop the broker, then try again"
         ) from None
     try:
         yield held
@@ -236,7 +258,7 @@ def _alone(folder: Path, work: str, *, may_be_missing: bool = False) -> Iterator
 
 @contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """A folder that is there for the block; one that was made for it goes again if the block fails."""
+    """Create a folder for the block, and remove it again if the block fails."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -244,7 +266,7 @@ def _folder(path: Path) -> Iterator[None]:
         return
     except OSError as error:
         raise GodwitError(
-            f"cannot make the folder {safe(str(path))}: {error.strerror}; choose another place"
+            f"cannot create the folder {safe(str(path))}: {error.strerror}; choose another path"
         ) from error
     try:
         yield
@@ -253,8 +275,8 @@ def _folder(path: Path) -> Iterator[None]:
         raise
 
 
-def _keep(damaged: Path) -> Path:
-    """Give a log another name too, with its WAL; that name."""
+def _keep_damaged(damaged: Path) -> Path:
+    """Link a damaged log and its WAL to a second name, and return that name."""
     kept = _free_name(damaged)
     try:
         os.link(damaged, kept)
@@ -262,17 +284,17 @@ def _keep(damaged: Path) -> Path:
             os.link(wal, _beside(kept, "-wal"))
     except OSError as error:
         raise GodwitError(
-            f"cannot keep {safe(str(damaged))} as {safe(kept.name)}: {error.strerror}; check the folder's rights"
+            f"cannot keep {safe(str(damaged))} as {safe(kept.name)}: {error.strerror}; check the folder's permissions"
         ) from error
     return kept
 
 
 def _free_name(path: Path) -> Path:
-    for number in range(1, MAX_KEPT + 1):
+    for number in range(1, MAX_DAMAGED_FILES + 1):
         name = path.with_name(f"{path.name}.damaged" if number == 1 else f"{path.name}.damaged-{number}")
         if not os.path.lexists(name):
             return name
-    raise GodwitError(f"there are {MAX_KEPT:,} damaged files in {safe(str(path.parent))} already; delete some")
+    raise GodwitError(f"{safe(str(path.parent))} already has {MAX_DAMAGED_FILES:,} damaged files; delete some")
 
 
 def _beside(path: Path, end: str) -> Path:

@@ -1,4 +1,4 @@
-"""Messages as lines: for people (`topic: payload`) and for programs (one JSON object a line)."""
+"""Messages as lines: `topic: payload` for people, one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from godwit.errors import DecodeError
 if TYPE_CHECKING:
     from godwit.client.message import Message
 
-MAX_TOPICS_KNOWN: Final = 10_000
+MAX_CACHED_TOPICS: Final = 10_000
 
 
 class MessageObject(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What `--json` prints of a message. A payload is under the one or the other name."""
+    """JSON form of a message. The payload is in `payload` if it is UTF-8, else in `payload_base64`."""
 
     topic: str
     publisher: str
@@ -35,7 +35,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def json_line(message: Message) -> bytes:
-    """One object, without the line end."""
+    """Return a message as a JSON object, without a line end."""
     text: str | msgspec.UnsetType = msgspec.UNSET
     coded: str | msgspec.UnsetType = msgspec.UNSET
     try:
@@ -57,13 +57,12 @@ def json_line(message: Message) -> bytes:
     )
 
 
-class Lines:
-    """Many messages into the bytes to write, by one way or the other."""
+class MessageFormatter:
+    """Formats messages as text or as JSON. Call `render` with a list of messages."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.render: Callable[[Sequence[Message]], bytes] = self._json if as_json else self._text
-        self._topics: dict[str, str] = {}
-        """What was said of a topic is said again, and quickly."""
+        self._topics: dict[str, str] = {}  # topics made safe for a terminal
 
     def _json(self, messages: Sequence[Message]) -> bytes:
         return safe_json(b"\n".join([*map(json_line, messages), b""]))
@@ -74,18 +73,18 @@ class Lines:
         for message in messages:
             topic = topics.get(message.topic)
             if topic is None:
-                if len(topics) >= MAX_TOPICS_KNOWN:
+                if len(topics) >= MAX_CACHED_TOPICS:
                     topics.clear()
                 topic = topics[message.topic] = safe(message.topic)
             if message.extension is None:
                 lines.append(f"{topic}: {safe_payload(message.payload)}\n")
             else:
-                lines.append(f"{topic}: {extended(message)}\n")
+                lines.append(f"{topic}: {extension_text(message)}\n")
         return "".join(lines).encode()
 
 
-def extended(message: Message) -> str:
-    """A message that is more than its payload: a piece of a file is named, not shown."""
+def extension_text(message: Message) -> str:
+    """Return a message with an extension as text. A fragment of a file is described, not shown."""
     from godwit.client.files import decode_header
 
     try:

@@ -1,4 +1,4 @@
-"""`godwit log verify`, `recover`, `compact` and `backup` as a user meets them."""
+"""`godwit log verify`, `recover`, `compact` and `backup` as a user sees them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from tests.cli.logs import LOG_ID, entry, opened, write_log
 from tests.cli.real import Running, error_of, eventually, godwit, lines, needs_posix
 
-from godwit.cli import log_upkeep
-from godwit.cli.log_upkeep import missing_of
+from godwit.cli import log_maintenance
+from godwit.cli.log_maintenance import missing_text
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.recover import LOST_END, Recovered
 from godwit.store.verify import Verdict
@@ -51,7 +51,7 @@ def ruin(folder: Path) -> None:
 
 
 def change(folder: Path, statement: str) -> None:
-    """Past the checksums of a log that nobody uses."""
+    """Change an unused log behind its checksums."""
     connection = apsw.Connection(str(folder / "log.sqlite"))
     connection.execute(statement)
     connection.close()
@@ -95,14 +95,14 @@ def test_verify_names_what_is_damaged(data: Path) -> None:
 def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
     with opened(data) as store:
         store.append([], [TopicKept("home/a", 1)])
-    change(data, "UPDATE topics SET messages = 2")  # not what its seal says
+    change(data, "UPDATE topics SET messages = 2")  # its checksum does not match
     hurt(data, 8)
     result = godwit("log", "verify", "--data", str(data))
     assert result.returncode == 1
     (text,) = lines(result.stderr)
     assert "offsets 8 to 11 are damaged; " in text
     assert "topics" in text
-    assert "Stop the broker, then save what is intact with godwit log recover" in text
+    assert "Stop the broker, then save the intact messages with godwit log recover" in text
 
 
 def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch
         lacks_changes=True,
         problems=[f"problem {number}" for number in range(5)],
     )
-    monkeypatch.setattr(log_upkeep, "verify", lambda path, progress: verdict)
+    monkeypatch.setattr(log_maintenance, "verify", lambda path, progress: verdict)
     (text,) = lines(godwit("log", "verify", "--data", str(data)).stderr)
     assert (
         "log.sqlite: offsets 1 to 2 were confirmed and are missing; the write-ahead log is shorter than it was: its "
@@ -133,13 +133,13 @@ def test_verify_what_is_no_log_any_more(data: Path) -> None:
 
 
 def test_verify_a_recovered_log(data: Path) -> None:
-    """What is lost is known, and nothing more can be done about it."""
+    """Known losses are not reported as new damage."""
     hurt(data, 8)
     assert godwit("log", "recover", "--data", str(data)).returncode == 0
     result = godwit("log", "verify", "--data", str(data))
     assert result.returncode == 0, result.stderr
     assert lines(result.stdout)[1] == (
-        "everything is intact, but for offsets 8 to 11: they were lost earlier, and godwit log recover gave them up"
+        "everything is intact, except for offsets 8 to 11, which were lost before an earlier godwit log recover"
     )
     found = json.loads(godwit("log", "verify", "--json", "--data", str(data)).stdout)
     assert (found["is_sound"], found["damaged"], found["given_up"]) == (True, [], [[8, 12]])
@@ -179,7 +179,7 @@ def test_recover_saves_what_is_intact(data: Path) -> None:
         assert (store.log_id, store.next_offset) == (LOG_ID, 30)
 
 
-def test_recover_tells_what_else_is_lost(data: Path) -> None:
+def test_recover_reports_other_losses(data: Path) -> None:
     hurt(data, 8)
     with opened(data) as store:
         store.append([], [TopicKept("home/a", 1)])
@@ -189,17 +189,17 @@ def test_recover_tells_what_else_is_lost(data: Path) -> None:
     rows = lines(godwit("log", "recover", "--data", str(data)).stdout)
     assert rows[1:4] == [
         "missing: offsets 8 to 11",
-        "beside the log, something was not readable of: topics",
-        "the log's id was not readable: it has a new one, and clients begin anew in it",
+        "partly unreadable tables beside the messages: topics",
+        "the id of the log was unreadable: the new log has a new id, and clients start at its beginning",
     ]
 
 
 @pytest.mark.parametrize(
     ("missing", "next_offset", "text"),
     [
-        ([], 30, "nothing that was in the log"),
+        ([], 30, "nothing"),
         ([(5, 7), (29, 30)], 30, "offsets 5 to 6, 29"),
-        ([(30, 30 + LOST_END)], 30 + LOST_END, "perhaps some from offset 30 on: the end was not readable"),
+        ([(30, 30 + LOST_END)], 30 + LOST_END, "perhaps some from offset 30 on: the end was unreadable"),
         ([(5, 7), (30, 30 + LOST_END)], 30 + LOST_END, "offsets 5 to 6, and perhaps some from offset 30 on"),
         ([(5, 5 + LOST_END)], 6 + LOST_END, f"offsets 5 to {LOST_END + 4:,}"),
     ],
@@ -207,7 +207,7 @@ def test_recover_tells_what_else_is_lost(data: Path) -> None:
 def test_what_is_missing(missing: list[tuple[int, int]], next_offset: int, text: str) -> None:
     """Where the end of a log was not readable, offsets are left out that perhaps never were."""
     saved = Recovered(LOG_ID, True, next_offset, 1, 1, missing, 0, [])
-    assert missing_of(saved).startswith(text)
+    assert missing_text(saved).startswith(text)
 
 
 def test_recover_keeps_every_damaged_file(data: Path) -> None:
@@ -248,7 +248,7 @@ def test_recover_leaves_a_sound_log_alone(data: Path) -> None:
     before = (data / "log.sqlite").stat()
     result = godwit("log", "recover", "--data", str(data))
     assert result.returncode == 0
-    assert lines(result.stdout) == [f"{data}/log.sqlite: nothing is damaged; it is left as it is"]
+    assert lines(result.stdout) == [f"{data}/log.sqlite: nothing is damaged; the file is unchanged"]
     found = json.loads(godwit("log", "recover", "--json", "--data", str(data)).stdout)
     assert (found["is_sound"], found["kept"]) == (True, None)
     assert (data / "log.sqlite").stat().st_ino == before.st_ino
@@ -287,14 +287,14 @@ def test_a_broker_is_let_empty_its_wal(
     def sleep(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 3:
-            monkeypatch.setattr(log_upkeep, "_size", lambda path: 0)
+            monkeypatch.setattr(log_maintenance, "_size", lambda path: 0)
 
-    monkeypatch.setattr(log_upkeep, "_size", lambda path: TRUNCATE_BYTES + 1)
+    monkeypatch.setattr(log_maintenance, "_size", lambda path: TRUNCATE_BYTES + 1)
     monkeypatch.setattr(time, "sleep", sleep)
     if command == "verify":
-        log_upkeep.run_verify(data, as_json=True)
+        log_maintenance.run_verify(data, as_json=True)
     else:
-        log_upkeep.run_backup(data, tmp_path / "copy", force=False, as_json=True)
+        log_maintenance.run_backup(data, tmp_path / "copy", force=False, as_json=True)
     assert len(waited) == 3
 
 
@@ -318,7 +318,7 @@ def test_recover_that_was_killed_does_not_hinder_the_next(data: Path) -> None:
 def test_a_recover_killed_in_the_middle_of_the_swap_loses_nothing(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest message is in the WAL alone; the next who opens the folder finishes."""
+    """The newest message is in the WAL alone; the next broker that opens the folder finishes."""
     killed = tmp_path / "killed"
     killed.mkdir()
     with opened(data) as store:
@@ -328,7 +328,7 @@ def test_a_recover_killed_in_the_middle_of_the_swap_loses_nothing(
     ruin(killed)
     monkeypatch.setattr("godwit.store.folder.sync", lambda path: 1 / 0)  # behind the WAL's end, before the new file
     with pytest.raises(ZeroDivisionError):
-        log_upkeep.run_recover(killed, as_json=True)
+        log_maintenance.run_recover(killed, as_json=True)
     monkeypatch.undo()
     assert not (killed / "log.sqlite-wal").exists()
     with opened(killed) as store:
@@ -343,7 +343,7 @@ def test_not_while_a_broker_runs(data: Path, command: str) -> None:
         before = sorted(data.iterdir())
         text = error_of("log", command, "--data", str(data))
         assert sorted(data.iterdir()) == before
-    assert text == (f"a broker runs on {data}, and {command} needs the log for itself; stop the broker, then try again")
+    assert text == (f"a broker uses {data}, and {command} needs the log for itself; stop the broker, then try again")
 
 
 # -- compact ----------------------------------------------------------------------------------------------------------
@@ -386,11 +386,11 @@ def test_backup_beside_a_broker_is_a_log_to_start_with(data: Path, tmp_path: Pat
         assert (store.log_id, store.next_offset) == (LOG_ID, 31)
 
 
-def test_backup_replaces_only_when_told_to(data: Path, tmp_path: Path) -> None:
+def test_backup_replaces_only_with_force(data: Path, tmp_path: Path) -> None:
     out = write_log(tmp_path / "copy", [[("old", "old")]])
     (out / "log.sqlite-wal").write_bytes(b"of the old log")
     arguments = ("log", "backup", "--output", str(out), "--data", str(data))
-    assert "is there already" in error_of(*arguments)
+    assert "exists already" in error_of(*arguments)
     assert (out / "log.sqlite-wal").exists()
     found = json.loads(godwit(*arguments, "--force", "--json").stdout)
     assert (found["path"], found["blocks"], found["next_offset"]) == (f"{out}/log.sqlite", 8, 30)
@@ -403,8 +403,8 @@ def test_backup_goes_into_no_log_that_is_used(data: Path, tmp_path: Path) -> Non
     assert "is the folder of the log itself" in error_of(*arguments, "--output", str(data / "."))
     write_log(tmp_path / "other", [])
     with opened(tmp_path / "other"):
-        assert "a broker runs on" in error_of(*arguments, "--output", str(tmp_path / "other"))
-    assert "cannot make the folder" in error_of(*arguments, "--output", str(tmp_path / "a" / "b"))
+        assert "a broker uses" in error_of(*arguments, "--output", str(tmp_path / "other"))
+    assert "cannot create the folder" in error_of(*arguments, "--output", str(tmp_path / "a" / "b"))
 
 
 # -- Ctrl-C -----------------------------------------------------------------------------------------------------------

@@ -11,25 +11,25 @@ from types import FrameType
 from typing import Final, NoReturn
 
 EXIT_INTERRUPTED: Final = 130
-"""What a shell reports for a program that Ctrl-C ended: 128 + SIGINT."""
+"""Exit code that a shell reports for a program ended by Ctrl-C: 128 + SIGINT."""
 
 
 @contextmanager
 def quick_interrupts() -> Iterator[None]:
-    """Within the block Ctrl-C ends the process at once: there is nothing to tidy up yet, and nothing to tell.
+    """Make Ctrl-C end the process at once, without output, within the block.
 
-    A KeyboardInterrupt would not do: Python's own import machinery prints some of them where nobody can catch them.
+    A KeyboardInterrupt would not do: Python's import machinery prints some of them where no code can catch them.
     """
     usual = signal.getsignal(signal.SIGINT)
     if usual is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield  # somebody else has decided, or may
+        yield  # the caller handles the signal, or this thread may not change its handler
         return
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, _exit_at_once)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit_at_once(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(EXIT_INTERRUPTED)

@@ -18,7 +18,7 @@ from godwit.wire.control import ClientInfo, TopicInfo
 from godwit.wire.jobs import JobInfo, TaskInfo
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 
 def message(topic: str, payload: bytes, *, qos: int = 1, offset: int | None = 0, publisher: str = "me") -> Message:

@@ -22,7 +22,7 @@ from typing import IO
 import pytest
 
 from godwit.cli import main
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
 
 CODE = "from godwit.cli import main; main()"
 if sys.platform == "linux":  # no process is left behind when the tests are killed (PR_SET_PDEATHSIG)

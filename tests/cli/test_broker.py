@@ -24,8 +24,7 @@ from tests.cli.real import (
 )
 
 from godwit.cli.broker import load_file, with_log
-from godwit.server.configuration import Configuration
-from godwit.server.log_sections import ArchiveSection
+from godwit.server.configuration import ArchiveSection, Configuration
 
 ACCESS = """
 [[access.client]]

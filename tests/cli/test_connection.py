@@ -15,7 +15,7 @@ from tests.cli.real import broker, needs_posix, running, subscribed
 from godwit.cli import connection
 from godwit.cli.connection import Target, ask, check_qos, connected, guarded, print_notice, read_secret, run
 from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, KickedError, NameInUseError, UsageError
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
 
 
 def test_a_target(tmp_path: Path) -> None:

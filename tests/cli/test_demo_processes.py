@@ -37,12 +37,11 @@ from godwit.cli.demo_processes import (
     topic_of,
     work_problems,
 )
+from godwit.cli.house import ROOMS, Climate, RoomReading, Sensor, Thermometer, house, sensors
 from godwit.client.message import Message
 from godwit.net.address import format_address
-from godwit.net.connect import connect
-from godwit.net.serve import Service
-from godwit.sim.rooms import ROOMS, Climate, Reading, Thermometer, house
-from godwit.sim.sensors import Sensor, sensors
+from godwit.net.client import connect
+from godwit.net.service import Service
 
 # -- demo check -------------------------------------------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ def test_a_sensor_that_is_silent_sends_nothing() -> None:
     class Silent(Sensor):
         turn = 0
 
-        def read(self) -> Reading | None:
+        def read(self) -> RoomReading | None:
             self.turn += 1
             return super().read() if self.turn % 3 == 0 else None
 

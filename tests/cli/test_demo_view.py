@@ -32,7 +32,7 @@ from godwit.cli.demo_view import (
     summary,
     verdict,
 )
-from godwit.sim.rooms import ROOMS
+from godwit.cli.house import ROOMS
 
 SETTINGS = DemoSettings(20.0, 0.05, 1000.0, 1)
 

@@ -16,7 +16,7 @@ from tests.cli.real import broker, error_of, eventually, godwit, lines, needs_po
 from godwit.cli.job import SubmitRequest, read_payload
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
-from godwit.net.submitting import JobOptions
+from godwit.net.job_options import JobOptions
 
 # -- job --------------------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ import sys
 from godwit.cli.main import build_app
 build_app("log")
 import godwit.cli.log_content, godwit.cli.log_content, godwit.cli.log_maintenance
-print([name for name in sys.modules if name in ("pyarrow", "numpy", "godwit.net.connect", "prompt_toolkit")])
+print([name for name in sys.modules if name in ("pyarrow", "numpy", "godwit.net.client", "prompt_toolkit")])
 """
 
 

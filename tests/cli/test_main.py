@@ -87,7 +87,7 @@ IMPORTS = """
 import sys
 from godwit.cli.main import build_app
 build_app("pub")
-print([name for name in sys.modules if name.startswith(("godwit.bench", "godwit.sim", "prompt_toolkit"))])
+print([name for name in sys.modules if name.startswith(("godwit_bench", "godwit_sim", "prompt_toolkit"))])
 """
 
 

@@ -29,8 +29,8 @@ from godwit.cli.pipeline_run import (
 )
 from godwit.errors import GodwitError, UsageError
 from godwit.pipeline import java
-from godwit.pipeline.checks import Result
-from godwit.pipeline.problems import PipelineError
+from godwit.pipeline.checks import CheckResult
+from godwit.pipeline.errors import PipelineError
 
 # -- pipeline run -----------------------------------------------------------------------------------------------------
 
@@ -51,7 +51,7 @@ def test_a_token_without_encryption_is_warned_of(tmp_path: Path, monkeypatch: py
     def nobody(options: dict[str, str]) -> list[object]:
         raise PipelineError("no archive answers")
 
-    monkeypatch.setattr("godwit.pipeline.archives.look", nobody)
+    monkeypatch.setattr("godwit.pipeline.status.find_logs", nobody)
     ask = ("pipeline", "run", "--archive", "192.0.2.7:9", "--lake", str(tmp_path / "lake"))
     told = lines(godwit(*ask, GODWIT_ARCHIVE_TOKEN="secret").stderr)
     assert "the token for the archive at grpc://192.0.2.7:9 is sent without encryption" in told[0]
@@ -182,7 +182,10 @@ def test_times() -> None:
 
 def test_the_results_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    results = [Result("gold/windows", "it counts at least one reading", 0), Result("gold/traffic", "nothing", 0)]
+    results = [
+        CheckResult("gold/windows", "it counts at least one reading", 0),
+        CheckResult("gold/traffic", "nothing", 0),
+    ]
 
     @contextmanager
     def session(spark: Any, lake: Any, status: Any, *, purpose: str) -> Iterator[str]:
@@ -194,13 +197,13 @@ def test_the_results_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return {"gold/windows": 1, "gold/traffic": 2000}
 
     monkeypatch.setattr(pipeline_run, "session", session)
-    monkeypatch.setattr("godwit.pipeline.rebuild.rebuild", rebuild)
-    monkeypatch.setattr("godwit.pipeline.requeue.requeue", lambda spark, lake: (3, 1200))
-    monkeypatch.setattr("godwit.pipeline.checks.checked", lambda spark, lake: iter(results))
+    monkeypatch.setattr("godwit.pipeline.repair.rebuild", rebuild)
+    monkeypatch.setattr("godwit.pipeline.repair.requeue", lambda spark, lake: (3, 1200))
+    monkeypatch.setattr("godwit.pipeline.checks.run_checks", lambda spark, lake: iter(results))
     told = godwit("pipeline", "check", "--lake", str(tmp_path))
     assert told.returncode == 0
     assert lines(told.stdout)[1].split("  ")[0] == "gold/windows"
-    results[1] = Result("gold/traffic", "nothing", 1200)
+    results[1] = CheckResult("gold/traffic", "nothing", 1200)
     told = godwit("pipeline", "check", "--lake", str(tmp_path), "--json")
     assert (told.returncode, json.loads(lines(told.stdout)[1])["wrong"]) == (1, 1200)
     assert "1 check of 2 failed: inspect the rows with godwit pipeline query" in lines(told.stderr)[0]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.cli.real import error_of, godwit, lines, needs_posix
-from tests.pipeline.test_checkpoints import write_checkpoint
+from tests.pipeline.lakes import write_checkpoint
 
 from godwit.cli.pipeline_run import SparkOptions
 from godwit.cli.pipeline_show import cell_text, json_value, show_query
@@ -101,8 +101,8 @@ def answer_of(names: list[str], rows: list[dict[str, Any]], form: str, monkeypat
         yield
 
     monkeypatch.setattr("godwit.cli.pipeline_show.session", no_session)
-    monkeypatch.setattr("godwit.pipeline.query.ask", lambda *_: Answer)
-    monkeypatch.setattr("godwit.pipeline.query.all_rows", lambda _: iter(rows))
+    monkeypatch.setattr("godwit.pipeline.query.run_query", lambda *_: Answer)
+    monkeypatch.setattr("godwit.pipeline.query.iterate_rows", lambda _: iter(rows))
     show_query(SparkOptions("local", [], False), str(Path.cwd()), "SELECT", form, None)
 
 

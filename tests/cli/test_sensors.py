@@ -12,12 +12,12 @@ import pytest
 from tests.cli.real import error_of, godwit, needs_posix, running, subscribed
 
 from godwit.cli import sensors as sensors_command
+from godwit.cli.house import sensors
 from godwit.cli.sensors import SensorPlan, SensorPublisher
 from godwit.errors import BufferFullError
-from godwit.sim.sensors import sensors
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
 
 
 class FakePublisher:

@@ -26,7 +26,7 @@ from tests.cli.real import (
 
 from godwit.cli.sub import _report_gap, file_line, parse_size, parse_start, position_after
 from godwit.errors import UsageError
-from godwit.net.inbox import ReceivedFile
+from godwit.net.file_inbox import ReceivedFile
 
 
 def publish(address: str, topic: str, *messages: str, qos: str = "1") -> None:

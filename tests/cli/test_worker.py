@@ -23,7 +23,7 @@ from godwit.errors import TaskFailedError, UsageError
 from godwit.net.worker import STOPPED
 
 if TYPE_CHECKING:
-    from godwit.net.task import Task
+    from godwit.net.tasks import Task
 
 
 # -- worker -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from tests.store.entries import LOG_ID, make_entry, make_job
 
-from godwit.cli.log_upkeep import run_recover
+from godwit.cli.log_maintenance import run_recover
 from godwit.errors import LogDamagedError, StorageError
 from godwit.net.durable_log import DurableLog
 from godwit.store.copies import backup, compact

@@ -17,7 +17,7 @@ from tests.system.labour import KIND
 from tests.system.stage import Broker, Stage, Worker, needs_linux, run, until
 
 import godwit
-from godwit.cli.log_messages import messages_of
+from godwit.cli.log_content import messages_of
 from godwit.net.client import AsyncClient
 from godwit.store.reader import LogReader
 

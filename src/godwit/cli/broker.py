@@ -69,7 +69,7 @@ def broker(
     """
     from godwit.net import loop
     from godwit.net.notices import NoticeWriter
-    from godwit.net.serve import serve
+    from godwit.net.service import serve
 
     if log_format not in ("text", "json"):
         raise UsageError(f"unknown log format {log_format}; choose text or json")

@@ -19,7 +19,7 @@ from godwit.errors import AccessError, BrokerUnreachableError, GodwitError, Name
 from godwit.limits import MAX_SECRET_BYTES, SESSION_EXPIRY_S
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient, Connecting
+    from godwit.net.client import AsyncClient, Connecting
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
         BrokerUnreachableError: The target has a timeout, and the broker was unreachable for longer.
         BrokerError: The broker refused or removed the client.
     """
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     monitor = _ConnectionMonitor(target)
     opening = connect(

@@ -24,15 +24,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
+from godwit.cli.house import ROOMS, RoomReading, Sensor, sensors
 from godwit.errors import BufferFullError, GodwitError
-from godwit.sim.rooms import ROOMS, Reading
-from godwit.sim.sensors import Sensor, sensors
 from godwit.transport.train import Address
 
 if TYPE_CHECKING:
     from godwit.client.message import Message
-    from godwit.net.connect import AsyncClient
-    from godwit.net.task import Task
+    from godwit.net.client import AsyncClient
+    from godwit.net.tasks import Task
 
 
 TICK_S: Final = 0.02
@@ -173,7 +172,7 @@ class RoomCheck:
     """Checks every message of one room in the order of arrival."""
 
     def __init__(self, room: str) -> None:
-        self._decoder = msgspec.json.Decoder(Reading)
+        self._decoder = msgspec.json.Decoder(RoomReading)
         self._digest = hashlib.sha256()
         self._room = room
         self._expected = 0
@@ -315,9 +314,8 @@ def broker_main(connection: Pipe, data: str) -> None:
 
 async def run_broker(pipe: ParentPipe, data: Path) -> None:
     from godwit.broker.settings import Settings
-    from godwit.net.serve import Service
-    from godwit.server.configuration import Configuration
-    from godwit.server.log_sections import ArchiveSection
+    from godwit.net.service import Service
+    from godwit.server.configuration import ArchiveSection, Configuration
 
     configuration = Configuration(
         listen=["127.0.0.1:0"],  # any free port of this machine
@@ -409,7 +407,7 @@ def rooms_main(connection: Pipe, broker: str, seed: int, rate: float) -> None:
 
 
 async def run_rooms(pipe: ParentPipe, broker: str, seed: int, rate: float) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with AsyncExitStack() as stack:
         rooms = []
@@ -465,7 +463,7 @@ def subscriber_main(connection: Pipe, broker: str) -> None:
 
 
 async def run_subscriber(pipe: ParentPipe, broker: str) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     checks = SubscriberCheck()
     async with connect(broker, name="display") as client:
@@ -498,7 +496,7 @@ async def run_subscriber(pipe: ParentPipe, broker: str) -> None:
 
 async def _subscribe_late(broker: str, checks: SubscriberCheck) -> None:
     """Subscribe once more at the end, to receive the last temperature of each room."""
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with connect(broker) as client, client.subscribe(FILTER) as messages:
         async for message in messages:
@@ -570,7 +568,7 @@ def controller_main(connection: Pipe, broker: str, seed: int) -> None:
 
 
 async def run_controller(pipe: ParentPipe, broker: str, seed: int) -> None:
-    from godwit.net.connect import connect
+    from godwit.net.client import connect
 
     async with connect(broker, name="controller") as client:
         jobs = DemoJobs(client, Random(f"{seed} jobs"))

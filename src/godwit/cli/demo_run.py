@@ -40,11 +40,11 @@ from godwit.cli.demo_processes import (
     message_problems,
     work_problems,
 )
+from godwit.cli.house import ROOMS
 from godwit.errors import GodwitError
+from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.address import format_address
 from godwit.net.relay import Direction, Impairment, Relay
-from godwit.sim.link import Link, LinkSettings
-from godwit.sim.rooms import ROOMS
 from godwit.transport.train import Address
 
 LINE_BITS_PER_S: Final = 20e6
@@ -132,7 +132,7 @@ class Demo:
     def __init__(self, settings: DemoSettings, show: Callable[[DemoSnapshot], None]) -> None:
         self._settings = settings
         self._show = show
-        self._links: list[tuple[Direction, Link]] = []
+        self._links: list[tuple[Direction, ImpairedLink]] = []
         self._rooms = RoomsReport()
         self._seen = SubscriberReport()
         self._work = WorkReport()
@@ -267,7 +267,7 @@ class Demo:
             raise GodwitError(self._seen.problem)
 
     def _impair(self, direction: Direction, _client: Address) -> Impairment:
-        link = Link(self._settings.link(), Random(f"{self._settings.seed} {direction} {len(self._links)}"))
+        link = ImpairedLink(self._settings.link(), Random(f"{self._settings.seed} {direction} {len(self._links)}"))
         self._links.append((direction, link))
         return link
 

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from godwit.cli.demo_processes import LATE_S
 from godwit.cli.demo_run import DELAY_S, LINE_BITS_PER_S, DemoSettings, DemoSnapshot
+from godwit.cli.house import ROOMS
 from godwit.cli.text import hanging
 from godwit.net.relay import Direction
-from godwit.sim.rooms import ROOMS
 
 LINE_EVERY_S: Final = 2.0
 FRAME_EVERY_S: Final = 0.2

@@ -27,10 +27,10 @@ from godwit.cli.connection import (
 from godwit.cli.text import safe, safe_json
 from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
-from godwit.net.submitting import MAX_JOB_NUMBER, MAX_TIME_S, JobOptions, Workers
+from godwit.net.job_options import MAX_JOB_NUMBER, MAX_TIME_S, JobOptions, Workers
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
     from godwit.net.jobs import AsyncJob
 
 
@@ -182,7 +182,7 @@ def list_jobs(
     A narrow terminal shows fewer columns; --json has all.
     """
     from godwit.cli.job_view import show_jobs
-    from godwit.net.submitting import check_states
+    from godwit.net.job_options import check_states
 
     states = check_states(state or None)
     if limit < 0:

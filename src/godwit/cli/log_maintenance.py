@@ -19,7 +19,7 @@ from godwit.cli.progress import WorkProgress
 from godwit.cli.tables import show_objects
 from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageError
-from godwit.net.durable import LOG_ID_BYTES
+from godwit.net.durable_log import LOG_ID_BYTES
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.copies import backup, compact
 from godwit.store.draft import BESIDE, Progress

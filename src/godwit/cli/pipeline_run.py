@@ -32,7 +32,7 @@ from godwit.net.address import parse_broker
 if TYPE_CHECKING:
     from godwit.pipeline.lake import Lake
     from godwit.pipeline.session import Session
-    from godwit.pipeline.watching import Batch
+    from godwit.pipeline.supervisor import BatchProgress
 
 
 PACKAGES: Final = ("pyspark", "deltalake", "pyarrow", "pandas")
@@ -191,8 +191,8 @@ def session(spark: SparkOptions, lake: Lake, status: Status, *, purpose: str | N
 def explained_errors() -> Iterator[None]:
     """Turn errors of the pipeline into GodwitError, and end the block on SIGTERM as on Ctrl-C."""
     require_packages()
+    from godwit.pipeline.errors import PipelineError
     from godwit.pipeline.lake import LAKE_ERRORS
-    from godwit.pipeline.problems import PipelineError
 
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -218,25 +218,25 @@ def run_pipeline(
 ) -> None:
     """Run the queries until all messages are read, or until Ctrl-C."""
     lake = open_lake(lake_address, must_exist=False)
-    from godwit.pipeline.archives import checked, look
-    from godwit.pipeline.runner import Order, run
+    from godwit.pipeline.runner import RunConfig, run
     from godwit.pipeline.session import log_path
+    from godwit.pipeline.status import check_options, find_logs
 
     options = sources.options()
     spark.settings()  # reports invalid settings before the archive is contacted
     with explained_errors(), status_line(f"looking for the archive at {options['archive']}") as status:
-        if warning := checked(options).place.plain_token_warning():
+        if warning := run_checks(options).access.plain_token_warning():
             print_notice(warning)
         if not sys.stderr.isatty():
             print_notice(f"looking for the archive at {options['archive']}")
-        logs = look(options)
+        logs = find_logs(options)
         with session(spark, lake, status, purpose="godwit pipeline run") as found:
             archives = ", ".join(log.address for log in logs)
             status.stop()  # else the status and this line would be mixed
             print_now(f"reading {archives} into {lake.address}; Spark's own messages are in {log_path(lake)}")
             if sys.stderr.isatty():
                 status.start()
-            outcome = run(found, Order(lake, options, is_once, trigger_s), _RunStatus(status, log_path(lake)))
+            outcome = run(found, RunConfig(lake, options, is_once, trigger_s), _RunStatus(status, log_path(lake)))
     for query, batches in outcome.batches.items():
         print_now(
             f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}"
@@ -258,7 +258,7 @@ class _RunStatus:
         self._batches: dict[str, str] = {}
         status.update("working on the first batch")
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: BatchProgress) -> None:
         speed = batch.rows / batch.took_s if batch.took_s else 0.0
         self._batches[batch.query] = (
             f"{batch.query}: batch {batch.number}, {count(batch.rows, 'message')}, {speed:,.0f}/s, {batch.lag:,} behind"
@@ -279,7 +279,7 @@ def run_check(spark: SparkOptions, lake_address: str, *, as_json: bool) -> None:
         GodwitError: A check failed.
     """
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.checks import checked
+    from godwit.pipeline.checks import run_checks
 
     results = []
     with (
@@ -287,7 +287,7 @@ def run_check(spark: SparkOptions, lake_address: str, *, as_json: bool) -> None:
         status_line("starting") as status,
         session(spark, lake, status, purpose="godwit pipeline check") as found,
     ):
-        for result in checked(found, lake):
+        for result in run_checks(found, lake):
             results.append(result)
             status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
     if as_json:
@@ -312,7 +312,7 @@ def run_rebuild(spark: SparkOptions, lake_address: str, start: str | None, stop:
     if begins is not None and ends is not None and ends <= begins:
         raise UsageError(f"--to {stop} is not after --from {start}; swap them")
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.rebuild import rebuild
+    from godwit.pipeline.repair import rebuild
 
     with (
         explained_errors(),
@@ -328,7 +328,7 @@ def run_rebuild(spark: SparkOptions, lake_address: str, start: str | None, stop:
 def run_requeue(spark: SparkOptions, lake_address: str) -> None:
     """Parse the messages in quarantine again."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.requeue import requeue
+    from godwit.pipeline.repair import requeue
 
     with (
         explained_errors(),

@@ -41,13 +41,12 @@ LOG_LETTERS: Final = 8
 def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> None:
     """Print the progress of the pipeline."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.archives import checked
-    from godwit.pipeline.problems import PipelineError
-    from godwit.pipeline.status import status_of
+    from godwit.pipeline.errors import PipelineError
+    from godwit.pipeline.status import check_options, status_of
 
     options = sources.options()
     with suppress(PipelineError):  # invalid options are reported as a problem of the status
-        if warning := checked(options).place.plain_token_warning():
+        if warning := check_options(options).access.plain_token_warning():
             print_notice(warning)
     with explained_errors(), status_line("asking the archive"):
         found = status_of(lake, options)
@@ -81,12 +80,12 @@ def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> 
 def show_query(spark: SparkOptions, lake_address: str, sql: str, form: str, limit: int | None) -> None:
     """Print the rows of a query."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.query import all_rows, ask
+    from godwit.pipeline.query import iterate_rows, run_query
 
     with explained_errors(), status_line("starting") as status, session(spark, lake, status) as found:
         status.update("working")
-        answer = ask(found, lake, sql)
-        rows: Iterable[dict[str, Any]] = all_rows(answer)
+        answer = run_query(found, lake, sql)
+        rows: Iterable[dict[str, Any]] = iterate_rows(answer)
         try:
             if form == "table":
                 _table(answer.columns, list(islice(rows, (limit or DEFAULT_ROWS) + 1)), limit or DEFAULT_ROWS)

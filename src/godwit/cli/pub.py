@@ -27,7 +27,7 @@ from godwit.errors import GodwitError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
-    from godwit.net.publishing import AsyncPublisher
+    from godwit.net.publisher import AsyncPublisher
 
 _LOOKS_LIKE_AN_OPTION: Final = re.compile(r"-[^\d.\s]")
 

@@ -27,9 +27,9 @@ from godwit.cli.text import count as counted
 from godwit.errors import BufferFullError, UsageError
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
-    from godwit.net.publishing import AsyncPublisher
-    from godwit.sim.sensors import Sensor
+    from godwit.cli.house import Sensor
+    from godwit.net.client import AsyncClient
+    from godwit.net.publisher import AsyncPublisher
 
 MAX_ROOMS: Final = 10_000
 MAX_RATE: Final = 100_000.0
@@ -119,8 +119,8 @@ def sensors(
 
 
 async def _run(target: Target, plan: SensorPlan, quiet: bool) -> None:
+    from godwit.cli.house import sensors as house
     from godwit.cli.progress import LineProgress
-    from godwit.sim.sensors import sensors as house
 
     async with connected(target) as client:
         if not quiet:

@@ -20,7 +20,7 @@ from godwit.errors import GodwitError, KickedError, TopicError, UsageError
 from godwit.wire.codes import Code
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
     from godwit.net.jobs import AsyncJob
 
 

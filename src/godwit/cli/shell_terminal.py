@@ -28,7 +28,7 @@ from godwit.cli.text import safe
 from godwit.errors import GodwitError
 
 if TYPE_CHECKING:
-    from godwit.net.connect import AsyncClient
+    from godwit.net.client import AsyncClient
     from godwit.wire.jobs import JobInfo
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from godwit.client.message import Message
     from godwit.client.subscription import Start
-    from godwit.net.connect import AsyncClient
-    from godwit.net.inbox import ReceivedFile
+    from godwit.net.client import AsyncClient
+    from godwit.net.file_inbox import ReceivedFile
 
 
 MAX_SIZE_DIGITS: Final = 18
@@ -137,7 +137,7 @@ def parse_size(option: str, text: str) -> int:
     Raises:
         UsageError: The text is not a size.
     """
-    from godwit.server.log_sections import SIZES_BYTES, WITH_UNIT
+    from godwit.server.configuration import SIZES_BYTES, WITH_UNIT
 
     match = WITH_UNIT.fullmatch(text)
     if match is not None and match[2] in SIZES_BYTES:

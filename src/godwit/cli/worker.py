@@ -33,8 +33,8 @@ from godwit.limits import MAX_CAPACITY, MAX_KINDS
 
 if TYPE_CHECKING:
     from godwit.cli.progress import TaskProgress
-    from godwit.net.connect import AsyncClient
-    from godwit.net.task import Task
+    from godwit.net.client import AsyncClient
+    from godwit.net.tasks import Task
     from godwit.net.worker import Worker
 
 
@@ -164,7 +164,7 @@ def command_work(command: Sequence[str]) -> TaskWork:
     """Return work that runs a command for each task."""
 
     async def task_work(task: Task, show: OnProgress) -> bytes:
-        from godwit.net.commands import run_command
+        from godwit.net.command import run_command
 
         show(None)
         return await run_command(task, command)

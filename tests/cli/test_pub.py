@@ -258,7 +258,9 @@ def test_a_failure_reports_the_confirmed_lines(tmp_path: Path) -> None:
                 "shorten it, or send it with --file (the first line was confirmed)"
             )
         assert error_of("pub", "$own", "--lines", "--broker", address, input=b"x").endswith(" (no line was confirmed)")
-        assert error_of("pub", "a", "--lines", "--broker", address, input=b"x" * 1001).endswith("the broker takes 1000")
+        assert error_of("pub", "a", "--lines", "--broker", address, input=b"x" * 1001).endswith(
+            "the broker accepts at most 1000"
+        )
     assert lines_done(2000) == "the first 2,000 lines were"
 
 

@@ -161,7 +161,7 @@ def test_invalid_arguments_are_refused_by_the_client() -> None:
             for options in wrong:
                 with pytest.raises(UsageError, match=next(iter(options)).removesuffix("_s")):
                     await client.submit("work", **options)
-            with pytest.raises(UsageError, match=f"takes {MAX_JOB_PAYLOAD_BYTES}: send larger things"):
+            with pytest.raises(UsageError, match=f"accepts at most {MAX_JOB_PAYLOAD_BYTES}: send larger things"):
                 await client.submit("work", bytes(MAX_JOB_PAYLOAD_BYTES + 1))
             for kind in ("", "a/#", "$jobs", "x" * (MAX_KIND_BYTES + 1)):
                 with pytest.raises(BadKindError):

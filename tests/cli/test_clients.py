@@ -28,6 +28,9 @@ def test_the_connected_clients(address: str) -> None:
     display = next(client for client in map(json.loads, found) if client["name"] == "the display")
     assert display["subscriptions"] == [["clients/#", "other"]]
     assert display["since"].endswith("Z")
+    broker = json.loads(found[-1])
+    assert broker["name"] == "$broker"
+    assert broker["dropped"]["kernel"] >= 0
 
 
 def test_a_session_that_is_away(address: str) -> None:

@@ -10,7 +10,7 @@ Times are microseconds since the epoch and never go backwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from godwit.broker.admission import Admission
@@ -227,6 +227,10 @@ class Broker:
     def figures(self) -> dict[str, int | str]:
         """What stands under `$sys/`."""
         return self._sys.collect(self._now_us)
+
+    def add_figures(self, source: Callable[[], Mapping[str, int]]) -> None:
+        """Publish further figures on `$sys`: those that `source` returns, each time when the figures are collected."""
+        self._sys.sources.append(source)
 
     # -- the transport's events ---------------------------------------------------------------------------------------
 

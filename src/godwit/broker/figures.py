@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from godwit.broker.catalogue import BROKER_NAME, Catalogue, Names
 from godwit.broker.delivery import Delivery
@@ -33,6 +33,8 @@ class Figures:
         self._started_us = started_us
         self._number = names.number(BROKER_NAME)
         self._said: dict[str, str] = {}
+        self.sources: list[Callable[[], Mapping[str, int]]] = []
+        """Functions that return further figures, such as the counters of sockets."""
 
     def collect(self, now_us: int) -> dict[str, int | str]:
         return {
@@ -49,6 +51,7 @@ class Figures:
             "log/first_offset": self._delivery.first_offset,
             "log/next_offset": self._delivery.next_offset,
             **self._office.figures(),
+            **{name: figure for source in self.sources for name, figure in source().items()},
         }
 
     def publish(self, now_us: int) -> None:

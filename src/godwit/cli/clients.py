@@ -29,6 +29,7 @@ from godwit.errors import BrokerError, BrokerUnreachableError, UsageError
 from godwit.wire.codes import Code
 
 if TYPE_CHECKING:
+    from godwit.net.client import AsyncClient
     from godwit.wire.control import ClientInfo
 
 
@@ -53,10 +54,12 @@ def clients(
     """
     from godwit.cli.tables import Column, show_objects, show_table
 
-    found = ask(Target.of(broker, name, secret_file, timeout), lambda client: client.clients())
+    target = Target.of(broker, name, secret_file, timeout)
     if as_json:
-        show_objects([_object(each) for each in found])
+        found, dropped = ask(target, _clients_and_drops)
+        show_objects([*map(_object, found), {"name": "$broker", "dropped": dropped}])
         return
+    found = ask(target, lambda client: client.clients())
     columns = [
         Column("client", is_name=True),
         Column("address"),
@@ -71,6 +74,13 @@ def clients(
 def subscriptions_text(client: ClientInfo) -> str:
     """Return the subscriptions of a client as `home/#; a + b`. The filters of one subscription are joined by +."""
     return "; ".join(" + ".join(filters) for filters in client.subscriptions)
+
+
+async def _clients_and_drops(client: AsyncClient) -> tuple[list[ClientInfo], dict[str, int]]:
+    """Return the clients, and how many packets and datagrams the broker has dropped, by reason."""
+    from godwit.net.diagnostics import read_drop_counters
+
+    return await client.clients(), await read_drop_counters(client)
 
 
 def _row(client: ClientInfo) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ ROWS = [
         net/test_connect.py::test_a_kicked_client_is_told_why_and_does_not_come_back
         net/test_subscribing.py::test_a_kicked_subscription_says_why_after_what_was_delivered
         cli/test_sub.py::test_a_kicked_subscriber_is_told_and_ends
-        cli/test_kick.py::test_a_subscription_then_the_client
+        cli/test_clients.py::test_a_subscription_then_the_client
         cli/test_shell_commands.py::test_clients_and_kick
         """,
     ),
@@ -410,7 +410,7 @@ ROWS = [
         net/test_worker.py::test_a_worker_may_be_run_again
         net/test_worker.py::test_a_name_is_one_worker
         cli/test_worker.py::test_one_name_is_one_worker
-        cli/test_shell_work.py::test_volunteer_and_withdraw
+        cli/test_shell_commands.py::test_volunteer_and_withdraw
         """,
     ),
     Row(
@@ -432,7 +432,7 @@ ROWS = [
         net/test_submitting.py::test_workers_are_counted_from_one
         net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_results_of_all_workers
-        cli/test_shell_work.py::test_how_many_workers
+        cli/test_shell_commands.py::test_how_many_workers
         """,
     ),
     Row(
@@ -469,8 +469,8 @@ ROWS = [
         client/test_comparing.py::test_whatever_comes_each_end_is_told_once
         net/test_jobs.py::test_everything_that_happens_is_told_in_order
         net/test_jobs.py::test_results_come_in_the_order_of_tasks
-        cli/test_job_follow.py::test_results_on_standard_output_and_the_rest_beside_it
-        cli/test_job_list.py::test_one_job
+        cli/test_job_view.py::test_results_on_standard_output_and_the_rest_beside_it
+        cli/test_job_view.py::test_one_job
         """,
     ),
     Row(
@@ -546,7 +546,7 @@ ROWS = [
         "typing never blocks what arrives, nor the other way round",
         """
         cli/test_shell.py::test_tasks_arrive_while_somebody_types
-        cli/test_shell_work.py::test_what_becomes_of_a_job_is_shown_while_one_types
+        cli/test_shell_commands.py::test_what_becomes_of_a_job_is_shown_while_one_types
         """,
     ),
 ]

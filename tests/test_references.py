@@ -83,8 +83,8 @@ ROWS = [
         broker/test_publishing.py::test_a_publication_is_confirmed_with_the_number_reached
         net/test_publishing.py::test_publish_returns_when_confirmed_and_tells_how_many_it_reached
         net/test_publishing.py::test_the_subscribers_of_a_topic_are_known
-        cli/test_pub.py::test_a_publisher_is_told_when_there_is_no_subscriber
-        cli/test_topics.py::test_show_tells_how_many_subscribers_there_are
+        cli/test_pub.py::test_a_publisher_is_notified_that_there_is_no_subscriber
+        cli/test_topics.py::test_show_has_the_number_of_subscribers
         """,
     ),
     Row(
@@ -105,7 +105,7 @@ ROWS = [
         broker/test_requests.py::test_kicks_that_cannot_be
         net/test_connect.py::test_a_kicked_client_is_told_why_and_does_not_come_back
         net/test_subscribing.py::test_a_kicked_subscription_says_why_after_what_was_delivered
-        cli/test_sub.py::test_a_kicked_subscriber_is_told_and_ends
+        cli/test_sub.py::test_a_kicked_subscriber_is_notified_and_ends
         cli/test_clients.py::test_a_subscription_then_the_client
         cli/test_shell_commands.py::test_clients_and_kick
         """,
@@ -128,7 +128,7 @@ ROWS = [
         net/test_notices.py::test_a_line_has_a_time_and_a_text
         net/test_notices.py::test_json_by_choice
         net/test_serve.py::test_what_happens_is_told
-        cli/test_broker.py::test_it_tells_what_happens_and_stops_cleanly
+        cli/test_broker.py::test_it_logs_events_and_stops_cleanly
         broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
         """,
     ),
@@ -185,7 +185,7 @@ ROWS = [
         "R2",
         "an interactive shell in which typing and messages never block each other, with the same answers",
         """
-        cli/test_shell.py::test_messages_arrive_while_somebody_types
+        cli/test_shell.py::test_messages_arrive_while_the_user_types
         cli/test_shell.py::test_a_flood_does_not_stop_the_typing
         cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
         broker/test_subscribing.py::test_the_same_filters_again_are_the_same_subscription
@@ -444,7 +444,7 @@ ROWS = [
         broker/jobs/test_party.py::test_an_answer_remembers_what_was_agreed_when_it_was_made
         client/test_jobs.py::test_a_job_is_taken_done_and_told
         net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
-        cli/test_job.py::test_the_number_is_printed_and_who_agreed_is_told
+        cli/test_job.py::test_the_number_of_the_job_and_of_its_workers_are_printed
         """,
     ),
     Row(
@@ -485,7 +485,7 @@ ROWS = [
         broker/jobs/test_intake.py::test_a_late_report_changes_nothing
         net/test_worker.py::test_stop_hands_tasks_back_at_once
         cli/test_worker.py::test_ctrl_c_hands_tasks_back_at_once
-        cli/test_shell.py::test_who_withdraws_hands_its_tasks_back
+        cli/test_shell.py::test_withdrawing_hands_tasks_back
         system/test_jobs.py::test_a_worker_that_is_interrupted_hands_its_task_back_at_once
         system/test_jobs.py::test_the_task_of_a_worker_that_was_killed_goes_to_its_next_run_at_once
         system/test_jobs_storm.py::test_all_work_is_done_and_counted_once
@@ -498,7 +498,7 @@ ROWS = [
         broker/jobs/test_office.py::test_a_job_without_workers_waits_also_through_a_restart
         client/test_jobs.py::test_a_job_that_waits_settles_later
         net/test_controller.py::test_a_job_waits_for_its_first_worker
-        cli/test_job.py::test_a_job_that_nobody_can_do_waits
+        cli/test_job.py::test_a_job_without_workers_waits
         system/test_jobs.py::test_jobs_wait_through_a_restart
         """,
     ),
@@ -545,8 +545,8 @@ ROWS = [
         "R5",
         "typing never blocks what arrives, nor the other way round",
         """
-        cli/test_shell.py::test_tasks_arrive_while_somebody_types
-        cli/test_shell_commands.py::test_what_becomes_of_a_job_is_shown_while_one_types
+        cli/test_shell.py::test_tasks_arrive_while_the_user_types
+        cli/test_shell_commands.py::test_updates_of_a_job_are_shown_while_the_user_types
         """,
     ),
 ]

@@ -52,7 +52,7 @@ ROWS = [
         """
         broker/test_subscribing.py::test_explicit_topics_must_be_created
         broker/test_requests.py::test_create
-        net/test_publishing.py::test_a_topic_that_must_be_created_is_refused_until_it_is
+        net/test_publisher.py::test_a_topic_that_must_be_created_is_refused_until_it_is
         cli/test_topics.py::test_create
         """,
     ),
@@ -61,7 +61,7 @@ ROWS = [
         "topics listed in the broker's configuration are there from the start",
         """
         broker/test_catalogue.py::test_topics_of_the_configuration_are_there
-        server/test_configuration.py::test_everything_that_can_be_said
+        server/test_configuration.py::test_all_keys
         cli/test_broker.py::test_a_configuration
         """,
     ),
@@ -71,7 +71,7 @@ ROWS = [
         """
         broker/test_desk.py::test_an_unknown_kind_is_answered
         broker/test_desk.py::test_a_malformed_request_is_answered
-        net/test_publishing.py::test_what_the_broker_refuses_is_a_typed_error_and_the_rest_goes_on
+        net/test_publisher.py::test_what_the_broker_refuses_is_a_typed_error_and_the_rest_goes_on
         cli/test_pub.py::test_errors_that_need_a_broker
         cli/test_shell.py::test_the_answers_of_the_reference_systems
         """,
@@ -81,8 +81,8 @@ ROWS = [
         "a publisher sees how many subscribers its topic has, and is told when a publication reached none",
         """
         broker/test_publishing.py::test_a_publication_is_confirmed_with_the_number_reached
-        net/test_publishing.py::test_publish_returns_when_confirmed_and_tells_how_many_it_reached
-        net/test_publishing.py::test_the_subscribers_of_a_topic_are_known
+        net/test_publisher.py::test_publish_returns_when_confirmed_and_tells_how_many_it_reached
+        net/test_publisher.py::test_the_subscribers_of_a_topic_are_known
         cli/test_pub.py::test_a_publisher_is_notified_that_there_is_no_subscriber
         cli/test_topics.py::test_show_has_the_number_of_subscribers
         """,
@@ -103,8 +103,8 @@ ROWS = [
         broker/test_requests.py::test_a_client_is_removed_and_told_why
         broker/test_requests.py::test_a_subscription_is_removed_and_the_client_is_told
         broker/test_requests.py::test_kicks_that_cannot_be
-        net/test_connect.py::test_a_kicked_client_is_told_why_and_does_not_come_back
-        net/test_subscribing.py::test_a_kicked_subscription_says_why_after_what_was_delivered
+        net/test_client.py::test_a_kicked_client_is_reported_why_and_does_not_come_back
+        net/test_subscription.py::test_a_kicked_subscription_raises_the_reason_after_the_delivered_messages
         cli/test_sub.py::test_a_kicked_subscriber_is_notified_and_ends
         cli/test_clients.py::test_a_subscription_then_the_client
         cli/test_shell_commands.py::test_clients_and_kick
@@ -116,7 +116,7 @@ ROWS = [
         """
         net/test_two_networks.py::test_the_broker_is_the_only_link_between_two_networks
         server/test_server.py::test_from_one_listener_to_the_other
-        net/test_serve.py::test_it_listens_on_several_addresses_and_joins_who_comes_to_each
+        net/test_service.py::test_it_listens_on_several_addresses_and_connects_their_clients
         cli/test_broker.py::test_several_addresses
         """,
         later="a compose file with the two networks",
@@ -127,7 +127,7 @@ ROWS = [
         """
         net/test_notices.py::test_a_line_has_a_time_and_a_text
         net/test_notices.py::test_json_by_choice
-        net/test_serve.py::test_what_happens_is_told
+        net/test_service.py::test_events_become_event_lines
         cli/test_broker.py::test_it_logs_events_and_stops_cleanly
         broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
         """,
@@ -148,7 +148,7 @@ ROWS = [
         """
         broker/test_subscribing.py::test_unsubscribing_ends_both_channels_and_the_memory
         broker/test_requests.py::test_topics_come_in_order_and_in_pages
-        net/test_connect.py::test_topics_are_listed_created_and_described
+        net/test_client.py::test_topics_are_listed_created_and_described
         net/test_blocking.py::test_everything_that_can_be_asked
         cli/test_topics.py::test_list
         cli/test_shell.py::test_a_script
@@ -159,7 +159,7 @@ ROWS = [
         "topic policy `publishers`: publishing creates a topic, subscribing to an unknown one is refused",
         """
         broker/test_subscribing.py::test_topics_of_publishers_are_made_by_publishing
-        net/test_subscribing.py::test_a_topic_that_is_not_there_is_refused_by_policy
+        net/test_subscription.py::test_a_topic_that_is_not_there_is_refused_by_policy
         cli/test_shell_commands.py::test_an_unknown_topic
         """,
     ),
@@ -169,7 +169,7 @@ ROWS = [
         """
         broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
         broker/test_subscribing.py::test_start_positions
-        net/test_subscribing.py::test_where_a_subscription_begins
+        net/test_subscription.py::test_where_a_subscription_begins
         cli/test_sub.py::test_what_came_before_is_not_shown_unless_asked_for
         """,
     ),
@@ -266,7 +266,7 @@ ROWS = [
         "subscribe and unsubscribe with replies",
         """
         broker/test_subscribing.py::test_unsubscribing_ends_both_channels_and_the_memory
-        net/test_subscribing.py::test_leaving_the_block_ends_it_at_the_broker
+        net/test_subscription.py::test_leaving_the_block_ends_it_at_the_broker
         """,
     ),
     Row(
@@ -291,7 +291,7 @@ ROWS = [
         "several publishers, several subscribers",
         """
         broker/test_subscribing.py::test_many_subscribers_and_many_topics
-        net/test_publishing.py::test_everything_arrives_in_order_over_a_bad_network
+        net/test_publisher.py::test_everything_arrives_in_order_over_a_bad_network
         system/test_lossy_network.py::test_all_messages_reach_all_subscribers_in_order
         """,
         later="several brokers",
@@ -353,7 +353,7 @@ ROWS = [
         broker/test_subscribing.py::test_the_same_filters_again_are_the_same_subscription
         client/test_inbox.py::test_the_same_filters_are_the_same_subscription
         cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
-        net/test_subscribing.py::test_the_same_subscription_again_is_told
+        net/test_subscription.py::test_the_same_subscription_again_is_refused
         """,
     ),
     Row(
@@ -366,8 +366,8 @@ ROWS = [
         client/test_client.py::test_unconfirmed_records_are_sent_again_byte_for_byte_in_order
         client/test_client.py::test_requests_are_answered_and_asked_again_until_then
         client/test_with_server.py::test_nothing_is_lost_or_repeated_over_reconnects
-        net/test_publishing.py::test_an_identity_is_recognised_after_a_crash
-        net/test_connect.py::test_a_restarted_broker_gets_everything_that_was_not_confirmed
+        net/test_publisher.py::test_an_identity_is_recognised_after_a_crash
+        net/test_client.py::test_a_restarted_broker_gets_everything_that_was_not_confirmed
         """,
     ),
     Row(
@@ -378,7 +378,7 @@ ROWS = [
         broker/test_retained.py::test_also_by_wildcards_and_each_once
         broker/test_retained.py::test_an_empty_message_clears_it_and_is_delivered
         broker/test_restoring.py::test_retained_messages_are_there_again
-        net/test_subscribing.py::test_retained_messages_come_first
+        net/test_subscription.py::test_retained_messages_come_first
         cli/test_pub.py::test_a_retained_message_waits_for_later_subscribers_until_it_is_cleared
         cli/test_shell_commands.py::test_retain
         """,
@@ -403,9 +403,9 @@ ROWS = [
         "R5",
         "workers volunteer, quit, and volunteer again under their name",
         """
-        broker/jobs/test_requests.py::test_a_volunteer_learns_how_long_it_may_be_silent
-        broker/jobs/test_requests.py::test_who_withdraws_keeps_what_it_has_and_gets_no_more
-        broker/jobs/test_office.py::test_a_worker_that_comes_back_goes_on_with_what_it_holds
+        broker/jobs/test_job_requests.py::test_a_volunteer_learns_its_lease_time
+        broker/jobs/test_job_requests.py::test_a_client_that_withdraws_keeps_its_leases_and_gets_no_more
+        broker/jobs/test_service.py::test_a_worker_that_comes_back_continues_its_tasks
         client/test_worker.py::test_what_is_said_last_holds
         net/test_worker.py::test_a_worker_may_be_run_again
         net/test_worker.py::test_a_name_is_one_worker
@@ -417,10 +417,10 @@ ROWS = [
         "R5",
         "controllers are called by their names, any number of them, and find their jobs when they come back",
         """
-        broker/jobs/test_party.py::test_a_client_with_a_name_is_called_by_it
-        broker/jobs/test_party.py::test_a_nameless_client_is_called_after_its_run
-        broker/jobs/test_office.py::test_nameless_clients_are_who_they_were_after_a_break
-        net/test_controller.py::test_a_controller_that_comes_back_finds_its_jobs
+        broker/jobs/test_work_channel.py::test_a_client_with_a_name_is_called_by_it
+        broker/jobs/test_work_channel.py::test_a_nameless_client_is_named_after_its_instance
+        broker/jobs/test_service.py::test_nameless_clients_keep_their_name_after_a_lost_connection
+        net/test_client_jobs.py::test_a_controller_that_comes_back_finds_its_jobs
         system/test_jobs.py::test_a_controller_that_comes_back_finds_its_jobs_by_its_name
         """,
     ),
@@ -428,9 +428,9 @@ ROWS = [
         "R5",
         "a job is for a number of workers, or for all",
         """
-        broker/jobs/test_office.py::test_all_who_volunteered_get_a_task_of_a_job_for_all
-        net/test_submitting.py::test_workers_are_counted_from_one
-        net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
+        broker/jobs/test_service.py::test_all_volunteers_get_a_task_of_a_job_for_all
+        net/test_job_options.py::test_workers_are_counted_from_one
+        net/test_client_jobs.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_results_of_all_workers
         cli/test_shell_commands.py::test_how_many_workers
         """,
@@ -439,11 +439,11 @@ ROWS = [
         "R5",
         "the answer to a submission says how many workers agreed",
         """
-        broker/jobs/test_starts.py::test_agreed_is_what_was_asked_for_or_what_there_is
-        broker/jobs/test_office.py::test_a_job_is_taken_leased_done_and_told
-        broker/jobs/test_party.py::test_an_answer_remembers_what_was_agreed_when_it_was_made
+        broker/jobs/test_lifecycle.py::test_agreed_is_the_smaller_of_the_requested_and_the_present_workers
+        broker/jobs/test_service.py::test_a_job_from_submission_to_result
+        broker/jobs/test_work_channel.py::test_a_result_holds_the_agreed_number_of_its_turn
         client/test_jobs.py::test_a_job_is_taken_done_and_told
-        net/test_controller.py::test_workers_are_as_many_as_there_are_or_as_wanted
+        net/test_client_jobs.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_the_number_of_the_job_and_of_its_workers_are_printed
         """,
     ),
@@ -452,22 +452,22 @@ ROWS = [
         "no worker gets the same job twice, unless nobody else is left",
         """
         broker/jobs/test_dispatch.py::test_the_tasks_of_a_job_go_to_different_workers
-        broker/jobs/test_dispatch.py::test_nobody_gets_a_job_twice_while_another_is_only_busy
-        broker/jobs/test_dispatch.py::test_who_had_it_gets_it_again_when_the_last_other_goes
-        broker/jobs/test_dispatch.py::test_who_had_it_gets_it_again_when_there_is_no_other
+        broker/jobs/test_dispatch.py::test_no_worker_gets_a_job_twice_while_another_is_only_busy
+        broker/jobs/test_dispatch.py::test_a_worker_gets_a_job_again_when_the_last_other_worker_leaves
+        broker/jobs/test_dispatch.py::test_a_worker_gets_a_job_again_when_there_is_no_other_worker
         """,
     ),
     Row(
         "R5",
         "results, progress and failures are told to the controller; the job ends with the last of its tasks",
         """
-        broker/jobs/test_states.py::test_a_job_changes_as_the_table_says_or_not_at_all
-        broker/jobs/test_intake.py::test_progress_is_told_at_once_and_written_nowhere
-        broker/jobs/test_intake.py::test_a_failure_is_told_and_tried_again_until_there_are_no_retries
-        broker/jobs/test_telling.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
-        broker/jobs/test_office.py::test_an_ended_job_is_kept_for_a_while
+        broker/jobs/test_model.py::test_a_job_changes_as_the_table_says_or_not_at_all
+        broker/jobs/test_work_channel.py::test_progress_is_sent_at_once_and_not_stored
+        broker/jobs/test_work_channel.py::test_a_failed_task_is_tried_again_until_its_retries_are_used_up
+        broker/jobs/test_notifier.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
+        broker/jobs/test_service.py::test_an_ended_job_is_kept_for_a_while
         client/test_comparing.py::test_whatever_comes_each_end_is_told_once
-        net/test_jobs.py::test_everything_that_happens_is_told_in_order
+        net/test_jobs.py::test_all_events_are_reported_in_order
         net/test_jobs.py::test_results_come_in_the_order_of_tasks
         cli/test_job_view.py::test_results_on_standard_output_and_the_rest_beside_it
         cli/test_job_view.py::test_one_job
@@ -477,12 +477,12 @@ ROWS = [
         "R5",
         "the tasks of a worker that quits, dies, stalls or is cut off go to others; what was agreed holds",
         """
-        broker/jobs/test_starts.py::test_what_was_agreed_holds_when_volunteers_go
-        broker/jobs/test_office.py::test_a_worker_that_says_goodbye_hands_its_tasks_back
-        broker/jobs/test_office.py::test_a_worker_that_dies_has_its_tasks_until_it_was_silent_for_too_long
-        broker/jobs/test_office.py::test_a_worker_that_never_reports_loses_its_tasks_and_counts_no_more
-        broker/jobs/test_office.py::test_another_run_of_a_worker_has_nothing_of_the_one_before
-        broker/jobs/test_intake.py::test_a_late_report_changes_nothing
+        broker/jobs/test_lifecycle.py::test_the_agreed_number_holds_when_volunteers_leave
+        broker/jobs/test_service.py::test_a_worker_that_closes_its_connection_returns_its_tasks
+        broker/jobs/test_service.py::test_a_worker_that_dies_holds_its_tasks_until_its_lease_time_ends
+        broker/jobs/test_service.py::test_a_worker_that_never_reports_loses_its_tasks_and_gets_no_more
+        broker/jobs/test_service.py::test_another_instance_of_a_worker_has_no_leases_of_the_one_before
+        broker/jobs/test_work_channel.py::test_a_late_report_changes_nothing
         net/test_worker.py::test_stop_hands_tasks_back_at_once
         cli/test_worker.py::test_ctrl_c_hands_tasks_back_at_once
         cli/test_shell.py::test_withdrawing_hands_tasks_back
@@ -495,9 +495,9 @@ ROWS = [
         "R5",
         "without a worker jobs wait at the broker, also through a restart",
         """
-        broker/jobs/test_office.py::test_a_job_without_workers_waits_also_through_a_restart
+        broker/jobs/test_service.py::test_a_job_without_workers_waits_also_through_a_restart
         client/test_jobs.py::test_a_job_that_waits_settles_later
-        net/test_controller.py::test_a_job_waits_for_its_first_worker
+        net/test_client_jobs.py::test_a_job_waits_for_its_first_worker
         cli/test_job.py::test_a_job_without_workers_waits
         system/test_jobs.py::test_jobs_wait_through_a_restart
         """,
@@ -506,8 +506,8 @@ ROWS = [
         "R5",
         "jobs of several controllers never mix",
         """
-        broker/jobs/test_intake.py::test_keys_of_different_controllers_never_mix
-        broker/jobs/test_office.py::test_numbers_are_never_given_twice
+        broker/jobs/test_work_channel.py::test_keys_of_different_controllers_never_mix
+        broker/jobs/test_service.py::test_numbers_are_never_used_twice
         client/test_jobs.py::test_keys_of_two_runs_differ
         sim/worlds/test_jobs_plan.py::test_two_controllers_have_equal_keys_and_two_workers_one_name
         """,

@@ -464,7 +464,7 @@ def test_of_many_none_is_sent_if_one_cannot_be() -> None:
         stand = Stand()
         with pytest.raises(BadKindError):
             await stand.followed_jobs.submit_many([("a", b""), ("b/+", b"")], PLAIN)
-        with pytest.raises(UsageError, match=f"takes {MAX_JOB_PAYLOAD_BYTES}: send larger things"):
+        with pytest.raises(UsageError, match=f"accepts at most {MAX_JOB_PAYLOAD_BYTES}: send larger things"):
             await stand.followed_jobs.submit_many([("a", b""), ("a", bytes(MAX_JOB_PAYLOAD_BYTES + 1))], PLAIN)
         wrong: list[tuple[str, bytes]] = [("a", b""), ("a", 3)]  # type: ignore[list-item]
         with pytest.raises(UsageError, match="a payload of type int"):

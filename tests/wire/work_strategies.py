@@ -9,6 +9,7 @@ from tests.wire.strategies import counts, fractions, job_states, kinds, names, r
 
 from godwit.limits import MAX_JOB_TIME_MS, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
 from godwit.wire import work as w
+from godwit.wire.jobs import JobSpec
 
 Group: TypeAlias = tuple[w.FromClient | w.FromBroker, list[bytes]]
 
@@ -16,7 +17,7 @@ sizes = st.integers(0, 40)
 durations = st.integers(0, MAX_JOB_TIME_MS)
 limits = st.none() | st.integers(1, MAX_JOB_TIME_MS)
 submissions = st.builds(
-    w.JobSpec,
+    JobSpec,
     key=names,
     of_kind=kinds,
     size=sizes,

@@ -14,7 +14,7 @@ import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, storm, worker
 
 from godwit.broker.commits import Commits
-from godwit.broker.jobs import job_table, lifecycle, scheduler
+from godwit.broker.jobs import job_table, lifecycle
 from godwit.broker.jobs.dispatch import Dispatcher
 from godwit.broker.jobs.job_table import JobTable
 from godwit.broker.jobs.lifecycle import JobLifecycle
@@ -51,7 +51,7 @@ def test_the_same_seed_is_the_same_world_in_any_process() -> None:
 
 
 def test_a_violation_tells_what_went_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_held", held_by_anybody)
+    monkeypatch.setattr(Scheduler, "_leased_task", held_by_anybody)
     violation = next(violation for seed in range(10, 40) if (violation := run_seed("jobs", seed).violation))
     assert re.search(r"chronicle: finished job (\d+) .*(?s:.*)before that:(?s:.*)\"job\":\1", violation)
 
@@ -242,11 +242,11 @@ def held_by_anybody(self: Any, name: str, ref: Any) -> Any:
     return task if task is not None and task.state == "leased" else None
 
 
-def forgets_agreed(job: Any, made: Any = job_table._job) -> Any:
+def forgets_agreed(job: Any, made: Any = job_table.job_row) -> Any:
     return msgspec.structs.replace(made(job), agreed=None)
 
 
-def forgets_results(task: Any, row: Any, lay_over: Any = scheduler._lay_over) -> None:
+def forgets_results(task: Any, row: Any, lay_over: Any = job_table.apply_task_row) -> None:
     """What was finished is done once more."""
     lay_over(task, row)
     if task.state == "finished" and task.job.state == "running":
@@ -254,7 +254,7 @@ def forgets_results(task: Any, row: Any, lay_over: Any = scheduler._lay_over) ->
         task.job.finished -= 1
 
 
-def forgets_keys(self: Any, job: Any, put: Any = JobTable.put) -> None:
+def forgets_keys(self: Any, job: Any, put: Any = JobTable.add) -> None:
     put(self, job)
     self.keys.clear()
 
@@ -274,37 +274,43 @@ def takes_more(self: Any, *who: Any, volunteer: Any = WorkerPool.volunteer) -> A
 
 
 def by_age_alone(self: Any, job: Any, push: Any = JobQueue.push) -> None:
-    priority, job.priority = job.priority, 0
+    spec, job.spec = job.spec, msgspec.structs.replace(job.spec, priority=0)
     push(self, job)
-    job.priority = priority
+    job.spec = spec
 
 
 def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = JobLifecycle.fail, **how: Any) -> None:
-    task.job.retries = 99
+    task.job.spec = msgspec.structs.replace(task.job.spec, retries=99)
     fail(self, task, *why, **how)
 
 
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (stalls, Scheduler, "_held", held_by_anybody, "chronicle: finished .*it is leased|told: .*which nobody said"),
-        (deaf, Scheduler, "_held", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
-        (storm, marks, "_job", forgets_agreed, "chronicle: .*agreed"),
-        (storm, restore, "_lay_over", forgets_results, "chronicle: .*it is finished"),
-        (quits, JobQueue, "fresh", lambda *_: 0, "chronicle: leased .*had the job before"),
+        (
+            stalls,
+            Scheduler,
+            "_leased_task",
+            held_by_anybody,
+            "chronicle: finished .*it is leased|told: .*which nobody said",
+        ),
+        (deaf, Scheduler, "_leased_task", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
+        (storm, job_table, "job_row", forgets_agreed, "chronicle: .*agreed"),
+        (storm, job_table, "apply_task_row", forgets_results, "chronicle: .*it is finished"),
+        (quits, JobQueue, "eligible_count", lambda *_: 0, "chronicle: leased .*had the job before"),
         (quits, WorkerPool, "volunteer", takes_more, "chronicle: leased .*and takes"),
         (mixed, JobQueue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
-        (restarts, JobTable, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
+        (restarts, JobTable, "add", forgets_keys, "chronicle: submitted .*the key is that of"),
         (storm, Scheduler, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
         (slow, Commits, "wait", says_at_once, "told: .*not safe"),
-        (slow, WorkerPool, "heard", nothing, "chronicle: lost .*was heard in time"),
-        (fails, ends, "_MAX_RETRY_DELAY_MS", 0, "chronicle: leased .*it was to wait until"),
+        (slow, WorkerPool, "renew_leases", nothing, "chronicle: lost .*was heard in time"),
+        (fails, lifecycle, "_MAX_RETRY_DELAY_MS", 0, "chronicle: leased .*it was to wait until"),
         (fails, JobLifecycle, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
-        (limited, Dispatcher, "limit", nothing, "chronicle: finished .*longer than 100 ms"),
+        (limited, Dispatcher, "start_time_limit", nothing, "chronicle: finished .*longer than 100 ms"),
         (late, JobLifecycle, "miss_deadline", nothing, "chronicle: (finished|leased) .*its deadline"),
-        (stalls, WorkerPool, "on_silence", nothing, "chronicle: .*it was silent for"),
-        (vanishes, WorkerPool, "on_silence", nothing, "liveness: .*has not ended"),
-        (waits, JobLifecycle, "settle", nothing, "liveness: .*has not ended"),
+        (stalls, WorkerPool, "handle_lease_timer", nothing, "chronicle: .*it was silent for"),
+        (vanishes, WorkerPool, "handle_lease_timer", nothing, "liveness: .*has not ended"),
+        (waits, JobLifecycle, "settle_queue", nothing, "liveness: .*has not ended"),
         (cancels, JobLifecycle, "cancel", nothing, "told: .*is over"),
         (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),

@@ -1,4 +1,4 @@
-"""The same without asyncio: publishes three messages and reads them back.
+"""Publish three messages without asyncio, and read them back.
 
 python examples/blocking.py [HOST:PORT]
 """
@@ -12,7 +12,7 @@ def main(broker: str) -> None:
     with godwit.sync.connect(broker) as client, client.subscribe("notes/#", timeout_s=5) as messages:
         for text in ("one", "two", "three"):
             client.publish("notes/today", text)
-        for number, message in enumerate(messages, 1):  # ends by itself when nothing comes for 5 seconds
+        for number, message in enumerate(messages, 1):  # ends when no message arrives for 5 seconds
             print(f"{number}: {message.payload.decode()}")
             if number == 3:
                 break

@@ -1,4 +1,4 @@
-"""Sends 100,000 messages the fast way, and waits until the broker has all of them safe.
+"""Send 100,000 messages in batches, and wait until the broker has confirmed all of them.
 
 python examples/fast_publisher.py [HOST:PORT]
 """
@@ -16,11 +16,11 @@ async def main(broker: str) -> None:
         for number in range(COUNT):
             payload = f"message {number}".encode()
             try:
-                publisher.send(payload)  # no await: full batches go by themselves
+                publisher.send(payload)  # without await: full batches are sent automatically
             except godwit.BufferFull:
-                await publisher.ready()  # room again
+                await publisher.ready()  # wait for free space in the buffer
                 publisher.send(payload)
-        await publisher.flush()  # all confirmed
+        await publisher.flush()  # wait until the broker has confirmed all
         print(f"{COUNT:,} messages are safe")
 
 

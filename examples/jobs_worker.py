@@ -1,4 +1,4 @@
-"""A worker that turns texts around and counts their words, until Ctrl-C. Start as many as you like, each with its name.
+"""Run a worker that reverses texts and counts their words, until Ctrl-C. Start any number, each with its own name.
 
 python examples/jobs_worker.py NAME [HOST:PORT]
 """
@@ -17,13 +17,13 @@ def main(name: str, broker: str) -> None:
         text = task.payload.decode()
         for done in range(len(text)):
             task.progress(done / len(text), f"letter {done}")
-            await asyncio.sleep(0.01)  # hard work
+            await asyncio.sleep(0.01)  # simulated work
         return text[::-1]
 
-    worker.handles("text/count", command=["wc", "-w"])  # the payload goes in, what it prints is the result
+    worker.handles("text/count", command=["wc", "-w"])  # payload to standard input, result from standard output
 
     print(f"{name} waits for work", flush=True)
-    worker.run_forever()  # Ctrl-C hands back what is not done, and other workers do it
+    worker.run_forever()  # Ctrl-C returns unfinished tasks, and other workers do them
     print("bye")
 
 

@@ -1,4 +1,4 @@
-"""A sensor dies without a goodbye, and the broker tells everybody: its last will.
+"""Kill a sensor. The broker publishes its last will, and the subscriber prints it.
 
 python examples/last_will.py [HOST:PORT]
 """
@@ -14,7 +14,7 @@ TOPIC = "home/sensor-2/state"
 
 async def sensor(broker: str) -> None:
     will = godwit.Will(topic=TOPIC, payload=b"offline", retain=True)
-    quick = EndpointConfig(idle_timeout_s=1.0, keep_alive_s=0.25)  # missed after a second; 30 by default
+    quick = EndpointConfig(idle_timeout_s=1.0, keep_alive_s=0.25)  # a loss is detected after 1 s; default 30 s
     async with godwit.connect(broker, name="sensor-2", will=will, endpoint=quick) as client:
         await client.publish(TOPIC, "online", retain=True)
         async with client.subscribe("home/sensor-2/orders") as orders:
@@ -27,7 +27,7 @@ async def main(broker: str) -> None:
         process = subprocess.Popen([sys.executable, __file__, broker, "sensor"])
         async for message in messages:
             if message.retained:
-                continue  # of an earlier run
+                continue  # the state of an earlier run
             print(f"sensor-2 is {message.payload.decode()}")
             if message.payload == b"offline":
                 break

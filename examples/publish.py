@@ -1,4 +1,4 @@
-"""Publishes three temperatures, and tells how many subscribers each of them reached.
+"""Publish three temperatures, and print the number of subscribers that each of them reached.
 
 python examples/publish.py [HOST:PORT]
 """
@@ -11,7 +11,7 @@ import godwit
 async def main(broker: str) -> None:
     async with godwit.connect(broker, name="sensor-1") as client:
         for temperature in ("21.5", "21.6", "21.4"):
-            # QoS 1: it returns when the broker has it safe. Retained: who subscribes later gets the last one.
+            # QoS 1: returns when the broker has stored the message. Retained: later subscribers get the last one.
             reached = await client.publish("home/room1/temperature", temperature, retain=True)
             print(f"{temperature} is safe; subscribers reached: {reached}")
 

@@ -1,4 +1,4 @@
-"""Receives the files that are sent to the topic `files` into a folder, until Ctrl-C.
+"""Receive the files that are sent to the topic `files` into a folder, until Ctrl-C.
 
 python examples/receive_file.py FOLDER [HOST:PORT]
 """
@@ -9,13 +9,13 @@ import godwit
 
 
 async def main(folder: str, broker: str) -> None:
-    # With a name the broker remembers the subscription: after a break the rest of a file arrives.
+    # The broker stores the subscription of a named client: after a disconnect the rest of a file arrives.
     async with (
         godwit.connect(broker, name="file-receiver") as client,
         client.receive_files("files", folder=folder, on_problem=print, keep=True) as files,
     ):
         print("waiting for files", flush=True)
-        async for file in files:  # each once it is complete and its hash is right
+        async for file in files:  # each when it is complete and its hash is correct
             print(f"{file.path.name}: {file.size_bytes:,} bytes, SHA-256 {file.sha256.hex()}", flush=True)
 
 
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         sys.exit("usage: python examples/receive_file.py FOLDER [HOST:PORT]")
     try:
         godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
-    except godwit.GodwitError as error:  # says what happened, and what to do
+    except godwit.GodwitError as error:  # the text has the cause and the remedy
         sys.exit(str(error))
     except KeyboardInterrupt:
         print("bye")

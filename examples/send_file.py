@@ -1,4 +1,4 @@
-"""Sends a file to everybody who receives files on the topic `files`. Stopped in the middle, it goes on where it was.
+"""Send a file to all receivers on the topic `files`. If interrupted, start it again: the transfer resumes.
 
 python examples/send_file.py FILE [HOST:PORT]
 """
@@ -24,5 +24,5 @@ if __name__ == "__main__":
         sys.exit("usage: python examples/send_file.py FILE [HOST:PORT]")
     try:
         godwit.run(main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "localhost"))
-    except godwit.GodwitError as error:  # says what happened, and what to do
+    except godwit.GodwitError as error:  # the text has the cause and the remedy
         sys.exit(str(error))

@@ -1,4 +1,4 @@
-"""Prints the temperatures of all rooms until Ctrl-C.
+"""Print the temperatures of all rooms until Ctrl-C.
 
 python examples/subscribe.py [HOST:PORT]
 """
@@ -11,7 +11,7 @@ import godwit
 async def main(broker: str) -> None:
     async with godwit.connect(broker) as client, client.subscribe("home/+/temperature") as messages:
         print("waiting for temperatures", flush=True)
-        async for message in messages:  # reconnects by itself, and loses nothing
+        async for message in messages:  # reconnects automatically, without losing messages
             print(f"{message.topic}: {message.payload.decode()} (from {message.publisher})", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Two endpoints over loopback: a client sends three records, the server prints them and says goodbye.
+"""Connect two endpoints over loopback: the client sends three records, the server prints them and closes.
 
 python examples/two_endpoints.py
 """
@@ -15,7 +15,7 @@ from godwit.transport.events import Closed, Connected, Event, Received
 
 
 def open_endpoint(*, accepts: bool) -> tuple[Endpoint, UdpSocket]:
-    udp = UdpSocket("127.0.0.1")  # on any free port
+    udp = UdpSocket("127.0.0.1")  # on a free port
     config = EndpointConfig(accepts=accepts, receive_buffer_bytes=udp.receive_buffer_bytes)
     return Endpoint(config, entropy=os.urandom), udp
 
@@ -27,7 +27,7 @@ async def main() -> None:
         for event in events:
             if isinstance(event, Received):
                 print(f"server: channel {event.channel}, record {event.record}: {event.body.decode()}")
-                event.connection.consume(event.channel, len(event.body))  # the client may send as much again
+                event.connection.consume(event.channel, len(event.body))  # renews the credit of the client
                 if event.last:
                     event.connection.close(server.clock(), reason="thank you")
 
@@ -37,7 +37,7 @@ async def main() -> None:
                 channel = event.connection.open_channel()
                 event.connection.send(channel, b"21.5")
                 event.connection.send(channel, b"21.6")
-                event.connection.send(channel, b"21.4", last=True)  # ends the channel
+                event.connection.send(channel, b"21.4", last=True)  # closes the channel
             elif isinstance(event, Closed):
                 print(f"client: the {event.origin} closed: {event.reason}")
                 over.set()
@@ -48,7 +48,7 @@ async def main() -> None:
     client = EndpointDriver(client_endpoint, client_udp, talk)
 
     client_endpoint.connect(server_udp.local_address, client.clock())
-    client.flush()  # after a call on an endpoint from outside: what is ready goes out
+    client.flush()  # send pending packets after calling the endpoint outside of the driver
     await asyncio.wait_for(over.wait(), timeout=10)
     client.close()
     server.close()

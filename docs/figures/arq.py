@@ -1,7 +1,7 @@
-"""Draws docs/figures/arq.svg: the efficiency of the three ARQ disciplines over the loss rate.
+"""Draw docs/figures/arq.svg: the efficiency of the three ARQ disciplines over the loss rate.
 
-Points are measured in the simulator, lines are the textbook's formulas; both come from godwit_sim.arq_curve. The same
-source gives the same file, byte for byte. Takes about two minutes:
+Points are measured in the simulator, lines are textbook formulas; both come from godwit_sim.arq_curve. The output
+is reproducible, byte for byte. It takes about two minutes:
 
     .venv/bin/python docs/figures/arq.py
 """
@@ -40,11 +40,14 @@ COLOURS: dict[Arq, tuple[str, str]] = {
     "go-back-n": ("#d55e00", "s"),
     "stop-and-wait": ("#009e73", "^"),
 }
-"""Colours that also the colour-blind tell apart, and a marker for those who print in grey."""
+"""Colours that colour-blind readers can distinguish, and a marker for prints in grey."""
 
 
 def loses_a_window(p: float) -> float:
-    """Go-back-n when a loss costs the whole window, because what the line does not hold stands in its queue."""
+    """Return the efficiency of go-back-n if a loss costs the whole window.
+
+    The window exceeds the capacity of the line, and the excess packets are in its queue.
+    """
     return (1.0 - p) / (1.0 - p + WINDOW * p)
 
 
@@ -75,7 +78,7 @@ def draw(axes: Axes) -> None:
 
 
 def main() -> None:
-    # Text as text: it can be searched, and does not depend on the fonts of whoever draws it.
+    # Text as text: it can be searched, and does not depend on the fonts of the machine that draws it.
     plt.rcParams.update({"svg.hashsalt": "godwit", "svg.fonttype": "none", "font.family": "sans-serif"})
     figure, axes = plt.subplots(figsize=(8.0, 5.2), layout="constrained")
     draw(axes)

@@ -132,7 +132,7 @@ def test_one_gives_work_and_two_do_it() -> None:
         code, out, err = run("jobs_controller.py", url)
         assert (code, err) == (0, "")
         first, second, *others = out.splitlines()
-        assert {first, second} == {f"{name} says: neve ro ddo reven" for name in ("anna", "bert")}
+        assert {first, second} == {f"{name}: neve ro ddo reven" for name in ("anna", "bert")}
         assert others[0] == "2 of 2 done"
         assert [text.rpartition(" ")[2] for text in others[1:]] == ["1", "2"]
 

@@ -30,7 +30,7 @@ from godwit.wire.message import MAX_TEXT_CHARACTERS
 What: TypeAlias = Literal[
     "accepted", "settled", "progress", "result", "failure", "reassigned", "done", "failed", "cancelled"
 ]
-CancelJob: TypeAlias = Callable[[int, str], Awaitable[None]]
+CancelCall: TypeAlias = Callable[[int, str], Awaitable[None]]
 Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awaitable[Done]]
 
 
@@ -93,7 +93,7 @@ class AsyncJob:
 
     __slots__ = ("_cancel", "_followers", "_has_reported_end", "_view", "_waiters", "answer", "begins_us", "refusal")
 
-    def __init__(self, cancel: CancelJob, view: JobView) -> None:
+    def __init__(self, cancel: CancelCall, view: JobView) -> None:
         self._cancel = cancel
         self._view = view
         self._followers: list[_Follower] = []

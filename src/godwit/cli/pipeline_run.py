@@ -225,7 +225,7 @@ def run_pipeline(
     options = sources.options()
     spark.settings()  # reports invalid settings before the archive is contacted
     with explained_errors(), status_line(f"looking for the archive at {options['archive']}") as status:
-        if warning := run_checks(options).access.plain_token_warning():
+        if warning := check_options(options).access.plain_token_warning():
             print_notice(warning)
         if not sys.stderr.isatty():
             print_notice(f"looking for the archive at {options['archive']}")

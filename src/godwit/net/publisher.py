@@ -52,7 +52,7 @@ class SendTurn:
         self._loop = asyncio.get_running_loop()
 
     def begin(self, sender: Publisher | None = None) -> int:
-        """Return the publish time of a message sent now. `sender.end_time_sharing()` is called at the end of the turn."""
+        """Return the publish time of a message sent now. The turn ends with `sender.end_time_sharing()`."""
         if not self.now_us:
             self._loop.call_soon(self._end)
             self.now_us = time.time_ns() // 1000

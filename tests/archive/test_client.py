@@ -13,7 +13,7 @@ from tests.archive.running import Appender, archive_of, log_in
 
 from godwit.archive.client import ArchiveClient
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import TopicRow
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_pieces_say_where_to_read_on(stand: tuple[SqliteStore, ArchiveClient, Pa
 
 def test_topics(stand: tuple[SqliteStore, ArchiveClient, Path]) -> None:
     store, client, _ = stand
-    store.append([], [TopicKept("counted", 3, 30, 5)])
+    store.append([], [TopicRow("counted", 3, 30, 5)])
     assert list(client.topics(["counted"])) == [{"name": "counted", "messages": 3, "payload_bytes": 30, "last_us": 5}]
 
 

@@ -13,13 +13,13 @@ from tests.archive import logs
 from godwit.archive import columns
 from godwit.archive.columns import COLUMNS, LOG_ID, ROW_BYTES, SHORT_BYTES, Block, Rows, schema_of
 from godwit.errors import LogDamagedError
-from godwit.store.block import Row, decode_block, encode_block, encode_blocks, open_block
+from godwit.store.block import BlockRow, decode_block, encode_block, encode_blocks, open_block
 from godwit.wire.entry import Entry
 
 SCHEMA = schema_of(logs.LOG_ID)
 
 
-def opened(*rows: Row) -> list[Block]:
+def opened(*rows: BlockRow) -> list[Block]:
     return [Block(row.body, open_block(row.body)) for row in rows]
 
 
@@ -30,12 +30,14 @@ def whole(rows: Rows) -> pa.RecordBatch:
 
 
 @given(logs.blocks(), st.sampled_from([0, 20, SHORT_BYTES]))
-def test_the_same_as_message_by_message(found: list[tuple[Row, list[tuple[int, Entry]]]], short_bytes: int) -> None:
+def test_the_same_as_message_by_message(
+    found: list[tuple[BlockRow, list[tuple[int, Entry]]]], short_bytes: int
+) -> None:
     with patch.object(columns, "SHORT_BYTES", short_bytes):
         check_blocks(found)
 
 
-def check_blocks(found: list[tuple[Row, list[tuple[int, Entry]]]]) -> None:
+def check_blocks(found: list[tuple[BlockRow, list[tuple[int, Entry]]]]) -> None:
     rows = Rows(opened(*[row for row, _ in found]))
     expected = [pair for row, _ in found for pair in decode_block(row.body)]
     assert expected == [pair for _, pairs in found for pair in pairs]
@@ -43,7 +45,9 @@ def check_blocks(found: list[tuple[Row, list[tuple[int, Entry]]]]) -> None:
 
 
 @given(logs.blocks(), st.data())
-def test_any_run_of_rows_in_any_columns(found: list[tuple[Row, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
+def test_any_run_of_rows_in_any_columns(
+    found: list[tuple[BlockRow, list[tuple[int, Entry]]]], data: st.DataObject
+) -> None:
     rows = Rows(opened(*[row for row, _ in found]))
     start = data.draw(st.integers(0, len(rows)))
     stop = data.draw(st.integers(start, len(rows)))
@@ -55,14 +59,14 @@ def test_any_run_of_rows_in_any_columns(found: list[tuple[Row, list[tuple[int, E
 
 
 @given(logs.blocks(), st.sets(st.sampled_from(logs.TOPICS)))
-def test_only_wanted_topics(found: list[tuple[Row, list[tuple[int, Entry]]]], wanted: set[str]) -> None:
+def test_only_wanted_topics(found: list[tuple[BlockRow, list[tuple[int, Entry]]]], wanted: set[str]) -> None:
     rows = Rows(opened(*[row for row, _ in found]), lambda names: [name in wanted for name in names])
     expected = logs.rows_of([pair for _, pairs in found for pair in pairs if pair[1].topic in wanted])
     assert whole(rows).to_pylist() == expected
 
 
 @given(logs.blocks(), st.data())
-def test_offsets_and_rows(found: list[tuple[Row, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
+def test_offsets_and_rows(found: list[tuple[BlockRow, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
     rows = Rows(opened(*[row for row, _ in found]))
     offsets = [row["offset"] for row in logs.rows_of([pair for _, pairs in found for pair in pairs])]
     assert [rows.offset_of(row) for row in range(len(rows))] == offsets
@@ -72,7 +76,7 @@ def test_offsets_and_rows(found: list[tuple[Row, list[tuple[int, Entry]]]], data
 
 @given(logs.blocks(), st.integers(1, 400), st.data())
 def test_pieces_are_bounded_and_miss_nothing(
-    found: list[tuple[Row, list[tuple[int, Entry]]]], max_bytes: int, data: st.DataObject
+    found: list[tuple[BlockRow, list[tuple[int, Entry]]]], max_bytes: int, data: st.DataObject
 ) -> None:
     rows = Rows(opened(*[row for row, _ in found]))
     start = data.draw(st.integers(0, len(rows)))

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from godwit.archive.losses import DataLossError, ReplacedLogError, gone_below
-from godwit.wire.marks import BROKER_WIDE
+from godwit.wire.retention_floors import BROKER_WIDE
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from godwit.archive.losses import DataLossError, ReplacedLogError
 from godwit.archive.reading import FULL, LEAN, Piece, Reading, Sizes
 from godwit.archive.requests import ReadRequest
 from godwit.store.connection import transaction
-from godwit.store.kept import set_mark
 from godwit.store.reader import LogReader
 from godwit.store.sqlite import SqliteStore
+from godwit.store.state import store_floor
 from godwit.wire.entry import Entry
 from godwit.wire.filters import matches
-from godwit.wire.marks import BROKER_WIDE
+from godwit.wire.retention_floors import BROKER_WIDE
 
 TOPICS = ["home/a", "home/b/c", "noise", "$jobs/x"]
 
@@ -75,7 +75,7 @@ def delete(store: SqliteStore, below: int, pattern: str = BROKER_WIDE) -> None:
     """As retention does: blocks and the mark in one transaction."""
     with transaction(store.connection):
         store.connection.execute("DELETE FROM blocks WHERE end_offset <= ?", (below,))
-        set_mark(store.connection, pattern, below)
+        store_floor(store.connection, pattern, below)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -173,7 +173,7 @@ def test_below_the_beginning(store: SqliteStore, reader: LogReader) -> None:
 def test_from_the_oldest_on_is_no_loss(store: SqliteStore, reader: LogReader) -> None:
     ten_blocks(store)
     delete(store, 30)
-    set_mark(store.connection, "noise", 70)
+    store_floor(store.connection, "noise", 70)
     made = Reading(ReadRequest(), reader)
     assert (made.start, made.end, made.gaps_known_below) == (30, 100, 70)
     assert offsets_in(read(reader)) == list(range(30, 100))
@@ -181,7 +181,7 @@ def test_from_the_oldest_on_is_no_loss(store: SqliteStore, reader: LogReader) ->
 
 def test_a_mark_counts_for_filters_that_it_concerns(store: SqliteStore, reader: LogReader) -> None:
     ten_blocks(store)
-    set_mark(store.connection, "noise", 60)
+    store_floor(store.connection, "noise", 60)
     assert len(rows_in(read(reader, filters=("home/#",), start=0))) == 50
     for filters in ((), ("#",), ("noise",)):
         with pytest.raises(DataLossError, match="offsets 0 to 59"):

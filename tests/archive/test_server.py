@@ -28,7 +28,7 @@ from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenFile
 from godwit.broker.token_rights import TokenRights
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import TopicRow
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 ROWS = pa.table({"topic": ["a", "b"], "payload": [b"1", b"2"]})
@@ -113,7 +113,7 @@ def test_flight_info_pins_the_range(serving: Serving) -> None:
 
 
 def test_flights_are_topics(serving: Serving) -> None:
-    serving.store.append([logs.make_entry("a/b")], [TopicKept("a/b", 1, 4, 5), TopicKept("c", 0, 0, 0)])
+    serving.store.append([logs.make_entry("a/b")], [TopicRow("a/b", 1, 4, 5), TopicRow("c", 0, 0, 0)])
     raw = serving.raw()
     infos = list(raw.list_flights())
     assert [json.loads(info.app_metadata)["name"] for info in infos] == ["a/b", "c"]

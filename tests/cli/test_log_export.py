@@ -16,8 +16,8 @@ from tests.cli.real import Running, error_of, eventually, godwit, lines, needs_p
 
 from godwit.archive.columns import schema_of
 from godwit.cli import log_export
-from godwit.store.kept import set_mark
-from godwit.wire.marks import BROKER_WIDE
+from godwit.store.state import store_floor
+from godwit.wire.retention_floors import BROKER_WIDE
 
 ROWS = [("home/a" if number % 3 else "home/b", str(number)) for number in range(30)]
 
@@ -127,7 +127,7 @@ def test_damage_is_told_and_the_rest_is_there(data: str, tmp_path: Path) -> None
 def test_what_retention_deleted_is_told_to_who_asks_for_it(data: str, tmp_path: Path) -> None:
     with opened(Path(data)) as store, store.transaction() as connection:
         connection.execute("DELETE FROM blocks WHERE first_offset < 8")
-        set_mark(connection, BROKER_WIDE, 8)
+        store_floor(connection, BROKER_WIDE, 8)
     assert exported(data, tmp_path / "all.jsonl") == list(range(8, 30))
     path = tmp_path / "from.jsonl"
     result = godwit("log", "export", "--from", "3", "--output", str(path), "--data", data)

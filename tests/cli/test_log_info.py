@@ -9,8 +9,8 @@ import pytest
 from tests.cli.logs import opened, write_log
 from tests.cli.real import error_of, godwit, lines
 
-from godwit.store.kept import set_mark
-from godwit.wire.marks import BROKER_WIDE
+from godwit.store.state import store_floor
+from godwit.wire.retention_floors import BROKER_WIDE
 
 ID = "000102030405060708090a0b0c0d0e0f"
 
@@ -75,8 +75,8 @@ def test_while_a_broker_runs(data: str) -> None:
 def test_what_retention_deleted(data: str) -> None:
     with opened(Path(data)) as store, store.transaction() as connection:
         connection.execute("DELETE FROM blocks WHERE first_offset < 3")
-        set_mark(connection, BROKER_WIDE, 2)
-        set_mark(connection, "home/#", 3)
+        store_floor(connection, BROKER_WIDE, 2)
+        store_floor(connection, "home/#", 3)
     rows = lines(godwit("log", "info", "--data", data).stdout)
     assert "offsets     3 to 3" in rows
     assert "deleted     before offset 2, by the rule for the whole log" in rows

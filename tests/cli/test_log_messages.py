@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from tests.cli.logs import opened, write_log
 
-from godwit.archive.choosing import Chosen
 from godwit.cli import log_messages
 from godwit.cli.log_messages import messages_of, newest, pieces
 from godwit.store.folder import DataFolder
-from godwit.store.reader import LogReader
+from godwit.store.reader import LogReader, TopicSelection
 from godwit.wire.batch import Batch, decode_head, encode_batch, encode_joinable
 from godwit.wire.entry import Entry
 
@@ -37,7 +36,9 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogReader
 
 
 def offsets(reader: LogReader, start: int, stop: int, *filters: str) -> list[int | None]:
-    return [message.offset for piece in pieces(reader, start, stop, Chosen(filters)) for message in piece.messages]
+    return [
+        message.offset for piece in pieces(reader, start, stop, TopicSelection(filters)) for message in piece.messages
+    ]
 
 
 def test_a_batch_is_its_messages() -> None:
@@ -82,7 +83,7 @@ def test_newest(reader: LogReader, filters: tuple[str, ...], count: int, monkeyp
     monkeypatch.setattr(log_messages, "FIRST_LOOK", 5)
     monkeypatch.setattr(log_messages, "SPANS_A_TIME", 4)
     wanted = [offset for offset, topic in enumerate(TOPICS * 20) if not filters or topic in filters]
-    start, skip = newest(reader, Chosen(filters), count, 160)
+    start, skip = newest(reader, TopicSelection(filters), count, 160)
     found = offsets(reader, start, 160, *filters)[skip:]
     assert found == wanted[max(len(wanted) - count, 0) :]
 
@@ -92,7 +93,7 @@ def test_a_damaged_block_is_passed_over_and_told(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 2")
     reader = LogReader.open(DataFolder(tmp_path).log_path)
-    found = list(pieces(reader, 1, 4, Chosen(())))
+    found = list(pieces(reader, 1, 4, TopicSelection(())))
     reader.close()
     assert [message.payload for piece in found for message in piece.messages] == [b"two", b"four"]
     assert [each for piece in found for each in piece.damaged] == [(2, 3)]

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.logs import BEGAN_US, entry, opened, write_log
 from tests.cli.real import GODWIT, environment, error_of, godwit, lines, needs_posix, running
 
-from godwit.store.copies import backup
+from godwit.store.maintenance import backup
 
 
 @pytest.fixture

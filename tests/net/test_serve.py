@@ -38,7 +38,7 @@ from godwit.net.serve import Service
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import Configuration
 from godwit.server.log_sections import ArchiveSection
-from godwit.store.retention import Rule as RetentionRule
+from godwit.store.retention import RetentionRule
 
 READ_ONLY = Access(rules=(Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("#",)),))
 

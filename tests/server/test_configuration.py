@@ -15,7 +15,7 @@ from godwit.errors import ConfigurationError
 from godwit.limits import MIB
 from godwit.server.configuration import Configuration, load_configuration
 from godwit.server.log_sections import ArchiveSection
-from godwit.store.retention import Rule
+from godwit.store.retention import RetentionRule
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
 FILES = {"one.secret": b"0123456789abcdef\n", "empty.secret": b"\n"}
@@ -60,8 +60,8 @@ def test_the_example_is_whole_and_gives_no_warning() -> None:
     assert not access.may(None, False, "work", "calibrate/thermometer")
     assert found.data == Path("godwit-data")
     assert found.retention == (
-        Rule("home/#", 365 * 24 * 3600.0, None),
-        Rule(None, 30 * 24 * 3600.0, 10 * 1024 * MIB),
+        RetentionRule("home/#", 365 * 24 * 3600.0, None),
+        RetentionRule(None, 30 * 24 * 3600.0, 10 * 1024 * MIB),
     )
     assert found.archive == ArchiveSection(listen="127.0.0.1:50001")
     assert settings.logged == ("home/+/heartbeat",)

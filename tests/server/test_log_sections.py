@@ -11,12 +11,12 @@ from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
 from godwit.server.log_sections import ArchiveSection, read_archive_section, read_log_section
 from godwit.server.toml_table import Table
-from godwit.store.retention import Rule
+from godwit.store.retention import RetentionRule
 
 FOLDER = Path("/etc/godwit")
 
 
-def log(text: str) -> tuple[Path | None, tuple[Rule, ...]]:
+def log(text: str) -> tuple[Path | None, tuple[RetentionRule, ...]]:
     return read_log_section(Table("log", tomllib.loads(text)), FOLDER)
 
 
@@ -51,7 +51,7 @@ def test_paths_are_meant_from_where_the_file_lies() -> None:
     ],
 )
 def test_ages(text: str, age_s: float) -> None:
-    assert log(f"max_age = {text}")[1] == (Rule(None, age_s, None),)
+    assert log(f"max_age = {text}")[1] == (RetentionRule(None, age_s, None),)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_ages(text: str, age_s: float) -> None:
 )
 def test_sizes(text: str, size_bytes: int) -> None:
     rule = log(f"max_bytes = {text}")[1][0]
-    assert rule == Rule(None, None, size_bytes)
+    assert rule == RetentionRule(None, None, size_bytes)
     assert type(rule.max_bytes) is int
 
 
@@ -81,7 +81,11 @@ def test_rules_stand_in_their_order_and_the_broker_s_own_last() -> None:
         [[rule]]
         filter = "a/b"
     """
-    assert log(text)[1] == (Rule("a/#", None, 5_000_000), Rule("a/b", None, None), Rule(None, 86400.0, None))
+    assert log(text)[1] == (
+        RetentionRule("a/#", None, 5_000_000),
+        RetentionRule("a/b", None, None),
+        RetentionRule(None, 86400.0, None),
+    )
 
 
 def test_no_archive() -> None:

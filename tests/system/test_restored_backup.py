@@ -15,7 +15,7 @@ from godwit.net.connect import AsyncClient, connect
 from godwit.net.serve import Service
 from godwit.net.subscribing import AsyncSubscription
 from godwit.server.log_sections import ArchiveSection
-from godwit.store.copies import backup
+from godwit.store.maintenance import backup
 
 PATIENCE_S = 10.0
 

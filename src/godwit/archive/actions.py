@@ -15,7 +15,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from godwit.archive.choosing import Chosen
 from godwit.archive.gate import BusyError
 from godwit.archive.measuring import measure
 from godwit.archive.readers import Readers
@@ -35,8 +34,8 @@ from godwit.broker.token_rights import TokenRights
 from godwit.broker.topics import shown
 from godwit.errors import StorageError
 from godwit.server.archive_pipe import CommitDone
-from godwit.store.reader import LogReader
-from godwit.wire.changes import TopicKept
+from godwit.store.reader import LogReader, TopicSelection
+from godwit.wire.changes import TopicRow
 
 COMMIT_TIMEOUT_S: Final = 60.0
 PAGE_TOPICS: Final = 1000
@@ -88,11 +87,11 @@ class Actions:
             raise BadRequestError(f"there is no action {shown(kind)}: choose from {', '.join(ACTIONS)}")
         return map(msgspec.json.encode, self._answers[kind](body, rights))
 
-    def topics(self, body: bytes, rights: TokenRights) -> list[TopicKept]:
+    def topics(self, body: bytes, rights: TokenRights) -> list[TopicRow]:
         """Those that a request asks for."""
         filters = topics_request(body).filters
         require(rights.read_problem(filters))
-        chosen = Chosen(filters)
+        chosen = TopicSelection(filters)
         return [topic for topic in self._readers.ask(lambda reader: reader.topics()) if chosen.has(topic.name)]
 
     def _info(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
@@ -166,7 +165,7 @@ class Actions:
         yield {"removed": self._stages.abort(request)}
 
 
-def told(topic: TopicKept) -> dict[str, Any]:
+def told(topic: TopicRow) -> dict[str, Any]:
     """What clients hear of a topic."""
     return {
         "name": topic.name,

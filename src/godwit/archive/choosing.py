@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from godwit.store.block import decode_topics
-from godwit.store.packing import DamagedBlockError
+from godwit.store.block import DamagedBlockError, decode_topic_index
 from godwit.wire.filters import matches
 
 MAX_REMEMBERED: Final = 50_000
@@ -42,7 +41,7 @@ class Chosen:
         if self.is_everything:
             return True
         try:
-            shares = decode_topics(topics)
+            shares = decode_topic_index(topics)
         except DamagedBlockError:
             return True
         return not shares or any(self.has(share.name) for share in shares)

@@ -20,8 +20,7 @@ import pyarrow as pa
 
 from godwit.errors import LogDamagedError
 from godwit.limits import KIB
-from godwit.store.block import Columns
-from godwit.store.packing import cut_names
+from godwit.store.block import BlockLayout, decode_names
 from godwit.wire.batch import QOS_SHIFT, RETAIN
 
 LOG_ID: Final = b"godwit.log_id"
@@ -59,7 +58,7 @@ class Block(NamedTuple):
     """A block that was opened."""
 
     body: bytes
-    at: Columns
+    at: BlockLayout
 
 
 class Rows:
@@ -132,7 +131,7 @@ class Rows:
         base = 0
         for body, at in blocks:
             lengths = np.frombuffer(body, ">u4", at.topics, at.name_bytes_at).tolist()
-            names = cut_names(body[at.names_at : at.names_at + sum(lengths)], lengths)
+            names = decode_names(body[at.names_at : at.names_at + sum(lengths)], lengths)
             is_wanted[base : base + at.topics] = choice(names)
             base += at.topics + at.publishers
         keep = is_wanted[self._topics]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from godwit.errors import StorageError
-from godwit.wire.marks import lost_below
+from godwit.wire.retention_floors import lost_below
 
 Ranges: TypeAlias = list[tuple[int, int]]
 """Of offsets: begin and end."""

@@ -10,11 +10,9 @@ from typing import Final
 
 import msgspec
 
-from godwit.archive.choosing import Chosen
 from godwit.archive.requests import MeasureRequest
-from godwit.store.block import Row, decode_topics
-from godwit.store.packing import DamagedBlockError
-from godwit.store.reader import LogReader
+from godwit.store.block import BlockRow, DamagedBlockError, decode_topic_index
+from godwit.store.reader import LogReader, TopicSelection
 
 CHUNK_BLOCKS: Final = 1024
 MAX_BLOCKS: Final = 65_536
@@ -31,7 +29,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 def measure(request: MeasureRequest, reader: LogReader) -> Measured:
     """As far as the limits allow, at least one message further than the start if there is one before the end."""
-    chosen = Chosen(request.filters)
+    chosen = TopicSelection(request.filters)
     end = min(request.end, reader.next_offset())
     at = request.start
     rows = size = 0
@@ -65,12 +63,12 @@ def _share(request: MeasureRequest, rows: int, size: int, of_rows: int, of_bytes
     return share
 
 
-def _wanted(row: Row, start: int, end: int, chosen: Chosen) -> tuple[int, int]:
+def _wanted(row: BlockRow, start: int, end: int, chosen: TopicSelection) -> tuple[int, int]:
     """Rows and bytes of payload that a block brings, about: the part of it that lies in the range."""
     whole = row.end_offset - row.first_offset
     inside = (min(row.end_offset, end) - max(row.first_offset, start)) / whole
     try:
-        shares = decode_topics(row.topics)
+        shares = decode_topic_index(row.topics)
     except DamagedBlockError:
         return round(whole * inside), 0
     rows = sum([share.messages for share in shares if chosen.has(share.name)])

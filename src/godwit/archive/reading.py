@@ -12,14 +12,13 @@ from typing import Final, NamedTuple
 import msgspec
 import pyarrow as pa
 
-from godwit.archive.choosing import Chosen
 from godwit.archive.columns import ROW_BYTES, Block, Rows, schema_of
 from godwit.archive.losses import DataLossError, Ranges, ReplacedLogError, gone_below
 from godwit.archive.requests import ReadRequest
 from godwit.limits import MIB
-from godwit.store.block import DamagedBlockError, Row, open_block
-from godwit.store.ranges import joined
-from godwit.store.reader import LogReader
+from godwit.store.block import BlockRow, DamagedBlockError, open_block
+from godwit.store.port import joined
+from godwit.store.reader import LogReader, TopicSelection
 from godwit.wire.epochs import Epoch, same_below
 
 CHUNK_BLOCKS: Final = 128
@@ -63,7 +62,7 @@ class Reading:
         """DataLossError if it begins below what is there, or asks for more than was ever there. ReplacedLogError if the
         epochs of the request are of another history."""
         self._request = request
-        self._chosen = Chosen(request.filters)
+        self._chosen = TopicSelection(request.filters)
         self._wanted = None if self._chosen.is_everything else self._chosen.concerns
         self.schema: Final = schema_of(reader.log_id, request.columns)
         with reader.snapshot():
@@ -142,7 +141,7 @@ class Reading:
             raise DataLossError(lost, why)
 
 
-def _opened(row: Row) -> Block | None:
+def _opened(row: BlockRow) -> Block | None:
     """None if it is damaged, or a whole block that does not belong here."""
     try:
         at = open_block(row.body)

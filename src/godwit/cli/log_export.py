@@ -30,7 +30,7 @@ from godwit.cli.text import count, safe, size
 from godwit.client.message import Message
 from godwit.errors import StorageError, UsageError
 from godwit.limits import MIB
-from godwit.store.ranges import joined
+from godwit.store.port import joined
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,7 +87,7 @@ def request_of(reader: LogReader, order: Order) -> ReadRequest:
         raise UsageError(
             f"--to {order.stop} (offset {stop:,}) lies before --from {order.start} (offset {start:,}); swap them"
         )
-    gone = gone_below(reader.first_offset(), reader.marks(), order.filters)
+    gone = gone_below(reader.first_offset(), reader.retention_floors(), order.filters)
     if start < gone and order.start != "earliest":
         tell(f"retention has deleted messages from before offset {gone:,}; what is left is exported")
     return ReadRequest(order.filters, start, stop, fail_on_data_loss=False, gaps_known_below=gone)

@@ -10,9 +10,9 @@ from typing import Final, Self
 from godwit.cli.text import count, safe
 from godwit.errors import GodwitError, StorageError
 from godwit.store.folder import DataFolder
-from godwit.store.opening import refuse_missing
 from godwit.store.reader import LogReader
-from godwit.store.schema import refuse_orphan
+from godwit.store.schema import refuse_lone_wal
+from godwit.store.sqlite import refuse_missing
 
 MAX_RANGES: Final = 8
 """More are not listed in a sentence."""
@@ -28,7 +28,7 @@ def log_path(folder: Path) -> Path:
     except OSError as error:
         raise GodwitError(f"cannot look into {safe(str(folder))}: {error.strerror}; check its rights") from error
     if not found:
-        refuse_orphan(path)
+        refuse_lone_wal(path)
         refuse_missing(path)
         raise GodwitError(
             f"there is no log in {safe(str(folder))} (no file {path.name}); name the folder of a broker with --data"

@@ -15,10 +15,10 @@ from godwit.cli.log_messages import SPANS_A_TIME
 from godwit.cli.progress import WorkProgress
 from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, iso_time, safe, size
-from godwit.store.block import Row, decode_topics
+from godwit.store.block import BlockRow, decode_topic_index
 from godwit.store.folder import is_in_use
-from godwit.store.ranges import joined
-from godwit.wire.marks import BROKER_WIDE
+from godwit.store.port import joined
+from godwit.wire.retention_floors import BROKER_WIDE
 
 TITLE_WIDTH: Final = 12
 
@@ -101,7 +101,7 @@ def gather(log: LogFile, in_use: bool, progress: Callable[[int, int], None]) -> 
         next_offset=stop,
         deleted=[
             Deleted(None if pattern == BROKER_WIDE else pattern, floor)
-            for pattern, floor in sorted(reader.marks().items())
+            for pattern, floor in sorted(reader.retention_floors().items())
             if floor
         ],
         epochs=[
@@ -121,13 +121,13 @@ def gather(log: LogFile, in_use: bool, progress: Callable[[int, int], None]) -> 
     return found
 
 
-def _count(rows: Iterable[Row], found: LogInfo, topics: dict[str, TopicTotal]) -> None:
+def _count(rows: Iterable[BlockRow], found: LogInfo, topics: dict[str, TopicTotal]) -> None:
     """Adds the blocks to what was found."""
     for row in rows:
         found.blocks += 1
         found.first_received = found.first_received or iso_time(row.received_us)
         found.last_received = iso_time(row.until_us)
-        for share in decode_topics(row.topics):
+        for share in decode_topic_index(row.topics):
             total = topics.get(share.name)
             if total is None:
                 total = topics[share.name] = TopicTotal(share.name)

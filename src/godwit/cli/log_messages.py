@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from godwit.archive.choosing import Chosen
 from godwit.client.message import Message
 from godwit.limits import MIB
-from godwit.store.block import DamagedBlockError, decode_block, decode_topics
+from godwit.store.block import DamagedBlockError, decode_block, decode_topic_index
+from godwit.store.reader import TopicSelection
 from godwit.wire.batch import decode_batch, encode_head
 
 if TYPE_CHECKING:
-    from godwit.store.block import Row
+    from godwit.store.block import BlockRow
     from godwit.store.reader import LogReader
     from godwit.wire.entry import Entry
 
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
     """Ranges of offsets that could not be read."""
 
 
-def newest(reader: LogReader, chosen: Chosen, count: int, stop: int) -> tuple[int, int]:
+def newest(reader: LogReader, chosen: TopicSelection, count: int, stop: int) -> tuple[int, int]:
     """Where to begin, and how many to leave out from there on, for the last so many messages before an offset."""
     first = reader.first_offset()
     start, found, look = stop, 0, max(count, FIRST_LOOK)
@@ -54,7 +54,7 @@ def newest(reader: LogReader, chosen: Chosen, count: int, stop: int) -> tuple[in
     return start, max(surplus, 0)
 
 
-def blocks(reader: LogReader, start: int, stop: int) -> Iterator[Row]:
+def blocks(reader: LogReader, start: int, stop: int) -> Iterator[BlockRow]:
     """Every block that has something of this range, without its body."""
     while start < stop:
         found = reader.spans(start, stop, SPANS_A_TIME)
@@ -62,12 +62,12 @@ def blocks(reader: LogReader, start: int, stop: int) -> Iterator[Row]:
         start = found.next_offset
 
 
-def matching(row: Row, chosen: Chosen) -> int:
+def matching(row: BlockRow, chosen: TopicSelection) -> int:
     """How many messages of a block are wanted."""
-    return sum(share.messages for share in decode_topics(row.topics) if chosen.has(share.name))
+    return sum(share.messages for share in decode_topic_index(row.topics) if chosen.has(share.name))
 
 
-def pieces(reader: LogReader, start: int, stop: int, chosen: Chosen) -> Iterator[Piece]:
+def pieces(reader: LogReader, start: int, stop: int, chosen: TopicSelection) -> Iterator[Piece]:
     """The wanted messages from `start` on and before `stop`, in order; some pieces have none."""
     wanted = None if chosen.is_everything else chosen.concerns
     while start < stop:

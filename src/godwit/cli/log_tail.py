@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from godwit.archive.choosing import Chosen
 from godwit.broker.topics import check_filter
 from godwit.cli.connecting import guarded, run, tell
 from godwit.cli.log_folder import LogFile, ranges
 from godwit.cli.log_messages import newest, pieces
 from godwit.cli.rendering import Lines
 from godwit.cli.streams import Output
-from godwit.store.epochs import EpochRow
+from godwit.store.reader import EpochRow, TopicSelection
 from godwit.wire.epochs import same_below
 
 LOOK_S: Final = 0.2
@@ -25,7 +24,7 @@ def show_tail(folder: Path, filters: list[str], count: int, *, follow: bool, as_
     """Print the last so many messages; with `follow` go on until Ctrl-C or until nobody reads."""
     for each in filters:
         check_filter(each)
-    chosen = Chosen(filters)
+    chosen = TopicSelection(filters)
     with LogFile(folder) as log:
         stop = log.reader.next_offset()
         start, skip = newest(log.reader, chosen, count, stop)  # out here Ctrl-C ends it at once
@@ -33,7 +32,7 @@ def show_tail(folder: Path, filters: list[str], count: int, *, follow: bool, as_
 
 
 class _Tail:
-    def __init__(self, log: LogFile, chosen: Chosen, *, as_json: bool) -> None:
+    def __init__(self, log: LogFile, chosen: TopicSelection, *, as_json: bool) -> None:
         self._log = log
         self._chosen = chosen
         self._lines = Lines(as_json=as_json)

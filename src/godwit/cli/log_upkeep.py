@@ -21,12 +21,12 @@ from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageError
 from godwit.net.durable import LOG_ID_BYTES
 from godwit.net.log_writer import TRUNCATE_BYTES
-from godwit.store.copies import backup, compact
-from godwit.store.draft import BESIDE, Progress
+from godwit.store.connection import SQLITE_SUFFIXES
 from godwit.store.folder import DataFolder, is_in_use
-from godwit.store.recover import LOST_END, Recovered, recover
-from godwit.store.schema import refuse_orphan
-from godwit.store.verify import Verdict, verify
+from godwit.store.maintenance import VerifyReport, backup, compact, verify
+from godwit.store.port import ProgressCallback
+from godwit.store.recover import LOST_END, RecoverReport, recover
+from godwit.store.schema import refuse_lone_wal
 from godwit.store.witness import read_witness, write_witness
 
 MAX_KEPT: Final = 1000
@@ -71,14 +71,14 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
     )
 
 
-def _given_up(verdict: Verdict) -> str:
+def _given_up(verdict: VerifyReport) -> str:
     """What was lost before, and is known to be."""
     if not verdict.given_up:
         return ""
     return f", but for offsets {ranges(verdict.given_up)}: they were lost earlier, and godwit log recover gave them up"
 
 
-def _verified(path: Path) -> Verdict:
+def _verified(path: Path) -> VerifyReport:
     with _bar("checking") as progress:
         return verify(path, _giving_way(path, progress.show))
 
@@ -155,7 +155,7 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
             raise GodwitError(f"a broker runs on {safe(str(output))}; choose another folder")
         with new_file(copy, force=force) as part, _bar("copying") as progress:
             result = backup(path, part, _giving_way(path, progress.show))
-            for end in BESIDE:  # a WAL of the log that is replaced would be taken for one of the copy
+            for end in SQLITE_SUFFIXES:  # a WAL of the log that is replaced would be taken for one of the copy
                 _beside(copy, end).unlink(missing_ok=True)
     write_witness(copy, result.log_id, result.next_offset, result.until_us)
     if as_json:
@@ -167,7 +167,7 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
     )
 
 
-def missing_of(saved: Recovered) -> str:
+def missing_of(saved: RecoverReport) -> str:
     """What was lost, for people."""
     if not saved.missing:
         return "nothing that was in the log"
@@ -182,7 +182,7 @@ def _bar(title: str) -> WorkProgress:
     return WorkProgress(title, enabled=sys.stderr.isatty())
 
 
-def _giving_way(path: Path, show: Progress) -> Progress:
+def _giving_way(path: Path, show: ProgressCallback) -> ProgressCallback:
     """Tells what is done, and lets a broker that writes empty its WAL now and then, which it cannot while we read."""
     wal = _beside(path, "-wal")
 
@@ -219,7 +219,7 @@ def _alone(folder: Path, work: str, *, may_be_missing: bool = False) -> Iterator
     if may_be_missing and (read_witness(path) is not None or _size(_beside(path, "-wal"))):
         path.touch(mode=0o600)
     else:
-        refuse_orphan(path)
+        refuse_lone_wal(path)
         log_path(folder)  # says it if there is none
     try:
         held.lock()

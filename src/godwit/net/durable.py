@@ -13,10 +13,10 @@ from godwit.broker.effects import Losing, Notice
 from godwit.errors import LogInUseError
 from godwit.net.log_writer import COMMIT_BYTES, Chore
 from godwit.net.threaded_log import ThreadedLog
-from godwit.store.connection import telling
+from godwit.store.connection import translate_errors
 from godwit.store.folder import DataFolder
 from godwit.store.reader import LogReader
-from godwit.store.retention import Retention, Rule
+from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 
 LOG_ID_BYTES: Final = 16
@@ -34,7 +34,7 @@ class DurableLog:
     def __init__(
         self,
         path: Path,
-        rules: Sequence[Rule],
+        rules: Sequence[RetentionRule],
         *,
         now_us: int,
         wake: Callable[[], None],
@@ -68,7 +68,7 @@ class DurableLog:
             return f"log in {self.folder.path}: no messages, the next one has offset {next_offset}"
         return f"log in {self.folder.path}: offsets {first_offset} to {next_offset - 1}"
 
-    def change_rules(self, rules: Sequence[Rule]) -> None:
+    def change_rules(self, rules: Sequence[RetentionRule]) -> None:
         """Of retention, from now on."""
         self.log.writer.change_retention(self._retaining(rules))
 
@@ -80,7 +80,7 @@ class DurableLog:
             await asyncio.sleep(_LOOK_S)
         self.folder.close()
 
-    def _retaining(self, rules: Sequence[Rule]) -> Chore | None:
+    def _retaining(self, rules: Sequence[RetentionRule]) -> Chore | None:
         return _Retaining(self._store, rules, self._clock) if rules else None
 
 
@@ -119,7 +119,7 @@ class _LogClock:
 class _Retaining:
     """Retention in the writer's thread, where it is also made: it looks at the file when it is."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[Rule], clock: _LogClock) -> None:
+    def __init__(self, store: SqliteStore, rules: Sequence[RetentionRule], clock: _LogClock) -> None:
         self._store = store
         self._rules = rules
         self._clock = clock
@@ -150,6 +150,6 @@ class _Retaining:
 
     def _used_bytes(self) -> int:
         connection = self._store.connection
-        with telling(self._store.path, "read"):
+        with translate_errors(self._store.path, "read"):
             pages = int(connection.pragma("page_count")) - int(connection.pragma("freelist_count"))
             return pages * int(connection.pragma("page_size"))

@@ -22,7 +22,7 @@ from godwit.net.log_writer import Answer, Chore, Job, LogWriter, WritableStore, 
 from godwit.store.port import Slice
 from godwit.transport.connection import Connection
 from godwit.transport.connection import State as ConnectionState
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 
 READS_A_TURN: Final = 4
 """Answers to subscriptions that are behind: then the others have their turn."""
@@ -84,7 +84,7 @@ class ThreadedLog:
 
     # -- what the server calls ----------------------------------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         return self._store.state()
 
     def begin(self, broker: Broker) -> None:

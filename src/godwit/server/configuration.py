@@ -15,7 +15,7 @@ from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import MAX_TOPICS
 from godwit.server.log_sections import ArchiveSection, read_archive_section, read_log_section
 from godwit.server.toml_table import Table
-from godwit.store.retention import Rule as RetentionRule
+from godwit.store.retention import RetentionRule
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
 SHORT_SECRET_BYTES: Final = 12

@@ -11,7 +11,7 @@ from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, ConfigurationError
 from godwit.limits import KIB, MIB
 from godwit.server.toml_table import Table
-from godwit.store.retention import Rule
+from godwit.store.retention import RetentionRule
 
 NO_ARCHIVE: Final = "none"
 LEAST_AGE_S: Final = 1.0
@@ -37,7 +37,7 @@ class ArchiveSection:
     key: Path | None = None
 
 
-def read_log_section(table: Table, folder: Path) -> tuple[Path | None, tuple[Rule, ...]]:
+def read_log_section(table: Table, folder: Path) -> tuple[Path | None, tuple[RetentionRule, ...]]:
     """Where the log lies, and the rules of its retention, the one for all that no filter names last."""
     table.expect("data", "max_age", "max_bytes", "rule")
     data = _path(table, "data", folder)
@@ -49,10 +49,10 @@ def read_log_section(table: Table, folder: Path) -> tuple[Path | None, tuple[Rul
             check_filter(pattern)
         except BadFilterError as error:
             raise ConfigurationError(f"{part.label()}: {error}") from error
-        rules.append(Rule(pattern, _age_s(part), _bytes(part)))
+        rules.append(RetentionRule(pattern, _age_s(part), _bytes(part)))
     age_s, size_bytes = _age_s(table), _bytes(table)
     if age_s is not None or size_bytes is not None:
-        rules.append(Rule(None, age_s, size_bytes))
+        rules.append(RetentionRule(None, age_s, size_bytes))
     return data, tuple(rules)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from godwit.limits import MAX_RETURN_PAUSE_S, RETURN_PAUSE_S
 from godwit.sim.checkers import ViolationError
 from godwit.sim.jobs_ledger import Ask, Order
-from godwit.wire.changes import JobKept
+from godwit.wire.changes import JobRow
 from godwit.wire.jobs import Ref
 
 ENDED: Final = ("done", "failed", "cancelled")
@@ -101,7 +101,7 @@ class TaskStory:
 class Story:
     """One job, and every way it ever stood."""
 
-    kept: JobKept
+    kept: JobRow
     """As it was written first: what was asked for does not change."""
     order: Order
     ask: Ask

@@ -18,7 +18,7 @@ from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.model import Job, Task
 from godwit.broker.jobs.states import ENDED
 from godwit.limits import MAX_LOSSES
-from godwit.wire.changes import JobKept, JobPayload, State, TaskKept
+from godwit.wire.changes import JobPayloadRow, JobRow, StoredState, TaskRow
 from godwit.wire.jobs import Ref
 from godwit.wire.work import Submission
 
@@ -47,9 +47,9 @@ class Known:
 class Disk:
     """What those who write it down would have written."""
 
-    jobs: dict[int, JobKept] = field(default_factory=dict)
+    jobs: dict[int, JobRow] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
-    tasks: dict[tuple[int, int], TaskKept] = field(default_factory=dict)
+    tasks: dict[tuple[int, int], TaskRow] = field(default_factory=dict)
 
     def take(self, board: Board) -> None:
         for job in (*board.new_jobs, *board.changed_jobs):
@@ -58,25 +58,25 @@ class Disk:
         for task in board.changed_tasks:
             self.tasks[task.job.number, task.number] = kept_task(task)
 
-    def state(self, next_job: int) -> State:
-        return State(
+    def state(self, next_job: int) -> StoredState:
+        return StoredState(
             next_job=next_job,
             jobs=[self.jobs[number] for number in sorted(self.jobs)],
-            payloads=[JobPayload(number, self.payloads[number]) for number in sorted(self.payloads)],
+            payloads=[JobPayloadRow(number, self.payloads[number]) for number in sorted(self.payloads)],
             tasks=[self.tasks[key] for key in sorted(self.tasks)],
         )
 
 
-def kept_job(job: Job) -> JobKept:
-    return JobKept(
+def kept_job(job: Job) -> JobRow:
+    return JobRow(
         job.number, job.controller, job.key, job.kind, job.workers, job.priority, job.submitted_us, job.begins_us,
         job.deadline_us, job.retries, job.retry_delay_ms, job.time_limit_ms, job.state, job.agreed, job.ended_us,
         job.reason,
     )  # fmt: skip
 
 
-def kept_task(task: Task) -> TaskKept:
-    return TaskKept(
+def kept_task(task: Task) -> TaskRow:
+    return TaskRow(
         task.job.number, task.number, task.state, task.worker, task.instance, task.fence, task.failures, task.losses,
         task.begins_us, task.since_us, task.had, task.result, task.error,
     )  # fmt: skip

@@ -36,7 +36,7 @@ from godwit.sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restor
 from godwit.sim.worlds.durable_stage import Opener, open_store
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import FeedKept
+from godwit.wire.changes import SubscriptionRow
 from godwit.wire.epochs import Epoch
 
 SEEDS = range(14)
@@ -273,7 +273,7 @@ def no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def unsettled(self: Subscribing, session: Any, kept: FeedKept) -> None:
+def unsettled(self: Subscribing, session: Any, kept: SubscriptionRow) -> None:
     """Begins where its row stood when it was written, as 0.5.0 did."""
     RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 

@@ -11,11 +11,11 @@ from godwit.sim.network import Network
 from godwit.sim.worlds.broker_books import EPOCH_US, Books
 from godwit.sim.worlds.jobs_books import TAIL, JobBooks
 from godwit.wire.batch import Batch, encode_batch, encode_head
-from godwit.wire.changes import JobKept, JobPayload
+from godwit.wire.changes import JobPayloadRow, JobRow
 from godwit.wire.entry import Entry
 from godwit.wire.work import Submission
 
-KEPT = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
+KEPT = JobRow(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
 
 
 def entry(topic: str, *payloads: bytes) -> Entry:
@@ -29,7 +29,7 @@ def entry(topic: str, *payloads: bytes) -> Entry:
 
 def books() -> JobBooks:
     made = Books(1, Network())
-    made.restarts.attempted([], [KEPT, JobPayload(1, b"x")])
+    made.restarts.attempted([], [KEPT, JobPayloadRow(1, b"x")])
     made.restarts.succeeded(0)
     return JobBooks(QUIET, made)
 

@@ -20,7 +20,7 @@ from godwit.broker.jobs.states import ENDED
 from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner, Turn
 from godwit.limits import MAX_DUE_AT_ONCE, PATIENCE_S
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 from godwit.wire.jobs import Ref
 from godwit.wire.work import Submission
 
@@ -224,7 +224,7 @@ class Board(Turn):
         """Lease what can be leased now."""
         self._dispatch.run(now_us)
 
-    def restore(self, state: State, now_us: int) -> None:
+    def restore(self, state: StoredState, now_us: int) -> None:
         """How things stood when the broker stopped. It is empty before."""
         self.next_job = state.next_job
         restore(state, now_us, self._shelf, self._dispatch, self._starts, self._crew, self._timers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from godwit.wire.changes import Change, JobGone, JobKept, JobPayload, NextJob, TaskKept
+from godwit.wire.changes import Change, JobDeleted, JobPayloadRow, JobRow, NextJobRow, TaskRow
 
 if TYPE_CHECKING:
     from godwit.broker.jobs.model import Job, Task
@@ -52,16 +52,16 @@ class JobMarks:
         gone = self.gone
         jobs = [job for job in self.jobs if job.number not in gone]
         new = [job for job in jobs if not job.is_stored]
-        changes: list[Change] = [NextJob(self.next_job)] if self.next_job else []
+        changes: list[Change] = [NextJobRow(self.next_job)] if self.next_job else []
         changes += [_job(job) for job in jobs]
-        changes += [JobPayload(job.number, job.payload) for job in new]
+        changes += [JobPayloadRow(job.number, job.payload) for job in new]
         changes += [_task(task) for task in self.tasks if task.job.number not in gone]
-        changes += [JobGone(number) for number in gone]
+        changes += [JobDeleted(number) for number in gone]
         return changes
 
 
-def _job(job: Job) -> JobKept:
-    return JobKept(
+def _job(job: Job) -> JobRow:
+    return JobRow(
         job.number,
         job.controller,
         job.key,
@@ -81,8 +81,8 @@ def _job(job: Job) -> JobKept:
     )
 
 
-def _task(task: Task) -> TaskKept:
-    return TaskKept(
+def _task(task: Task) -> TaskRow:
+    return TaskRow(
         task.job.number,
         task.number,
         task.state,

@@ -27,7 +27,7 @@ from godwit.broker.journal import Journal
 from godwit.broker.session import Link, Session
 from godwit.errors import DecodeError
 from godwit.limits import MAX_WATCHED_AT_ONCE
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 from godwit.wire.control import encode_control
 from godwit.wire.jobs import UNASKED, Watched
 
@@ -56,7 +56,7 @@ class Office:
         self._has_run = False
         self.requests = JobRequests(catalogue, board, ledger, telling, self._listing, self._workers, effects)
 
-    def restore(self, state: State, now_us: int) -> None:
+    def restore(self, state: StoredState, now_us: int) -> None:
         """What there was before the broker was restarted."""
         self._board.restore(state, now_us)
         for job in self._board.jobs.values():

@@ -17,14 +17,14 @@ from godwit.broker.jobs.states import ENDED
 from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner
 from godwit.limits import RESTART_GRACE_S
-from godwit.wire.changes import JobKept, State, TaskKept
+from godwit.wire.changes import JobRow, StoredState, TaskRow
 from godwit.wire.jobs import JobState, TaskState
 
 _GRACE_US: Final = int(RESTART_GRACE_S * 1_000_000)
 
 
 def restore(
-    state: State,
+    state: StoredState,
     now_us: int,
     shelf: Shelf,
     dispatch: Dispatch,
@@ -34,7 +34,7 @@ def restore(
 ) -> None:
     """Into parts that are empty."""
     payloads = {kept.job: kept.payload for kept in state.payloads}
-    tasks: dict[int, list[TaskKept]] = {}
+    tasks: dict[int, list[TaskRow]] = {}
     for row in state.tasks:
         tasks.setdefault(row.job, []).append(row)
     ended: list[Job] = []
@@ -63,7 +63,7 @@ def restore(
         shelf.end(job)
 
 
-def _job(kept: JobKept, payload: bytes, rows: list[TaskKept], dispatch: Dispatch) -> Job:
+def _job(kept: JobRow, payload: bytes, rows: list[TaskRow], dispatch: Dispatch) -> Job:
     job = Job(
         kept.job,
         kept.controller,
@@ -87,12 +87,12 @@ def _job(kept: JobKept, payload: bytes, rows: list[TaskKept], dispatch: Dispatch
     job.tasks = [Task(job, number, kept.begins_us) for number in range(kept.agreed or 0)]
     for row in rows:
         _lay_over(job.tasks[row.number], row)
-    had = {name for row in rows for name in (*row.had, row.worker) if name}
+    had = {name for row in rows for name in (*row.previous_workers, row.worker) if name}
     job.had = had if len(had) > SHARED_HAD else frozenset(had)
     return job
 
 
-def _lay_over(task: Task, row: TaskKept) -> None:
+def _lay_over(task: Task, row: TaskRow) -> None:
     task.state = cast(TaskState, row.state)
     task.worker = row.worker
     task.instance = row.instance
@@ -101,7 +101,7 @@ def _lay_over(task: Task, row: TaskKept) -> None:
     task.losses = row.losses
     task.begins_us = row.begins_us
     task.since_us = row.since_us
-    task.had = row.had
+    task.had = row.previous_workers
     task.result = row.result
     task.error = row.error
     job = task.job

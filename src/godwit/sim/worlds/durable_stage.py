@@ -16,9 +16,10 @@ from godwit.sim.disk import DiedError, Disk
 from godwit.sim.worlds.broker_books import Books
 from godwit.sim.worlds.broker_stage import ListenerShell
 from godwit.sim.worlds.durable_plan import DurablePlan
-from godwit.store.port import Change, Entry, Slice, State, Store
-from godwit.store.retention import Retention, Rule, Trimmed
+from godwit.store.port import Change, Entry, Slice, Store
+from godwit.store.retention import Deletion, Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 
 PATH: Final = "/data/log.sqlite"
@@ -55,7 +56,7 @@ class WatchedDurableStore:
         self._rng = rng
         self._retention: Retention | None = None
         if isinstance(store, SqliteStore) and plan.max_age_s is not None:
-            self._retention = Retention(store, [Rule(max_age_s=plan.max_age_s)])
+            self._retention = Retention(store, [RetentionRule(max_age_s=plan.max_age_s)])
 
     @property
     def log_id(self) -> bytes:
@@ -73,7 +74,7 @@ class WatchedDurableStore:
     def epochs(self) -> Sequence[Epoch]:
         return self._store.epochs
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         return self._store.state()
 
     def read(self, offset: int, max_bytes: int) -> Slice:
@@ -101,7 +102,7 @@ class WatchedDurableStore:
                 self._store.checkpoint(truncate=self._rng.random() < 0.5)
         return first_offset
 
-    def trim(self, now_us: int) -> list[Trimmed]:
+    def trim(self, now_us: int) -> list[Deletion]:
         """Deletes what is too old, as far as one step does."""
         if self._retention is None:
             return []

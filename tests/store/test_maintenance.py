@@ -1,4 +1,4 @@
-"""Backups, also while the log is written, and logs without free pages."""
+"""Backup, compact and verify."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from tests.store.entries import LOG_ID, make_entry
 
 from godwit.errors import DiskError, LogDamagedError, LogInUseError, LogVersionError, StorageError
 from godwit.limits import KIB
-from godwit.store import copies
+from godwit.store import maintenance
 from godwit.store import reader as reader_module
 from godwit.store.connection import connect
-from godwit.store.copies import backup, compact
-from godwit.store.pages import PAGE_BYTES
+from godwit.store.folder import DataFolder
+from godwit.store.maintenance import VerifyReport, backup, compact, verify
 from godwit.store.reader import LogReader
-from godwit.store.retention import Retention, Rule
+from godwit.store.recover import recover
+from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
+from godwit.store.sqlite_pages import PAGE_BYTES
+from godwit.wire.changes import Change, RetainedRow, TopicRow
 from godwit.wire.entry import Entry
 
 EVERYTHING = 2**40
@@ -76,9 +79,9 @@ def test_an_empty_log_has_a_backup_too(store: SqliteStore, tmp_path: Path) -> No
 
 def test_a_log_goes_on_during_its_backup(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends, retention and checkpoints between the pieces: the copy is of one moment, and the WAL is free."""
-    monkeypatch.setattr(copies, "PIECE_BYTES", 60 * KIB)
+    monkeypatch.setattr(maintenance, "PIECE_BYTES", 60 * KIB)
     fill(store, 40)
-    trimming = Retention(store, [Rule("t/0", max_bytes=200_000), Rule(max_bytes=store.size_bytes)])
+    trimming = Retention(store, [RetentionRule("t/0", max_bytes=200_000), RetentionRule(max_bytes=store.size_bytes)])
     published = dict(store.read(0, EVERYTHING).entries)
     pieces = 0
 
@@ -108,7 +111,7 @@ def test_a_log_goes_on_during_its_backup(store: SqliteStore, tmp_path: Path, mon
 def test_a_writer_that_is_faster_does_not_hold_it_up_for_ever(
     store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "PIECE_BYTES", 20 * KIB)
+    monkeypatch.setattr(maintenance, "PIECE_BYTES", 20 * KIB)
     fill(store, 5)
 
     def write(done: int, total: int) -> None:
@@ -164,7 +167,7 @@ def test_a_full_disk_leaves_no_half_a_backup(
         connection.pragma("max_page_count", 25)
         return connection
 
-    monkeypatch.setattr(copies, "connect", limited)
+    monkeypatch.setattr(maintenance, "connect", limited)
     with pytest.raises(DiskError, match="the disk is full"):
         backup(store.path, tmp_path / "copy", quiet)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("copy")] == []
@@ -202,7 +205,7 @@ def test_compact_gives_space_back(tmp_path: Path) -> None:
 
 def test_the_end_of_an_emptied_log_outlives_compact(store: SqliteStore) -> None:
     fill(store, 3)
-    while Retention(store, [Rule(max_age_s=1.0)]).step(10**12) is not None:
+    while Retention(store, [RetentionRule(max_age_s=1.0)]).step(10**12) is not None:
         pass
     store.close()
     compact(store.path, quiet)
@@ -294,7 +297,7 @@ def test_names_in_a_file_are_no_statements(
     connection.execute(f"""CREATE TABLE "{inject.replace('"', '""')}"(a); CREATE TABLE x(a)""")
     connection.close()
     if not is_checked:
-        for module in (copies, reader_module):
+        for module in (maintenance, reader_module):
             monkeypatch.setattr(module, "check_schema", lambda *_: None)
         (backup(store.path, tmp_path / "copy", quiet) if work == "backup" else compact(store.path, quiet))
         monkeypatch.undo()
@@ -309,10 +312,133 @@ def test_names_in_a_file_are_no_statements(
 def test_a_full_disk_is_that_of_the_copy(store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, 3)
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr(copies._Copy, "run", full)
+    monkeypatch.setattr(maintenance._Copy, "run", full)
     with pytest.raises(DiskError, match=r"no room for the copy in .*/elsewhere: the disk is full"):
         backup(store.path, tmp_path / "elsewhere" / "copy", quiet)
 
 
 def full(copy: object) -> None:
     raise apsw.FullError("database or disk is full")
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[SqliteStore]:
+    opened = SqliteStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1)
+    for number in range(10):
+        changes: list[Change] = [TopicRow("a/b", number), RetainedRow("a/b", b"retained", offset=number)]
+        opened.append([make_entry(bytes(20_000), b"", received_us=number)], changes)
+    yield opened
+    opened.close()
+
+
+def look(path: Path) -> VerifyReport:
+    seen: list[tuple[int, int]] = []
+    verdict = verify(path, lambda done, total: seen.append((done, total)))
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+    return verdict
+
+
+def test_a_sound_log(filled: SqliteStore) -> None:
+    verdict = look(filled.path)
+    assert verdict.is_sound
+    assert (verdict.log_id, verdict.first_offset, verdict.next_offset) == (LOG_ID, 0, 20)
+    assert (verdict.blocks, verdict.messages) == (10, 20)
+    assert verdict.size_bytes == filled.path.stat().st_size
+
+
+def test_an_empty_log(tmp_path: Path) -> None:
+    SqliteStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1).close()
+    verdict = look(tmp_path / "log.sqlite")
+    assert verdict.is_sound
+    assert (verdict.blocks, verdict.next_offset) == (0, 0)
+
+
+def test_damaged_blocks_are_told_as_ranges(filled: SqliteStore) -> None:
+    for first_offset in (2, 4, 10):
+        filled.connection.execute(
+            "UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,)
+        )
+    verdict = look(filled.path)
+    assert not verdict.is_sound
+    assert verdict.damaged == [(2, 6), (10, 12)]
+    assert (verdict.blocks, verdict.messages) == (7, 14)
+    assert verdict.problems == []
+
+
+def test_what_recover_gave_up_is_told(filled: SqliteStore, tmp_path: Path) -> None:
+    filled.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 2")
+    filled.checkpoint(truncate=True)
+    filled.close()
+    recover(filled.path, tmp_path / "saved", new_log_id=LOG_ID, now_us=2, progress=lambda *_: None)
+    verdict = look(tmp_path / "saved")
+    assert (verdict.damaged, verdict.given_up, verdict.problems, verdict.blocks) == ([], [(2, 4)], [], 9)
+    assert verdict.is_sound
+
+
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_a_row_beside_the_log_that_is_not_what_was_written(tmp_path: Path, is_in_use: bool) -> None:
+    folder = DataFolder(tmp_path / "data")
+    folder.open()
+    filled = SqliteStore.open(folder.log_path, new_log_id=LOG_ID, now_us=1)
+    filled.append([make_entry()], [RetainedRow("a/b", b"retained")])
+    filled.connection.execute("UPDATE state SET value = x'00'")
+    if not is_in_use:
+        folder.close()
+    verdict = look(filled.path)
+    assert not verdict.is_sound
+    assert verdict.damaged == []
+    assert verdict.problems == ["a row of the table state is not what was written (retained)"]
+    filled.close()
+    folder.close()
+
+
+def test_damaged_pages_are_told_if_nobody_uses_the_log(filled: SqliteStore) -> None:
+    """The number of free pages is wrong: no block suffers, but SQLite would stumble over it."""
+    filled.connection.execute("DELETE FROM blocks WHERE first_offset = 0")
+    filled.close()
+    data = bytearray(filled.path.read_bytes())
+    data[39] ^= 1
+    filled.path.write_bytes(data)
+    verdict = look(filled.path)
+    assert verdict.damaged == []
+    assert any("free" in problem.lower() for problem in verdict.problems)
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(DiskError):
+        look(tmp_path / "log.sqlite")
+    (tmp_path / "log.sqlite").write_bytes(b"x" * PAGE_BYTES)
+    with pytest.raises(LogDamagedError):
+        look(tmp_path / "log.sqlite")
+
+
+def test_a_log_goes_on_while_it_is_verified(filled: SqliteStore) -> None:
+    """Nothing holds the WAL between the pieces, and what came later does not matter."""
+
+    def write(done: int, total: int) -> None:
+        filled.append([make_entry(received_us=1000)])
+        filled.checkpoint(truncate=True)
+        assert filled.wal_bytes == 0
+
+    verdict = verify(filled.path, write)
+    assert verdict.is_sound
+    assert verdict.next_offset == 20
+
+
+def test_it_does_not_write(filled: SqliteStore) -> None:
+    filled.close()
+    before = filled.path.read_bytes()
+    look(filled.path)
+    assert filled.path.read_bytes() == before
+    connection = apsw.Connection(str(filled.path))
+    assert connection.pragma("journal_mode") == "wal"
+    connection.close()
+
+
+def test_a_block_that_lost_its_body_is_not_given_up(filled: SqliteStore) -> None:
+    """Its row still says which topics it had."""
+    filled.connection.execute("UPDATE blocks SET body = x'' WHERE first_offset = 2")
+    verdict = look(filled.path)
+    assert (verdict.damaged, verdict.given_up) == ([(2, 4)], [])
+    assert not verdict.is_sound

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.wire.filter_strategies import filters, filters_with_topics
 
 from godwit.wire.filters import matches
-from godwit.wire.marks import BROKER_WIDE, lost_below, rule_covers
+from godwit.wire.retention_floors import BROKER_WIDE, lost_below, rule_covers
 
 
 @pytest.mark.parametrize(

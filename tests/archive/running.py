@@ -12,8 +12,8 @@ from pathlib import Path
 from queue import Queue
 
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 
-from godwit.archive.client import ArchiveClient
 from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import (
     Commit,

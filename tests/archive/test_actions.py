@@ -14,11 +14,11 @@ from tests.archive.running import Appender, log_in
 
 from godwit.archive import actions
 from godwit.archive.actions import Actions, CommitError
-from godwit.archive.gate import BusyError
-from godwit.archive.readers import Readers
+from godwit.archive.call_limits import BusyError
+from godwit.archive.range_reader import ReaderPool
 from godwit.archive.requests import BadRequestError, StageRequest
+from godwit.archive.staged_rows import staged_entries
 from godwit.archive.stages import Stages
-from godwit.archive.staging import staged_entries
 from godwit.archive.tokens import TokenRightsError
 from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import CommitDone, join_blocks
@@ -34,7 +34,7 @@ class Stand:
 
     def __init__(self, folder: Path, store: SqliteStore) -> None:
         self.store = store
-        self.readers = Readers(store.path)
+        self.readers = ReaderPool(store.path)
         self.stages = Stages(folder / "stages")
         self.appender = Appender(store, folder / "stages")
         self.actions = Actions(self.readers, self.stages, self.appender)

@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 from tests.archive.running import PATIENCE_S, Appender, log_in
 
-from godwit.archive import gathering, server, stages, uploads
+from godwit.archive import call_limits, server, staged_rows, stages
 from godwit.archive.actions import Actions
-from godwit.archive.client import ArchiveClient
 from godwit.archive.columns import COLUMNS
-from godwit.archive.readers import Readers
+from godwit.archive.range_reader import ReaderPool
 from godwit.archive.server import ArchiveServer
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenFile
@@ -42,7 +42,7 @@ class Serving:
         self.folder = folder
         self.told: list[str] = []
         self.store: SqliteStore = self._exit.enter_context(log_in(folder))
-        self.readers = Readers(folder / "log.sqlite")
+        self.readers = ReaderPool(folder / "log.sqlite")
         self._exit.callback(self.readers.close)
         self.stages = Stages(folder / "stages")
         self.appender = Appender(self.store, folder / "stages")
@@ -53,7 +53,7 @@ class Serving:
             readers=self.readers,
             stages=self.stages,
             actions=actions,
-            tell=self.told.append,
+            warn=self.told.append,
             **options,
         )
         self._exit.callback(self.server.shutdown)
@@ -163,7 +163,7 @@ def test_a_client_that_stops_in_the_middle_leaves_nothing_behind(serving: Servin
     client = serving.client()
     for _ in range(3):
         assert next(client.read()).num_rows
-    until(lambda: serving.server._streams.inside == 0)
+    until(lambda: serving.server._streams.active == 0)
     assert sum(batch.num_rows for batch in client.read()) == 60_000
 
 
@@ -179,7 +179,7 @@ def test_readings_at_once_are_bounded(serving: Serving, monkeypatch: pytest.Monk
     assert client.info()["next_offset"] == 60_000  # a question is answered all the same
     for number, reading in enumerate(readings):
         assert held[number] + sum(batch.num_rows for batch in reading) == 60_000
-    until(lambda: serving.server._streams.inside == 0)
+    until(lambda: serving.server._streams.active == 0)
     assert next(client.read()).num_rows
 
 
@@ -232,7 +232,7 @@ def test_stages_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
     with pytest.raises(flight.FlightServerError, match="a stage holds at most 1000 bytes"):
         client.stage(pa.table({"topic": ["a"], "payload": [bytes(2000)]}), **name)
-    monkeypatch.setattr(gathering, "MAX_STAGE_BYTES", 100)
+    monkeypatch.setattr(staged_rows, "MAX_STAGE_BYTES", 100)
     with pytest.raises(flight.FlightServerError, match="send smaller ones"):
         client.stage(pa.table({"topic": ["a"], "payload": [bytes(2000)]}), **name)
     client.stage(pa.table({"topic": ["a"], "payload": [b"x"]}), **name)
@@ -251,7 +251,7 @@ def test_uploads_at_once_are_bounded(serving: Serving) -> None:
         writer, _ = raw.do_put(descriptor, ROWS.schema)
         writer.write_table(ROWS)
         writers.append(writer)
-    until(lambda: serving.server._uploads.inside == 2)
+    until(lambda: serving.server._uploads.active == 2)
     with pytest.raises(flight.FlightUnavailableError, match="2 stages are under way"):
         serving.client().stage(ROWS, **name | {"partition": 2})
     for writer in writers:
@@ -278,9 +278,9 @@ def test_an_upload_that_breaks_off_was_never_there(serving: Serving) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"written\n"
-        until(lambda: serving.server._uploads.inside == 1)
+        until(lambda: serving.server._uploads.active == 1)
         client.kill()
-    until(lambda: serving.server._uploads.inside == 0)
+    until(lambda: serving.server._uploads.active == 0)
     assert not list((serving.folder / "stages").iterdir())
     with pytest.raises(flight.FlightServerError, match="are staged here"):
         serving.client().commit("q", 1, [(0, 0)])
@@ -296,21 +296,21 @@ def test_an_upload_that_stands_still_gives_way(serving: Serving, monkeypatch: py
             exits.callback(client.kill)
             assert client.stdout is not None
             assert client.stdout.readline() == b"written\n"
-        until(lambda: serving.server._uploads.inside == 2)
+        until(lambda: serving.server._uploads.active == 2)
         with pytest.raises(flight.FlightUnavailableError, match="2 stages are under way"):
             serving.client().stage(ROWS, **name | {"partition": 2})
-        monkeypatch.setattr(uploads, "STILL_S", 0.0)
+        monkeypatch.setattr(call_limits, "STILL_S", 0.0)
         serving.client().stage(ROWS, **name | {"partition": 2})
         assert serving.client().commit("q", 1, [(2, 0)])["count"] == 2
-        until(lambda: serving.server._uploads.inside == 1)
-        monkeypatch.setattr(uploads, "EXPIRY_S", 0.0)
+        until(lambda: serving.server._uploads.active == 1)
+        monkeypatch.setattr(call_limits, "EXPIRY_S", 0.0)
         assert serving.server.expire_uploads() == 1
-        until(lambda: serving.server._uploads.inside == 0)
+        until(lambda: serving.server._uploads.active == 0)
         assert not list((serving.folder / "stages").iterdir())
 
 
 def test_a_commit_of_very_many_batches_cannot_be_staged(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "MAX_COMMIT_BATCHES", 9)
+    monkeypatch.setattr(staged_rows, "MAX_COMMIT_BATCHES", 9)
     times = pa.array([0, 2**40] * 5, pa.timestamp("us", "UTC"))
     rows = pa.table({"topic": ["a"] * 10, "payload": [b""] * 10, "published": times})
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}

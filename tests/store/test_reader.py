@@ -15,11 +15,18 @@ from tests.store.entries import LOG_ID, make_entry
 from tests.store.rights import ordinary_rights
 
 from godwit.errors import DiskError, LogDamagedError, LogVersionError
-from godwit.store import reader as scan_module
-from godwit.store.block import decode_block, decode_topic_index, encode_block, encode_topic_index, make_row
+from godwit.store import reader as reader_module
+from godwit.store.block import (
+    decode_block,
+    decode_topic_index,
+    encode_block,
+    encode_blocks,
+    encode_topic_index,
+    make_row,
+)
 from godwit.store.connection import DamagedRowError
 from godwit.store.port import Slice
-from godwit.store.reader import MAX_DAMAGED, BlockScanner, BlockSlice, LogReader
+from godwit.store.reader import MAX_DAMAGED, BlockScanner, BlockSlice, LogReader, TopicSelection
 from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import PAGE_BYTES
@@ -399,7 +406,7 @@ def test_blocks_that_nobody_wants_are_not_read(
     spans = scanner.spans(0, ALL, 100)
     assert ([row.first_offset for row in spans.rows], read) == (list(range(0, 90, 10)), [10, 40, 70])
     assert {row.body for row in spans.rows} == {b""}
-    monkeypatch.setattr(scan_module, "MAX_PASSED", 4)
+    monkeypatch.setattr(reader_module, "MAX_PASSED", 4)
     assert scanner.rows(0, ALL, 100, ALL, wanted=lambda topics: False).next_offset == 40
 
 
@@ -427,7 +434,7 @@ def test_a_long_block_is_opened_once_for_many_reads(
         opened += 1
         return decode(body)
 
-    monkeypatch.setattr(scan_module, "decode_block", counted)
+    monkeypatch.setattr(reader_module, "decode_block", counted)
     offset = 0
     found: list[Entry] = []
     while part := scanner.read(offset, 4000).entries:
@@ -446,3 +453,47 @@ def test_nothing_stays_open_behind_a_read(store: SqliteStore, scanner: BlockScan
     assert not store.connection.in_transaction
     store.checkpoint(truncate=True)
     assert store.wal_bytes == 0
+
+
+# -- selecting topics -------------------------------------------------------------------------------------------------
+
+
+def index_of(*topics: str) -> bytes:
+    (row,) = encode_blocks([make_entry(topic=topic) for topic in topics], 0)
+    return row.topics
+
+
+def test_filters_and_topics() -> None:
+    selection = TopicSelection(["home/+", "x"])
+    assert selection.among(["home/a", "home/a/b", "x", "y"]) == [True, False, True, False]
+    assert not selection.is_everything
+
+
+def test_no_filter_is_everything_and_hash_is_not() -> None:
+    assert TopicSelection([]).is_everything
+    assert TopicSelection([]).has("$jobs/build")
+    assert not TopicSelection(["#"]).has("$jobs/build")
+    assert TopicSelection(["#"]).has("home")
+
+
+def test_blocks_without_a_selected_topic_are_skipped() -> None:
+    selection = TopicSelection(["home/#"])
+    assert selection.concerns(index_of("a", "home/x"))
+    assert not selection.concerns(index_of("a", "b"))
+    assert TopicSelection([]).concerns(index_of("a"))
+
+
+def test_a_damaged_or_empty_index_may_contain_any_topic() -> None:
+    """Damaged blocks are read, so that they are reported."""
+    selection = TopicSelection(["home/#"])
+    assert selection.concerns(index_of("a")[:-1])
+    assert selection.concerns(encode_topic_index([]))
+
+
+def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "MAX_KNOWN_TOPICS", 3)
+    selection = TopicSelection(["t/+"])
+    for number in range(20):
+        assert selection.has(f"t/{number}")
+        assert not selection.has(f"u/{number}")
+        assert len(selection._known) <= 3

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import typer
 
-from godwit.archive.losses import Ranges, gone_below
-from godwit.archive.reading import Reading
+from godwit.archive.range_reader import RangeReader, Ranges, gone_below
 from godwit.archive.requests import ReadRequest
 from godwit.broker.topics import check_filter
 from godwit.cli.connecting import tell
@@ -121,7 +120,7 @@ def place(reader: LogReader, option: str, text: str) -> int:
 
 
 def _write(reader: LogReader, request: ReadRequest, path: Path, form: str) -> tuple[int, Ranges]:
-    reading = Reading(request, reader)
+    reading = RangeReader(request, reader)
     messages, lost = 0, list[tuple[int, int]]()
     sink = _parquet if form == "parquet" else _jsonl
     with WorkProgress("exporting", enabled=sys.stderr.isatty()) as progress, sink(path, reading.schema) as write:

@@ -1,16 +1,17 @@
-"""Rows that a client stages, as batches for the log: Arrow in, entries out, without a loop over rows.
+"""Convert the rows that a client stages to batches for the log: Arrow to entries, without a loop over rows.
 
-Columns: topic (string) and payload (binary or string) must be there; published (timestamp), qos (1 or 2) and retained
-(boolean) may be. Rows of one topic, QoS and retain flag become batches; their order is kept. Rows of different topics
-may change places, which no promise is about.
+Columns: topic (string) and payload (binary or string) are required; published (timestamp), qos (1 or 2) and retained
+(boolean) are optional. Rows of one topic, QoS and retain flag become batches in their order. Rows of different topics
+may be reordered.
 
-What a client sends is not trusted: its arrays are checked before they are touched. Types that say a value once and
-refer to it often (dictionaries, views) are refused: a few bytes of them become gigabytes.
+Rows are untrusted: their arrays are validated before use. Types that store a value once and refer to it often
+(dictionaries, views) are refused, because a few bytes of them expand to gigabytes.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -21,17 +22,27 @@ import pyarrow as pa
 
 from godwit.archive.columns import MAX_TIME_US
 from godwit.archive.requests import BadRequestError
+from godwit.archive.stages import MAX_STAGE_BYTES, StageFile
+from godwit.archive.tokens import require
+from godwit.broker.token_rights import TokenRights
 from godwit.broker.topics import RESERVED, check_topic, shown
 from godwit.errors import BadTopicError
-from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
+from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MIB
+from godwit.server.archive_pipe import MAX_COMMIT_BATCHES, join_blocks
+from godwit.store.block import encode_blocks
 from godwit.wire.batch import HAS_DELTAS, LONE, QOS_SHIFT, RETAIN
 from godwit.wire.entry import Entry
 
 BATCH_BYTES: Final = 64 * KIB
-"""A batch is cut here, as a publisher cuts it; one longer message makes a longer batch."""
+"""Limit of a batch, as publishers use it; a longer message makes a longer batch."""
 LENGTH_BYTES: Final = 4
-"""What each message has in a batch beside its payload."""
+"""Size of a message in a batch in addition to its payload."""
 MAX_DELTA_US: Final = 2**32 - 1
+
+GATHERED_ROWS: Final = 65_536
+"""Limit of rows that are converted at once."""
+GATHERED_BYTES: Final = 8 * MIB
+"""Limit of bytes of rows that are converted at once."""
 
 Integers: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -56,7 +67,7 @@ _MAY_BE: Final[dict[str, Callable[[pa.DataType], bool]]] = {
 
 
 def check_schema(schema: pa.Schema) -> None:
-    """BadRequestError if rows of this schema cannot be staged."""
+    """Raise BadRequestError if rows of this schema cannot be staged."""
     for name in _NEEDED:
         if name not in schema.names:
             raise BadRequestError(f"the rows have no column {name}: give topic and payload")
@@ -74,16 +85,20 @@ def check_schema(schema: pa.Schema) -> None:
 
 
 def staged_entries(pieces: Sequence[pa.RecordBatch], publisher: str, now_us: int, before: int = 0) -> list[Entry]:
-    """The batches that these rows make, without the time received. BadRequestError says what is wrong with a row.
+    """Return the batches of rows, without a receive time. Raise BadRequestError if a row is invalid.
 
-    Their schema was checked, and is the same. `before`: rows that came before these, to number them.
+    Args:
+        pieces: Rows of one schema, which was checked.
+        publisher: The publisher of the batches.
+        now_us: The publish time of rows without one.
+        before: The number of earlier rows, for the row numbers in errors.
     """
     try:
         for piece in pieces:
             piece.validate(full=True)
         rows = pa.concat_batches(pieces) if len(pieces) > 1 else pieces[0]
     except pa.ArrowInvalid as error:
-        raise BadRequestError(f"the rows are no valid Arrow data: {error}") from error
+        raise BadRequestError(f"the rows are not valid Arrow data: {error}") from error
     if not rows.num_rows:
         return []
     codes, topics = _topics(_column(rows, "topic", before))
@@ -97,7 +112,7 @@ def staged_entries(pieces: Sequence[pa.RecordBatch], publisher: str, now_us: int
 
 
 def _cut(topics: list[str], kinds: Integers, published: Integers, payloads: pa.Array, publisher: str) -> list[Entry]:
-    """Batches of rows that are sorted by kind (topic and flags)."""
+    """Return the batches of rows that are sorted by kind (topic and flags)."""
     count = len(kinds)
     _, offsets, data = payloads.buffers()
     stops = np.frombuffer(offsets, np.int32, count + 1, payloads.offset * LENGTH_BYTES).astype(np.int64)
@@ -131,7 +146,7 @@ def _cut(topics: list[str], kinds: Integers, published: Integers, payloads: pa.A
 
 
 def _cut_by_time(published: Integers, cuts: Integers) -> Iterator[int]:
-    """These cuts, and more where the times between two of them differ by more than a delta can hold."""
+    """Yield these cuts, and more where the times between two of them differ by more than a delta can hold."""
     begins = np.concatenate(([0], cuts))
     spans_us = np.maximum.reduceat(published, begins) - np.minimum.reduceat(published, begins)
     stops = np.append(cuts, len(published))
@@ -143,7 +158,7 @@ def _cut_by_time(published: Integers, cuts: Integers) -> Iterator[int]:
 
 
 def _far_apart(times_us: Sequence[int], begin: int) -> Iterator[int]:
-    """Where a batch has to end, because the next time is too far from one that it has."""
+    """Yield where a batch has to end because the next time is too far from an earlier one."""
     earliest_us = latest_us = times_us[0]
     for place, time_us in enumerate(times_us, begin):
         earliest_us = min(earliest_us, time_us)
@@ -154,7 +169,7 @@ def _far_apart(times_us: Sequence[int], begin: int) -> Iterator[int]:
 
 
 def _column(rows: pa.RecordBatch, name: str, before: int) -> Any:
-    """The column in the type that it has in the log; it may have no nulls."""
+    """Return a column in the type that it has in the log. Raise BadRequestError if it has nulls."""
     column = rows.column(name)
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
@@ -166,7 +181,7 @@ def _column(rows: pa.RecordBatch, name: str, before: int) -> Any:
 
 
 def _topics(column: Any) -> tuple[Integers, list[str]]:
-    """A number for each row, and the names that the numbers stand for."""
+    """Return a topic number for each row, and the names of the topics."""
     encoded = column.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     for name in names:
@@ -193,7 +208,7 @@ def _published(rows: pa.RecordBatch, now_us: int, before: int) -> Integers:
 
 
 def _flags(rows: pa.RecordBatch, before: int) -> Integers:
-    """The flags of a batch that each row would need: its QoS and the retain flag."""
+    """Return the batch flags of each row: its QoS and the retain flag."""
     flags = np.full(rows.num_rows, 1 << QOS_SHIFT, np.int64)
     if "qos" in rows.schema.names:
         qos = _column(rows, "qos", before).to_numpy()
@@ -207,3 +222,61 @@ def _flags(rows: pa.RecordBatch, before: int) -> Integers:
     if "retained" in rows.schema.names:
         flags |= np.where(_column(rows, "retained", before).to_numpy(zero_copy_only=False), RETAIN, 0)
     return flags
+
+
+class StageWriter:
+    """Writes the rows of an upload to a stage, collecting small pieces to larger batches.
+
+    Methods raise BadRequestError if a row is invalid, and TokenRightsError if the client's token does not allow its
+    topic.
+    """
+
+    def __init__(self, stage: StageFile, publisher: str, rights: TokenRights) -> None:
+        self._stage = stage
+        self._rights = rights
+        self._publisher = publisher
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._pending_bytes = 0
+        self._batches = 0
+        self.count = 0
+        """Rows in the stage."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add rows, and write them when there are enough."""
+        size_bytes = rows.get_total_buffer_size()
+        if size_bytes > MAX_STAGE_BYTES:
+            raise BadRequestError(
+                f"a batch of rows is longer than the {MAX_STAGE_BYTES} bytes of a stage: send smaller ones"
+            )
+        if self._pending_rows + rows.num_rows > GATHERED_ROWS:
+            self._flush()
+        for start in range(0, rows.num_rows, GATHERED_ROWS):
+            part = rows.slice(start, GATHERED_ROWS)
+            self._pending.append(part)
+            self._pending_rows += part.num_rows
+            self._pending_bytes += size_bytes  # a slice keeps the whole buffer in memory
+            if self._pending_rows >= GATHERED_ROWS or self._pending_bytes >= GATHERED_BYTES:
+                self._flush()
+
+    def finish(self) -> None:
+        """Write the remaining rows, and make the stage complete."""
+        self._flush()
+        self._stage.finish()
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        self._pending_rows = self._pending_bytes = 0
+        if not pending:
+            return
+        entries = staged_entries(pending, self._publisher, time.time_ns() // 1000, self.count)
+        for topic in {entry.topic for entry in entries}:
+            require(self._rights.publish_problem(topic))
+        self._batches += len(entries)
+        if self._batches > MAX_COMMIT_BATCHES:
+            raise BadRequestError(
+                f"these rows make more than {MAX_COMMIT_BATCHES} batches: rows of one topic share one, if their times "
+                "published lie within an hour of the rows before; order them by time, or stage fewer"
+            )
+        self._stage.write(join_blocks([block.body for block in encode_blocks(entries, self.count)]))
+        self.count += sum(entry.count for entry in entries)

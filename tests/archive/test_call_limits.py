@@ -43,8 +43,8 @@ def test_those_that_move_keep_their_places() -> None:
     assert cut == []
 
 
-def test_the_one_that_stood_still_for_longest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_limits, "STILL_S", 0.0)
+def test_the_one_that_stood_stalled_for_longest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_limits, "STALLED_S", 0.0)
     leaving = {name: threading.Event() for name in "ab"}
     places = Uploads(2, lambda peer: leaving[peer].set())
     there = threading.Barrier(3)
@@ -72,8 +72,8 @@ def test_the_one_that_stood_still_for_longest_gives_way(monkeypatch: pytest.Monk
 
 def test_one_that_does_not_end_when_it_is_cut_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its thread is still there: places bound threads."""
-    monkeypatch.setattr(call_limits, "STILL_S", 0.0)
-    monkeypatch.setattr(call_limits, "GIVE_WAY_S", 0.01)
+    monkeypatch.setattr(call_limits, "STALLED_S", 0.0)
+    monkeypatch.setattr(call_limits, "END_TIMEOUT_S", 0.01)
     cut: list[str] = []
     places = Uploads(1, cut.append)
     with places.enter("a"), pytest.raises(BusyError), places.enter("b"):

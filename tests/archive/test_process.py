@@ -68,7 +68,7 @@ def test_token_and_certificate_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--listen", "nowhere"], "'nowhere' is no address: give HOST:PORT"),
+        (["--listen", "nowhere"], "'nowhere' is not an address: give HOST:PORT"),
         (["--listen", "127.0.0.1:{taken}"], "cannot listen on grpc://127.0.0.1:{taken}"),
         (["--token-file", "{folder}/missing"], "cannot read the tokens in {folder}/missing"),
         (["--certificate", "{folder}/log.sqlite"], "give both or none"),

@@ -168,13 +168,13 @@ def test_a_client_that_stops_in_the_middle_leaves_nothing_behind(serving: Servin
 
 
 def test_readings_at_once_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving.server._streams._most = 3
+    serving.server._streams._limit = 3
     monkeypatch.setattr(server, "FULL_STREAMS", 1)  # the others read in small chunks, and miss nothing
     fill(serving.store, 60_000, payload_bytes=1000)
     client = serving.client()
     readings = [client.read(columns=["offset"] if number else COLUMNS) for number in range(3)]
     held = [next(reading).num_rows for reading in readings]
-    with pytest.raises(flight.FlightUnavailableError, match="3 readings are under way already: try again"):
+    with pytest.raises(flight.FlightUnavailableError, match="3 reads are under way already: try again"):
         next(client.read())
     assert client.info()["next_offset"] == 60_000  # a question is answered all the same
     for number, reading in enumerate(readings):
@@ -242,7 +242,7 @@ def test_stages_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_uploads_at_once_are_bounded(serving: Serving) -> None:
-    serving.server._uploads._most = 2
+    serving.server._uploads._limit = 2
     raw = serving.raw()
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
     writers = []
@@ -287,7 +287,7 @@ def test_an_upload_that_breaks_off_was_never_there(serving: Serving) -> None:
 
 
 def test_an_upload_that_stands_still_gives_way(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving.server._uploads._most = 2
+    serving.server._uploads._limit = 2
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
     with ExitStack() as exits:
         for partition in range(2):  # processes of their own: clients of one process share a connection
@@ -299,7 +299,7 @@ def test_an_upload_that_stands_still_gives_way(serving: Serving, monkeypatch: py
         until(lambda: serving.server._uploads.active == 2)
         with pytest.raises(flight.FlightUnavailableError, match="2 stages are under way"):
             serving.client().stage(ROWS, **name | {"partition": 2})
-        monkeypatch.setattr(call_limits, "STILL_S", 0.0)
+        monkeypatch.setattr(call_limits, "STALLED_S", 0.0)
         serving.client().stage(ROWS, **name | {"partition": 2})
         assert serving.client().commit("q", 1, [(2, 0)])["count"] == 2
         until(lambda: serving.server._uploads.active == 1)
@@ -339,7 +339,7 @@ def test_errors_tell_a_client_nothing_of_files_and_code(serving: Serving, monkey
     ask(lambda: client.commit("q", 1, [(0, 0)]))
     (serving.folder / "stages").rmdir()
     ask(lambda: client.stage(ROWS, **name))
-    assert "trouble with its disk" in said[-1]
+    assert "the disk or the log of the archive failed" in said[-1]
     assert str(serving.folder) in serving.told[0]
 
     def fail(*_: object) -> None:
@@ -366,7 +366,7 @@ def test_a_token_is_needed_for_everything(tmp_path: Path) -> None:
         good.stage(ROWS, query="q", batch=1, partition=0, attempt=0, publisher="p")
         assert good.info()["next_offset"] == 10
         assert sum(batch.num_rows for batch in good.read()) == 10
-        for client, complaint in ((bad, "not known here"), (none, "wants a token")):
+        for client, complaint in ((bad, "the token is unknown"), (none, "wants a token")):
             for call in (
                 client.info,
                 lambda client=client: list(client.read()),

@@ -139,7 +139,7 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarr
                     return CheckedCall(rights)
                 raise flight.FlightUnauthenticatedError("the token is unknown: ask the operator of the broker for one")
         raise flight.FlightUnauthenticatedError(
-            "this archive requires a token: send the header 'authorization: Bearer TOKEN'"
+            "this archive wants a token: send the header 'authorization: Bearer TOKEN'"
         )
 
 

@@ -126,7 +126,7 @@ class KeepingStore(MemoryStore):
             topics=list(self.of("topic").values()),
             retained=list(self.of("retained").values()),
             sessions=list(self.of("session").values()),
-            feeds=list(self.of("feed").values()),
+            subscriptions=list(self.of("feed").values()),
             identities=sorted(self.of("identity").values(), key=lambda kept: kept.last_us),
             queries=sorted(self.of("query").values(), key=lambda kept: kept.last_us),
             next_job=self.kept[("next_job",)].job if ("next_job",) in self.kept else 1,

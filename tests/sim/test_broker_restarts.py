@@ -69,7 +69,7 @@ def test_a_log_that_kept_its_word() -> None:
     assert case.reopen() == []
     case.append(TOPIC, FEED)
     case.append()
-    case.state = StoredState(topics=[TOPIC], feeds=[FEED])
+    case.state = StoredState(topics=[TOPIC], subscriptions=[FEED])
     assert case.reopen() == []
     assert case.checker.reopenings == 2
 
@@ -191,7 +191,7 @@ def test_cursors_stay_where_an_answered_commit_put_them() -> None:
     case = Case()
     key = (FEED.session, FEED.filters, FEED.cursor)
     case.append(FEED)
-    case.state = StoredState(feeds=[FEED])
+    case.state = StoredState(subscriptions=[FEED])
     case.checker.commit_answered(key, 7)
     case.reopen()
     case.checker.commit_answered(key, 8)
@@ -221,7 +221,7 @@ def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
         truth.logged(topic)
 
     def check(resume_at: int, **fields: Any) -> None:
-        checker.check_quiet(StoredState(feeds=[SubscriptionRow("alice", ("a/#",), None, resume_at, **fields)]))
+        checker.check_quiet(StoredState(subscriptions=[SubscriptionRow("alice", ("a/#",), None, resume_at, **fields)]))
 
     check(3)
     check(2, quiet_from=1)
@@ -241,7 +241,7 @@ def test_the_meaning_of_changes() -> None:
     state = StoredState([TOPIC], [RetainedRow("a", b"1")], [session], [FEED], [identity], [QueryRow("q", 3)])
     assert apply({}, everything) == rows_of(state)
     newer = SubscriptionRow(FEED.session, FEED.filters, FEED.cursor, 9)
-    assert apply({}, [FEED, newer]) == rows_of(StoredState(feeds=[newer]))
+    assert apply({}, [FEED, newer]) == rows_of(StoredState(subscriptions=[newer]))
     gone: list[Change] = [
         RetainedRow("a", b""), SubscriptionDeleted("alice", ("a/#",), "cursor"), IdentityDeleted("alice", "p", "a/b")
     ]  # fmt: skip

@@ -54,7 +54,7 @@ def make_older_log(path: Path, entries: list[Entry], rows: list[StateRow], versi
         connection.execute(script(version))
         meta = LogMeta(LOG_ID, 1, b"an older")
         store_meta(connection, meta)
-        blocks = encode_blocks(entries, 0, meta.log_secret)
+        blocks = encode_blocks(entries, 0, meta.stamp)
         connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, blocks))
         for row in rows:
             _insert(connection, TABLES[type(row)], columns_of(row))

@@ -14,6 +14,7 @@ from godwit.store import reader
 from godwit.store.maintenance import backup, compact, verify
 from godwit.store.reader import EpochRow, LogReader
 from godwit.store.recover import recover
+from godwit.store.schema import EPOCHS
 from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import SUFFIX
 from godwit.wire.changes import QueryRow
@@ -130,7 +131,7 @@ def test_a_changed_row_is_noticed_and_recover_keeps_no_other(path: Path, tmp_pat
     with pytest.raises(LogDamagedError, match="a row of the table epochs"):
         opened(path, b"d")
     saved = recover(path, tmp_path / "saved", new_log_id=b"n" * 16, now_us=1, progress=quiet)
-    assert saved.lost_tables == [reader.EPOCHS]
+    assert saved.lost_tables == [EPOCHS]
     assert (saved.next_offset, saved.missing) == (6, [])
     assert stored(tmp_path / "saved") == [EpochRow(0, UNKNOWN, 0)]
 

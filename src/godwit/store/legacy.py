@@ -86,8 +86,8 @@ def _select(connection: apsw.Connection, table: str) -> Iterable[_Values]:
 
 
 def _topic(values: _Values) -> TopicRow:
-    *others, is_created = values
-    return TopicRow(*others, bool(is_created))
+    name, messages, payload_bytes, last_us, is_created = values
+    return TopicRow(name, messages, payload_bytes, last_us, bool(is_created))
 
 
 def _session(values: _Values) -> SessionRow:

@@ -94,7 +94,7 @@ from godwit.store.state import (
     store_meta,
 )
 from godwit.store.witness import COMPANIONS, WitnessRecord, read_witness
-from godwit.wire.changes import NextJobRow, StateRow, SubscriptionRow
+from godwit.wire.changes import JobPayloadRow, JobRow, NextJobRow, StateRow, SubscriptionRow, TaskRow
 from godwit.wire.retention_floors import BROKER_WIDE, lost_below
 
 LOST_END: Final = 2**24
@@ -282,7 +282,8 @@ class _Recovery:
         not all its results. A job that is not done runs a lost task again.
         """
         state = collect_state(rows)
-        numbers = [state.next_job - 1, *(row.job for row in (*state.jobs, *state.payloads, *state.tasks))]
+        numbered: list[JobRow | JobPayloadRow | TaskRow] = [*state.jobs, *state.payloads, *state.tasks]
+        numbers = [state.next_job - 1, *(row.job for row in numbered)]
         known_job = max((number for number in numbers if number <= MAX_NUMBER), default=0)
         payloads = {row.job for row in state.payloads}
         tasks = Counter(row.job for row in state.tasks)
@@ -291,7 +292,7 @@ class _Recovery:
             for row in state.jobs
             if row.job <= MAX_NUMBER and row.job in payloads and (row.state != "done" or row.agreed == tasks[row.job])
         }
-        unusable = {id(row) for row in (*state.jobs, *state.payloads, *state.tasks) if row.job not in jobs}
+        unusable = {id(row) for row in numbered if row.job not in jobs}
         changes: list[StateRow] = [
             msgspec.structs.replace(row, quiet_from=None, is_settled=False) if isinstance(row, SubscriptionRow) else row
             for row in rows

@@ -112,7 +112,7 @@ def store_meta(connection: apsw.Connection, meta: LogMeta, end_offset: int = 0) 
 
 def load_meta(connection: apsw.Connection) -> LogMeta:
     """Return the metadata. Raise DamagedRowError if it is damaged or incomplete."""
-    found = dict(select_valid(connection, QUERIES["select_meta"], META))
+    found: dict[str, Any] = dict(select_valid(connection, QUERIES["select_meta"], META))
     try:
         return msgspec.convert(found, LogMeta)
     except msgspec.ValidationError:

@@ -2,7 +2,7 @@
 
 A block has columns of its batches and of its messages' lengths, and all bodies one after the other. The running sum of
 the byte-swapped lengths and the bodies are the column `payload`; values of a batch are repeated for each of its
-messages. Several blocks are converted at once: the same column of all of them is joined first, so many small blocks
+messages. Several blocks are converted at once: the same column of all of them is joined first, hence many small blocks
 cost little more than one large block.
 
 Only plain types are used, which every reader of Arrow knows: no dictionaries, no large or view types.

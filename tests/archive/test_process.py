@@ -304,14 +304,14 @@ def test_pages_are_used_again() -> None:
 
 
 BOUNDED = """
-from godwit.archive.process import bound_memory
-bound_memory(500 * 2**20)
+from godwit.archive.process import limit_memory
+limit_memory(500 * 2**20)
 held = bytearray(100 * 2**20)
 try:
     bytearray(500 * 2**20)
 except MemoryError:
     print("refused")
-bound_memory(200 * 2**20)
+limit_memory(200 * 2**20)
 try:
     bytearray(300 * 2**20)
 except MemoryError:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from godwit.archive.columns import COLUMNS, MAX_TIME_US
-from godwit.store.block import Row, encode_block
+from godwit.store.block import BlockRow, encode_block
 from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, decode_batch, decode_head, encode_batch, encode_head
 from godwit.wire.entry import Entry
 
@@ -93,7 +93,7 @@ def entries(draw: st.DrawFn) -> Entry:
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> list[tuple[Row, list[tuple[int, Entry]]]]:
+def blocks(draw: st.DrawFn) -> list[tuple[BlockRow, list[tuple[int, Entry]]]]:
     """Some blocks that follow one another, with holes in them and between them."""
     found = []
     offset = draw(st.integers(0, 2**40))

@@ -12,8 +12,8 @@ from pathlib import Path
 from queue import Queue
 
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 
-from godwit.archive.client import ArchiveClient
 from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import (
     Commit,
@@ -27,7 +27,7 @@ from godwit.server.archive_pipe import (
 )
 from godwit.store.block import decode_block
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import QueryDone
+from godwit.wire.changes import QueryRow
 from godwit.wire.entry import Entry
 
 PATIENCE_S = 60.0
@@ -64,7 +64,7 @@ class Appender:
         entries = [entry for body in bodies for _, entry in decode_block(body)]
         count = sum(entry.count for entry in entries)
         received = [Entry(*[getattr(entry, name) for name in Entry.__struct_fields__]) for entry in entries]
-        first_offset = self._store.append(received, [QueryDone(query, batch)])
+        first_offset = self._store.append(received, [QueryRow(query, batch)])
         return CommitDone(0, first_offset=first_offset, count=count)
 
 

@@ -14,17 +14,17 @@ from tests.archive.running import Appender, log_in
 
 from godwit.archive import actions
 from godwit.archive.actions import Actions, CommitError
-from godwit.archive.gate import BusyError
-from godwit.archive.readers import Readers
+from godwit.archive.call_limits import BusyError
+from godwit.archive.range_reader import ReaderPool
 from godwit.archive.requests import BadRequestError, StageRequest
+from godwit.archive.staged_rows import staged_entries
 from godwit.archive.stages import Stages
-from godwit.archive.staging import staged_entries
 from godwit.archive.tokens import TokenRightsError
 from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import CommitDone, join_blocks
 from godwit.store.block import encode_blocks
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import TopicRow
 
 PLUS = b'{"filters": ["t/+"]}'
 
@@ -34,7 +34,7 @@ class Stand:
 
     def __init__(self, folder: Path, store: SqliteStore) -> None:
         self.store = store
-        self.readers = Readers(store.path)
+        self.readers = ReaderPool(store.path)
         self.stages = Stages(folder / "stages")
         self.appender = Appender(store, folder / "stages")
         self.actions = Actions(self.readers, self.stages, self.appender)
@@ -86,8 +86,8 @@ def test_offset_for_time(stand: Stand) -> None:
 
 def test_topics_in_pages(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "PAGE_TOPICS", 2)
-    topics = [TopicKept(f"t/{number}", number, 10, 5) for number in range(3)]
-    stand.store.append([], [*topics, TopicKept("other")])
+    topics = [TopicRow(f"t/{number}", number, 10, 5) for number in range(3)]
+    stand.store.append([], [*topics, TopicRow("other")])
     pages = [json.loads(page)["topics"] for page in stand.actions.answer("topics", PLUS, TokenRights())]
     assert [[topic["name"] for topic in page] for page in pages] == [["t/0", "t/1"], ["t/2"]]
     assert pages[1][0] == {"name": "t/2", "messages": 2, "payload_bytes": 10, "last_us": 5}
@@ -157,7 +157,7 @@ def test_a_broker_that_does_not_answer(stand: Stand, monkeypatch: pytest.MonkeyP
 
 
 def test_a_token_limits_questions_and_staging(stand: Stand) -> None:
-    stand.store.append([], [TopicKept("t/1"), TopicKept("other")])
+    stand.store.append([], [TopicRow("t/1"), TopicRow("other")])
     home = TokenRights(read=("t/#",), publish=())
     assert len(list(stand.actions.answer("topics", PLUS, home))) == 1
     for kind, request in (

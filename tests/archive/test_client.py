@@ -1,4 +1,4 @@
-"""The thin client, against a real archive process, while the test writes the log."""
+"""The calls of an archive process, while the test writes the log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 from tests.archive.running import Appender, archive_of, log_in
 
-from godwit.archive.client import ArchiveClient
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import TopicRow
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +46,14 @@ def test_pieces_say_where_to_read_on(stand: tuple[SqliteStore, ArchiveClient, Pa
     start = store.append([logs.make_entry("x", [b"1"] * 10)])
     (piece,) = client.pieces(start=start)
     assert (piece.batch.num_rows, piece.next_offset, piece.lost) == (10, start + 10, [])
-    (nothing,) = client.pieces(["nobody"], start=start)
+    (nothing,) = client.pieces(["unused"], start=start)
     assert (nothing.batch.num_rows, nothing.next_offset) == (0, start + 10)
-    assert list(client.read(["nobody"], start=start)) == []
+    assert list(client.read(["unused"], start=start)) == []
 
 
 def test_topics(stand: tuple[SqliteStore, ArchiveClient, Path]) -> None:
     store, client, _ = stand
-    store.append([], [TopicKept("counted", 3, 30, 5)])
+    store.append([], [TopicRow("counted", 3, 30, 5)])
     assert list(client.topics(["counted"])) == [{"name": "counted", "messages": 3, "payload_bytes": 30, "last_us": 5}]
 
 
@@ -81,22 +81,6 @@ def test_staged_rows_are_seen_after_the_commit_and_once(stand: tuple[SqliteStore
     assert not list((folder / "stages").iterdir())
 
 
-def test_nobody_there() -> None:
+def test_without_an_archive() -> None:
     with ArchiveClient("grpc://127.0.0.1:1", timeout_s=20.0) as client, pytest.raises(flight.FlightUnavailableError):
         client.info()
-
-
-@pytest.mark.parametrize("url", ["grpc://192.0.2.7:50001", "grpc+tcp://broker.example:50001", "grpc://[2001:db8::7]:5"])
-def test_a_token_without_encryption_is_warned_of(url: str) -> None:
-    with pytest.warns(UserWarning, match="is sent without encryption.* use grpc.tls://") as caught:
-        ArchiveClient(url, token="secret").close()
-    assert len(caught) == 1
-    assert "secret" not in str(caught[0].message)
-
-
-@pytest.mark.parametrize(
-    "url", ["grpc://127.0.0.1:1", "grpc://localhost:1", "grpc://[::1]:1", "grpc+tls://192.0.2.7:1"]
-)
-def test_a_token_that_nobody_else_reads(url: str) -> None:
-    ArchiveClient(url, token="secret").close()  # a warning would be an error here
-    ArchiveClient("grpc://192.0.2.7:1").close()

@@ -11,40 +11,52 @@ from hypothesis import strategies as st
 from tests.archive import logs
 
 from godwit.archive import columns
-from godwit.archive.columns import COLUMNS, LOG_ID, ROW_BYTES, SHORT_BYTES, Block, Rows, schema_of
+from godwit.archive.columns import (
+    COLUMNS,
+    LOG_ID,
+    ROW_BYTES,
+    SHORT_BYTES,
+    MessageColumns,
+    OpenBlock,
+    schema_of,
+)
 from godwit.errors import LogDamagedError
-from godwit.store.block import Row, decode_block, encode_block, encode_blocks, open_block
+from godwit.store.block import BlockRow, decode_block, encode_block, encode_blocks, open_block
 from godwit.wire.entry import Entry
 
 SCHEMA = schema_of(logs.LOG_ID)
 
 
-def opened(*rows: Row) -> list[Block]:
-    return [Block(row.body, open_block(row.body)) for row in rows]
+def opened(*rows: BlockRow) -> list[OpenBlock]:
+    return [OpenBlock(row.body, open_block(row.body)) for row in rows]
 
 
-def whole(rows: Rows) -> pa.RecordBatch:
+def whole(rows: MessageColumns) -> pa.RecordBatch:
     batch = rows.record_batch(SCHEMA, 0, len(rows))
     batch.validate(full=True)
     return batch
 
 
 @given(logs.blocks(), st.sampled_from([0, 20, SHORT_BYTES]))
-def test_the_same_as_message_by_message(found: list[tuple[Row, list[tuple[int, Entry]]]], short_bytes: int) -> None:
+def test_the_same_as_message_by_message(
+    found: list[tuple[BlockRow, list[tuple[int, Entry]]]], short_bytes: int
+) -> None:
     with patch.object(columns, "SHORT_BYTES", short_bytes):
         check_blocks(found)
 
 
-def check_blocks(found: list[tuple[Row, list[tuple[int, Entry]]]]) -> None:
-    rows = Rows(opened(*[row for row, _ in found]))
+def check_blocks(found: list[tuple[BlockRow, list[tuple[int, Entry]]]]) -> None:
+    rows = MessageColumns(opened(*[row for row, _ in found]))
     expected = [pair for row, _ in found for pair in decode_block(row.body)]
     assert expected == [pair for _, pairs in found for pair in pairs]
     assert whole(rows).to_pylist() == logs.rows_of(expected)
 
 
 @given(logs.blocks(), st.data())
-def test_any_run_of_rows_in_any_columns(found: list[tuple[Row, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
-    rows = Rows(opened(*[row for row, _ in found]))
+def test_any_run_of_rows_in_any_columns(
+    found: list[tuple[BlockRow, list[tuple[int, Entry]]]], data: st.DataObject
+) -> None:
+    rows = MessageColumns(opened(*[row for row, _ in found]))
     start = data.draw(st.integers(0, len(rows)))
     stop = data.draw(st.integers(start, len(rows)))
     chosen = data.draw(st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
@@ -55,15 +67,15 @@ def test_any_run_of_rows_in_any_columns(found: list[tuple[Row, list[tuple[int, E
 
 
 @given(logs.blocks(), st.sets(st.sampled_from(logs.TOPICS)))
-def test_only_wanted_topics(found: list[tuple[Row, list[tuple[int, Entry]]]], wanted: set[str]) -> None:
-    rows = Rows(opened(*[row for row, _ in found]), lambda names: [name in wanted for name in names])
+def test_only_wanted_topics(found: list[tuple[BlockRow, list[tuple[int, Entry]]]], wanted: set[str]) -> None:
+    rows = MessageColumns(opened(*[row for row, _ in found]), lambda names: [name in wanted for name in names])
     expected = logs.rows_of([pair for _, pairs in found for pair in pairs if pair[1].topic in wanted])
     assert whole(rows).to_pylist() == expected
 
 
 @given(logs.blocks(), st.data())
-def test_offsets_and_rows(found: list[tuple[Row, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
-    rows = Rows(opened(*[row for row, _ in found]))
+def test_offsets_and_rows(found: list[tuple[BlockRow, list[tuple[int, Entry]]]], data: st.DataObject) -> None:
+    rows = MessageColumns(opened(*[row for row, _ in found]))
     offsets = [row["offset"] for row in logs.rows_of([pair for _, pairs in found for pair in pairs])]
     assert [rows.offset_of(row) for row in range(len(rows))] == offsets
     offset = data.draw(st.integers(max(offsets[0] - 2, 0), offsets[-1] + 2))
@@ -72,9 +84,9 @@ def test_offsets_and_rows(found: list[tuple[Row, list[tuple[int, Entry]]]], data
 
 @given(logs.blocks(), st.integers(1, 400), st.data())
 def test_pieces_are_bounded_and_miss_nothing(
-    found: list[tuple[Row, list[tuple[int, Entry]]]], max_bytes: int, data: st.DataObject
+    found: list[tuple[BlockRow, list[tuple[int, Entry]]]], max_bytes: int, data: st.DataObject
 ) -> None:
-    rows = Rows(opened(*[row for row, _ in found]))
+    rows = MessageColumns(opened(*[row for row, _ in found]))
     start = data.draw(st.integers(0, len(rows)))
     stop = data.draw(st.integers(start, len(rows)))
     cuts = list(rows.cuts(start, stop, max_bytes))
@@ -91,7 +103,7 @@ def test_pieces_are_bounded_and_miss_nothing(
 def test_long_names_make_small_pieces() -> None:
     """A publisher of empty messages under a long name makes little in the log and much in Arrow."""
     entry = logs.make_entry("t" * 1000, [b""] * 60_000)
-    rows = Rows(opened(encode_block([(0, entry)])))
+    rows = MessageColumns(opened(encode_block([(0, entry)])))
     cuts = list(rows.cuts(0, len(rows), 8 * 1024 * 1024))
     assert len(cuts) > 6
     assert all(rows.record_batch(SCHEMA, *cut).nbytes <= 8 * 1024 * 1024 for cut in cuts)
@@ -110,12 +122,12 @@ def test_types_are_plain() -> None:
         "payload: binary",
     ]
     (row,) = encode_blocks([logs.make_entry()], 0)
-    assert whole(Rows(opened(row))).schema.equals(SCHEMA, check_metadata=True)
+    assert whole(MessageColumns(opened(row))).schema.equals(SCHEMA, check_metadata=True)
 
 
 def test_a_lone_block_is_not_copied() -> None:
     (row,) = encode_blocks([logs.make_entry(payloads=[b"x" * 1000] * 100)], 0)
-    payload = whole(Rows(opened(row))).column("payload").buffers()[2]
+    payload = whole(MessageColumns(opened(row))).column("payload").buffers()[2]
     body = pa.py_buffer(row.body)
     assert body.address <= payload.address < body.address + body.size
 
@@ -127,4 +139,4 @@ def test_columns_that_do_not_fit_are_refused() -> None:
     body = bytearray(row.body)
     body[at.count_at + 3] = 9
     with pytest.raises(LogDamagedError, match="from offset 0 on do not fit"):
-        Rows([Block(bytes(body), at)])
+        MessageColumns([OpenBlock(bytes(body), at)])

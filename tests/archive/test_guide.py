@@ -9,7 +9,7 @@ from typing import Any
 from tests.archive import logs
 from tests.archive.running import Appender, log_in, process_in
 
-from godwit.archive import memory, readers, requests, server, stages, uploads
+from godwit.archive import call_limits, process, range_reader, requests, server, stages
 from godwit.archive.columns import COLUMNS
 from godwit.limits import MIB
 from godwit.server.archive_pipe import MAX_COMMIT_BATCHES
@@ -49,11 +49,11 @@ def test_the_limits_are_those_of_the_code() -> None:
         f"{requests.MAX_PARTS} parts",
         f"at once | {server.MAX_STREAMS}; with more than {server.FULL_STREAMS} each",
         f"at once | {server.MAX_UPLOADS}. When",
-        f"stood still for {uploads.STILL_S:.0f} s loses",
-        f"after {uploads.EXPIRY_S / 60:.0f} minutes",
+        f"stood still for {call_limits.STALLED_S:.0f} s loses",
+        f"after {call_limits.EXPIRY_S / 60:.0f} minutes",
         f"a commit | {stages.MAX_STAGE_BYTES // MIB} MiB and {MAX_COMMIT_BATCHES:,} batches each",
-        f"process | {memory.MAX_MEMORY_BYTES // (1024 * MIB)} GiB",
-        f"longer than\n{readers.LONG_WAL_BYTES // MIB} MiB",
+        f"process | {process.MAX_MEMORY_BYTES // (1024 * MIB)} GiB",
+        f"longer than\n{range_reader.LONG_WAL_BYTES // MIB} MiB",
         f"together | {stages.MAX_STAGED_BYTES // (1024 * MIB)} GiB, {stages.MAX_STAGES} files",
         f"at most {server.MAX_FLIGHTS:,}",
     ):

@@ -1,24 +1,39 @@
-"""The archive as a process: how it starts, refuses to start, and ends; and that a slow client costs the log nothing."""
+"""The archive process: start, end, pipes to the broker, memory."""
 
 from __future__ import annotations
 
 import os
+import platform
 import resource
+import signal
 import socket
 import struct
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 from tests.archive.running import Appender, archive_of, log_in, process_in
 
-from godwit.archive.client import ArchiveClient
-from godwit.archive.memory import MAX_MEMORY_BYTES
+from godwit.archive.process import MAX_MEMORY_BYTES, BrokerPipe
+from godwit.broker.token_rights import TokenRights
 from godwit.limits import MIB
-from godwit.server.archive_pipe import LogLine
+from godwit.server.archive_pipe import (
+    Commit,
+    CommitDone,
+    FromArchive,
+    LogLine,
+    PipeReader,
+    Ready,
+    decode_from_archive,
+    encode_message,
+)
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 
@@ -53,7 +68,7 @@ def test_token_and_certificate_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--listen", "nowhere"], "'nowhere' is no address: give HOST:PORT"),
+        (["--listen", "nowhere"], "'nowhere' is not an address: give HOST:PORT"),
         (["--listen", "127.0.0.1:{taken}"], "cannot listen on grpc://127.0.0.1:{taken}"),
         (["--token-file", "{folder}/missing"], "cannot read the tokens in {folder}/missing"),
         (["--certificate", "{folder}/log.sqlite"], "give both or none"),
@@ -170,3 +185,152 @@ def test_a_few_kilobytes_that_become_gigabytes_are_refused(tmp_path: Path, how: 
             client.stage(
                 pa.table({"topic": ["a"], "payload": [b"x"]}), query="q", batch=0, partition=0, attempt=0, publisher="p"
             )
+
+
+PATIENCE_S = 20.0
+RIGHTS = TokenRights(names=("p",))
+
+
+class Broker:
+    """The other ends."""
+
+    def __init__(self) -> None:
+        archive_reads, self.writes_fd = os.pipe()
+        self.reads_fd, archive_writes = os.pipe()
+        self.ended = threading.Event()
+        self.pipe = BrokerPipe(archive_reads, archive_writes, self.ended.set)
+        self.pipe.start()
+        self._reader = PipeReader()
+        self._heard: list[FromArchive] = []
+
+    def hear(self) -> FromArchive:
+        while not self._heard:
+            self._heard += map(decode_from_archive, self._reader.feed(os.read(self.reads_fd, 65536)))
+        return self._heard.pop(0)
+
+    def say(self, data: bytes) -> None:
+        os.write(self.writes_fd, data)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    broker = Broker()
+    yield broker
+    if not broker.ended.is_set():
+        os.close(broker.writes_fd)
+        assert broker.ended.wait(PATIENCE_S)
+
+
+def test_what_it_says(broker: Broker) -> None:
+    broker.pipe.ready("grpc://127.0.0.1:7")
+    broker.pipe.log("warning", "it is hot")
+    assert broker.hear() == Ready("grpc://127.0.0.1:7")
+    assert broker.hear() == LogLine("warning", "it is hot")
+
+
+def test_each_commit_gets_its_own_answer(broker: Broker) -> None:
+    answers: dict[str, CommitDone | None] = {}
+
+    def ask(query: str) -> None:
+        answers[query] = broker.pipe.commit(query, 7, ["file"], RIGHTS, PATIENCE_S)
+
+    threads = [threading.Thread(target=ask, args=(query,)) for query in ("one", "two", "three")]
+    for thread in threads:
+        thread.start()
+    keys = {}
+    for _ in threads:
+        commit = broker.hear()
+        assert isinstance(commit, Commit)
+        assert (commit.batch, commit.files, commit.rights) == (7, ["file"], RIGHTS)
+        keys[commit.query] = commit.key
+    said = b"".join(
+        encode_message(CommitDone(keys[query], first_offset=number))
+        for number, query in enumerate(("three", "one", "two"))
+    )
+    broker.say(said[:5])  # however it is cut
+    broker.say(said[5:])
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert {query: done and done.first_offset for query, done in answers.items()} == {"three": 0, "one": 1, "two": 2}
+
+
+def test_no_answer_in_time(broker: Broker) -> None:
+    assert broker.pipe.commit("q", 1, [], RIGHTS, 0.01) is None
+    late = broker.hear()
+    assert isinstance(late, Commit)
+    broker.say(encode_message(CommitDone(late.key)))  # is nobody's any more
+    broker.pipe.ready("still there")
+    assert broker.hear() == Ready("still there")
+
+
+def test_the_end_of_the_pipe_is_the_end(broker: Broker) -> None:
+    os.close(broker.writes_fd)
+    assert broker.ended.wait(PATIENCE_S)
+    os.close(broker.reads_fd)
+    broker.pipe.log("info", "to nobody")  # and no error
+
+
+def test_a_broker_that_talks_nonsense_is_no_broker(broker: Broker) -> None:
+    broker.say(b"\x00\x00\x00\x01?")
+    assert broker.ended.wait(PATIENCE_S)
+
+
+FAULTS = """
+import resource, sys
+from random import Random
+from godwit.archive.process import keep_freed_memory
+if sys.argv[1] == "kept":
+    assert keep_freed_memory()
+rng = Random(1)
+def work():
+    return len([b"x" * rng.randrange(100_000, 1_000_000) for _ in range(16)])
+for _ in range(5):
+    work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    work()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no mallopt")
+def test_pages_are_used_again() -> None:
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "default")
+    }
+    print(faults)
+    assert faults["kept"] < faults["default"] / 10
+
+
+BOUNDED = """
+from godwit.archive.process import limit_memory
+limit_memory(500 * 2**20)
+held = bytearray(100 * 2**20)
+try:
+    bytearray(500 * 2**20)
+except MemoryError:
+    print("refused")
+limit_memory(200 * 2**20)
+try:
+    bytearray(300 * 2**20)
+except MemoryError:
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the bound is not about mapped memory")
+def test_more_than_the_bound_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-c", BOUNDED], capture_output=True, check=True, text=True)
+    assert done.stdout.split() == ["refused"] * 2
+
+
+def test_it_ends_with_its_broker_whatever_its_clients_do(tmp_path: Path) -> None:
+    with log_in(tmp_path) as store:
+        for _ in range(30):
+            store.append([logs.make_entry(payloads=[bytes(10_000)] * 100)])
+        with archive_of(tmp_path) as (process, client):
+            assert next(client.read()).num_rows  # it goes on reading, and nobody takes it
+            os.kill(process.pid, signal.SIGINT)  # Ctrl-C in a terminal goes to all processes in it
+            assert client.info()["next_offset"] == 3000
+            assert process.leave() == 0

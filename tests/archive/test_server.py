@@ -16,19 +16,19 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 from tests.archive.running import PATIENCE_S, Appender, log_in
 
-from godwit.archive import gathering, server, stages, uploads
+from godwit.archive import call_limits, server, staged_rows, stages
 from godwit.archive.actions import Actions
-from godwit.archive.client import ArchiveClient
 from godwit.archive.columns import COLUMNS
-from godwit.archive.readers import Readers
+from godwit.archive.range_reader import ReaderPool
 from godwit.archive.server import ArchiveServer
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenFile
 from godwit.broker.token_rights import TokenRights
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import TopicRow
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 ROWS = pa.table({"topic": ["a", "b"], "payload": [b"1", b"2"]})
@@ -42,7 +42,7 @@ class Serving:
         self.folder = folder
         self.told: list[str] = []
         self.store: SqliteStore = self._exit.enter_context(log_in(folder))
-        self.readers = Readers(folder / "log.sqlite")
+        self.readers = ReaderPool(folder / "log.sqlite")
         self._exit.callback(self.readers.close)
         self.stages = Stages(folder / "stages")
         self.appender = Appender(self.store, folder / "stages")
@@ -53,7 +53,7 @@ class Serving:
             readers=self.readers,
             stages=self.stages,
             actions=actions,
-            tell=self.told.append,
+            warn=self.told.append,
             **options,
         )
         self._exit.callback(self.server.shutdown)
@@ -113,7 +113,7 @@ def test_flight_info_pins_the_range(serving: Serving) -> None:
 
 
 def test_flights_are_topics(serving: Serving) -> None:
-    serving.store.append([logs.make_entry("a/b")], [TopicKept("a/b", 1, 4, 5), TopicKept("c", 0, 0, 0)])
+    serving.store.append([logs.make_entry("a/b")], [TopicRow("a/b", 1, 4, 5), TopicRow("c", 0, 0, 0)])
     raw = serving.raw()
     infos = list(raw.list_flights())
     assert [json.loads(info.app_metadata)["name"] for info in infos] == ["a/b", "c"]
@@ -163,23 +163,23 @@ def test_a_client_that_stops_in_the_middle_leaves_nothing_behind(serving: Servin
     client = serving.client()
     for _ in range(3):
         assert next(client.read()).num_rows
-    until(lambda: serving.server._streams.inside == 0)
+    until(lambda: serving.server._streams.active == 0)
     assert sum(batch.num_rows for batch in client.read()) == 60_000
 
 
 def test_readings_at_once_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving.server._streams._most = 3
+    serving.server._streams._limit = 3
     monkeypatch.setattr(server, "FULL_STREAMS", 1)  # the others read in small chunks, and miss nothing
     fill(serving.store, 60_000, payload_bytes=1000)
     client = serving.client()
     readings = [client.read(columns=["offset"] if number else COLUMNS) for number in range(3)]
     held = [next(reading).num_rows for reading in readings]
-    with pytest.raises(flight.FlightUnavailableError, match="3 readings are under way already: try again"):
+    with pytest.raises(flight.FlightUnavailableError, match="3 reads are under way already: try again"):
         next(client.read())
     assert client.info()["next_offset"] == 60_000  # a question is answered all the same
     for number, reading in enumerate(readings):
         assert held[number] + sum(batch.num_rows for batch in reading) == 60_000
-    until(lambda: serving.server._streams.inside == 0)
+    until(lambda: serving.server._streams.active == 0)
     assert next(client.read()).num_rows
 
 
@@ -232,7 +232,7 @@ def test_stages_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
     with pytest.raises(flight.FlightServerError, match="a stage holds at most 1000 bytes"):
         client.stage(pa.table({"topic": ["a"], "payload": [bytes(2000)]}), **name)
-    monkeypatch.setattr(gathering, "MAX_STAGE_BYTES", 100)
+    monkeypatch.setattr(staged_rows, "MAX_STAGE_BYTES", 100)
     with pytest.raises(flight.FlightServerError, match="send smaller ones"):
         client.stage(pa.table({"topic": ["a"], "payload": [bytes(2000)]}), **name)
     client.stage(pa.table({"topic": ["a"], "payload": [b"x"]}), **name)
@@ -242,7 +242,7 @@ def test_stages_are_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_uploads_at_once_are_bounded(serving: Serving) -> None:
-    serving.server._uploads._most = 2
+    serving.server._uploads._limit = 2
     raw = serving.raw()
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
     writers = []
@@ -251,7 +251,7 @@ def test_uploads_at_once_are_bounded(serving: Serving) -> None:
         writer, _ = raw.do_put(descriptor, ROWS.schema)
         writer.write_table(ROWS)
         writers.append(writer)
-    until(lambda: serving.server._uploads.inside == 2)
+    until(lambda: serving.server._uploads.active == 2)
     with pytest.raises(flight.FlightUnavailableError, match="2 stages are under way"):
         serving.client().stage(ROWS, **name | {"partition": 2})
     for writer in writers:
@@ -278,16 +278,16 @@ def test_an_upload_that_breaks_off_was_never_there(serving: Serving) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == b"written\n"
-        until(lambda: serving.server._uploads.inside == 1)
+        until(lambda: serving.server._uploads.active == 1)
         client.kill()
-    until(lambda: serving.server._uploads.inside == 0)
+    until(lambda: serving.server._uploads.active == 0)
     assert not list((serving.folder / "stages").iterdir())
     with pytest.raises(flight.FlightServerError, match="are staged here"):
         serving.client().commit("q", 1, [(0, 0)])
 
 
 def test_an_upload_that_stands_still_gives_way(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    serving.server._uploads._most = 2
+    serving.server._uploads._limit = 2
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
     with ExitStack() as exits:
         for partition in range(2):  # processes of their own: clients of one process share a connection
@@ -296,21 +296,21 @@ def test_an_upload_that_stands_still_gives_way(serving: Serving, monkeypatch: py
             exits.callback(client.kill)
             assert client.stdout is not None
             assert client.stdout.readline() == b"written\n"
-        until(lambda: serving.server._uploads.inside == 2)
+        until(lambda: serving.server._uploads.active == 2)
         with pytest.raises(flight.FlightUnavailableError, match="2 stages are under way"):
             serving.client().stage(ROWS, **name | {"partition": 2})
-        monkeypatch.setattr(uploads, "STILL_S", 0.0)
+        monkeypatch.setattr(call_limits, "STALLED_S", 0.0)
         serving.client().stage(ROWS, **name | {"partition": 2})
         assert serving.client().commit("q", 1, [(2, 0)])["count"] == 2
-        until(lambda: serving.server._uploads.inside == 1)
-        monkeypatch.setattr(uploads, "EXPIRY_S", 0.0)
+        until(lambda: serving.server._uploads.active == 1)
+        monkeypatch.setattr(call_limits, "EXPIRY_S", 0.0)
         assert serving.server.expire_uploads() == 1
-        until(lambda: serving.server._uploads.inside == 0)
+        until(lambda: serving.server._uploads.active == 0)
         assert not list((serving.folder / "stages").iterdir())
 
 
 def test_a_commit_of_very_many_batches_cannot_be_staged(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "MAX_COMMIT_BATCHES", 9)
+    monkeypatch.setattr(staged_rows, "MAX_COMMIT_BATCHES", 9)
     times = pa.array([0, 2**40] * 5, pa.timestamp("us", "UTC"))
     rows = pa.table({"topic": ["a"] * 10, "payload": [b""] * 10, "published": times})
     name: dict[str, Any] = {"query": "q", "batch": 1, "partition": 0, "attempt": 0, "publisher": "p"}
@@ -339,7 +339,7 @@ def test_errors_tell_a_client_nothing_of_files_and_code(serving: Serving, monkey
     ask(lambda: client.commit("q", 1, [(0, 0)]))
     (serving.folder / "stages").rmdir()
     ask(lambda: client.stage(ROWS, **name))
-    assert "trouble with its disk" in said[-1]
+    assert "the disk or the log of the archive failed" in said[-1]
     assert str(serving.folder) in serving.told[0]
 
     def fail(*_: object) -> None:
@@ -366,7 +366,7 @@ def test_a_token_is_needed_for_everything(tmp_path: Path) -> None:
         good.stage(ROWS, query="q", batch=1, partition=0, attempt=0, publisher="p")
         assert good.info()["next_offset"] == 10
         assert sum(batch.num_rows for batch in good.read()) == 10
-        for client, complaint in ((bad, "not known here"), (none, "wants a token")):
+        for client, complaint in ((bad, "the token is unknown"), (none, "wants a token")):
             for call in (
                 client.info,
                 lambda client=client: list(client.read()),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from godwit.archive import stages
-from godwit.archive.requests import AbortRequest, BadRequestError, CommitRequest, Part, StageRequest
+from godwit.archive.requests import AbortRequest, BadRequestError, CommitRequest, StagedPart, StageRequest
 from godwit.archive.stages import STAGE_EXPIRY_S, Stages, StagesFullError
 from godwit.errors import DiskError
 
@@ -21,7 +21,7 @@ def put(folder: Stages, data: bytes, *, batch: int = 1, partition: int = 0, atte
 
 
 def commit(*parts: tuple[int, int], batch: int = 1, query: str = "q") -> CommitRequest:
-    return CommitRequest(query, batch, tuple(Part(*part) for part in parts))
+    return CommitRequest(query, batch, tuple(StagedPart(*part) for part in parts))
 
 
 def contents(path: Path) -> list[bytes]:
@@ -79,7 +79,7 @@ def test_abort_removes_a_batch_or_some_parts_of_it(tmp_path: Path) -> None:
     for batch, partition, attempt in ((1, 0, 0), (1, 0, 1), (1, 1, 0), (11, 0, 0), (2, 0, 0)):
         put(folder, b"%d" % batch, batch=batch, partition=partition, attempt=attempt)
     put(folder, b"other", query="other")
-    assert folder.abort(AbortRequest("q", 1, (Part(1, 0), Part(5, 5)))) == 1
+    assert folder.abort(AbortRequest("q", 1, (StagedPart(1, 0), StagedPart(5, 5)))) == 1
     assert folder.abort(AbortRequest("q", 1)) == 2
     assert folder.abort(AbortRequest("q", 1)) == 0
     assert contents(tmp_path) == [b"11", b"2", b"other"]

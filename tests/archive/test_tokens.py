@@ -93,7 +93,7 @@ def test_a_file_that_goes_lets_nobody_in_until_it_is_back(tmp_path: Path) -> Non
 def test_a_file_that_lets_nobody_in_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read the tokens in .*missing"):
         TokenFile(tmp_path / "missing", unheard)
-    with pytest.raises(ConfigurationError, match="holds no token"):
+    with pytest.raises(ConfigurationError, match="contains no token"):
         TokenFile(write(tmp_path / "empty", "\n\n"), unheard)
 
 
@@ -108,9 +108,9 @@ def test_the_header_of_a_call(tmp_path: Path, value: str | bytes) -> None:
     [
         ([], "wants a token"),
         (["Basic one"], "wants a token"),
-        (["Bearer two"], "not known here"),
-        (["Bearer "], "not known here"),
-        (["Bearer \u20ac"], "not known here"),
+        (["Bearer two"], "the token is unknown"),
+        (["Bearer "], "the token is unknown"),
+        (["Bearer \u20ac"], "the token is unknown"),
         (["Bearer " + "x" * MAX_TOKEN_BYTES], "wants a token"),
     ],
 )

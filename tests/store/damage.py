@@ -7,32 +7,23 @@ from random import Random
 from typing import Any, NamedTuple
 
 import apsw
-import msgspec
 from tests.store.entries import LOG_ID, make_entry, make_job, make_task
 
-from godwit.store import sql
-from godwit.store.block import encode_blocks
-from godwit.store.btree import Tree, pointer
-from godwit.store.kept import apply, sealed
-from godwit.store.meta import Meta, set_meta
-from godwit.store.pages import PAGE_BYTES, PageFile
-from godwit.store.retention import Retention, Rule
-from godwit.store.schema import APPLICATION_ID
+from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
+from godwit.store.sqlite_pages import PAGE_BYTES, PageFile, Tree, pointer
 from godwit.wire.changes import (
     Change,
-    FeedKept,
-    IdentityKept,
-    JobGone,
-    JobKept,
-    JobPayload,
-    NextJob,
-    QueryDone,
-    RetainedKept,
-    SessionKept,
-    State,
-    TaskKept,
-    TopicKept,
+    IdentityRow,
+    JobDeleted,
+    JobPayloadRow,
+    NextJobRow,
+    QueryRow,
+    RetainedRow,
+    SessionRow,
+    StoredState,
+    SubscriptionRow,
+    TopicRow,
 )
 from godwit.wire.entry import Entry
 
@@ -48,14 +39,14 @@ class Original(NamedTuple):
     published: dict[int, Entry]
     """All that ever were."""
     next_offset: int
-    state: State
+    state: StoredState
 
 
 def make_log(path: Path, rng: Random, blocks: int, *, is_trimmed: bool) -> Original:
     """Blocks of all sizes, in leaves alone, with few and many overflow pages; state beside them."""
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
     published: dict[int, Entry] = {}
-    rules = [Rule("t/0", max_bytes=50_000), Rule(max_bytes=blocks * 20_000)] if is_trimmed else []
+    rules = [RetentionRule("t/0", max_bytes=50_000), RetentionRule(max_bytes=blocks * 20_000)] if is_trimmed else []
     trimming = Retention(store, rules)
     for number in range(blocks):
         topics = [f"t/{rng.randrange(5)}", f"t/{rng.randrange(5)}"]
@@ -84,43 +75,14 @@ def make_log(path: Path, rng: Random, blocks: int, *, is_trimmed: bool) -> Origi
     return original
 
 
-def make_older_log(path: Path, entries: list[Entry], changes: list[Change], version: int = 1) -> None:
-    """A log as an older Godwit made it, with nothing but the first scripts: 1 is that of 0.3.0, 2 that of 0.5.0."""
-    connection = apsw.Connection(str(path))
-    connection.pragma("page_size", PAGE_BYTES)
-    connection.pragma("journal_mode", "wal")
-    with connection:
-        for script in sql.MIGRATIONS[:version]:
-            connection.execute(script)
-        meta = Meta(LOG_ID, 1, b"an older")
-        set_meta(connection, meta)
-        rows = encode_blocks(entries, 0, meta.stamp)
-        connection.executemany(sql.QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
-        apply(connection, [change for change in changes if not isinstance(change, FeedKept)])
-        feeds = [change for change in changes if isinstance(change, FeedKept)]
-        for feed in feeds:
-            filters = msgspec.json.encode(feed.filters).decode()
-            row = sealed((feed.session, filters, feed.cursor, feed.resume_at, feed.lost))
-            connection.execute(sql.QUERIES["upsert_feed"], row)
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", version)
-    connection.close()
-
-
-def older_changes(number: int, rng: Random) -> list[Change]:
-    """What there was to keep before there were jobs."""
-    newer = (JobGone, JobKept, JobPayload, NextJob, TaskKept)
-    return [change for change in changes_of(number, rng) if not isinstance(change, newer)]
-
-
 def changes_of(number: int, rng: Random) -> list[Change]:
     return [
-        TopicKept(f"t/{number}", number, number, number),
-        RetainedKept(f"t/{number % 9}", rng.randbytes(rng.choice([3, 300, 30_000])), "me", 1, 2, 1, number),
-        SessionKept(f"client {number % 5}", b"instance", False, 60, None),
-        FeedKept(f"client {number % 5}", ("t/#",), f"cursor {number % 11}", number),
-        IdentityKept("", f"publisher {number}", "t/0", 1, number, number),
-        QueryDone(f"query {number % 3}", number),
+        TopicRow(f"t/{number}", number, number, number),
+        RetainedRow(f"t/{number % 9}", rng.randbytes(rng.choice([3, 300, 30_000])), "me", 1, 2, 1, number),
+        SessionRow(f"client {number % 5}", b"instance", False, 60, None),
+        SubscriptionRow(f"client {number % 5}", ("t/#",), f"cursor {number % 11}", number),
+        IdentityRow("", f"publisher {number}", "t/0", 1, number, number),
+        QueryRow(f"query {number % 3}", number),
         *jobs_of(number),
     ]
 
@@ -132,11 +94,11 @@ def jobs_of(number: int) -> list[Change]:
     sizes = [3, 300, 30_000]
     return [
         make_job(job, agreed=2),
-        JobPayload(job, rng.randbytes(rng.choice(sizes))),
+        JobPayloadRow(job, rng.randbytes(rng.choice(sizes))),
         make_task(job, 0),
         make_task(job, 1, rng.randbytes(rng.choice(sizes))),
-        NextJob(job + 1),
-        JobGone(job - 20),
+        NextJobRow(job + 1),
+        JobDeleted(job - 20),
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, decode_head, encode_batch, encode_joinable
-from godwit.wire.changes import JobKept, TaskKept
+from godwit.wire.changes import JobRow, TaskRow
 from godwit.wire.entry import Entry
 
 LOG_ID = bytes(range(16))
@@ -24,13 +24,13 @@ def make_entry(*payloads: bytes, topic: str = "a/b", publisher: str = "me", rece
     return Entry(topic, publisher, flags, head.published_us, received_us, head.sequence, epoch, head.count, rest)
 
 
-def make_job(job: int, *, state: str = "running", agreed: int | None = 1) -> JobKept:
-    return JobKept(job, "controller", f"key-{job}", "resize", 1, 0, 1, 1, None, 3, 1000, None, state, agreed, None)
+def make_job(job: int, *, state: str = "running", agreed: int | None = 1) -> JobRow:
+    return JobRow(job, "controller", f"key-{job}", "resize", 1, 0, 1, 1, None, 3, 1000, None, state, agreed, None)
 
 
-def make_task(job: int, number: int, result: bytes = b"") -> TaskKept:
+def make_task(job: int, number: int, result: bytes = b"") -> TaskRow:
     state = "finished" if result else "leased"
-    return TaskKept(job, number, state, "anna", bytes(16), 1, 0, 0, 1, 1, ("anna", "zoë"), result)
+    return TaskRow(job, number, state, "anna", bytes(16), 1, 0, 0, 1, 1, ("anna", "zoë"), result)
 
 
 NAMES = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(["a/b", "a/c", "größe", ""])

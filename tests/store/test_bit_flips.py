@@ -15,12 +15,12 @@ from tests.store.damage import Original, flip, make_log, vital_bytes
 from tests.store.entries import LOG_ID
 
 from godwit.errors import StorageError
+from godwit.store.maintenance import verify
 from godwit.store.port import Slice
 from godwit.store.reader import LogReader
 from godwit.store.recover import recover
 from godwit.store.sqlite import SqliteStore
-from godwit.store.verify import verify
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["full", "trimmed"])
@@ -40,17 +40,17 @@ def check_read(original: Original, found: Slice) -> set[int]:
     offsets = check_right(original, found)
     for offset, entry in original.entries.items():
         if offset not in offsets:
-            told = sum(max(min(end, offset + entry.count) - max(begin, offset), 0) for begin, end in found.damaged)
-            assert told == entry.count, f"the batch at {offset} is missing, and nobody says so"
+            reported = sum(max(min(end, offset + entry.count) - max(begin, offset), 0) for begin, end in found.damaged)
+            assert reported == entry.count, f"the batch at {offset} is missing, and nothing reports it"
     return offsets
 
 
-def check_state(original: Original, state: State) -> None:
+def check_state(original: Original, state: StoredState) -> None:
     """Rows that are left are as they were."""
-    for name in ("topics", "retained", "sessions", "feeds", "identities", "jobs", "payloads", "tasks"):
+    for name in ("topics", "retained", "sessions", "subscriptions", "identities", "jobs", "payloads", "tasks"):
         assert [row for row in getattr(state, name) if row not in getattr(original.state, name)] == []
     assert set(state.queries) <= set(original.state.queries)
-    assert state.marks.items() <= original.state.marks.items()
+    assert state.retention_floors.items() <= original.state.retention_floors.items()
     numbers = {job.job for job in state.jobs}
     assert {payload.job for payload in state.payloads} == numbers
     assert {task.job for task in state.tasks} <= numbers
@@ -77,7 +77,7 @@ def damage(original: Original, vital: Mapping[int, list[tuple[int, int]]], folde
 
 
 def use(original: Original, damaged: Damaged) -> list[str]:
-    """What each way to open the file came to. Nothing wrong comes out, and nobody writes to it."""
+    """What each way to open the file came to. Nothing wrong comes out, and the file is not written."""
     outcomes = []
     try:
         verdict = verify(damaged.path, lambda *_: None)

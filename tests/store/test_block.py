@@ -1,4 +1,4 @@
-"""Blocks: what goes in comes out, and nothing else does."""
+"""Blocks: encoding and decoding are inverse, and damaged or malformed data is refused."""
 
 from __future__ import annotations
 
@@ -18,23 +18,33 @@ from godwit.store import block as block_module
 from godwit.store.block import (
     BLOCK_BYTES,
     HEAD_BYTES,
-    NO_STAMP,
+    MAX_PIECES,
+    NO_SECRET,
     DamagedBlockError,
     TopicShare,
-    are_numbers_sealed,
     claimed_bytes,
     decode_block,
-    decode_topics,
+    decode_names,
+    decode_topic_index,
     encode_block,
     encode_blocks,
-    encode_topics,
-    is_row_sealed,
+    encode_topic_index,
+    has_valid_numbers,
+    is_row_valid,
+    join_bodies,
+    join_with_checksum,
     make_row,
     open_block,
+    pack_u32,
+    pack_u64,
+    read_u32,
+    read_u64,
     row_of,
-    stamp_of,
+    secret_of,
+    split_bodies,
+    verify_checksum,
 )
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE
 from godwit.wire.entry import Entry
 
 
@@ -43,7 +53,7 @@ def numbered(entries: list[Entry], first_offset: int = 0) -> list[tuple[int, Ent
     return list(zip(offsets, entries, strict=False))
 
 
-def resealed(data: bytes) -> bytes:
+def with_new_checksum(data: bytes) -> bytes:
     """With a checksum that is right, as somebody with bad intentions would make it."""
     return data[:-4] + struct.pack("<I", crc32c(data[:-4]))
 
@@ -70,8 +80,8 @@ def test_a_row_tells_what_each_topic_has_in_it(entries: list[Entry]) -> None:
         at = open_block(encode_block([(0, entry)]).body)
         counts[entry.topic] = counts.get(entry.topic, 0) + entry.count
         payload_bytes[entry.topic] = payload_bytes.get(entry.topic, 0) + at.bodies_bytes
-    assert decode_topics(row.topics) == [TopicShare(name, counts[name], payload_bytes[name]) for name in counts]
-    assert is_row_sealed(row)
+    assert decode_topic_index(row.topics) == [TopicShare(name, counts[name], payload_bytes[name]) for name in counts]
+    assert is_row_valid(row)
     assert row_of(row.body) == row
 
 
@@ -80,10 +90,10 @@ def test_a_block_has_the_stamp_of_its_log() -> None:
     rows = encode_blocks(entries, 5, b"12345678")
     assert len(rows) == 2
     for row, entry in zip(rows, entries, strict=True):
-        assert stamp_of(row.body) == b"12345678"
+        assert secret_of(row.body) == b"12345678"
         assert row_of(row.body) == row
         assert decode_block(row.body)[0][1] == entry
-    assert stamp_of(encode_blocks(entries, 5)[0].body) == NO_STAMP
+    assert secret_of(encode_blocks(entries, 5)[0].body) == NO_SECRET
 
 
 @given(LISTS)
@@ -161,7 +171,7 @@ def test_nothing_makes_no_block() -> None:
 @pytest.mark.parametrize("flag", [HAS_SEQUENCE, HAS_ROUTE])
 def test_flags_of_another_head_are_refused(flag: int) -> None:
     entry = msgspec.structs.replace(make_entry(), flags=make_entry().flags | flag)
-    with pytest.raises(ValueError, match="nothing of a sequence or a route"):
+    with pytest.raises(ValueError, match="must not include those for a sequence or a route"):
         encode_block([(0, entry)])
 
 
@@ -196,7 +206,7 @@ def test_any_bytes_are_a_block_or_damaged(data: bytes) -> None:
     with pytest.raises(DamagedBlockError):
         decode_block(data)
     with pytest.raises(DamagedBlockError):
-        decode_block(resealed(b"GWB1" + data + bytes(100)))
+        decode_block(with_new_checksum(b"GWB1" + data + bytes(100)))
 
 
 @given(LISTS, st.data())
@@ -208,7 +218,7 @@ def test_a_forged_block_gives_entries_or_is_damaged(entries: list[Entry], data: 
         forged[place] = data.draw(st.integers(0, 255))
     for read in (decode_block, open_block, row_of):
         with suppress(DamagedBlockError):
-            read(resealed(bytes(forged)))
+            read(with_new_checksum(bytes(forged)))
 
 
 def test_forged_heads_do_not_make_it_work() -> None:
@@ -217,29 +227,29 @@ def test_forged_heads_do_not_make_it_work() -> None:
         forged = bytearray(SAMPLE.body)
         forged[place : place + 4] = b"\xff\xff\xff\xff"
         with pytest.raises(DamagedBlockError):
-            decode_block(resealed(bytes(forged)))
+            decode_block(with_new_checksum(bytes(forged)))
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_whose_small_columns_changed_is_noticed() -> None:
-    for field in ("first_offset", "end_offset", "received_us", "until_us", "seal"):
+    for field in ("first_offset", "end_offset", "received_us", "until_us", "checksum"):
         changed = msgspec.structs.replace(SAMPLE, **{field: getattr(SAMPLE, field) ^ 1})
-        assert not is_row_sealed(changed), field
-    assert not is_row_sealed(msgspec.structs.replace(SAMPLE, topics=SAMPLE.topics[:-1] + b"?"))
-    assert not is_row_sealed(msgspec.structs.replace(SAMPLE, end_offset=-1))
-    assert is_row_sealed(make_row(5, 9, 1, 2, encode_topics([]), b""))
-    assert not is_row_sealed(make_row(5, 9, 1, 2, b"", b""))
-    assert are_numbers_sealed(make_row(5, 9, 1, 2, b"", b""))
+        assert not is_row_valid(changed), field
+    assert not is_row_valid(msgspec.structs.replace(SAMPLE, topics=SAMPLE.topics[:-1] + b"?"))
+    assert not is_row_valid(msgspec.structs.replace(SAMPLE, end_offset=-1))
+    assert is_row_valid(make_row(5, 9, 1, 2, encode_topic_index([]), b""))
+    assert not is_row_valid(make_row(5, 9, 1, 2, b"", b""))
+    assert has_valid_numbers(make_row(5, 9, 1, 2, b"", b""))
 
 
 def test_a_forged_block_whose_batches_are_misshapen_has_no_row() -> None:
     """The lengths of the messages are not those of the batch."""
     forged = bytearray(SAMPLE.body)
     forged[open_block(SAMPLE.body).length_at + 3] += 1
-    with pytest.raises(DamagedBlockError, match="made up"):
-        row_of(resealed(bytes(forged)))
+    with pytest.raises(DamagedBlockError, match="do not match their flags"):
+        row_of(with_new_checksum(bytes(forged)))
 
 
 def test_a_head_tells_how_long_the_block_is() -> None:
@@ -268,3 +278,114 @@ def test_a_long_block_of_many_kinds_comes_out_as_it_went_in() -> None:
 def test_the_head_is_as_long_as_the_docstring_says() -> None:
     assert HEAD_BYTES == 64
     assert "GWB1" in (block_module.__doc__ or "")
+
+
+@given(st.lists(st.integers(0, 2**32 - 1)), st.binary(max_size=9))
+def test_columns_come_back(values: list[int], before: bytes) -> None:
+    assert read_u32(before + pack_u32(values), len(before), len(values)) == tuple(values)
+    assert read_u64(before + pack_u64(values), len(before), len(values)) == tuple(values)
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_the_checksum_is_that_of_the_whole(pieces: list[bytes]) -> None:
+    data = join_with_checksum(pieces)
+    assert data[:-4] == b"".join(pieces)
+    assert data == join_with_checksum([memoryview(b"".join(pieces))])
+    verify_checksum(data)
+    with pytest.raises(DamagedBlockError, match="checksum"):
+        verify_checksum(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DamagedBlockError):
+        verify_checksum(data[:3])
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"))))
+def test_names_are_cut_apart(names: list[str]) -> None:
+    encoded = [name.encode() for name in names]
+    assert decode_names(b"".join(encoded), list(map(len, encoded))) == names
+
+
+@pytest.mark.parametrize(("data", "lengths"), [(b"abc", [2]), (b"abc", [2, 2]), (b"\xff", [1]), ("ä".encode(), [1, 1])])
+def test_invalid_names(data: bytes, lengths: list[int]) -> None:
+    with pytest.raises(DamagedBlockError):
+        decode_names(data, lengths)
+
+
+FULL = make_entry(b"one", b"three", is_joinable=True)
+WITH_ALL = make_entry(b"one", b"three", deltas_us=(1, 2), extension=b"more")
+LONE_WITH_EXTENSION = make_entry(b"one", extension=b"more")
+
+
+def split(*entries: Entry) -> None:
+    split_bodies(entries, {entry.flags for entry in entries})
+
+
+def changed(entry: Entry, **fields: object) -> Entry:
+    return msgspec.structs.replace(entry, **fields)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        changed(make_entry(b"x"), count=2),
+        changed(FULL, count=1),
+        changed(FULL, count=3),
+        changed(FULL, rest=FULL.rest[:-1]),
+        changed(FULL, rest=FULL.rest + b"!"),
+        changed(FULL, rest=b""),
+        changed(FULL, rest=FULL.rest[:6]),
+        changed(FULL, flags=FULL.flags | HAS_DELTAS),
+        changed(FULL, flags=FULL.flags | HAS_EXTENSION),
+        changed(FULL, rest=struct.pack(">III", 2, 3, 6) + b"onethree"),
+        changed(WITH_ALL, rest=WITH_ALL.rest[:9]),
+        changed(WITH_ALL, flags=WITH_ALL.flags & ~HAS_DELTAS),
+        changed(LONE_WITH_EXTENSION, rest=LONE_WITH_EXTENSION.rest[:5]),
+        changed(LONE_WITH_EXTENSION, rest=b""),
+        changed(LONE_WITH_EXTENSION, flags=LONE | HAS_DELTAS),
+    ],
+)
+def test_a_batch_that_does_not_match_its_flags(entry: Entry) -> None:
+    with pytest.raises(ValueError, match="'a/b' does not match its flags"):
+        split(entry)
+    with pytest.raises(ValueError, match="does not match its flags"):
+        split(FULL, entry)
+
+
+def test_whole_ones_are_taken() -> None:
+    split(FULL, WITH_ALL, LONE_WITH_EXTENSION, make_entry(b""))
+
+
+def test_many_bodies_become_one_piece() -> None:
+    few = split_bodies([FULL] * MAX_PIECES, {FULL.flags})
+    many = split_bodies([FULL] * (MAX_PIECES + 1), {FULL.flags})
+    assert (len(few.bodies), len(many.bodies)) == (MAX_PIECES, 1)
+    assert b"".join(many.bodies) == b"onethree" * (MAX_PIECES + 1)
+    assert many.bodies_bytes == 8 * (MAX_PIECES + 1)
+
+
+def test_deltas_that_a_block_does_not_have() -> None:
+    layout = open_block(encode_block([(0, make_entry())]).body)
+    with pytest.raises(DamagedBlockError, match="deltas"):
+        join_bodies(bytes(1000), layout, bytes([HAS_DELTAS]), [1], [5], [0])
+
+
+SHARES = st.builds(
+    TopicShare, st.text(st.characters(codec="utf-8")), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+)
+
+
+@given(st.lists(SHARES))
+def test_shares_come_back(shares: list[TopicShare]) -> None:
+    assert decode_topic_index(encode_topic_index(shares)) == shares
+
+
+@given(st.lists(SHARES, max_size=3), st.data())
+def test_other_bytes_are_damaged(shares: list[TopicShare], data: st.DataObject) -> None:
+    encoded = bytearray(encode_topic_index(shares))
+    encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DamagedBlockError):
+        decode_topic_index(bytes(encoded))
+    with suppress(DamagedBlockError):
+        decode_topic_index(join_with_checksum([bytes(encoded[:-4])]))
+    cut = data.draw(st.integers(0, len(encoded) - 1))
+    with pytest.raises(DamagedBlockError):
+        decode_topic_index(encode_topic_index(shares)[:cut])

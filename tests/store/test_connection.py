@@ -11,8 +11,15 @@ import msgspec
 import pytest
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
-from godwit.store.connection import connect, explain, heed_signals, snapshot, telling, transaction
-from godwit.store.kept import DamagedRowError
+from godwit.store.connection import (
+    DamagedRowError,
+    allow_interrupts,
+    connect,
+    snapshot,
+    transaction,
+    translate_errors,
+    translated,
+)
 
 READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
 
@@ -81,23 +88,26 @@ def test_a_snapshot_is_of_one_moment(connection: apsw.Connection, tmp_path: Path
     ],
 )
 def test_troubles_have_a_sentence(code: int, kind: type[StorageError], words: str) -> None:
-    with pytest.raises(kind, match=rf"the log /x/log.sqlite .*{words}") as caught, telling("/x/log.sqlite", "written"):
+    with (
+        pytest.raises(kind, match=rf"the log /x/log.sqlite .*{words}") as caught,
+        translate_errors("/x/log.sqlite", "written"),
+    ):
         raise apsw.exception_for(code)
     assert type(caught.value) is kind
     assert isinstance(caught.value.__cause__, apsw.Error)
 
 
 def test_a_row_that_is_not_what_was_written_is_damage() -> None:
-    assert isinstance(explain("x", "read", DamagedRowError("a row")), LogDamagedError)
+    assert isinstance(translated("x", "read", DamagedRowError("a row")), LogDamagedError)
 
 
 def test_other_errors_pass() -> None:
-    with pytest.raises(ValueError, match=r"^x$"), telling("x", "read"):
+    with pytest.raises(ValueError, match=r"^x$"), translate_errors("x", "read"):
         raise ValueError("x")
 
 
 def test_a_row_that_cannot_be_unpacked_is_damage() -> None:
-    with pytest.raises(LogDamagedError, match="godwit log recover"), telling("x", "opened"):
+    with pytest.raises(LogDamagedError, match="godwit log recover"), translate_errors("x", "opened"):
         msgspec.json.decode(b"{")
 
 
@@ -114,7 +124,7 @@ def test_a_signal_ends_a_long_statement(connection: apsw.Connection) -> None:
     def ring(*_: object) -> None:
         raise KeyboardInterrupt
 
-    heed_signals(connection)
+    allow_interrupts(connection)
     before = signal.signal(signal.SIGALRM, ring)
     began = time.monotonic()
     try:

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import apsw
 import pytest
-from tests.store.damage import make_older_log
 from tests.store.entries import LOG_ID, make_entry
+from tests.store.older_logs import make_older_log
 
 from godwit.errors import DiskError, LogDamagedError
-from godwit.store import epochs
-from godwit.store.copies import backup, compact
-from godwit.store.epochs import EpochRow
-from godwit.store.reader import LogReader
+from godwit.store import reader
+from godwit.store.maintenance import backup, compact, verify
+from godwit.store.reader import EpochRow, LogReader
 from godwit.store.recover import recover
+from godwit.store.schema import EPOCHS
 from godwit.store.sqlite import SqliteStore
-from godwit.store.verify import verify
 from godwit.store.witness import SUFFIX
-from godwit.wire.changes import QueryDone
+from godwit.wire.changes import QueryRow
 from godwit.wire.epochs import UNKNOWN, Epoch
 
 
@@ -63,7 +62,7 @@ def test_an_epoch_begins_with_the_first_message_of_a_process(path: Path) -> None
     store = opened(path, b"d")
     before = [row.epoch for row in ROWS]
     assert store.epochs == [*before, Epoch(b"d" * 8, 6)]
-    store.append([], [QueryDone("q", 1)])
+    store.append([], [QueryRow("q", 1)])
     assert stored(path) == ROWS
     store.append([make_entry(received_us=99), make_entry(received_us=99)])
     store.append([make_entry(received_us=99)])
@@ -83,7 +82,7 @@ def test_an_epoch_that_could_not_be_written_begins_with_the_next_append(
 ) -> None:
     store = opened(path, b"d")
     with monkeypatch.context() as patch:
-        patch.setattr("godwit.store.sqlite.apply", lambda *_: (_ for _ in ()).throw(apsw.FullError("full")))
+        patch.setattr("godwit.store.sqlite.apply_changes", lambda *_: (_ for _ in ()).throw(apsw.FullError("full")))
         with pytest.raises(DiskError):
             store.append([make_entry(received_us=99)])
     assert stored(path) == ROWS
@@ -93,7 +92,7 @@ def test_an_epoch_that_could_not_be_written_begins_with_the_next_append(
 
 
 def test_the_oldest_are_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs, "MAX_EPOCHS", 3)
+    monkeypatch.setattr(reader, "MAX_EPOCHS", 3)
     run_broker(path, b"d", 1)
     assert [row.id[:1] for row in stored(path)] == [b"b", b"c", b"d"]
 
@@ -132,14 +131,14 @@ def test_a_changed_row_is_noticed_and_recover_keeps_no_other(path: Path, tmp_pat
     with pytest.raises(LogDamagedError, match="a row of the table epochs"):
         opened(path, b"d")
     saved = recover(path, tmp_path / "saved", new_log_id=b"n" * 16, now_us=1, progress=quiet)
-    assert saved.lost_tables == [epochs.TABLE]
+    assert saved.lost_tables == [EPOCHS]
     assert (saved.next_offset, saved.missing) == (6, [])
     assert stored(tmp_path / "saved") == [EpochRow(0, UNKNOWN, 0)]
 
 
 def test_an_epoch_without_its_messages_is_a_damage(path: Path, tmp_path: Path) -> None:
     damage(path, "DROP TRIGGER end_of_deleted; DELETE FROM blocks WHERE first_offset >= 4")
-    scripts = Path(epochs.__file__).with_name("schema_1.sql").read_text(encoding="utf-8").split(";\n\n")
+    scripts = Path(reader.__file__).with_name("schema_1.sql").read_text(encoding="utf-8").split(";\n\n")
     damage(path, next(script for script in scripts if "end_of_deleted" in script))
     path.with_name(f"{path.name}{SUFFIX}").unlink()  # with it the missing messages become a lost range
     with pytest.raises(LogDamagedError, match="the epoch 6363636363636363 begins at offset 4, and the log ends at 4"):

@@ -16,16 +16,15 @@ from typing import NamedTuple
 import pytest
 from tests.store.entries import LOG_ID, make_entry, make_job
 
-from godwit.cli.log_maintenance import run_recover
+from godwit.cli.log_upkeep import run_recover
 from godwit.errors import LogDamagedError, StorageError
-from godwit.net.durable_log import DurableLog
-from godwit.store.copies import backup, compact
-from godwit.store.opening import LOST_JOBS
-from godwit.store.pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
+from godwit.net.durable import DurableLog
+from godwit.store.maintenance import backup, compact, verify
+from godwit.store.recover import LOST_JOBS
 from godwit.store.sqlite import SqliteStore
-from godwit.store.verify import verify
+from godwit.store.sqlite_pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.witness import SLOT_BYTES
-from godwit.wire.changes import Change, FeedKept, JobPayload, NextJob
+from godwit.wire.changes import Change, JobPayloadRow, NextJobRow, SubscriptionRow
 from godwit.wire.entry import Entry
 
 EVERYTHING = 2**40
@@ -62,10 +61,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Killed:
         size_bytes = rng.choice([20, 300, 5_000, 40_000])
         entry = make_entry(*(rng.randbytes(size_bytes) for _ in range(rng.randrange(1, 4))), received_us=number)
         changes: list[Change] = [
-            FeedKept("me", ("#",), None, number),
+            SubscriptionRow("me", ("#",), None, number),
             make_job(number),
-            JobPayload(number, b""),
-            NextJob(number + 1),
+            JobPayloadRow(number, b""),
+            NextJobRow(number + 1),
         ]
         entries[store.append([entry], changes)] = entry
 
@@ -339,9 +338,11 @@ def test_settled_subscriptions_resume_before_what_is_lost_or_put_back(killed: Ki
     """Their rows are older than that: some of it may be for them."""
     store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
     end = store.next_offset
-    store.append([], [FeedKept("quiet", ("a/#",), None, 0, quiet_from=0, is_settled=True)])
+    store.append([], [SubscriptionRow("quiet", ("a/#",), None, 0, quiet_from=0, is_settled=True)])
     store.checkpoint(truncate=True)
-    store.append([make_entry(b"for it", topic="a/b", received_us=LATER_US)], [FeedKept("quiet", ("a/#",), None, end)])
+    store.append(
+        [make_entry(b"for it", topic="a/b", received_us=LATER_US)], [SubscriptionRow("quiet", ("a/#",), None, end)]
+    )
     folder = killed.folder.parent / "copy"
     shutil.copytree(killed.folder, folder)
     store.close()
@@ -352,7 +353,7 @@ def test_settled_subscriptions_resume_before_what_is_lost_or_put_back(killed: Ki
         flip(WAL, 28)(copy)
     store = SqliteStore.open(copy.log, new_log_id=bytes(16), now_us=2)
     assert store.next_offset > end
-    assert FeedKept("quiet", ("a/#",), None, end, quiet_from=0) in store.state().feeds
+    assert SubscriptionRow("quiet", ("a/#",), None, end, quiet_from=0) in store.state().subscriptions
     store.close()
 
 
@@ -360,7 +361,7 @@ def test_changes_that_are_missing_are_reported(killed: Killed) -> None:
     """The last commits were cursors alone: no offset is missing."""
     store = SqliteStore.open(killed.log, new_log_id=bytes(16), now_us=2)
     store.checkpoint(truncate=True)
-    store.append([], [FeedKept("me", ("#",), None, 1_000)])
+    store.append([], [SubscriptionRow("me", ("#",), None, 1_000)])
     copy = killed.folder.parent / "copy"
     shutil.copytree(killed.folder, copy)
     store.close()
@@ -423,7 +424,7 @@ def test_a_log_that_lacks_messages_is_not_compacted(killed: Killed) -> None:
 
 def test_a_broker_tells_its_operator(killed: Killed) -> None:
     killed.file(WAL).unlink()
-    log = DurableLog(killed.folder, [], now_us=2, wake=lambda: None, on_notice=lambda notice: None)
+    log = DurableLog(killed.folder, [], now_us=2, wake=lambda: None, tell=lambda notice: None)
     assert "were confirmed and are missing" in log.findings[0]
     log.log.end()
     log.folder.close()

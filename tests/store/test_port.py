@@ -1,4 +1,4 @@
-"""The contract of the port, for every store behind it."""
+"""The contract of a store, for both implementations, and ranges of offsets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.store.entries import LOG_ID, make_entry
 
 from godwit.store.memory import MemoryStore
-from godwit.store.port import ENTRY_COST_BYTES, Slice, State, Store, entry_bytes
+from godwit.store.port import ENTRY_COST_BYTES, OffsetRanges, Slice, Store, entry_bytes, joined
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import StoredState, TopicRow
 from godwit.wire.entry import Entry
 
 
@@ -41,13 +41,13 @@ def test_an_empty_log(store: Store) -> None:
     assert store.read(0, 1000) == Slice([], 0)
     assert store.read(5, 1000) == Slice([], 5)
     assert store.offset_at(0) == 0
-    assert store.state() == State()
+    assert store.state() == StoredState()
 
 
 def test_offsets_count_messages(store: Store) -> None:
     assert store.append([make_entry(b"1", b"2", b"3"), make_entry(b"4")]) == 0
     assert store.append([make_entry(b"5", b"6")]) == 4
-    assert store.append([], [TopicKept("a")]) == 6
+    assert store.append([], [TopicRow("a")]) == 6
     assert (store.first_offset, store.next_offset) == (0, 6)
     assert [offset for offset, _ in store.read(0, 10**6).entries] == [0, 3, 4]
 
@@ -127,3 +127,31 @@ def test_a_slice_says_where_to_read_on() -> None:
 @given(st.integers(0, 5000))
 def test_what_an_entry_counts_for(size_bytes: int) -> None:
     assert entry_bytes(make_entry(bytes(size_bytes))) == size_bytes + 5 + ENTRY_COST_BYTES
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30))))
+def test_joined_ranges_hold_the_same_offsets(ranges: list[tuple[int, int]]) -> None:
+    found = joined(ranges)
+    assert {offset for begin, end in found for offset in range(begin, end)} == {
+        offset for begin, end in ranges for offset in range(begin, end)
+    }
+    ends = [number for one in found for number in one]
+    assert ends == sorted(set(ends))  # in order, none empty, none touching
+
+
+def test_ranges() -> None:
+    ranges = OffsetRanges()
+    assert ranges.end == 0
+    assert ranges.gaps(0, 5) == [(0, 5)]
+    assert ranges.add(10, 20)
+    assert not ranges.add(10, 20)
+    assert not ranges.add(19, 25)
+    assert not ranges.add(5, 11)
+    assert not ranges.add(0, 100)
+    assert not ranges.add(12, 13)
+    assert ranges.add(20, 25)
+    assert ranges.add(5, 10)
+    assert ranges.add(30, 31)
+    assert ranges.end == 31
+    assert ranges.gaps(0, 40) == [(0, 5), (25, 30), (31, 40)]
+    assert ranges.gaps(7, 31) == [(25, 30)]

@@ -1,8 +1,9 @@
-"""A new log from a damaged one. Flipped bytes of all kinds are in test_bit_flips."""
+"""Recover saves everything that is intact, and never assigns an offset or a job number twice."""
 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -10,30 +11,24 @@ from random import Random
 import apsw
 import msgspec
 import pytest
-from tests.store.damage import Original, make_log, make_older_log, older_changes
-from tests.store.entries import LOG_ID, make_entry
+from tests.store.damage import Original, make_log
+from tests.store.entries import LOG_ID, make_entry, make_job, make_task
+from tests.store.older_logs import make_older_log, older_rows
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
-from godwit.store.block import encode_blocks
-from godwit.store.kept import sealed, set_mark
-from godwit.store.opening import LOST_JOBS
-from godwit.store.pages import PAGE_BYTES
-from godwit.store.recover import LOST_END, Recovered, recover
+from godwit.store.block import BLOCK_BYTES, HEAD_BYTES, encode_block, encode_blocks, make_row
+from godwit.store.maintenance import verify
+from godwit.store.port import OffsetRanges
+from godwit.store.recover import LOST_END, LOST_JOBS, BlockSearch, RecoverReport, find_secret, recover
+from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
-from godwit.store.verify import verify
+from godwit.store.sqlite_pages import PAGE_BYTES, PageFile, Tree, keyed_cells, read_chain, record
+from godwit.store.state import apply_changes, collect_state, store_floor, with_checksum
 from godwit.store.witness import SUFFIX
-from godwit.wire.changes import FeedKept, State
-from godwit.wire.marks import BROKER_WIDE
+from godwit.wire.changes import JobPayloadRow, NextJobRow, RetainedRow, SubscriptionRow
+from godwit.wire.retention_floors import BROKER_WIDE
 
 NEW_ID = b"n" * 16
-KEYS = {
-    "feeds": "rowid",
-    "retained": "rowid",
-    "marks": "pattern",
-    "meta": "key",
-    "next_job": "place",
-    "jobs": "job",
-}
 EVERYTHING = 2**40
 
 
@@ -42,7 +37,7 @@ def original(tmp_path: Path) -> Original:
     return make_log(tmp_path / "log.sqlite", Random(2), 40, is_trimmed=False)
 
 
-def run(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> Recovered:
+def run(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> RecoverReport:
     return recover(path, path.with_name("saved.sqlite"), new_log_id=NEW_ID, now_us=9, progress=progress)
 
 
@@ -94,7 +89,7 @@ def test_the_write_ahead_log_counts(tmp_path: Path) -> None:
     store = SqliteStore.open(tmp_path / "log.sqlite", new_log_id=LOG_ID, now_us=1)
     store.append([make_entry(bytes(100_000))])
     store.checkpoint(truncate=False)
-    store.append([make_entry(bytes(50_000))], [FeedKept("me", ("#",), None, 2)])
+    store.append([make_entry(bytes(50_000))], [SubscriptionRow("me", ("#",), None, 2)])
     folder = tmp_path / "killed"
     folder.mkdir()
     for ending in ("", "-wal"):
@@ -177,12 +172,11 @@ def test_the_witness_knows_the_id_of_a_log_that_has_lost_it(original: Original) 
 
 
 def test_two_tables_at_one_place_are_not_believed(original: Original) -> None:
-    """Rows of queries look like marks."""
     places = roots(original.path)
     data = bytearray(original.path.read_bytes())
     at = data.find(b"marksmarks")
     assert data[at + 10] == places["marks"]
-    data[at + 10] = places["queries"]
+    data[at + 10] = places["state"]
     original.path.write_bytes(data)
     saved = run(original.path)
     assert saved.lost_tables == []
@@ -191,31 +185,77 @@ def test_two_tables_at_one_place_are_not_believed(original: Original) -> None:
     store.close()
 
 
-@pytest.mark.parametrize("table", ["topics", "retained", "sessions", "feeds", "identities", "queries"])
-def test_a_lost_table_is_told_and_the_others_are_saved(original: Original, table: str) -> None:
-    wipe(original.path, roots(original.path)[table])
+def state_pages(path: Path) -> list[int]:
+    """The pages of the table of state rows, the root first."""
+    root = roots(path)["state"]
+    with PageFile(path) as file:
+        tree = Tree(file, root)
+        list(tree.cells())
+    return [root, *sorted(tree.pages - {root})]
+
+
+def test_rows_that_the_tree_does_not_lead_to_are_saved(original: Original) -> None:
+    """Only rows in the lost page itself are lost, here the root of the tree."""
+    pages = state_pages(original.path)
+    assert len(pages) > 4
+    with PageFile(original.path) as file:
+        kinds = Counter(str(record(cell.payload)[0]) for cell in keyed_cells(file, pages[0]))
+    wipe(original.path, pages[0])
     with pytest.raises(LogDamagedError):
         SqliteStore.open(original.path, new_log_id=NEW_ID, now_us=9)
-    assert run(original.path).lost_tables == [table]
+    assert run(original.path).lost_tables == ["state"]
     store = opened(original.path)
     state = store.state()
-    empty = State()
-    for name in empty.__struct_fields__:
-        kept = getattr(empty if name == table else original.state, name)
-        assert getattr(state, name) == kept
     store.close()
+    for kind, name in (
+        ("topic", "topics"),
+        ("retained", "retained"),
+        ("session", "sessions"),
+        ("subscription", "subscriptions"),
+        ("identity", "identities"),
+        ("query", "queries"),
+    ):
+        before, after = getattr(original.state, name), getattr(state, name)
+        assert len(after) == len(before) - kinds[kind]
+        assert [row for row in after if row not in before] == []
+    assert state.retention_floors == original.state.retention_floors
 
 
-@pytest.mark.parametrize("table", ["jobs", "job_payloads"])
-def test_jobs_that_have_lost_what_they_need_are_not_saved(original: Original, table: str) -> None:
-    """Nobody could do a job without its payload, and no task without its job. Their numbers stay used."""
-    wipe(original.path, roots(original.path)[table])
-    assert run(original.path).lost_tables == [table]
+@pytest.mark.parametrize("place", range(1, 5))
+def test_a_lost_page_of_state_rows_is_reported_and_the_others_are_saved(original: Original, place: int) -> None:
+    wipe(original.path, state_pages(original.path)[place])
+    assert run(original.path).lost_tables == ["state"]
+    store = opened(original.path)
+    state = store.state()
+    store.close()
+    saved = lost = 0
+    for name in ("topics", "retained", "sessions", "subscriptions", "identities", "queries"):
+        before, after = getattr(original.state, name), getattr(state, name)
+        assert [row for row in after if row not in before] == []
+        saved += len(after)
+        lost += len(before) - len(after)
+    assert saved > lost
+    assert {row.job for row in state.payloads} == {row.job for row in state.jobs}
+    assert {row.job for row in state.tasks} <= {row.job for row in state.jobs}
+    assert state.next_job >= original.state.next_job
+
+
+@pytest.mark.parametrize("kind", ["job", "job payload"])
+def test_jobs_that_have_lost_what_they_need_are_not_saved(original: Original, kind: str) -> None:
+    """No worker could run a job without its payload, or a task without its job. Their numbers remain used."""
+    damage_rows(original.path, kind)
+    assert run(original.path).lost_tables == ["state"]
     store = opened(original.path)
     state = store.state()
     assert (state.jobs, state.payloads, state.tasks) == ([], [], [])
     assert state.next_job == original.state.next_job
     assert state.topics == original.state.topics
+    store.close()
+
+
+def damage_rows(path: Path, kind: str) -> None:
+    store = SqliteStore.open(path, new_log_id=NEW_ID, now_us=9)
+    store.connection.execute("UPDATE state SET checksum = checksum + 1 WHERE kind = ?", (kind,))
     store.close()
 
 
@@ -227,12 +267,11 @@ def test_a_job_that_is_done_is_saved_with_all_its_results_or_not_at_all(original
     store = SqliteStore.open(original.path, new_log_id=NEW_ID, now_us=9)
     done = msgspec.structs.replace(done, state="done")
     store.append([], [done])
-    store.connection.execute(
-        "UPDATE tasks SET seal = seal + 1 WHERE job IN (?, ?) AND number = 1", (done.job, running.job)
-    )
+    keys = [msgspec.msgpack.encode((job.job, 1)) for job in (done, running)]
+    store.connection.execute("UPDATE state SET checksum = checksum + 1 WHERE kind = 'task' AND key IN (?, ?)", keys)
     store.close()
     saved = run(original.path)
-    assert saved.lost_tables == ["tasks"]
+    assert saved.lost_tables == ["state"]
     assert sound - saved.kept_rows == 5  # of the one its job, its payload and two tasks, of the other a task
     store = opened(original.path)
     state = store.state()
@@ -245,9 +284,9 @@ def test_a_job_that_is_done_is_saved_with_all_its_results_or_not_at_all(original
 
 
 def test_numbers_of_jobs_are_not_given_out_twice(original: Original) -> None:
-    """Behind the highest that is known nobody can tell how many there were."""
-    wipe(original.path, roots(original.path)["next_job"])
-    assert run(original.path).lost_tables == ["next_job"]
+    """The number of jobs after the highest known one is unknown."""
+    damage_rows(original.path, "next job")
+    assert run(original.path).lost_tables == ["state"]
     store = opened(original.path)
     state = store.state()
     assert state.jobs == original.state.jobs
@@ -259,11 +298,11 @@ def test_no_subscription_is_believed_to_have_everything(tmp_path: Path) -> None:
     """Its row may be older than the blocks that were saved: it goes on from where it stood when that was written."""
     path = tmp_path / "log.sqlite"
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
-    store.append([make_entry(), make_entry()], [FeedKept("me", ("#",), None, 1, quiet_from=0, is_settled=True)])
+    store.append([make_entry(), make_entry()], [SubscriptionRow("me", ("#",), None, 1, quiet_from=0, is_settled=True)])
     store.close()
     assert run(path).lost_tables == []
     store = opened(path)
-    assert store.state().feeds == [FeedKept("me", ("#",), None, 1)]
+    assert store.state().subscriptions == [SubscriptionRow("me", ("#",), None, 1)]
     store.close()
 
 
@@ -271,7 +310,7 @@ def test_a_log_of_0_3_0_has_lost_no_jobs(tmp_path: Path) -> None:
     """It never had any; what it had is in a log of the current version then."""
     path = tmp_path / "log.sqlite"
     entries = [make_entry(bytes(100_000), received_us=number) for number in range(5)]
-    make_older_log(path, entries, older_changes(1, Random(1)))
+    make_older_log(path, entries, older_rows(1, Random(1)))
     saved = run(path)
     assert (saved.messages, saved.missing, saved.lost_tables) == (5, [], [])
     store = opened(path)
@@ -308,7 +347,7 @@ def test_offsets_are_not_given_out_twice(tmp_path: Path, has_witness: bool) -> N
 def test_offsets_that_a_cursor_had_got_to_are_not_given_out_again(tmp_path: Path) -> None:
     path = tmp_path / "log.sqlite"
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
-    store.append([make_entry()], [FeedKept("me", ("#",), "cursor", 50)])
+    store.append([make_entry()], [SubscriptionRow("me", ("#",), "cursor", 50)])
     store.close()
     assert run(path).next_offset == 50
     found = opened(path)
@@ -318,7 +357,7 @@ def test_offsets_that_a_cursor_had_got_to_are_not_given_out_again(tmp_path: Path
 
 def test_holes_of_retention_are_not_lost(tmp_path: Path) -> None:
     log = make_log(tmp_path / "log.sqlite", Random(3), 60, is_trimmed=True)
-    assert log.state.marks[BROKER_WIDE] > 0
+    assert log.state.retention_floors[BROKER_WIDE] > 0
     assert run(log.path).missing == []
     store = opened(log.path)
     assert dict(store.read(0, EVERYTHING).entries) == log.entries
@@ -372,7 +411,7 @@ def test_a_log_that_has_lost_its_stamp_keeps_it(original: Original) -> None:
     saved = run(original.path)
     assert saved.messages == sum(entry.count for entry in original.entries.values())
     found = opened(original.path)
-    assert found.stamp == store.stamp
+    assert found.log_secret == store.log_secret
     assert dict(found.read(0, EVERYTHING).entries) == original.entries
     found.close()
 
@@ -382,7 +421,7 @@ def test_blocks_that_somebody_published_are_not_believed(tmp_path: Path) -> None
     path = tmp_path / "log.sqlite"
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
     hidden = [encode_blocks([make_entry(b"pay", topic="bank")], offset)[0].body for offset in (1, 2**62, 2**64 - 2)]
-    store.append([make_entry((b"".join(hidden) + bytes(64)) * 100)], [FeedKept("me", ("#",), None, 1)])
+    store.append([make_entry((b"".join(hidden) + bytes(64)) * 100)], [SubscriptionRow("me", ("#",), None, 1)])
     store.close()
     wipe(path, roots(path)["blocks"])
     witness_of(path).unlink()
@@ -392,29 +431,30 @@ def test_blocks_that_somebody_published_are_not_believed(tmp_path: Path) -> None
     assert verify(tmp_path / "saved.sqlite", lambda *_: None).is_sound
 
 
+HUGE = 2**63 - 1
+
+
 @pytest.mark.parametrize(
-    "statement",
+    "forge",
     [
-        "UPDATE feeds SET resume_at = 9223372036854775807",
-        "UPDATE retained SET offset = 9223372036854775807",
-        "UPDATE marks SET floor = 9223372036854775807",
-        "UPDATE meta SET value = 9223372036854775807 WHERE key = 'end_offset'",
-        "UPDATE meta SET value = 'text' WHERE key <> 'end_offset'",
-        "UPDATE meta SET value = -1 WHERE key = 'created_us'",
-        "UPDATE blocks SET end_offset = 9223372036854775807",
-        "UPDATE next_job SET job = 9223372036854775807",
-        "UPDATE jobs SET job = 9223372036854775807 WHERE job = (SELECT max(job) FROM jobs)",
+        lambda c: apply_changes(c, [SubscriptionRow("client 1", ("t/#",), "cursor 1", HUGE)]),
+        lambda c: apply_changes(c, [RetainedRow("t/1", b"x", offset=HUGE)]),
+        lambda c: store_floor(c, "#", HUGE),
+        lambda c: c.execute("UPDATE meta SET value = 9223372036854775807 WHERE key = 'end_offset'"),
+        lambda c: set_meta(c, "log_id", "text"),
+        lambda c: set_meta(c, "stamp", "text"),
+        lambda c: set_meta(c, "created_us", -1),
+        lambda c: c.execute("UPDATE blocks SET end_offset = 9223372036854775807"),
+        lambda c: apply_changes(c, [NextJobRow(HUGE)]),
+        lambda c: apply_changes(c, [make_job(HUGE), JobPayloadRow(HUGE, b"")]),
+        lambda c: apply_changes(c, [make_task(2**64 - 1, 0)]),
     ],
 )
-def test_numbers_that_cannot_be_end_in_no_error(original: Original, statement: str) -> None:
-    """A file that somebody has made up, with seals that hold."""
+def test_implausible_numbers_end_in_no_error(original: Original, forge: Callable[[apsw.Connection], object]) -> None:
+    """A forged file, with valid checksums."""
     connection = apsw.Connection(str(original.path))
-    set_mark(connection, "#", 0)
-    connection.execute(statement)
-    for table, keys in KEYS.items():
-        for key, *row in connection.execute(f"SELECT {keys}, * FROM {table}").fetchall():
-            update = f"UPDATE {table} SET seal = ? WHERE {keys} = ?"
-            connection.execute(update, (sealed(tuple(row[:-1]))[-1], key))
+    store_floor(connection, "#", 0)
+    forge(connection)
     connection.close()
     saved = run(original.path)
     assert saved.next_offset <= 2**62 + LOST_END
@@ -425,12 +465,296 @@ def test_numbers_that_cannot_be_end_in_no_error(original: Original, statement: s
     store.close()
 
 
-def test_a_value_of_another_type_is_not_kept(original: Original) -> None:
+def set_meta(connection: apsw.Connection, key: str, value: str | int) -> None:
+    connection.execute("REPLACE INTO meta VALUES (?, ?, ?)", with_checksum((key, value)))
+
+
+def test_a_value_of_another_type_is_not_saved(original: Original) -> None:
     """In a file that was made without our schema."""
     connection = apsw.Connection(str(original.path))
-    connection.execute("DROP TABLE topics; CREATE TABLE topics (name, messages, payload_bytes, last_us, seal)")
-    columns = int(connection.execute("SELECT count(*) FROM pragma_table_info('topics')").get)
-    values = sealed(("a", "many", *[0] * (columns - 3)))
-    connection.execute(f"INSERT INTO topics VALUES ({', '.join('?' * columns)})", values)
+    connection.execute("DROP TABLE marks; CREATE TABLE marks (pattern, floor, seal)")
+    connection.execute("INSERT INTO marks VALUES (?, ?, ?)", with_checksum(("a", "many")))
     connection.close()
-    assert run(original.path).lost_tables == ["topics"]
+    assert run(original.path).lost_tables == ["marks"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_state_rows_of_older_logs_are_saved(tmp_path: Path, version: int, has_schema: bool) -> None:
+    """They are in tables of their own. Without its first page the version of a file is unknown."""
+    path = tmp_path / "log.sqlite"
+    rows = older_rows(1, Random(1))
+    make_older_log(path, [make_entry()], rows, version)
+    if not has_schema:
+        wipe(path, 1)
+    saved = run(path)
+    assert has_schema <= (saved.lost_tables == [])
+    store = opened(path)
+    state = store.state()
+    store.close()
+    if version == 1 and not has_schema:  # whether it had jobs is unknown
+        assert state.next_job == 1 + LOST_JOBS
+        state.next_job = 1
+    assert state == collect_state(rows)
+
+
+def test_a_damaged_table_of_an_older_log_is_reported_and_the_others_are_saved(tmp_path: Path) -> None:
+    path = tmp_path / "log.sqlite"
+    rows = older_rows(1, Random(1))
+    make_older_log(path, [make_entry()], rows, 3)
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE retained SET qos = 2; UPDATE topics SET seal = ?", (with_checksum(("t/1", "many"))[-1],))
+    connection.close()
+    assert run(path).lost_tables == ["topics", "retained"]
+    store = opened(path)
+    expected = collect_state(rows)
+    expected.topics, expected.retained = [], []
+    assert store.state() == expected
+    store.close()
+
+
+ROOT = 3
+SECRET = bytes(range(200, 208))
+
+
+@pytest.fixture(autouse=True)
+def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all logs that are made here."""
+    monkeypatch.setattr("godwit.store.sqlite.new_secret", lambda connection: SECRET)
+
+
+def make_sized_log(path: Path, sizes: list[int], topic: str = "a/b", *, max_bytes: int | None = None) -> None:
+    """A block of each size, under its own offset."""
+    rng = Random(len(sizes))
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    trimming = Retention(store, [RetentionRule(max_bytes=max_bytes)])
+    for size in sizes:
+        store.append([make_entry(rng.randbytes(size), topic=topic)])
+        while trimming.step(0) is not None:
+            pass
+    assert store.connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'blocks'").get == ROOT
+    store.close()
+
+
+def search(path: Path, root: int = ROOT, floors: dict[str, int] | None = None) -> tuple[list[int], BlockSearch]:
+    """The offsets of what is found, in order."""
+    with PageFile(path) as file:
+        found = BlockSearch(file, root, SECRET, floors or {}, OffsetRanges())
+        return sorted(row.first_offset for row in found.rows(lambda *_: None)), found
+
+
+def change(path: Path, alter: Callable[[bytearray], None]) -> None:
+    data = bytearray(path.read_bytes())
+    alter(data)
+    path.write_bytes(data)
+
+
+def leaves(path: Path) -> dict[int, int]:
+    """The leaf of each row."""
+    with PageFile(path) as file:
+        return {cell.rowid: cell.page for cell in Tree(file, ROOT).cells()}
+
+
+# -- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_log(tmp_path: Path) -> None:
+    make_sized_log(tmp_path / "log", [10, 5_000, 16_200, 20_000, BLOCK_BYTES, 3 * BLOCK_BYTES, 0])
+    seen: list[tuple[int, int]] = []
+    with PageFile(tmp_path / "log") as file:
+        found = BlockSearch(file, ROOT, SECRET, {}, OffsetRanges())
+        rows = list(found.rows(lambda done, total: seen.append((done, total))))
+    assert [row.first_offset for row in rows] == list(range(7))
+    assert found.damaged == []
+    assert found.is_all_known
+    assert found.is_end_known
+    assert seen[-1][0] == seen[-1][1] == file.page_count * PAGE_BYTES
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_any_tree_all_blocks_are_found(tmp_path: Path, seed: int) -> None:
+    """Sizes such that the part in the leaf is all of the block, much, little, less than its head, or nothing."""
+    rng = Random(seed)
+    edges = [k * (PAGE_BYTES - 4) + more for k in (1, 2, 3) for more in range(-150, 40, 7)]
+    sizes = [rng.choice([*edges, rng.randrange(100_000)]) for _ in range(60)]
+    make_sized_log(tmp_path / "log", sizes)
+    cells = Counter(leaves(tmp_path / "log").values())
+
+    def ruin(data: bytearray) -> None:
+        for page, count in cells.items():  # what kind of page it is, and where its cells are
+            at = (page - 1) * PAGE_BYTES
+            data[at] ^= rng.randrange(1, 256)
+            data[at + 1 : at + 8 + 2 * count] = rng.randbytes(7 + 2 * count)
+
+    change(tmp_path / "log", ruin)
+    offsets, found = search(tmp_path / "log")
+    assert offsets == list(range(60))
+    assert not found.is_all_known
+    assert not found.is_end_known
+
+
+def test_a_block_that_begins_in_an_overflow_page(tmp_path: Path) -> None:
+    """So many topics that they fill the leaf."""
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    for number in range(3):
+        store.append([make_entry(b"x", topic=f"{number}/{index}/{'x' * 30}") for index in range(1000)])
+    store.close()
+    assert search(tmp_path / "log")[0] == [0, 1000, 2000]
+    assert search(tmp_path / "log", root=999)[0] == [0, 1000, 2000]
+
+
+def test_a_damaged_block_says_what_it_was(tmp_path: Path) -> None:
+    make_sized_log(tmp_path / "log", [1000, 1000, 1000])
+
+    def ruin(data: bytearray) -> None:
+        row = encode_blocks([make_entry(b"")], 1, SECRET)[0]
+        at = data.find(row.body[:20])  # magic, stamp and first offset
+        data[at + 500] ^= 1
+
+    change(tmp_path / "log", ruin)
+    offsets, found = search(tmp_path / "log")
+    assert offsets == [0, 2]
+    assert found.damaged == [(1, 2)]
+    assert found.is_all_known
+
+
+def test_a_row_that_says_nothing(tmp_path: Path) -> None:
+    make_sized_log(tmp_path / "log", [1000, 1000, 1000])
+
+    def ruin(data: bytearray) -> None:
+        at = data.find(encode_blocks([make_entry(b"")], 1, SECRET)[0].body[:20])
+        data[at - 44 : at + 100] = bytes(144)
+
+    change(tmp_path / "log", ruin)
+    offsets, found = search(tmp_path / "log")
+    assert offsets == [0, 2]
+    assert found.damaged == []
+    assert not found.is_all_known
+    assert found.is_end_known
+
+
+# -- what is no block of the log --------------------------------------------------------------------------------------
+
+
+def test_a_block_in_a_message_is_no_block(tmp_path: Path) -> None:
+    """Somebody publishes what looks like a piece of the log."""
+    forged = encode_blocks([make_entry(b"forged", topic="bank/transfer")], 1_000_000)[0].body
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry(forged * 3)])
+    store.append([make_entry(bytes(40_000) + forged + bytes(10))])
+    store.append([make_entry(topic="GWB1/GWB1")])
+    store.close()
+    assert search(tmp_path / "log")[0] == [0, 1, 2]
+
+    def ruin(data: bytearray) -> None:
+        at = data.find(encode_blocks([make_entry(b"")], 0, SECRET)[0].body[:20])
+        data[at + 100] ^= 1  # the block around it, and not the forged one
+
+    change(tmp_path / "log", ruin)
+    assert search(tmp_path / "log")[0] == [1, 2]
+
+
+def ruin_tree(path: Path) -> None:
+    """What bad sectors do: nothing is left of it, but for pages of overflow."""
+    pages = {ROOT, *leaves(path).values()}
+
+    def ruin(data: bytearray) -> None:
+        for page in pages:
+            data[(page - 1) * PAGE_BYTES : page * PAGE_BYTES] = bytes(PAGE_BYTES)
+
+    change(path, ruin)
+
+
+def test_a_block_in_a_message_whose_row_is_lost_is_no_block(tmp_path: Path) -> None:
+    """Nothing is left that says where the message around it begins."""
+    forged = encode_blocks([make_entry(b"pay me", topic="bank/transfer")], 3)[0].body
+    guessed = encode_blocks([make_entry(b"pay me", topic="bank/transfer")], 3, bytes(range(199, 207)))[0].body
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    for hidden in (forged, guessed):
+        store.append([make_entry((hidden + bytes(64)) * 200)])
+    store.close()
+    ruin_tree(tmp_path / "log")
+    assert (tmp_path / "log").read_bytes().count(b"pay me") > 100
+    assert search(tmp_path / "log")[0] == []
+
+
+def test_heads_that_lie_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message full of what looks like long blocks, and of numbers of pages to follow."""
+    followed: list[int] = []
+
+    def counting(file: PageFile, number: int, size_bytes: int) -> tuple[bytes, list[int]]:
+        followed.append(number)
+        return read_chain(file, number, size_bytes)
+
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    head = encode_blocks([make_entry(bytes(900_000))], 0)[0].body[:HEAD_BYTES]
+    store.append([make_entry((head + (20).to_bytes(4, "big") * 9) * 10_000)])
+    store.close()
+    ruin_tree(tmp_path / "log")
+    monkeypatch.setattr("godwit.store.recover.read_chain", counting)
+    assert search(tmp_path / "log")[0] == []
+    assert followed == []
+
+
+@pytest.mark.parametrize(
+    ("first_offset", "received_us"), [(2**62, 1), (2**63 - 1, 1), (2**64 - 2, 1), (3, 2**62 + 1), (3, 2**64 - 1)]
+)
+def test_numbers_that_cannot_be_are_no_block(tmp_path: Path, first_offset: int, received_us: int) -> None:
+    """Even under the log's own stamp."""
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry(b"good")])
+    bad = encode_block([(first_offset, make_entry(received_us=received_us))], SECRET).body
+    store.connection.execute("INSERT INTO blocks VALUES (9, 10, 1, 1, 1, x'', ?)", (bad,))
+    store.close()
+    assert search(tmp_path / "log")[0] == search(tmp_path / "log", root=999)[0] == [0]
+
+
+def test_a_row_with_numbers_that_cannot_be_says_nothing(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    for row in (make_row(5, 2**62 + 1, 1, 1, b"", b""), make_row(7, 7, 1, 1, b"", b"")):
+        store.connection.execute("INSERT INTO blocks VALUES (?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(row))
+    store.close()
+    assert search(tmp_path / "log")[1].damaged == []
+
+
+def test_the_stamp_of_a_log_that_does_not_tell_it(tmp_path: Path) -> None:
+    """From the tree, or from a leaf that nothing leads to; never from what somebody published."""
+    path = tmp_path / "log"
+    forged = encode_blocks([make_entry(b"x")], 0, b"forged!!")[0].body
+    make_sized_log(path, [10] * 50 + [20_000] * 100)
+    store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
+    kept = [RetainedRow(f"t/{number}", forged * 20) for number in range(20)]
+    store.append([make_entry(forged * 500) for _ in range(30)], kept)
+    store.close()
+    with PageFile(path) as file:
+        assert find_secret(file, ROOT) == SECRET
+        assert find_secret(file, 999) == SECRET
+    ruin_tree(path)
+    with PageFile(path) as file:
+        assert find_secret(file, ROOT) is None
+
+
+def test_deleted_blocks_stay_deleted(tmp_path: Path) -> None:
+    make_sized_log(tmp_path / "log", [30_000] * 60, max_bytes=800_000)
+    marks = {BROKER_WIDE: min(leaves(tmp_path / "log"))}
+    live = list(range(marks[BROKER_WIDE], 60))
+    assert 10 < len(live) < 40
+    assert search(tmp_path / "log", floors=marks)[0] == live
+    change(tmp_path / "log", lambda data: data.__setitem__(slice(32, 40), bytes(8)))  # no list of free pages any more
+    assert search(tmp_path / "log", floors=marks)[0] == live
+    assert search(tmp_path / "log", root=999, floors=marks)[0] == live
+    assert search(tmp_path / "log", root=999, floors={"other": 60})[0][-len(live) :] == live
+
+
+def test_marks_of_topics_keep_out_what_they_deleted(tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
+    store.append([make_entry(topic=topic) for topic in ("kept", "gone", "kept")])
+    store.close()
+    with PageFile(tmp_path / "log") as file:
+        (row,) = BlockSearch(file, 999, SECRET, {"gone": 3, BROKER_WIDE: 0}, OffsetRanges()).rows(lambda *_: None)
+    assert (row.first_offset, row.end_offset) == (0, 3)
+    with PageFile(tmp_path / "log") as file:
+        (row,) = BlockSearch(file, 999, SECRET, {"kept": 1}, OffsetRanges()).rows(lambda *_: None)
+    assert (row.first_offset, row.end_offset) == (1, 3)
+    assert search(tmp_path / "log", root=999, floors={BROKER_WIDE: 3})[0] == []

@@ -17,12 +17,12 @@ from godwit.broker.session import Session
 from godwit.errors import DiskError
 from godwit.limits import KIB, MIB
 from godwit.store import retention
-from godwit.store.block import encode_topics, make_row, stamp_of
-from godwit.store.retention import Retention, Rule, Trimmed
-from godwit.store.sql import QUERIES
+from godwit.store.block import encode_topic_index, make_row, secret_of
+from godwit.store.retention import Deletion, Retention, RetentionRule
+from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.entry import Entry
-from godwit.wire.marks import BROKER_WIDE, lost_below
+from godwit.wire.retention_floors import BROKER_WIDE, lost_below
 
 HOUR_US = 3_600_000_000
 HOUR_S = 3600.0
@@ -41,9 +41,9 @@ def fill(store: SqliteStore, hours: int, topics: Sequence[str] = ("a",), payload
         store.append([make_entry(payload, topic=topic, received_us=hour * HOUR_US) for topic in topics])
 
 
-def work_off(store: SqliteStore, rules: Sequence[Rule], now_us: int) -> list[Trimmed]:
+def work_off(store: SqliteStore, rules: Sequence[RetentionRule], now_us: int) -> list[Deletion]:
     trimming = Retention(store, rules)
-    told: list[Trimmed] = []
+    told: list[Deletion] = []
     while (step := trimming.step(now_us)) is not None:
         told += step
     return told
@@ -55,7 +55,7 @@ def topics_at(store: SqliteStore) -> dict[int, str]:
     return {offset: entry.topic for offset, entry in found.entries}
 
 
-def counted(told: Sequence[Trimmed]) -> dict[str, int]:
+def counted(told: Sequence[Deletion]) -> dict[str, int]:
     """Messages of each topic that left, by what was told."""
     found: dict[str, int] = {}
     for trimmed in told:
@@ -70,32 +70,32 @@ def counted(told: Sequence[Trimmed]) -> dict[str, int]:
 def test_without_limits_nothing_leaves(store: SqliteStore) -> None:
     fill(store, 3)
     assert Retention(store, []).step(10**18) is None
-    assert Retention(store, [Rule("a/#"), Rule()]).step(10**18) is None
+    assert Retention(store, [RetentionRule("a/#"), RetentionRule()]).step(10**18) is None
     assert len(topics_at(store)) == 3
 
 
 def test_age(store: SqliteStore) -> None:
     fill(store, 5)
-    told = work_off(store, [Rule(max_age_s=2 * HOUR_S)], now_us=4 * HOUR_US)
+    told = work_off(store, [RetentionRule(max_age_s=2 * HOUR_S)], now_us=4 * HOUR_US)
     assert sorted(topics_at(store)) == [3, 4]
     assert [(trimmed.pattern, trimmed.floor) for trimmed in told] == [(BROKER_WIDE, 3), (None, 3)]
     assert told[0].entries == [(offset, Entry("a", "", 0, 0, 0, None, 0, 1, b"")) for offset in range(3)]
     assert told[1].entries == []
-    assert store.state().marks == {BROKER_WIDE: 3}
+    assert store.state().retention_floors == {BROKER_WIDE: 3}
     assert store.first_offset == 3
 
 
 def test_age_may_empty_the_log_which_goes_on_where_it_was(store: SqliteStore) -> None:
     fill(store, 3)
-    work_off(store, [Rule(max_age_s=1.0)], now_us=10 * HOUR_US)
+    work_off(store, [RetentionRule(max_age_s=1.0)], now_us=10 * HOUR_US)
     assert (store.first_offset, store.next_offset) == (3, 3)
     assert store.append([make_entry(received_us=10 * HOUR_US)]) == 3
-    assert Retention(store, [Rule(max_age_s=1.0)]).step(10 * HOUR_US) is None
+    assert Retention(store, [RetentionRule(max_age_s=1.0)]).step(10 * HOUR_US) is None
 
 
 def test_what_is_not_due_yet_is_due_later(store: SqliteStore) -> None:
     fill(store, 2)
-    trimming = Retention(store, [Rule(max_age_s=HOUR_S)])
+    trimming = Retention(store, [RetentionRule(max_age_s=HOUR_S)])
     assert trimming.step(HOUR_US - 1) is None
     assert trimming.step(HOUR_US) is not None
     assert trimming.step(HOUR_US) is None
@@ -109,7 +109,7 @@ def test_what_is_not_due_yet_is_due_later(store: SqliteStore) -> None:
 def test_size_bounds_the_file_under_load(store: SqliteStore) -> None:
     """Several times the bound goes through; the file stays within the bound and a step."""
     max_bytes = 4 * MIB
-    trimming = Retention(store, [Rule(max_bytes=max_bytes)])
+    trimming = Retention(store, [RetentionRule(max_bytes=max_bytes)])
     payload = bytes(100 * KIB)
     longest = 0
     for round in range(200):
@@ -124,12 +124,12 @@ def test_size_bounds_the_file_under_load(store: SqliteStore) -> None:
     kept = store.read(store.first_offset, 100 * MIB)
     assert 30 <= len(kept.entries) <= 41
     assert (kept.next_offset, kept.damaged) == (200, [])
-    assert store.state().marks == {BROKER_WIDE: store.first_offset}
+    assert store.state().retention_floors == {BROKER_WIDE: store.first_offset}
 
 
 def test_small_messages_do_not_let_the_file_grow_either(store: SqliteStore) -> None:
     max_bytes = 512 * KIB
-    trimming = Retention(store, [Rule(max_bytes=max_bytes)])
+    trimming = Retention(store, [RetentionRule(max_bytes=max_bytes)])
     for round in range(800):
         store.append([make_entry(bytes(800), received_us=round)])
         if round % 10 == 0:
@@ -143,14 +143,14 @@ def test_small_messages_do_not_let_the_file_grow_either(store: SqliteStore) -> N
 def test_size_leaves_the_newest_block(store: SqliteStore) -> None:
     store.append([make_entry(bytes(MIB))])
     store.append([make_entry(bytes(2 * MIB))])
-    assert counted(work_off(store, [Rule(max_bytes=1)], now_us=0)) == {"a/b": 1}
+    assert counted(work_off(store, [RetentionRule(max_bytes=1)], now_us=0)) == {"a/b": 1}
     assert (store.first_offset, store.next_offset) == (1, 2)
 
 
 def test_a_step_is_bounded(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, 10, payload=bytes(10 * KIB))
     monkeypatch.setattr(retention, "STEP_DELETED_BYTES", 30 * KIB)
-    trimming = Retention(store, [Rule(max_age_s=1.0)])
+    trimming = Retention(store, [RetentionRule(max_age_s=1.0)])
     steps = []
     while (told := trimming.step(100 * HOUR_US)) is not None:
         steps.append(sum(counted(told).values()))
@@ -163,7 +163,11 @@ def test_a_step_looks_at_few_blocks(store: SqliteStore, monkeypatch: pytest.Monk
     fill(store, 20, topics=["a", "b", "c"])
     monkeypatch.setattr(retention, "STEP_BLOCKS", 8)
     monkeypatch.setattr(retention, "STEP_SHARES", 10)
-    told = work_off(store, [Rule("kept"), Rule("c", max_bytes=3), Rule(max_age_s=HOUR_S)], now_us=1000 * HOUR_US)
+    told = work_off(
+        store,
+        [RetentionRule("kept"), RetentionRule("c", max_bytes=3), RetentionRule(max_age_s=HOUR_S)],
+        now_us=1000 * HOUR_US,
+    )
     assert counted(told) == {"c": 17, "a": 20, "b": 20}
     assert set(topics_at(store).values()) == {"kept", "c"}
 
@@ -173,7 +177,11 @@ def test_a_step_looks_at_few_blocks(store: SqliteStore, monkeypatch: pytest.Monk
 
 def test_the_first_rule_that_matches_decides(store: SqliteStore) -> None:
     fill(store, 6, topics=["alarms/fire", "debug/x", "other"])
-    rules = [Rule("alarms/#"), Rule("debug/#", max_age_s=HOUR_S), Rule("#", max_age_s=3 * HOUR_S)]
+    rules = [
+        RetentionRule("alarms/#"),
+        RetentionRule("debug/#", max_age_s=HOUR_S),
+        RetentionRule("#", max_age_s=3 * HOUR_S),
+    ]
     told = work_off(store, rules, now_us=5 * HOUR_US)
     left = topics_at(store)
     assert [offset for offset, topic in left.items() if topic == "alarms/fire"] == [0, 3, 6, 9, 12, 15]
@@ -185,9 +193,13 @@ def test_the_first_rule_that_matches_decides(store: SqliteStore) -> None:
 
 def test_marks_say_what_may_be_missing_and_no_more(store: SqliteStore) -> None:
     fill(store, 6, topics=["alarms/fire", "debug/x", "other"])
-    rules = [Rule("alarms/#", max_age_s=100 * HOUR_S), Rule("debug/#", max_age_s=HOUR_S), Rule(max_age_s=3 * HOUR_S)]
+    rules = [
+        RetentionRule("alarms/#", max_age_s=100 * HOUR_S),
+        RetentionRule("debug/#", max_age_s=HOUR_S),
+        RetentionRule(max_age_s=3 * HOUR_S),
+    ]
     told = work_off(store, rules, now_us=5 * HOUR_US)
-    marks = store.state().marks
+    marks = store.state().retention_floors
     assert lost_below(marks, ["alarms/#"]) == 0
     assert lost_below(marks, ["debug/x"]) == 15
     assert lost_below(marks, ["other"]) == 9
@@ -202,15 +214,15 @@ def test_marks_say_what_may_be_missing_and_no_more(store: SqliteStore) -> None:
 def test_a_whole_block_of_one_rule_is_deleted_whole(store: SqliteStore) -> None:
     for hour, topic in enumerate(["debug/x", "other", "debug/x"]):
         store.append([make_entry(topic=topic, received_us=hour * HOUR_US)])
-    told = work_off(store, [Rule("debug/#", max_age_s=1.0)], now_us=9 * HOUR_US)
+    told = work_off(store, [RetentionRule("debug/#", max_age_s=1.0)], now_us=9 * HOUR_US)
     assert topics_at(store) == {1: "other"}
     assert (store.first_offset, store.next_offset) == (1, 3)
-    assert told[-1] == Trimmed(None, 1, [])
+    assert told[-1] == Deletion(None, 1, [])
 
 
 def test_bytes_of_topics(store: SqliteStore) -> None:
     fill(store, 10, topics=["big/1", "small"], payload=bytes(1000))
-    told = work_off(store, [Rule("big/#", max_bytes=3500)], now_us=0)
+    told = work_off(store, [RetentionRule("big/#", max_bytes=3500)], now_us=0)
     left = topics_at(store)
     assert [offset for offset, topic in left.items() if topic == "big/1"] == [14, 16, 18]
     assert len(left) == 13
@@ -218,7 +230,7 @@ def test_bytes_of_topics(store: SqliteStore) -> None:
 
 
 def test_bytes_are_counted_on_under_load(store: SqliteStore) -> None:
-    trimming = Retention(store, [Rule("big/#", max_bytes=5000)])
+    trimming = Retention(store, [RetentionRule("big/#", max_bytes=5000)])
     for hour in range(40):
         store.append([make_entry(bytes(1000), topic=topic, received_us=hour) for topic in ("big/1", "small")])
         while trimming.step(hour) is not None:
@@ -231,9 +243,9 @@ def test_bytes_are_counted_on_under_load(store: SqliteStore) -> None:
 def test_the_size_of_the_file_comes_before_every_rule(store: SqliteStore) -> None:
     for _ in range(20):
         store.append([make_entry(bytes(100 * KIB), topic="alarms/x")])
-    told = work_off(store, [Rule("alarms/#"), Rule(max_bytes=MIB)], now_us=0)
+    told = work_off(store, [RetentionRule("alarms/#"), RetentionRule(max_bytes=MIB)], now_us=0)
     assert 0 < store.first_offset < 20
-    assert lost_below(store.state().marks, ["alarms/x"]) == store.first_offset
+    assert lost_below(store.state().retention_floors, ["alarms/x"]) == store.first_offset
     assert told[-1].pattern is None
 
 
@@ -244,22 +256,24 @@ def test_a_rewritten_block_keeps_what_it_says(store: SqliteStore) -> None:
         make_entry(b"4", topic="keep/2", publisher="you", received_us=7, extension=b"more"),
     ]
     store.append(entries)
-    work_off(store, [Rule("drop/#", max_age_s=1.0)], now_us=HOUR_US)
+    work_off(store, [RetentionRule("drop/#", max_age_s=1.0)], now_us=HOUR_US)
     assert store.read(0, MIB).entries == [(0, entries[0]), (3, entries[2])]
     assert store.offset_at(6) == 3
-    assert Retention(store, [Rule("keep/#", max_bytes=10**9)]).step(0) is None
+    assert Retention(store, [RetentionRule("keep/#", max_bytes=10**9)]).step(0) is None
 
 
 def test_rules_come_and_go(store: SqliteStore) -> None:
     """A new rule answers for what a wider one deleted before; the mark of an old one rises with its topics."""
     fill(store, 6, topics=["debug/x", "other"])
-    work_off(store, [Rule(max_age_s=4 * HOUR_S)], now_us=5 * HOUR_US)
-    assert store.state().marks == {BROKER_WIDE: 4}
-    work_off(store, [Rule("debug/#", max_age_s=9 * HOUR_S), Rule(max_age_s=3 * HOUR_S)], now_us=5 * HOUR_US)
-    assert store.state().marks == {BROKER_WIDE: 6, "debug/#": 4}
-    assert lost_below(store.state().marks, ["debug/x"]) == 4
-    work_off(store, [Rule(max_age_s=2 * HOUR_S)], now_us=5 * HOUR_US)
-    assert lost_below(store.state().marks, ["debug/x"]) == 8
+    work_off(store, [RetentionRule(max_age_s=4 * HOUR_S)], now_us=5 * HOUR_US)
+    assert store.state().retention_floors == {BROKER_WIDE: 4}
+    work_off(
+        store, [RetentionRule("debug/#", max_age_s=9 * HOUR_S), RetentionRule(max_age_s=3 * HOUR_S)], now_us=5 * HOUR_US
+    )
+    assert store.state().retention_floors == {BROKER_WIDE: 6, "debug/#": 4}
+    assert lost_below(store.state().retention_floors, ["debug/x"]) == 4
+    work_off(store, [RetentionRule(max_age_s=2 * HOUR_S)], now_us=5 * HOUR_US)
+    assert lost_below(store.state().retention_floors, ["debug/x"]) == 8
 
 
 # -- when something is wrong ------------------------------------------------------------------------------------------
@@ -269,9 +283,9 @@ def test_a_damaged_block_goes_with_the_broker_wide_rule(store: SqliteStore) -> N
     fill(store, 3, topics=["a", "b"])
     store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 0")
     store.connection.execute("UPDATE blocks SET topics = x'00', body = x'00' WHERE first_offset = 2")
-    work_off(store, [Rule("a", max_age_s=1.0)], now_us=9 * HOUR_US)
+    work_off(store, [RetentionRule("a", max_age_s=1.0)], now_us=9 * HOUR_US)
     assert store.connection.execute("SELECT json_group_array(first_offset) FROM blocks").get == "[0,2,5]"
-    work_off(store, [Rule("a", max_age_s=1.0), Rule(max_age_s=1.0)], now_us=9 * HOUR_US)
+    work_off(store, [RetentionRule("a", max_age_s=1.0), RetentionRule(max_age_s=1.0)], now_us=9 * HOUR_US)
     assert store.first_offset == store.next_offset == 6
 
 
@@ -279,10 +293,10 @@ def test_a_damaged_block_goes_with_the_broker_wide_rule(store: SqliteStore) -> N
 def test_a_damaged_row_deletes_nothing_that_is_intact(store: SqliteStore, damage: str) -> None:
     fill(store, 4, topics=["alarms/x", "other"])
     store.connection.execute(f"UPDATE blocks SET {damage} WHERE first_offset = 4")
-    rules = [Rule("alarms/#"), Rule(max_age_s=HOUR_S)]
+    rules = [RetentionRule("alarms/#"), RetentionRule(max_age_s=HOUR_S)]
     assert counted(work_off(store, rules, now_us=2 * HOUR_US)) == {"other": 2}
     assert counted(work_off(store, rules, now_us=9 * HOUR_US)) == {"other": 2}
-    assert store.state().marks[BROKER_WIDE] == 8
+    assert store.state().retention_floors[BROKER_WIDE] == 8
     assert topics_at(store) == dict.fromkeys([0, 2, 4, 6], "alarms/x")
 
 
@@ -291,14 +305,14 @@ def test_a_row_of_which_nothing_is_left_goes_with_the_one_before_it(store: Sqlit
     store.connection.execute(
         "UPDATE blocks SET until_us = 2000000000000, body = x'00', seal = 0 WHERE first_offset = 1"
     )
-    work_off(store, [Rule(max_age_s=HOUR_S)], now_us=2 * HOUR_US)
+    work_off(store, [RetentionRule(max_age_s=HOUR_S)], now_us=2 * HOUR_US)
     assert store.connection.execute("SELECT min(first_offset), max(first_offset) FROM blocks").get == (2, 3)
 
 
 def test_a_range_that_was_lost_goes_with_its_age(store: SqliteStore) -> None:
-    row = make_row(0, 10, 1, 1, encode_topics([]), b"")
+    row = make_row(0, 10, 1, 1, encode_topic_index([]), b"")
     store.connection.execute(QUERIES["insert_block"], msgspec.structs.astuple(row))
-    assert counted(work_off(store, [Rule(max_age_s=1.0)], now_us=HOUR_US)) == {}
+    assert counted(work_off(store, [RetentionRule(max_age_s=1.0)], now_us=HOUR_US)) == {}
     assert store.connection.execute("SELECT count(*) FROM blocks").get == 0
 
 
@@ -306,19 +320,19 @@ def test_a_step_that_fails_changes_nothing(store: SqliteStore, monkeypatch: pyte
     """The disk is full: a later step does what this one could not."""
     fill(store, 4, topics=["a", "b"], payload=bytes(100))
     before = topics_at(store)
-    assert Retention(store, [Rule("a", max_bytes=MIB)]).step(0) is None
-    trimming = Retention(store, [Rule("a", max_bytes=100)])
+    assert Retention(store, [RetentionRule("a", max_bytes=MIB)]).step(0) is None
+    trimming = Retention(store, [RetentionRule("a", max_bytes=100)])
 
     def fail(*_: object) -> None:
         raise apsw.FullError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(retention, "set_mark", fail)
+        patched.setattr(retention, "store_floor", fail)
         for _ in range(2):
             with pytest.raises(DiskError, match="the disk is full"):
                 trimming.step(0)
     assert topics_at(store) == before
-    told: list[Trimmed] = []
+    told: list[Deletion] = []
     while (step := trimming.step(0)) is not None:
         told += step
     assert counted(told) == {"a": 3}
@@ -327,7 +341,7 @@ def test_a_step_that_fails_changes_nothing(store: SqliteStore, monkeypatch: pyte
 
 def test_two_rules_for_the_whole_log_are_refused(store: SqliteStore) -> None:
     with pytest.raises(ValueError, match="more than one rule"):
-        Retention(store, [Rule(max_age_s=1.0), Rule(max_bytes=1)])
+        Retention(store, [RetentionRule(max_age_s=1.0), RetentionRule(max_bytes=1)])
 
 
 # -- what is told -----------------------------------------------------------------------------------------------------
@@ -338,8 +352,10 @@ def mixed_block(store: SqliteStore) -> None:
     store.append([make_entry(*[b"b"] * 50, topic="b"), make_entry(*[b"a"] * 10, topic="a")])
 
 
-@pytest.mark.parametrize("rules", [[Rule(max_age_s=1.0)], [Rule("a", max_age_s=1.0), Rule()]])
-def test_who_stands_within_a_block_hears_of_what_it_loses(store: SqliteStore, rules: list[Rule]) -> None:
+@pytest.mark.parametrize(
+    "rules", [[RetentionRule(max_age_s=1.0)], [RetentionRule("a", max_age_s=1.0), RetentionRule()]]
+)
+def test_who_stands_within_a_block_hears_of_what_it_loses(store: SqliteStore, rules: list[RetentionRule]) -> None:
     """Somebody has got 4 of the 10 messages: 6 are lost to it, whatever stands before them."""
     mixed_block(store)
     told = work_off(store, rules, now_us=HOUR_US)
@@ -361,7 +377,7 @@ def test_nothing_is_deleted_that_cannot_be_told(store: SqliteStore, monkeypatch:
         return first_offset.__get__(asking)
 
     monkeypatch.setattr(SqliteStore, "first_offset", property(ask))
-    work_off(store, [Rule(max_age_s=1.0)], now_us=HOUR_US)
+    work_off(store, [RetentionRule(max_age_s=1.0)], now_us=HOUR_US)
     assert asked == [False, True]
 
 
@@ -369,10 +385,10 @@ def test_a_log_that_was_moved_is_not_trimmed(store: SqliteStore) -> None:
     mixed_block(store)
     store.path.rename(store.path.with_name("moved"))
     with pytest.raises(DiskError, match="was moved or deleted"):
-        work_off(store, [Rule(max_age_s=1.0)], now_us=HOUR_US)
+        work_off(store, [RetentionRule(max_age_s=1.0)], now_us=HOUR_US)
 
 
 def test_a_rewritten_block_has_the_stamp(store: SqliteStore) -> None:
     mixed_block(store)
-    work_off(store, [Rule("a", max_age_s=1.0), Rule()], now_us=HOUR_US)
-    assert stamp_of(store.connection.execute("SELECT body FROM blocks").get) == store.stamp
+    work_off(store, [RetentionRule("a", max_age_s=1.0), RetentionRule()], now_us=HOUR_US)
+    assert secret_of(store.connection.execute("SELECT body FROM blocks").get) == store.log_secret

@@ -1,22 +1,32 @@
-"""A file with anything but our own tables in it is not opened, whatever the rest of it is like."""
+"""The schema: its scripts and statements, and that a file with another schema is refused."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from random import Random
 
 import apsw
 import pytest
-from tests.store.damage import make_older_log, older_changes
-from tests.store.entries import LOG_ID, make_entry, make_job, make_task
+from tests.store.entries import LOG_ID, make_entry
+from tests.store.older_logs import make_older_log
 
-from godwit.errors import LogDamagedError, LogVersionError
-from godwit.store import sql
+from godwit.errors import LogDamagedError
 from godwit.store.reader import LogReader
-from godwit.store.schema import BLOCKS, META, check_schema, state_tables, tables
+from godwit.store.schema import (
+    BLOCKS,
+    EPOCHS,
+    FLOORS,
+    META,
+    QUERIES,
+    STATE,
+    VERSION,
+    check_schema,
+    parse_queries,
+    schema_objects,
+    script,
+    tables,
+)
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import FeedKept, JobPayload, NextJob
 
 ENDLESS = """
     DROP TABLE blocks;
@@ -47,16 +57,20 @@ def alter(path: Path, statement: str) -> bytes:
 
 
 def test_the_tables_are_those_of_the_scripts() -> None:
-    assert {BLOCKS, META, "topics", "retained", "sessions", "feeds"} <= set(tables())
-    assert set(tables()) - set(state_tables()) == {BLOCKS, META}
-    assert set(tables()) - set(tables(1)) == {"next_job", "jobs", "job_payloads", "tasks", "epochs", "quiet_feeds"}
+    assert tables() == [META, BLOCKS, FLOORS, EPOCHS, STATE]
+    assert {META, BLOCKS, FLOORS, "topics", "retained", "sessions", "feeds"} <= set(tables(1))
+    assert set(tables(3)) - set(tables(1)) == {"next_job", "jobs", "job_payloads", "tasks", EPOCHS, "quiet_feeds"}
 
 
-def test_a_script_that_was_released_is_as_it_was() -> None:
+def test_a_released_schema_is_as_it_was() -> None:
     """Else no log that was made with it could be opened."""
-    released = ["1764f64f7736becec754bcf4527206a44777167cb007031b98fc45224f3c4061"]
-    found = [hashlib.sha256(script.encode()).hexdigest() for script in sql.MIGRATIONS]
-    assert found[: len(released)] == released
+    released = [
+        "a0201f45327636dd1b8d0c3ff7ce93ff339d7c66c7cbff96e64ae1d38d59ed8f",
+        "0848b8882b91034986d4b98266ea2917df2ad4c53021392a8531227d8642f984",
+        "cf1255f45a685372f4a4e7a927226e947524d02ca99140e7e947f3919973408d",
+    ]
+    found = [hashlib.sha256(repr(schema_objects(version)).encode()).hexdigest() for version in range(1, VERSION)]
+    assert found == released
 
 
 @pytest.mark.parametrize(
@@ -65,13 +79,13 @@ def test_a_script_that_was_released_is_as_it_was() -> None:
         (ENDLESS, "the view 'blocks' in it is not ours"),
         ("CREATE TABLE more (x)", "the table 'more' in it is not ours"),
         (f'CREATE TABLE "{LONG}" (x)', f"the table '{LONG[:60]}' in it is not ours"),
-        ("CREATE TRIGGER more AFTER INSERT ON blocks BEGIN DELETE FROM retained; END", "the trigger 'more' in it"),
+        ("CREATE TRIGGER more AFTER INSERT ON blocks BEGIN DELETE FROM state; END", "the trigger 'more' in it"),
         ("CREATE INDEX more ON blocks (abs(received_us))", "the index 'more' in it"),
         ("DROP TRIGGER end_of_deleted", "something is missing in it"),
         ("UPDATE sqlite_schema SET sql = sql || ' ' WHERE name = 'marks'", "the table 'marks' in it is not ours"),
         (
             "UPDATE sqlite_schema SET sql = replace(sql, 'floor', CAST(x'fb' AS TEXT)) WHERE name = 'marks'",
-            "a text in its schema is no UTF-8",
+            "a text in its schema is not UTF-8",
         ),
     ],
 )
@@ -87,67 +101,17 @@ def test_another_schema_is_refused_and_the_file_left_alone(path: Path, statement
     assert path.read_bytes() == content
 
 
-def test_a_file_of_an_older_version_has_the_schema_of_that(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql, "MIGRATIONS", (*sql.MIGRATIONS, "CREATE TABLE later (x)"))
-    connection = apsw.Connection(str(path))
-    check_schema(connection, path, len(sql.MIGRATIONS) - 1)
-    with pytest.raises(LogDamagedError, match="something is missing"):
-        check_schema(connection, path, len(sql.MIGRATIONS))
-    SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()
-    check_schema(connection, path, len(sql.MIGRATIONS))
-    connection.close()
-
-
-def test_a_log_of_0_3_0_is_brought_forward(tmp_path: Path) -> None:
-    """With all that is in it; from then on it keeps jobs too, and is read beside its writer."""
-    path = tmp_path / "log.sqlite"
-    entries = [make_entry(b"kept"), make_entry(b"as well", received_us=2)]
-    make_older_log(path, entries, older_changes(3, Random(1)))
-    newest = len(sql.MIGRATIONS)
-    text = rf"its format is 1, and this one reads {newest}\. A broker brings it forward"
-    with pytest.raises(LogVersionError, match=text):
-        LogReader.open(path)
-    for _ in range(2):
-        store = SqliteStore.open(path, new_log_id=b"unused", now_us=2)
-        assert (store.log_id, store.created_us, store.stamp) == (LOG_ID, 1, b"an older")
-        assert [entry for _, entry in store.read(0, 2**20).entries] == entries
-        state = store.state()
-        assert [kept.name for kept in state.topics] == ["t/3"]
-        assert len(state.retained) == len(state.sessions) == len(state.feeds) == len(state.identities) == 1
-        store.append([], [make_job(1), JobPayload(1, b"payload"), make_task(1, 0), NextJob(2)])
-        store.close()
-    assert (state.next_job, state.jobs, state.tasks) == (2, [make_job(1)], [make_task(1, 0)])
-    reader = LogReader.open(path)
-    assert reader.next_offset() == 2
-    reader.close()
-
-
-def test_a_log_of_0_5_0_is_brought_forward(tmp_path: Path) -> None:
-    """Its subscriptions are not known to be quiet; from then on they can be stored so."""
-    path = tmp_path / "log.sqlite"
-    old = FeedKept("me", ("a", "b/#"), None, 1, 2)
-    make_older_log(path, [make_entry(), make_entry()], [old], version=2)
-    store = SqliteStore.open(path, new_log_id=b"unused", now_us=2)
-    state = store.state()
-    assert state.feeds == [old]
-    settled = FeedKept("me", ("a", "b/#"), None, 2, quiet_from=1, is_settled=True)
-    store.append([], [settled])
-    store.close()
-    store = SqliteStore.open(path, new_log_id=b"unused", now_us=2)
-    assert store.state().feeds == [settled]
-    store.close()
-
-
-def test_nothing_is_changed_when_a_step_forward_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "log.sqlite"
-    make_older_log(path, [make_entry()], [])
-    monkeypatch.setattr(sql, "MIGRATIONS", (*sql.MIGRATIONS, "CREATE TABLE jobs (x)"))
-    with pytest.raises(LogDamagedError, match="table jobs already exists"):
-        SqliteStore.open(path, new_log_id=b"unused", now_us=2)
-    connection = apsw.Connection(str(path))
-    assert connection.pragma("user_version") == 1
-    check_schema(connection, path, 1)
-    connection.close()
+def test_a_file_of_an_older_version_has_the_schema_of_that(tmp_path: Path) -> None:
+    for version in range(1, VERSION):
+        path = tmp_path / f"{version}.sqlite"
+        make_older_log(path, [make_entry()], [], version)
+        connection = apsw.Connection(str(path))
+        check_schema(connection, path, version)
+        with pytest.raises(LogDamagedError, match=r"something is missing|is not ours"):
+            check_schema(connection, path, VERSION)
+        SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()
+        check_schema(connection, path, VERSION)
+        connection.close()
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
@@ -171,3 +135,21 @@ def test_a_wal_without_its_file_is_not_written_over(path: Path, is_empty: bool) 
         SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
     Path(f"{path}-witness").unlink()
     SqliteStore.open(path, new_log_id=LOG_ID, now_us=1).close()
+
+
+def test_statements_are_found_by_name() -> None:
+    text = "-- What this is.\n\n-- name: one\nSELECT 1;\n\n-- name: two\n-- why\nSELECT 2\nFROM x;\n"
+    assert parse_queries(text) == {"one": "SELECT 1;", "two": "-- why\nSELECT 2\nFROM x;"}
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(ValueError, match="named one"):
+        parse_queries("\n-- name: one\nSELECT 1;\n-- name: one\nSELECT 2;\n")
+
+
+def test_every_statement_fits_the_schema() -> None:
+    connection = apsw.Connection(":memory:")
+    connection.execute(script())
+    for name, statement in QUERIES.items():
+        connection.execute(statement, [None] * statement.count("?"), explain=1).fetchall()
+        assert name.partition("_")[0] in {"insert", "select", "upsert", "replace", "delete"}

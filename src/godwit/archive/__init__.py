@@ -1,1 +1,1 @@
-"""The archive: a process beside the broker that serves the log's past as Arrow over Flight, and takes staged writes."""
+"""The archive: a process beside the broker that serves the log as Arrow over Flight and accepts staged writes."""

@@ -7,7 +7,8 @@ import sys
 
 
 def run() -> int:
-    # First of all, as the imports take a while: Ctrl-C in a terminal is for the broker, whose end is ours.
+    """Run the archive process."""
+    # Before the imports, which take a while: Ctrl-C in a terminal is for the broker, and the archive ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from godwit.archive.process import main
 

@@ -1,7 +1,8 @@
-"""What the archive answers besides rows: JSON in, JSON out, by the name of the action.
+"""The actions of the archive: JSON in, JSON out, by the name of the action.
 
-info               log_id, first_offset, next_offset, marks, epochs
+info               log_id, first_offset, next_offset, marks (the retention floors), epochs
 offset_for_time    offset
+measure            offset, rows, bytes
 topics             topics: name, messages, payload_bytes, last_us; in pages
 stage_commit       first_offset, count, was_known
 stage_abort        removed
@@ -15,10 +16,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from godwit.archive.choosing import Chosen
-from godwit.archive.gate import BusyError
-from godwit.archive.measuring import measure
-from godwit.archive.readers import Readers
+from godwit.archive.call_limits import BusyError
+from godwit.archive.range_reader import ReaderPool, measure
 from godwit.archive.requests import (
     AbortRequest,
     BadRequestError,
@@ -35,40 +34,42 @@ from godwit.broker.token_rights import TokenRights
 from godwit.broker.topics import shown
 from godwit.errors import StorageError
 from godwit.server.archive_pipe import CommitDone
-from godwit.store.reader import LogReader
-from godwit.wire.changes import TopicKept
+from godwit.store.reader import LogReader, TopicSelection
+from godwit.wire.changes import TopicRow
 
 COMMIT_TIMEOUT_S: Final = 60.0
 PAGE_TOPICS: Final = 1000
 MAX_STEP: Final = 1_000_000
-"""From one batch of a query to its next. A number that is far off would make all in between known, for ever."""
+"""Limit of the distance from one batch of a query to the next: all batches up to the last one count as committed."""
 
 ACTIONS: Final = {
-    "info": "the log's id, where it begins and ends, and what retention has deleted",
+    "info": "the log's id, its first and next offset, its retention floors and epochs",
     "offset_for_time": "the first offset received at or after a time: {time_us}",
-    "measure": "how far until so many rows or bytes: {start, end, filters, max_rows, max_bytes}",
+    "measure": "the end of a range with a number of rows or bytes: {start, end, filters, max_rows, max_bytes}",
     "topics": "the topics that were published to: {filters}",
     "stage_commit": "append staged rows, once for this batch of the query: {query, batch, parts}",
-    "stage_abort": "forget staged rows: {query, batch, parts}",
+    "stage_abort": "delete staged rows: {query, batch, parts}",
 }
 
 
 class CommitError(StorageError):
-    """The broker could not append what was staged: nothing of it is in the log."""
+    """The broker could not append the staged rows: none of them is in the log."""
 
 
 class Committer(Protocol):
-    """Whoever can append what stage files hold: see BrokerPipe."""
+    """Appends the content of stage files; BrokerPipe implements it."""
 
     def commit(
         self, query: str, batch: int, files: list[str], rights: TokenRights, timeout_s: float
-    ) -> CommitDone | None: ...
+    ) -> CommitDone | None:
+        """Append files, and return the reply, or None after the timeout."""
+        ...
 
 
 class Actions:
-    """Any thread may ask."""
+    """Executes actions, in any thread."""
 
-    def __init__(self, readers: Readers, stages: Stages, committer: Committer) -> None:
+    def __init__(self, readers: ReaderPool, stages: Stages, committer: Committer) -> None:
         self._readers = readers
         self._stages = stages
         self._committer = committer
@@ -83,30 +84,34 @@ class Actions:
         }
 
     def answer(self, kind: str, body: bytes, rights: TokenRights) -> Iterator[bytes]:
-        """One JSON object, or several in turn. TokenRightsError if the client's token does not allow it."""
+        """Execute an action and yield JSON objects.
+
+        Raise BadRequestError if the request is invalid, TokenRightsError if the client's token does not allow it,
+        BusyError if the client should try again, CommitError if the broker could not append.
+        """
         if kind not in self._answers:
             raise BadRequestError(f"there is no action {shown(kind)}: choose from {', '.join(ACTIONS)}")
         return map(msgspec.json.encode, self._answers[kind](body, rights))
 
-    def topics(self, body: bytes, rights: TokenRights) -> list[TopicKept]:
-        """Those that a request asks for."""
+    def topics(self, body: bytes, rights: TokenRights) -> list[TopicRow]:
+        """Return the topics that a request selects."""
         filters = topics_request(body).filters
         require(rights.read_problem(filters))
-        chosen = Chosen(filters)
-        return [topic for topic in self._readers.ask(lambda reader: reader.topics()) if chosen.has(topic.name)]
+        selection = TopicSelection(filters)
+        return [topic for topic in self._readers.ask(lambda reader: reader.topics()) if selection.has(topic.name)]
 
     def _info(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
-        def look(reader: LogReader) -> dict[str, Any]:
+        def collect(reader: LogReader) -> dict[str, Any]:
             with reader.snapshot():
                 return {
                     "log_id": reader.log_id.hex(),
                     "first_offset": reader.first_offset(),
                     "next_offset": reader.next_offset(),
-                    "marks": reader.marks(),
+                    "marks": reader.retention_floors(),
                     "epochs": [(row.id.hex(), row.first_offset) for row in reader.epochs()],
                 }
 
-        yield self._readers.ask(look)
+        yield self._readers.ask(collect)
 
     def _offset_for_time(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         time_us = max(time_request(body).time_us, 0)
@@ -120,19 +125,19 @@ class Actions:
     def _topics(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         topics = self.topics(body, rights)
         for start in range(0, max(len(topics), 1), PAGE_TOPICS):
-            yield {"topics": [told(topic) for topic in topics[start : start + PAGE_TOPICS]]}
+            yield {"topics": [topic_info(topic) for topic in topics[start : start + PAGE_TOPICS]]}
 
     def _commit(self, body: bytes, rights: TokenRights) -> Iterator[dict[str, Any]]:
         request = commit_request(body)
         require(rights.staging_problem())
-        # One at a time: the broker appends one after the other anyway, and who asks twice finds it done.
+        # One at a time: the broker appends them one by one anyway, and a repeated request finds its batch committed.
         if not self._committing.acquire(timeout=COMMIT_TIMEOUT_S):
             raise BusyError("other commits are under way: ask again, it is done once however often it is asked")
         try:
             done = self._committed(request, rights)
         finally:
             self._committing.release()
-        self._stages.abort(AbortRequest(request.query, request.batch))  # what no attempt of this batch needs any more
+        self._stages.abort(AbortRequest(request.query, request.batch))  # other attempts of this batch are obsolete
         yield {"first_offset": done.first_offset, "count": done.count, "was_known": done.was_known}
 
     def _committed(self, request: CommitRequest, rights: TokenRights) -> CommitDone:
@@ -166,8 +171,8 @@ class Actions:
         yield {"removed": self._stages.abort(request)}
 
 
-def told(topic: TopicKept) -> dict[str, Any]:
-    """What clients hear of a topic."""
+def topic_info(topic: TopicRow) -> dict[str, Any]:
+    """Return the description of a topic for clients."""
     return {
         "name": topic.name,
         "messages": topic.messages,

@@ -1,11 +1,11 @@
-"""Blocks of the log as Arrow: the same columns in another order of bytes, with no loop over messages.
+"""Convert blocks of the log to Arrow, without a loop over messages.
 
-A block has columns of its batches and of its messages' lengths, and all bodies side by side. So a byte swap and a
-running sum of the lengths are the column `payload`, the bodies its data; what a batch says once is repeated for each of
-its messages. The work is done for several blocks at once: the same column of all of them is joined first, so that many
-small blocks cost little more than one large block.
+A block has columns of its batches and of its messages' lengths, and all bodies one after the other. The running sum of
+the byte-swapped lengths and the bodies are the column `payload`; values of a batch are repeated for each of its
+messages. Several blocks are converted at once: the same column of all of them is joined first, hence many small blocks
+cost little more than one large block.
 
-Types are plain ones, which every reader of Arrow knows: no dictionaries, no large or view types.
+Only plain types are used, which every reader of Arrow knows: no dictionaries, no large or view types.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ import pyarrow as pa
 
 from godwit.errors import LogDamagedError
 from godwit.limits import KIB
-from godwit.store.block import Columns
-from godwit.store.packing import cut_names
+from godwit.store.block import BlockLayout, decode_names
 from godwit.wire.batch import QOS_SHIFT, RETAIN
 
 LOG_ID: Final = b"godwit.log_id"
-"""In the metadata of the schema, in hexadecimal digits."""
+"""Key of the log id in the metadata of the schema; the value is in hexadecimal digits."""
 MAX_TIME_US: Final = 253_402_300_799_999_999
-"""The end of the year 9999, where the times of Python and Spark end: a publisher's clock may be anywhere."""
+"""The end of the year 9999, where the times of Python and Spark end. A publisher's clock may be later."""
 SHORT_BYTES: Final = 2 * KIB
-"""A piece of a block that is shorter is copied sooner than looked at through a memoryview."""
+"""Below this size, copying a piece of a block is faster than a memoryview of it."""
 ROW_BYTES: Final = 40
-"""What a row takes beside its payload and its names."""
+"""Size of a row as Arrow without its payload and names."""
 
 _TIME: Final = pa.timestamp("us", "UTC")
 _FIELDS: Final[dict[str, pa.DataType]] = {
@@ -48,40 +47,46 @@ COLUMNS: Final = tuple(_FIELDS)
 
 _Numbers: TypeAlias = "npt.NDArray[Any]"
 Choice: TypeAlias = Callable[[Sequence[str]], Sequence[bool]]
-"""Which of these topics are wanted."""
+"""Takes topics and returns for each whether it is wanted."""
 
 
 def schema_of(log_id: bytes, columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    """Return the Arrow schema of some columns of a log."""
     return pa.schema([(name, _FIELDS[name]) for name in columns], {LOG_ID: log_id.hex()})
 
 
-class Block(NamedTuple):
-    """A block that was opened."""
+class OpenBlock(NamedTuple):
+    """A block and its layout."""
 
     body: bytes
-    at: Columns
+    at: BlockLayout
 
 
-class Rows:
-    """The messages of some blocks that follow one another, at least one; made into record batches piece by piece."""
+class MessageColumns:
+    """The messages of one or more consecutive blocks as columns, from which record batches are made."""
 
-    def __init__(self, blocks: Sequence[Block], choice: Choice | None = None) -> None:
-        """`choice`: leave out the other topics."""
-        joined = _Joined(blocks)
-        self._counts = joined.narrow("count_at", joined.batches)
+    def __init__(self, blocks: Sequence[OpenBlock], choice: Choice | None = None) -> None:
+        """Read the columns of blocks. Raise LogDamagedError if they do not fit each other.
+
+        Args:
+            blocks: At least one.
+            choice: Selects topics; messages of the others are left out.
+        """
+        joined = _JoinedBlocks(blocks)
+        self._counts = joined.u32("count_at", joined.batches)
         self._offsets = joined.offsets()
         self._published = joined.times("published_at")
         self._received = joined.times("received_at")
         self._flags = np.frombuffer(joined.column("flags_at", joined.batches), np.uint8)
         self._names, self._topics, self._publishers = joined.names()
-        self._lengths = joined.narrow("length_at", joined.messages)
+        self._lengths = joined.u32("length_at", joined.messages)
         self._deltas = joined.deltas()
         self._data = joined.bodies()
         if int(self._counts.sum()) != len(self._lengths) or int(self._lengths.sum()) != self._data.size:
             offset = blocks[0].at.first_offset
             raise LogDamagedError(
                 f"columns of blocks from offset {offset} on do not fit each other, although their checksums are right: "
-                "see what `godwit log verify` says of the log"
+                "run `godwit log verify`"
             )
         if choice is not None:
             self._choose(blocks, choice)
@@ -89,10 +94,11 @@ class Rows:
         self._stops = _stops(self._lengths)
 
     def __len__(self) -> int:
+        """Return the number of messages."""
         return len(self._lengths)
 
     def row_of(self, offset: int) -> int:
-        """The first row whose offset is not below this one."""
+        """Return the first row whose offset is not below this one."""
         after = int(np.searchsorted(self._offsets, offset, "right"))  # batches that begin at or before it
         if not after:
             return 0
@@ -100,11 +106,12 @@ class Rows:
         return int(self._row_ends[after - 1] - self._counts[after - 1]) + into
 
     def offset_of(self, row: int) -> int:
+        """Return the offset of a row."""
         batch = int(np.searchsorted(self._row_ends, row, "right"))
         return int(self._offsets[batch]) + row - int(self._row_ends[batch] - self._counts[batch])
 
     def cuts(self, start: int, stop: int, max_bytes: int) -> Iterator[tuple[int, int]]:
-        """These rows in runs of at most so many bytes as Arrow, or of one row: names may be long, and are repeated."""
+        """Yield runs of these rows that take at most `max_bytes` as Arrow, or have one row. Names are repeated."""
         if start >= stop:
             return
         name_bytes = np.diff(np.frombuffer(self._names.buffers()[1], np.int32))
@@ -120,19 +127,19 @@ class Rows:
             start = until
 
     def record_batch(self, schema: pa.Schema, start: int, stop: int) -> pa.RecordBatch:
-        """These rows, in the columns of the schema."""
+        """Return these rows, in the columns of the schema."""
         first = int(np.searchsorted(self._row_ends, start, "right"))
         last = int(np.searchsorted(self._row_ends, stop, "left")) + 1
-        view = _View(self, slice(first, last), start, stop)
+        view = _RowRange(self, slice(first, last), start, stop)
         return pa.RecordBatch.from_arrays([getattr(view, name)() for name in schema.names], schema=schema)
 
-    def _choose(self, blocks: Sequence[Block], choice: Choice) -> None:
+    def _choose(self, blocks: Sequence[OpenBlock], choice: Choice) -> None:
         """Keep only the batches of wanted topics."""
         is_wanted = np.zeros(len(self._names), bool)
         base = 0
         for body, at in blocks:
             lengths = np.frombuffer(body, ">u4", at.topics, at.name_bytes_at).tolist()
-            names = cut_names(body[at.names_at : at.names_at + sum(lengths)], lengths)
+            names = decode_names(body[at.names_at : at.names_at + sum(lengths)], lengths)
             is_wanted[base : base + at.topics] = choice(names)
             base += at.topics + at.publishers
         keep = is_wanted[self._topics]
@@ -149,10 +156,10 @@ class Rows:
             setattr(self, name, getattr(self, name)[keep])
 
 
-class _View:
-    """A run of rows, and the batches that they lie in. Each method is the column of its name."""
+class _RowRange:
+    """Consecutive rows and their batches. Each public method returns the column of its name."""
 
-    def __init__(self, rows: Rows, batches: slice, start: int, stop: int) -> None:
+    def __init__(self, rows: MessageColumns, batches: slice, start: int, stop: int) -> None:
         self._rows = rows
         self._batches = batches
         self._start = start
@@ -196,19 +203,19 @@ class _View:
         return pa.Array.from_buffers(pa.binary(), self._stop - self._start, buffers, offset=self._start)
 
     def _repeated(self, values: _Numbers) -> _Numbers:
-        """What the batches say, for each of their messages."""
+        """Repeat values of batches for each of their messages."""
         if len(values) == self._stop - self._start:
-            return values  # a message each
+            return values  # one message per batch
         return np.repeat(values, self._counts)
 
     def _numbers(self, name: str, values: _Numbers) -> Any:
         return pa.Array.from_buffers(_FIELDS[name], self._stop - self._start, [None, pa.py_buffer(values)])
 
 
-class _Joined:
-    """The columns of several blocks, each joined to one: a few calls for each block, and none for each message."""
+class _JoinedBlocks:
+    """The columns of several blocks, each joined to one, with a few calls per block and none per message."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[OpenBlock]) -> None:
         self._ats = [at for _, at in blocks]
         self._bodies = [body for body, _ in blocks]
         self._views = [memoryview(body) for body in self._bodies]
@@ -216,7 +223,7 @@ class _Joined:
         self.messages = [at.messages for at in self._ats]
 
     def column(self, name: str, counts: Sequence[int], width: int = 1) -> bytes | memoryview:
-        """As it stands in the blocks."""
+        """Return the bytes of a column of all blocks."""
         begins = map(attrgetter(name), self._ats)
         is_short = sum(counts) * width <= SHORT_BYTES * len(counts)
         sources: Sequence[bytes | memoryview] = self._bodies if is_short else self._views
@@ -225,8 +232,8 @@ class _Joined:
         ]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def narrow(self, name: str, counts: Sequence[int]) -> _Numbers:
-        """Of numbers that are below 2**31, as everything is that is counted within a block."""
+    def u32(self, name: str, counts: Sequence[int]) -> _Numbers:
+        """Return a column of numbers below 2**31, as all counts within a block are."""
         numbers: _Numbers = np.frombuffer(self.column(name, counts, 4), ">i4")
         return numbers.astype(np.int32)
 
@@ -237,10 +244,10 @@ class _Joined:
 
     def offsets(self) -> _Numbers:
         firsts = np.repeat([at.first_offset for at in self._ats], self.batches)
-        return firsts + self.narrow("offset_delta_at", self.batches)
+        return firsts + self.u32("offset_delta_at", self.batches)
 
     def deltas(self) -> _Numbers | None:
-        """Zero for the messages of a block that has none; None if no block has any."""
+        """Return the time deltas, zero for blocks without; None if no block has any."""
         if not any(at.has_deltas for at in self._ats):
             return None
         parts = [
@@ -250,25 +257,25 @@ class _Joined:
         return np.concatenate(parts).astype(np.int64)
 
     def names(self) -> tuple[Any, _Numbers, _Numbers]:
-        """All names of all blocks, and where among them topic and publisher of each batch stand."""
+        """Return all names of all blocks, and the index of the topic and the publisher of each batch."""
         names = [at.topics + at.publishers for at in self._ats]
-        lengths = self.narrow("name_bytes_at", names)
+        lengths = self.u32("name_bytes_at", names)
         data = pa.py_buffer(self.column("names_at", [at.names_bytes for at in self._ats]))
         table = pa.Array.from_buffers(pa.string(), len(lengths), [None, pa.py_buffer(_stops(lengths)), data])
         bases = np.cumsum([0, *names[:-1]], dtype=np.int32)
-        topics = self.narrow("topic_at", self.batches)
+        topics = self.u32("topic_at", self.batches)
         topics += np.repeat(bases, self.batches)
-        publishers = self.narrow("publisher_at", self.batches)
+        publishers = self.u32("publisher_at", self.batches)
         publishers += np.repeat(bases + np.array([at.topics for at in self._ats], np.int32), self.batches)
         return table, topics, publishers
 
     def bodies(self) -> pa.Buffer:
-        """Of all messages, one behind the other; of a lone block without a copy."""
+        """Return all bodies one after the other; those of a single block without a copy."""
         return pa.py_buffer(self.column("bodies_at", [at.bodies_bytes for at in self._ats]))
 
 
 def _stops(lengths: _Numbers) -> _Numbers:
-    """Where each of them ends, with a zero in front: Arrow's offsets."""
+    """Return the end of each value after a leading zero: Arrow's offsets."""
     stops = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, dtype=np.int32, out=stops[1:])
     return stops

@@ -1,4 +1,4 @@
-"""What clients of the archive may ask: JSON in tickets, descriptors and the bodies of actions, checked here.
+"""Requests to the archive: JSON in tickets, descriptors and the bodies of actions, checked here.
 
     ticket, flight info    {"filters": ["home/#"], "start": 100, "end": 200, "columns": ["offset", "payload"],
                             "epochs": [["0123456789abcdef", 0]], ...}
@@ -9,8 +9,7 @@
     stage_commit           {"query": "alerts", "batch": 7, "parts": [{"partition": 0, "attempt": 3}]}
     stage_abort            {"query": "alerts", "batch": 7}, with "parts" only these
 
-What is wrong with a request is a BadRequestError with a sentence for whoever wrote it. So is a field that is not known:
-a misspelt `filters` must not ask for the whole log.
+An invalid request raises BadRequestError. So does an unknown field: a misspelt `filters` must not select the whole log.
 """
 
 from __future__ import annotations
@@ -34,40 +33,42 @@ Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 EpochText = Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * EPOCH_ID_BYTES}}}$")]
 BatchNumber = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-"""One each millisecond makes so many in 34 years. All up to a query's last one are known for ever."""
+"""A batch per millisecond reaches the limit in 34 years. All numbers up to a query's last one count as committed."""
 _RequestT = TypeVar("_RequestT", bound=msgspec.Struct)
 
 assert MAX_FILTERS * MAX_TOPIC_BYTES < MAX_REQUEST_BYTES < MAX_COMMIT_REQUEST_BYTES
 
 
 class BadRequestError(UsageError):
-    """A request that the archive cannot serve, however often it is sent."""
+    """The request is invalid; repeating it does not help."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A range of the log. Offsets: from `start` on, before `end`."""
 
     filters: tuple[str, ...] = ()
-    """None: every topic, also those that begin with $."""
+    """Empty: every topic, including those that begin with $."""
     start: Offset | None = None
-    """None: from the oldest message that is there, whatever was deleted before it."""
+    """None: from the oldest message in the log, whatever was deleted before it."""
     end: Offset | None = None
-    """None: up to what was committed when the request came."""
+    """None: up to the last message that was committed when the request arrived."""
     columns: tuple[str, ...] = COLUMNS
     fail_on_data_loss: bool = True
-    """False: what is gone is passed over, and told in the metadata of the next batch."""
+    """False: lost messages are skipped, and reported in the metadata of the next batch."""
     gaps_known_below: Offset = 0
-    """What retention had deleted below this offset is no news to the client: it began to read when it was so."""
+    """Deletions by retention below this offset are not reported: they were made before the client began to read."""
     epochs: Annotated[tuple[tuple[EpochText, Offset], ...], msgspec.Meta(max_length=MAX_EPOCHS_TOLD)] = ()
-    """The newest epochs of the log that the range is meant in, as `info` gave them: in another one it is refused."""
+    """The newest epochs of the log that the range refers to, from `info`. The request fails if the log has others."""
 
 
 class TimeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first offset received at or after a time."""
+
     time_us: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class MeasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How far from `start` on until there are so many rows, or bytes of payload?"""
+    """The end of a range from `start` on with at most this number of rows and payload bytes."""
 
     start: Offset
     end: Offset
@@ -77,11 +78,13 @@ class MeasureRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TopicsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The topics that match one of the filters."""
+
     filters: tuple[str, ...] = ()
 
 
 class StageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The name under which rows are staged, and who publishes them."""
+    """The name under which rows are staged, and their publisher."""
 
     query: str
     batch: BatchNumber
@@ -90,7 +93,9 @@ class StageRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     publisher: str
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StagedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The stage of one attempt of a partition."""
+
     partition: Number
     attempt: Number
 
@@ -100,18 +105,20 @@ class CommitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     query: str
     batch: BatchNumber
-    parts: tuple[Part, ...]
+    parts: tuple[StagedPart, ...]
 
 
 class AbortRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Delete staged rows."""
+
     query: str
     batch: BatchNumber
-    parts: tuple[Part, ...] | None = None
-    """None: all that was staged for this batch."""
+    parts: tuple[StagedPart, ...] | None = None
+    """None: all stages of this batch."""
 
 
 def read_request(body: bytes) -> ReadRequest:
-    """An empty body asks for everything."""
+    """Decode a request for rows. An empty body selects everything."""
     request = _decoded(body or b"{}", ReadRequest, MAX_REQUEST_BYTES)
     _check_filters(request.filters)
     if not request.columns:
@@ -127,23 +134,26 @@ def read_request(body: bytes) -> ReadRequest:
 
 
 def time_request(body: bytes) -> TimeRequest:
+    """Decode a request for an offset by time."""
     return _decoded(body, TimeRequest, MAX_REQUEST_BYTES)
 
 
 def measure_request(body: bytes) -> MeasureRequest:
+    """Decode a request for the size of a range."""
     request = _decoded(body, MeasureRequest, MAX_REQUEST_BYTES)
     _check_filters(request.filters)
     return request
 
 
 def topics_request(body: bytes) -> TopicsRequest:
-    """An empty body asks for all."""
+    """Decode a request for topics. An empty body selects all."""
     request = _decoded(body or b"{}", TopicsRequest, MAX_REQUEST_BYTES)
     _check_filters(request.filters)
     return request
 
 
 def stage_request(body: bytes) -> StageRequest:
+    """Decode the name of a stage."""
     request = _decoded(body, StageRequest, MAX_REQUEST_BYTES)
     _check_name("query", request.query)
     _check_name("publisher", request.publisher)
@@ -151,7 +161,7 @@ def stage_request(body: bytes) -> StageRequest:
 
 
 def commit_request(body: bytes) -> CommitRequest:
-    """Its parts may be none: a batch without rows is done at once."""
+    """Decode a request to commit stages. It may have no parts: a batch without rows is committed at once."""
     request = _decoded(body, CommitRequest, MAX_COMMIT_REQUEST_BYTES)
     _check_name("query", request.query)
     if len(request.parts) > MAX_PARTS:
@@ -162,6 +172,7 @@ def commit_request(body: bytes) -> CommitRequest:
 
 
 def abort_request(body: bytes) -> AbortRequest:
+    """Decode a request to delete stages."""
     request = _decoded(body, AbortRequest, MAX_COMMIT_REQUEST_BYTES)
     _check_name("query", request.query)
     return request
@@ -190,6 +201,6 @@ def _check_name(what: str, name: str) -> None:
     try:
         size_bytes = len(name.encode())
     except UnicodeEncodeError:
-        raise BadRequestError(f"the {what} {name!a} is no Unicode text: it has half of a character") from None
+        raise BadRequestError(f"the {what} {name!a} is not valid Unicode: it has half of a surrogate pair") from None
     if not 1 <= size_bytes <= MAX_CLIENT_NAME_BYTES:
         raise BadRequestError(f"the {what} is {size_bytes} bytes long: 1 to {MAX_CLIENT_NAME_BYTES} are allowed")

@@ -1,10 +1,10 @@
-"""The folder of staged writes: files that nobody sees until the broker appends them, bounded in number, size and age.
+"""The folder of staged writes: files that wait until the broker appends them, limited in number, size and age.
 
     QUERY-BATCH-PARTITION-ATTEMPT.stage    blocks as in godwit.server.archive_pipe; QUERY is a hash of the query's name
-    N.part                                 one that is being written
+    N.part                                 a stage that is being written
 
-A stage is complete (written, synced, renamed) or not there. What a commit has named is removed when it is done, with
-all other attempts of its batch; what none names in time expires.
+A stage is complete (written, synced, renamed) or does not exist. After a commit all stages of its batch are deleted,
+including other attempts. A stage that is not committed in time expires.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from godwit.archive.requests import AbortRequest, BadRequestError, CommitRequest
 from godwit.broker.topics import shown
 from godwit.errors import DiskError
 from godwit.limits import MIB
+from godwit.store.atomic_file import move_into_place
 
 MAX_STAGE_BYTES: Final = 256 * MIB
 MAX_COMMIT_BYTES: Final = 256 * MIB
-"""One commit is one transaction, which the broker holds in memory."""
+"""Limit of a commit, which is one transaction that the broker holds in memory."""
 MAX_STAGED_BYTES: Final = 1024 * MIB
 MAX_STAGES: Final = 8192
 STAGE_EXPIRY_S: Final = 3600.0
@@ -37,11 +38,11 @@ assert MAX_STAGE_BYTES <= MAX_COMMIT_BYTES <= MAX_STAGED_BYTES
 
 
 class StagesFullError(DiskError):
-    """There is no room for more stages now; there will be when others are committed, aborted or expire."""
+    """The limit of stages is reached until others are committed, aborted or expire."""
 
 
 class Stages:
-    """The stages of one folder, which no other process writes to. Any thread may use it."""
+    """The stages of one folder, which no other process writes to. Its methods may be called by any thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,12 +52,15 @@ class Stages:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in folder.iterdir():
             if path.suffix == _PART:
-                path.unlink(missing_ok=True)  # of a process that died over it
+                path.unlink(missing_ok=True)  # left by a killed process
             elif path.suffix == _STAGE:
                 self._sizes[path.name] = path.stat().st_size
 
-    def begin(self, request: StageRequest) -> Stage:
-        """A place to write one; it is there for good only after `finish`."""
+    def begin(self, request: StageRequest) -> StageFile:
+        """Return a stage to write to, which exists only after its `finish`.
+
+        Raise StagesFullError if the limit of stages is reached, DiskError if the file cannot be created.
+        """
         with self._lock:
             if len(self._sizes) >= MAX_STAGES:
                 raise StagesFullError(
@@ -68,13 +72,16 @@ class Stages:
             self._sizes[part] = 0
         name = _name(request.query, request.batch, request.partition, request.attempt)
         try:
-            return Stage(self, self._folder / part, self._folder / name)
+            return StageFile(self, self._folder / part, self._folder / name)
         except OSError as error:
-            self.forget([part])
-            raise _trouble("make", self._folder / part, error) from error
+            self.delete([part])
+            raise _disk_error("make", self._folder / part, error) from error
 
     def files_of(self, request: CommitRequest) -> list[str] | None:
-        """The names that a commit is about, in the order of partitions; None if any of them is not there (any more)."""
+        """Return the stages of a commit, in the order of partitions; None if one of them does not exist.
+
+        Raise BadRequestError if they are too long for a commit.
+        """
         parts = sorted(request.parts, key=lambda part: part.partition)
         names = [_name(request.query, request.batch, part.partition, part.attempt) for part in parts]
         with self._lock:
@@ -88,23 +95,23 @@ class Stages:
                 )
             try:
                 for name in names:
-                    os.utime(self._folder / name)  # it does not expire while the broker reads it
-            except FileNotFoundError:  # somebody else has removed it
+                    os.utime(self._folder / name)  # keeps it from expiring while the broker reads it
+            except FileNotFoundError:  # deleted by another program
                 return None
         return names
 
     def abort(self, request: AbortRequest) -> int:
-        """Remove what was staged, all of the batch or these parts; gives how many there were."""
+        """Delete the stages of a batch, or some of them, and return their number."""
         if request.parts is None:
             prefix = _prefix(request.query, request.batch)
             with self._lock:
                 names = [name for name in self._sizes if name.startswith(prefix)]
         else:
             names = [_name(request.query, request.batch, part.partition, part.attempt) for part in request.parts]
-        return self.forget(names)
+        return self.delete(names)
 
     def expire(self, now_s: float) -> int:
-        """Remove those that nobody has named in time; gives how many. `now_s`: seconds since the epoch."""
+        """Delete stages that were not committed in time, and return their number. `now_s`: seconds since 1970."""
         old = []
         with self._lock:
             names = [name for name in self._sizes if name.endswith(_STAGE)]
@@ -112,10 +119,10 @@ class Stages:
             with suppress(OSError):
                 if (self._folder / name).stat().st_mtime < now_s - STAGE_EXPIRY_S:
                     old.append(name)
-        return self.forget(old)
+        return self.delete(old)
 
-    def forget(self, names: Iterable[str]) -> int:
-        """Remove these files, where they are there."""
+    def delete(self, names: Iterable[str]) -> int:
+        """Delete these files, and return how many existed."""
         count = 0
         with self._lock:
             for name in names:
@@ -124,32 +131,30 @@ class Stages:
                     count += 1
         return count
 
-    def take(self, part: str, size_bytes: int) -> None:
-        """Room for more of a stage that is being written."""
+    def reserve(self, part: str, size_bytes: int) -> None:
+        """Reserve space for a stage that is being written.
+
+        Raise BadRequestError if the stage becomes too long, StagesFullError if all stages together do.
+        """
         with self._lock:
             if self._sizes[part] + size_bytes > MAX_STAGE_BYTES:
                 raise BadRequestError(f"a stage holds at most {MAX_STAGE_BYTES} bytes: use more partitions")
             if sum(self._sizes.values()) + size_bytes > MAX_STAGED_BYTES:
                 raise StagesFullError(
-                    f"the stages that wait to be committed would have more than {MAX_STAGED_BYTES} bytes: commit or "
+                    f"the stages that wait to be committed would take more than {MAX_STAGED_BYTES} bytes: commit or "
                     f"abort some, or wait until they expire after {STAGE_EXPIRY_S:.0f} s"
                 )
             self._sizes[part] += size_bytes
 
-    def keep(self, part: Path, name: Path) -> None:
-        """The stage is written: give it its name."""
+    def complete(self, part: Path, name: Path) -> None:
+        """Give a written stage its name."""
+        move_into_place(part, name)  # outside the lock: the sync may take seconds
         with self._lock:
-            part.rename(name)
             self._sizes[name.name] = self._sizes.pop(part.name)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
-class Stage:
-    """One stage that is being written. Left without `finish`, it was never there."""
+class StageFile:
+    """A stage that is being written. It is deleted at the end of its `with` block unless it was finished."""
 
     def __init__(self, stages: Stages, part: Path, name: Path) -> None:
         self._stages = stages
@@ -158,31 +163,30 @@ class Stage:
         self._file = part.open("xb")
 
     def write(self, data: bytes) -> None:
-        self._stages.take(self._part.name, len(data))
+        """Append data."""
+        self._stages.reserve(self._part.name, len(data))
         try:
             self._file.write(data)
         except OSError as error:
-            raise _trouble("write", self._part, error) from error
+            raise _disk_error("write", self._part, error) from error
 
     def finish(self) -> None:
-        """It is on disk under its name when this returns."""
+        """Complete the stage: it is on disk under its name when this returns."""
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
             self._file.close()
-            self._stages.keep(self._part, self._name)
+            self._stages.complete(self._part, self._name)
         except OSError as error:
-            raise _trouble("keep", self._part, error) from error
+            raise _disk_error("keep", self._part, error) from error
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> StageFile:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(OSError):  # what was buffered is not wanted any more
+        with suppress(OSError):  # buffered data is discarded
             self._file.close()
-        self._stages.forget([self._part.name])
+        self._stages.delete([self._part.name])
 
 
 def _prefix(query: str, batch: int) -> str:
@@ -193,5 +197,5 @@ def _name(query: str, batch: int, partition: int, attempt: int) -> str:
     return f"{_prefix(query, batch)}{partition}-{attempt}{_STAGE}"
 
 
-def _trouble(what: str, path: Path, error: OSError) -> DiskError:
+def _disk_error(what: str, path: Path, error: OSError) -> DiskError:
     return DiskError(f"cannot {what} the stage {path} ({error.strerror or error}): free space, or check its folder")

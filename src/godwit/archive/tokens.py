@@ -1,11 +1,11 @@
-"""Who may use the archive: clients that send one of the tokens in a file, as `Authorization: Bearer TOKEN`.
+"""Tokens of the archive: a file of tokens, one of which a client sends as `Authorization: Bearer TOKEN`.
 
 The file holds one token a line, perhaps followed by its rights as a JSON object (godwit.broker.token_rights):
 
     5up3rs3cr3t
     n1ghtj0b     {"publish": ["alerts/#"], "names": ["night-job"], "read": ["home/#"]}
 
-It is read again when it has changed, so a token or a right can be given or taken away while the archive runs.
+It is read again when it has changed, so tokens and rights can be changed while the archive runs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rights_of(context: Any) -> TokenRights:
 
 
 class TokenFile:
-    """The tokens of a file, as it is now."""
+    """The tokens of a file, read again whenever it changes."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         """Read the file. ConfigurationError if it cannot be read or has an invalid line.
@@ -58,11 +58,11 @@ class TokenFile:
         self._path = path
         self._warn = warn
         self._lock = threading.Lock()
-        self._stamp: tuple[int, int, int] | None = None
+        self._version: tuple[int, int, int] | None = None
         self._tokens: list[tuple[bytes, TokenRights]] = []
         self._refresh()
         if not self._tokens:
-            raise ConfigurationError(f"{path} holds no token, so nobody could read the archive: put one on a line")
+            raise ConfigurationError(f"{path} contains no token, so no client could use the archive: put one on a line")
 
     def find(self, token: bytes) -> TokenRights | None:
         """Return the rights of a token, or None if it is unknown.
@@ -80,18 +80,18 @@ class TokenFile:
         with self._lock:
             try:
                 status = self._path.stat()
-                stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-                if stamp != self._stamp:
-                    self._load(self._path.read_bytes(), is_first=self._stamp is None)
-                    self._stamp = stamp
+                version = (status.st_mtime_ns, status.st_size, status.st_ino)
+                if version != self._version:
+                    self._load(self._path.read_bytes(), is_first=self._version is None)
+                    self._version = version
             except OSError as error:
-                if self._stamp is None:
+                if self._version is None:
                     raise ConfigurationError(
                         f"cannot read the tokens in {self._path} ({error.strerror or error}): "
                         "check the path and who may read it"
                     ) from error
-                self._tokens = []  # a file that was taken away lets nobody in
-                self._stamp = (0, 0, 0)
+                self._tokens = []  # without the file no token is accepted
+                self._version = (0, 0, 0)
 
     def _load(self, data: bytes, *, is_first: bool) -> None:
         tokens: dict[bytes, TokenRights] = {}
@@ -123,20 +123,21 @@ def parse_line(line: bytes) -> tuple[bytes, TokenRights]:
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow has no types
-    """Stands before every call of a Flight server."""
+    """Checks the token of every call of a Flight server."""
 
     def __init__(self, tokens: TokenFile) -> None:
         super().__init__()
         self._tokens = tokens
 
     def start_call(self, info: Any, headers: dict[str, list[str | bytes]]) -> CheckedCall:
+        """Return the rights of a call, or raise FlightUnauthenticatedError."""
         for value in headers.get(HEADER, []):
             text = value.decode("latin-1") if isinstance(value, bytes) else value
             if text[: len(SCHEME)].lower() == SCHEME and len(text) <= MAX_TOKEN_BYTES:
                 rights = self._tokens.find(text[len(SCHEME) :].strip().encode("latin-1", errors="replace"))
                 if rights is not None:
                     return CheckedCall(rights)
-                raise flight.FlightUnauthenticatedError("the token is not known here: ask whoever runs the broker")
+                raise flight.FlightUnauthenticatedError("the token is unknown: ask the operator of the broker for one")
         raise flight.FlightUnauthenticatedError(
             "this archive wants a token: send the header 'authorization: Bearer TOKEN'"
         )

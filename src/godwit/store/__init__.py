@@ -1,1 +1,1 @@
-"""The log behind a small, synchronous port: in memory (a bounded ring, the reference), and in a file of SQLite's."""
+"""The message log behind a small, synchronous interface (port.py): in memory, and durable in a SQLite file."""

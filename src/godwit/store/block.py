@@ -1,26 +1,34 @@
-"""Blocks: what one commit took, as columns. One block is one row of the log; it tells everything about itself.
+"""Encode and decode blocks: the batches of one commit, stored as columns. One block is one row of the table `blocks`.
 
-    head          magic "GWB1" | stamp, 8 bytes | first offset u64 | end offset u64 | batches u32 | messages u32 |
+Format of a block. Integers are big-endian, except for the checksum, which is little-endian like that of a packet.
+
+    header        magic "GWB1" | log secret, 8 bytes | first offset u64 | end offset u64 | batches u32 | messages u32 |
                   topics u32 | publishers u32 | bytes of names u32 | bytes of extensions u32 | bytes of bodies u64 |
-                  flags u32                                                 flags: 1, there is a column of deltas
-    a batch       published u64 | received u64 | sequence u64 | epoch u64
-    a batch       offset - first offset u32 | messages u32 | topic u32 | publisher u32 | bytes of bodies u32 |
+                  flags u32 (1: the block has a column of time deltas)
+    per batch     published u64 | received u64 | sequence u64 | epoch u64
+    per batch     offset - first offset u32 | messages u32 | topic u32 | publisher u32 | bytes of bodies u32 |
                   bytes of extension u32
-    a name        bytes u32: the topics', then the publishers'
-    a message     length u32 | [microseconds after the batch's time published u32]
-    a batch       flags u8
+    per name      bytes u32: first all topics, then all publishers
+    per message   length u32 | [microseconds after the publish time of its batch u32]
+    per batch     flags u8
     bytes         names | extensions | bodies
-    check         CRC-32C of all that stands before it, u32
+    checksum      CRC-32C of all preceding bytes, u32
 
-Each field is a column: that of all batches, then the next one. Big-endian but for the check, which is little-endian
-like that of a packet. Wide columns stand first, so that all are aligned. A batch's flags are those of the wire
-(godwit.wire.batch), with the one for a sequence. Offsets may have holes: retention removes batches from the middle.
+Each field is a column: its values for all batches, then the next field. Wide columns come first, so that every column
+is aligned. The flags of a batch are those of the wire format (godwit.wire.batch), including the one for a sequence.
+Offsets may have holes, because retention removes batches from the middle of a block.
 
-The stamp is a secret of the log (godwit.store.kept): a checksum shows that a block is what somebody wrote, the stamp
-that the log's own writer did, and not a publisher who hid a block in a message. Blocks outside of a log have none.
+The log secret is 8 random bytes that only readers of the file know (godwit.store.state). The checksum proves that a
+block is intact; the secret proves that the log's own writer wrote it, and not a publisher that put the bytes of a block
+into a message. Blocks outside a log (staged files) have zeros there.
 
-So a reader gets at any column, and at all bodies, without a look at a single message; and a batch comes out byte for
-byte as it went in.
+A reader can use any column, and all bodies, without touching single messages. Decoding returns every batch byte for
+byte as it was encoded.
+
+Format of a topic index, the column `topics` beside each block, which lets a reader skip blocks by topic:
+
+    topics u32 | bytes of names u32 | payload bytes of each u64 | messages of each u32 | name length of each u32 |
+    names, UTF-8 | CRC-32C u32, little-endian
 """
 
 from __future__ import annotations
@@ -28,105 +36,90 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
 from godwit.limits import MIB
-from godwit.store.packing import (
-    CHECK,
-    DamagedBlockError,
-    check_seal,
-    cut_names,
-    join_sealed,
-    narrow,
-    read_narrow,
-    read_wide,
-    wide,
-)
-from godwit.store.rests import Packed, join_rests, split_rests
-from godwit.store.shares import TopicShare, decode_topics, encode_topics, pack_topics
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE
 from godwit.wire.entry import Entry
 
-__all__ = [
-    "BLOCK_BYTES",
-    "NO_STAMP",
-    "Columns",
-    "DamagedBlockError",
-    "Row",
-    "TopicShare",
-    "are_numbers_sealed",
-    "decode_block",
-    "decode_topics",
-    "encode_block",
-    "encode_blocks",
-    "encode_topics",
-    "is_row_sealed",
-    "make_row",
-    "open_block",
-    "row_of",
-]
-
 BLOCK_BYTES: Final = 1 * MIB
-"""Where a commit is cut into several blocks. One longer batch makes a longer block."""
+"""A commit is split into blocks of at most this size. A longer batch makes a longer block."""
 
 MAGIC: Final = b"GWB1"
-_HAS_DELTA_COLUMN: Final = 1
-STAMP_BYTES: Final = 8
-NO_STAMP: Final = bytes(STAMP_BYTES)
-"""Of blocks outside of a log, as in staged files."""
+SECRET_BYTES: Final = 8
+NO_SECRET: Final = bytes(SECRET_BYTES)
+"""In blocks outside a log, as in staged files."""
+MAX_PIECES: Final = 256
+"""Bodies are joined first if there are more, because each piece costs a call when the block is assembled."""
+
 _HEAD: Final = struct.Struct(">4s8sQQIIIIIIQI")
-_SEALED: Final = struct.Struct(">QQQQ")
 HEAD_BYTES: Final = _HEAD.size
+_INDEX_HEAD: Final = struct.Struct(">II")
+_INDEX_ENTRY_BYTES: Final = 8 + 4 + 4
+_ROW_NUMBERS: Final = struct.Struct(">QQQQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_U32: Final = struct.Struct(">I")
+_HAS_DELTA_COLUMN: Final = 1
+_LAYOUT_FLAGS: Final = LONE | HAS_DELTAS | HAS_EXTENSION
+"""The flags that determine how the body of a batch is laid out."""
 _BATCH_BYTES: Final = 4 * 8 + 6 * 4 + 1 + 4 + (8 + 2 * 4) + 4
-"""What a batch takes beside its rest and its names: its columns, a length, those of a topic and a publisher."""
+"""Size of a batch without its body and names: its columns, one length, and those of a topic and a publisher."""
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
-    """A block with what the log's table says of it, so that it need not be opened to know whether it matters."""
+class DamagedBlockError(Exception):
+    """The bytes are not a block, or not the block that was written. The store reports it as a range of offsets."""
+
+
+class BlockRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of the table `blocks`: a block, and columns that tell whether it is of interest without opening it."""
 
     first_offset: int
     end_offset: int
-    """Behind its last message."""
+    """The offset after its last message."""
     received_us: int
-    """When its first batch came ..."""
+    """Receive time of its first batch."""
     until_us: int
-    """... and when its last one did."""
-    seal: int
-    """A checksum of these numbers, see make_row."""
+    """Receive time of its last batch."""
+    checksum: int
+    """Of the four numbers above; see make_row."""
     topics: bytes
-    """See decode_topics."""
+    """The topic index; see decode_topic_index."""
     body: bytes
 
 
-def make_row(first_offset: int, end_offset: int, received_us: int, until_us: int, topics: bytes, body: bytes) -> Row:
-    """A row with its seal: who looks at the small columns alone must not be led past a block by a flipped bit."""
-    seal = crc32c(_SEALED.pack(first_offset, end_offset, received_us, until_us))
-    return Row(first_offset, end_offset, received_us, until_us, seal, topics, body)
+def make_row(
+    first_offset: int, end_offset: int, received_us: int, until_us: int, topics: bytes, body: bytes
+) -> BlockRow:
+    """Return a row with its checksum, which keeps a flipped bit in the small columns from hiding a block."""
+    checksum = crc32c(_ROW_NUMBERS.pack(first_offset, end_offset, received_us, until_us))
+    return BlockRow(first_offset, end_offset, received_us, until_us, checksum, topics, body)
 
 
-def are_numbers_sealed(row: Row) -> bool:
-    """Whether the row's numbers are what was written."""
+def has_valid_numbers(row: BlockRow) -> bool:
+    """Return whether the numbers of a row match its checksum."""
     try:
-        return row.seal == crc32c(_SEALED.pack(row.first_offset, row.end_offset, row.received_us, row.until_us))
-    except struct.error:  # a number that no row was written with
+        return row.checksum == crc32c(
+            _ROW_NUMBERS.pack(row.first_offset, row.end_offset, row.received_us, row.until_us)
+        )
+    except struct.error:  # out of range, so it was not written by make_row
         return False
 
 
-def is_row_sealed(row: Row) -> bool:
-    """Whether all small columns are what was written: the numbers, and the topics with their own checksum."""
+def is_row_valid(row: BlockRow) -> bool:
+    """Return whether the numbers and the topic index of a row match their checksums."""
     try:
-        check_seal(row.topics)
+        verify_checksum(row.topics)
     except DamagedBlockError:
         return False
-    return are_numbers_sealed(row)
+    return has_valid_numbers(row)
 
 
-class Columns(msgspec.Struct, frozen=True, gc=False):
-    """Where everything stands in a block whose checksum is right. `..._at` counts bytes from the block's begin."""
+class BlockLayout(msgspec.Struct, frozen=True, gc=False):
+    """The header of a block, and the positions of its columns (`..._at`, in bytes from the start of the block)."""
 
     first_offset: int
     end_offset: int
@@ -138,24 +131,24 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     extensions_bytes: int
     bodies_bytes: int
     has_deltas: bool
-    # a column of u64, one for each batch
+    # u64, one per batch
     published_at: int
     received_at: int
     sequence_at: int
     epoch_at: int
-    # u32, one for each batch
+    # u32, one per batch
     offset_delta_at: int
     count_at: int
     topic_at: int
     publisher_at: int
     batch_bytes_at: int
     extension_bytes_at: int
-    # u32, one for each topic, then one for each publisher
+    # u32, one per topic, then one per publisher
     name_bytes_at: int
-    # u32, one for each message
+    # u32, one per message
     length_at: int
     delta_at: int
-    # u8, one for each batch
+    # u8, one per batch
     flags_at: int
     # bytes
     names_at: int
@@ -163,39 +156,45 @@ class Columns(msgspec.Struct, frozen=True, gc=False):
     bodies_at: int
 
 
-def encode_blocks(entries: Sequence[Entry], first_offset: int, stamp: bytes = NO_STAMP) -> list[Row]:
-    """Entries that follow one another without a hole, in as few blocks as BLOCK_BYTES allows."""
+# -- encoding ---------------------------------------------------------------------------------------------------------
+
+
+def encode_blocks(entries: Sequence[Entry], first_offset: int, secret: bytes = NO_SECRET) -> list[BlockRow]:
+    """Return the blocks of entries with consecutive offsets, as few as BLOCK_BYTES allows.
+
+    Raise ValueError if the body of an entry does not match its flags and count.
+    """
     offsets = list(accumulate([entry.count for entry in entries], initial=first_offset))
-    # Names count for each batch although a block has each of them once: quick, and the bound holds.
+    # Counts a name once per batch although a block stores it once: this is quick and never underestimates.
     sizes = [_BATCH_BYTES + len(entry.rest) + len(entry.topic) + len(entry.publisher) for entry in entries]
     ends = list(accumulate(sizes, initial=0))
     blocks = []
     start = 0
     while start < len(entries):
         stop = max(start + 1, bisect_right(ends, ends[start] + BLOCK_BYTES, lo=start) - 1)
-        blocks.append(_encode(offsets[start:stop], entries[start:stop], stamp))
+        blocks.append(_encode(offsets[start:stop], entries[start:stop], secret))
         start = stop
     return blocks
 
 
-def encode_block(rows: Sequence[tuple[int, Entry]], stamp: bytes = NO_STAMP) -> Row:
-    """One block of entries whose offsets grow and may have holes."""
+def encode_block(rows: Sequence[tuple[int, Entry]], secret: bytes = NO_SECRET) -> BlockRow:
+    """Return one block of entries with ascending offsets, which may have holes."""
     if not rows:
         raise ValueError("a block has at least one batch")
-    return _encode([offset for offset, _ in rows], [entry for _, entry in rows], stamp)
+    return _encode([offset for offset, _ in rows], [entry for _, entry in rows], secret)
 
 
-def _encode(offsets: Sequence[int], entries: Sequence[Entry], stamp: bytes) -> Row:
+def _encode(offsets: Sequence[int], entries: Sequence[Entry], secret: bytes) -> BlockRow:
     first_offset = offsets[0]
     counts = [entry.count for entry in entries]
     end_offset = offsets[-1] + counts[-1]
     received_us = [entry.received_us for entry in entries]
     sequences = [entry.sequence for entry in entries]
     flags = bytes([entry.flags for entry in entries])
-    shapes = set(flags)
-    if any(flag & (HAS_SEQUENCE | HAS_ROUTE) for flag in shapes):
-        raise ValueError("the flags of an entry say nothing of a sequence or a route")
-    parts = split_rests(entries, shapes)
+    distinct_flags = set(flags)
+    if any(flag & (HAS_SEQUENCE | HAS_ROUTE) for flag in distinct_flags):
+        raise ValueError("the flags of an entry must not include those for a sequence or a route")
+    columns = split_bodies(entries, distinct_flags)
     if sequences.count(None) != len(sequences):
         has = [0 if sequence is None else HAS_SEQUENCE for sequence in sequences]
         flags = bytes([flag | more for flag, more in zip(flags, has, strict=True)])
@@ -207,11 +206,11 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry], stamp: bytes) -> R
     publishers = _numbered(publisher_names)
     topic_lengths, topics_utf8 = _utf8(topics)
     publisher_lengths, publishers_utf8 = _utf8(publishers)
-    topic_messages, topic_bytes = _shares(len(topics), batch_topics, counts, parts.batch_bytes)
+    topic_messages, topic_bytes = _topic_totals(len(topics), batch_topics, counts, columns.batch_bytes)
 
     head = _HEAD.pack(
         MAGIC,
-        stamp,
+        secret,
         first_offset,
         end_offset,
         len(entries),
@@ -219,38 +218,38 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry], stamp: bytes) -> R
         len(topics),
         len(publishers),
         len(topics_utf8) + len(publishers_utf8),
-        len(parts.extensions),
-        parts.bodies_bytes,
-        0 if parts.deltas is None else _HAS_DELTA_COLUMN,
+        len(columns.extensions),
+        columns.bodies_bytes,
+        0 if columns.deltas is None else _HAS_DELTA_COLUMN,
     )
-    columns = (
+    sections = (
         head,
-        wide([entry.published_us for entry in entries]),
-        wide(received_us),
-        wide([sequence or 0 for sequence in sequences]),
-        wide([entry.epoch for entry in entries]),
-        narrow([offset - first_offset for offset in offsets]),
-        narrow(counts),
-        narrow(batch_topics),
-        narrow([publishers[name] for name in publisher_names]),
-        narrow(parts.batch_bytes),
-        narrow(parts.extension_bytes),
-        narrow(topic_lengths),
-        narrow(publisher_lengths),
-        parts.lengths,
-        parts.deltas or b"",
+        pack_u64([entry.published_us for entry in entries]),
+        pack_u64(received_us),
+        pack_u64([sequence or 0 for sequence in sequences]),
+        pack_u64([entry.epoch for entry in entries]),
+        pack_u32([offset - first_offset for offset in offsets]),
+        pack_u32(counts),
+        pack_u32(batch_topics),
+        pack_u32([publishers[name] for name in publisher_names]),
+        pack_u32(columns.batch_bytes),
+        pack_u32(columns.extension_bytes),
+        pack_u32(topic_lengths),
+        pack_u32(publisher_lengths),
+        columns.lengths,
+        columns.deltas or b"",
         flags,
         topics_utf8,
         publishers_utf8,
-        parts.extensions,
+        columns.extensions,
     )
-    body = join_sealed((b"".join(columns), *parts.bodies))
-    shares = pack_topics(topic_lengths, topics_utf8, topic_messages, topic_bytes)
-    return make_row(first_offset, end_offset, received_us[0], received_us[-1], shares, body)
+    body = join_with_checksum((b"".join(sections), *columns.bodies))
+    index = _pack_topic_index(topic_lengths, topics_utf8, topic_messages, topic_bytes)
+    return make_row(first_offset, end_offset, received_us[0], received_us[-1], index, body)
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
-    """Each once, in the order in which they come."""
+    """Return each distinct name with its number, in the order of first use."""
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 
@@ -259,10 +258,10 @@ def _utf8(names: dict[str, int]) -> tuple[list[int], bytes]:
     return list(map(len, encoded)), b"".join(encoded)
 
 
-def _shares(
+def _topic_totals(
     topics: int, batch_topics: Sequence[int], counts: Sequence[int], batch_bytes: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Messages and payload bytes of each topic."""
+    """Return messages and payload bytes of each topic."""
     if topics == 1:
         return [sum(counts)], [sum(batch_bytes)]
     if topics == len(counts):
@@ -275,31 +274,34 @@ def _shares(
     return messages, payload_bytes
 
 
-def open_block(body: bytes) -> Columns:
-    """Where its columns are, once its checksum was right and they fill it; else it raises DamagedBlockError."""
-    columns, end = _columns(body)
-    if end + CHECK.size != len(body):
+# -- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def open_block(body: bytes) -> BlockLayout:
+    """Return the layout of a block. Raise DamagedBlockError if its checksum is wrong or its sections do not fill it."""
+    layout, end = _read_layout(body)
+    if end + _CHECKSUM.size != len(body):
         raise DamagedBlockError("its sections do not fill it")
-    check_seal(body)
-    return columns
+    verify_checksum(body)
+    return layout
 
 
 def claimed_bytes(head: bytes) -> int:
-    """How long a block is by its first HEAD_BYTES alone, which may lie; 0 if no block begins like this."""
+    """Return the length of a block according to its first HEAD_BYTES, unverified; 0 if they are not a header."""
     try:
-        return _columns(head)[1] + CHECK.size
+        return _read_layout(head)[1] + _CHECKSUM.size
     except DamagedBlockError:
         return 0
 
 
-def _columns(body: bytes) -> tuple[Columns, int]:
-    """By the numbers of its head, and where the last section ends."""
+def _read_layout(body: bytes) -> tuple[BlockLayout, int]:
+    """Return the layout that the header describes, and the end of the last section."""
     if len(body) < _HEAD.size or not body.startswith(MAGIC):
-        raise DamagedBlockError("this is no block")
+        raise DamagedBlockError("it does not begin with the header of a block")
     _, _, first, end, batches, messages, topics, publishers, names, extensions, bodies, flags = _HEAD.unpack_from(body)
     has_deltas = flags == _HAS_DELTA_COLUMN
     if flags and not has_deltas:
-        raise DamagedBlockError("it has sections that are not known here")
+        raise DamagedBlockError("it has sections of an unknown kind")
     sizes = (
         *(8 * batches,) * 4,
         *(4 * batches,) * 6,
@@ -311,61 +313,289 @@ def _columns(body: bytes) -> tuple[Columns, int]:
         extensions,
         bodies,
     )
-    *places, stop = accumulate(sizes, initial=_HEAD.size)
+    *positions, stop = accumulate(sizes, initial=_HEAD.size)
     return (
-        Columns(first, end, batches, messages, topics, publishers, names, extensions, bodies, has_deltas, *places),
+        BlockLayout(
+            first, end, batches, messages, topics, publishers, names, extensions, bodies, has_deltas, *positions
+        ),
         stop,
     )
 
 
-def stamp_of(body: bytes) -> bytes:
-    """That of a block, which is one."""
-    return body[len(MAGIC) : len(MAGIC) + STAMP_BYTES]
+def secret_of(body: bytes) -> bytes:
+    """Return the log secret in the header of a block."""
+    return body[len(MAGIC) : len(MAGIC) + SECRET_BYTES]
 
 
-def row_of(body: bytes) -> Row:
-    """The row of a block, from the block alone."""
+def row_of(body: bytes) -> BlockRow:
+    """Return the row of a block, computed from the block alone. Raise DamagedBlockError if the block is damaged."""
     try:
-        return encode_block(decode_block(body), stamp_of(body))
+        return encode_block(decode_block(body), secret_of(body))
     except (ValueError, struct.error):
-        raise DamagedBlockError("its batches are not made up as they say") from None
+        raise DamagedBlockError("its batches do not match their flags and counts") from None
 
 
 def decode_block(body: bytes) -> list[tuple[int, Entry]]:
-    """The entries with their offsets, as they were; DamagedBlockError if that cannot be."""
+    """Return the entries of a block with their offsets. Raise DamagedBlockError if it is not what was written."""
     at = open_block(body)
     batches = at.batches
-    lengths = read_narrow(body, at.name_bytes_at, at.topics + at.publishers)
-    names = cut_names(body[at.names_at : at.extensions_at], lengths)
+    lengths = read_u32(body, at.name_bytes_at, at.topics + at.publishers)
+    names = decode_names(body[at.names_at : at.extensions_at], lengths)
     topics, publishers = names[: at.topics], names[at.topics :]
     flags = body[at.flags_at : at.names_at]
-    counts = read_narrow(body, at.count_at, batches)
-    batch_bytes = read_narrow(body, at.batch_bytes_at, batches)
-    extension_bytes = read_narrow(body, at.extension_bytes_at, batches)
+    counts = read_u32(body, at.count_at, batches)
+    batch_bytes = read_u32(body, at.batch_bytes_at, batches)
+    extension_bytes = read_u32(body, at.extension_bytes_at, batches)
     sums = (sum(counts), sum(batch_bytes), sum(extension_bytes))
     if not batches or sums != (at.messages, at.bodies_bytes, at.extensions_bytes):
         raise DamagedBlockError("its batches do not fill its sections")
-    delta_at = at.delta_at if at.has_deltas else None
-    places = (at.length_at, delta_at, at.extensions_at, at.bodies_at)
-    rests = join_rests(Packed(body, *places, flags, counts, batch_bytes, extension_bytes))
-    sequences: Sequence[int | None] = read_wide(body, at.sequence_at, batches)
+    bodies = join_bodies(body, at, flags, counts, batch_bytes, extension_bytes)
+    sequences: Sequence[int | None] = read_u64(body, at.sequence_at, batches)
     sequences = [number if flag & HAS_SEQUENCE else None for number, flag in zip(sequences, flags, strict=True)]
     try:
         entries = map(
             Entry,
-            [topics[number] for number in read_narrow(body, at.topic_at, batches)],
-            [publishers[number] for number in read_narrow(body, at.publisher_at, batches)],
+            [topics[number] for number in read_u32(body, at.topic_at, batches)],
+            [publishers[number] for number in read_u32(body, at.publisher_at, batches)],
             [flag & ~HAS_SEQUENCE for flag in flags],
-            read_wide(body, at.published_at, batches),
-            read_wide(body, at.received_at, batches),
+            read_u64(body, at.published_at, batches),
+            read_u64(body, at.received_at, batches),
             sequences,
-            read_wide(body, at.epoch_at, batches),
+            read_u64(body, at.epoch_at, batches),
             counts,
-            rests,
+            bodies,
         )
     except IndexError:
-        raise DamagedBlockError("a batch has a topic or a publisher that is not there") from None
-    offsets = [at.first_offset + delta for delta in read_narrow(body, at.offset_delta_at, batches)]
+        raise DamagedBlockError("a batch refers to a topic or a publisher that is missing") from None
+    offsets = [at.first_offset + delta for delta in read_u32(body, at.offset_delta_at, batches)]
     if offsets[0] != at.first_offset or offsets[-1] + counts[-1] != at.end_offset:
-        raise DamagedBlockError("its batches do not stand where it does")
+        raise DamagedBlockError("its batches do not have the offsets in its header")
     return list(zip(offsets, entries, strict=True))
+
+
+# -- batch bodies -----------------------------------------------------------------------------------------------------
+# `Entry.rest` of a batch is split into columns: lengths and time deltas of all messages, extensions, bodies. A batch
+# takes four slices, whatever it contains, and a lone message takes none. Nothing here loops over messages.
+
+
+class BodyColumns(msgspec.Struct, frozen=True):
+    """The bodies of batches, split into columns."""
+
+    lengths: bytes
+    """One per message."""
+    deltas: bytes | None
+    """One per message, zero in batches without deltas; None if no batch has any."""
+    batch_bytes: Sequence[int]
+    """Payload bytes of each batch."""
+    extension_bytes: Sequence[int]
+    """Extension bytes of each batch, zero for one without."""
+    extensions: bytes
+    bodies: Sequence[bytes | memoryview]
+    """At most MAX_PIECES pieces."""
+    bodies_bytes: int
+
+
+def split_bodies(entries: Sequence[Entry], distinct_flags: set[int]) -> BodyColumns:
+    """Split the bodies of entries into columns.
+
+    Args:
+        entries: Batches.
+        distinct_flags: The flags that occur among them.
+
+    Raises:
+        ValueError: A body does not match its flags and count.
+    """
+    if all(flags & _LAYOUT_FLAGS == LONE for flags in distinct_flags):
+        return _split_lone(entries)
+    return _split(entries, any(flags & HAS_DELTAS for flags in distinct_flags))
+
+
+def _split_lone(entries: Sequence[Entry]) -> BodyColumns:
+    """Split lone messages, as many small publishers send them: each body is a payload."""
+    for entry in entries:
+        if entry.count != 1:
+            raise _malformed(entry)
+    bodies = [entry.rest for entry in entries]
+    lengths = list(map(len, bodies))
+    return BodyColumns(pack_u32(lengths), None, lengths, [0] * len(lengths), b"", [b"".join(bodies)], sum(lengths))
+
+
+def _split(entries: Sequence[Entry], has_deltas: bool) -> BodyColumns:
+    lengths: list[bytes] = []
+    deltas: list[bytes] = []
+    batch_bytes: list[int] = []
+    extension_bytes: list[int] = []
+    extensions: list[bytes] = []
+    bodies: list[bytes | memoryview] = []
+    for entry in entries:
+        rest, flags, count = entry.rest, entry.flags, entry.count
+        at = 0
+        if flags & HAS_EXTENSION:
+            at = _U32.size + int.from_bytes(rest[: _U32.size], "big")
+            extensions.append(rest[_U32.size : at])
+        extension_bytes.append(max(at - _U32.size, 0))
+        if flags & LONE:
+            column = _U32.pack(max(len(rest) - at, 0))
+            is_valid = count == 1 and not flags & HAS_DELTAS
+        else:
+            is_valid = rest[at : at + _U32.size] == _U32.pack(count)
+            at += _U32.size
+            column = rest[at : at + _U32.size * count]
+            at += _U32.size * count
+        if flags & HAS_DELTAS:
+            deltas.append(rest[at : at + _U32.size * count])
+            at += _U32.size * count
+        elif has_deltas:
+            deltas.append(bytes(_U32.size * count))
+        if not is_valid or at > len(rest) or _sum_u32(column, count) != len(rest) - at:
+            raise _malformed(entry)
+        lengths.append(column)
+        batch_bytes.append(len(rest) - at)
+        bodies.append(memoryview(rest)[at:] if at else rest)
+    return BodyColumns(
+        b"".join(lengths),
+        b"".join(deltas) if has_deltas else None,
+        batch_bytes,
+        extension_bytes,
+        b"".join(extensions),
+        bodies if len(bodies) <= MAX_PIECES else [b"".join(bodies)],
+        sum(batch_bytes),
+    )
+
+
+def _malformed(entry: Entry) -> ValueError:
+    return ValueError(f"the body of a batch on {entry.topic!r} does not match its flags and its count")
+
+
+def _sum_u32(column: bytes, count: int) -> int:
+    """Return the sum of a column of lengths, which are often all equal."""
+    first = column[: _U32.size]
+    if column == first * count:
+        return count * int.from_bytes(first, "big")
+    return sum(struct.unpack(f">{count}I", column))
+
+
+def join_bodies(
+    data: bytes,
+    at: BlockLayout,
+    flags: bytes,
+    counts: Sequence[int],
+    batch_bytes: Sequence[int],
+    extension_bytes: Sequence[int],
+) -> list[bytes]:
+    """Return the bodies of the batches of a block. The sums of the columns must be those in the header."""
+    stops = accumulate(batch_bytes, initial=at.bodies_at)
+    if all(flag & _LAYOUT_FLAGS == LONE for flag in set(flags)):
+        return [data[start:stop] for start, stop in pairwise(stops)]
+    bodies = []
+    extension_at = at.extensions_at
+    column_at = 0
+    for flag, count, own_extension_bytes, (start, stop) in zip(
+        flags, counts, extension_bytes, pairwise(stops), strict=True
+    ):
+        pieces = []
+        if flag & HAS_EXTENSION:
+            pieces += [_U32.pack(own_extension_bytes), data[extension_at : extension_at + own_extension_bytes]]
+            extension_at += own_extension_bytes
+        column_end = column_at + _U32.size * count
+        if not flag & LONE:
+            pieces += [_U32.pack(count), data[at.length_at + column_at : at.length_at + column_end]]
+        if flag & HAS_DELTAS:
+            if not at.has_deltas:
+                raise DamagedBlockError("the deltas of a batch are missing")
+            pieces.append(data[at.delta_at + column_at : at.delta_at + column_end])
+        column_at = column_end
+        bodies.append(b"".join((*pieces, memoryview(data)[start:stop])) if pieces else data[start:stop])
+    return bodies
+
+
+# -- the topic index --------------------------------------------------------------------------------------------------
+
+
+class TopicShare(msgspec.Struct, frozen=True, gc=False):
+    """How much of a block belongs to a topic."""
+
+    name: str
+    messages: int
+    payload_bytes: int
+
+
+def encode_topic_index(shares: Sequence[TopicShare]) -> bytes:
+    """Return the topic index with these shares."""
+    names = [share.name.encode() for share in shares]
+    messages = [share.messages for share in shares]
+    payload_bytes = [share.payload_bytes for share in shares]
+    return _pack_topic_index(list(map(len, names)), b"".join(names), messages, payload_bytes)
+
+
+def _pack_topic_index(
+    name_lengths: Sequence[int], names: bytes, messages: Sequence[int], payload_bytes: Sequence[int]
+) -> bytes:
+    head = _INDEX_HEAD.pack(len(name_lengths), len(names))
+    return join_with_checksum((head, pack_u64(payload_bytes), pack_u32(messages), pack_u32(name_lengths), names))
+
+
+def decode_topic_index(data: bytes) -> list[TopicShare]:
+    """Return the shares in a topic index. Raise DamagedBlockError if it is not what was written."""
+    if len(data) < _INDEX_HEAD.size + _CHECKSUM.size:
+        raise DamagedBlockError("cut short")
+    verify_checksum(data)
+    topics, names_bytes = _INDEX_HEAD.unpack_from(data)
+    names_at = _INDEX_HEAD.size + topics * _INDEX_ENTRY_BYTES
+    if names_at + names_bytes + _CHECKSUM.size != len(data):
+        raise DamagedBlockError("its sections do not fill it")
+    payload_bytes = read_u64(data, _INDEX_HEAD.size, topics)
+    messages = read_u32(data, _INDEX_HEAD.size + 8 * topics, topics)
+    lengths = read_u32(data, _INDEX_HEAD.size + 12 * topics, topics)
+    names = decode_names(data[names_at : -_CHECKSUM.size], lengths)
+    return list(map(TopicShare, names, messages, payload_bytes))
+
+
+# -- columns of numbers and names -------------------------------------------------------------------------------------
+
+
+def pack_u64(values: Sequence[int]) -> bytes:
+    return struct.pack(f">{len(values)}Q", *values)
+
+
+def pack_u32(values: Sequence[int]) -> bytes:
+    return struct.pack(f">{len(values)}I", *values)
+
+
+def read_u64(data: bytes, at: int, count: int) -> tuple[int, ...]:
+    return struct.unpack_from(f">{count}Q", data, at)
+
+
+def read_u32(data: bytes, at: int, count: int) -> tuple[int, ...]:
+    return struct.unpack_from(f">{count}I", data, at)
+
+
+def join_with_checksum(pieces: Sequence[bytes | memoryview]) -> bytes:
+    """Return all pieces and their checksum, joined once: copying a long block again costs more than its checksum."""
+    checksum = 0
+    for piece in pieces:
+        checksum = crc32c(piece, checksum)
+    return b"".join((*pieces, _CHECKSUM.pack(checksum)))
+
+
+def verify_checksum(data: bytes) -> None:
+    """Raise DamagedBlockError unless the checksum at the end of the data is right."""
+    if len(data) < _CHECKSUM.size:
+        raise DamagedBlockError("cut short")
+    if _CHECKSUM.unpack_from(data, len(data) - _CHECKSUM.size)[0] != crc32c(memoryview(data)[: -_CHECKSUM.size]):
+        raise DamagedBlockError("the checksum is wrong")
+
+
+def decode_names(data: bytes, lengths: Sequence[int]) -> list[str]:
+    """Return consecutive names in UTF-8. Raise DamagedBlockError if they are not valid or do not fill the data."""
+    names = []
+    at = 0
+    try:
+        for length in lengths:
+            names.append(data[at : at + length].decode())
+            at += length
+    except UnicodeDecodeError:
+        raise DamagedBlockError("a name is not valid UTF-8") from None
+    if at != len(data):
+        raise DamagedBlockError("the names do not fill their section")
+    return names

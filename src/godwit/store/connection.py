@@ -1,4 +1,4 @@
-"""Connections to the log's file: how they are opened, transactions, and SQLite's troubles in our words."""
+"""Connections to a log's SQLite file: settings, transactions, and the translation of SQLite's errors."""
 
 from __future__ import annotations
 
@@ -11,40 +11,54 @@ import apsw
 import msgspec
 
 from godwit.errors import DiskError, LogDamagedError, StorageError
-from godwit.store.kept import DamagedRowError
 
 BUSY_TIMEOUT_MS: Final = 5000
-"""So long a statement waits for another program that holds the file locked, as none of ours does."""
+"""How long a statement waits for a lock of a foreign program. Godwit's own programs hold none that long."""
 CACHE_KIB: Final = 16 * 1024
+SQLITE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
+"""Suffixes of the files that SQLite creates beside a file."""
 SIGNAL_STEPS: Final = 10_000
-"""Steps of SQLite's, or pages that it checks: some milliseconds."""
+"""Virtual machine steps, or checked pages, between two looks for signals: a few milliseconds."""
+
+
+class DamagedRowError(Exception):
+    """A row of a table is not what was written."""
 
 
 def connect(path: str | Path, flags: int, vfs: str | None) -> apsw.Connection:
-    """With the settings that hold for everybody. A file that is not there is created only if the flags say so."""
+    """Open a file with the common settings. Only the flag SQLITE_OPEN_CREATE creates a missing file.
+
+    Args:
+        path: The file, or a URI if the flags say so.
+        flags: Flags of SQLite's open call.
+        vfs: Name of a SQLite file system; None for that of the machine.
+    """
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
     connection.set_busy_timeout(BUSY_TIMEOUT_MS)
     if vfs is not None:
         # A VFS written in Python has no shared memory, without which WAL works for one connection at a time only.
         connection.pragma("locking_mode", "EXCLUSIVE")
-    # A file may come from anywhere (see godwit.store.schema).
+    # The file may come from an untrusted source (see godwit.store.schema).
     connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0)
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
     connection.limit(apsw.SQLITE_LIMIT_ATTACHED, 0)
     connection.pragma("cache_size", -CACHE_KIB)
     connection.pragma("cell_size_check", 1)
-    connection.pragma("mmap_size", 0)  # a bad sector is an error then, and not the end of the process
+    connection.pragma("mmap_size", 0)  # a bad sector is then an error and does not kill the process
     return connection
 
 
-def heed_signals(connection: apsw.Connection) -> None:
-    """Let Python look for signals during a long statement: Ctrl-C ends it then."""
+def allow_interrupts(connection: apsw.Connection) -> None:
+    """Let Python handle signals during a long statement, so that Ctrl-C interrupts it."""
     connection.set_progress_handler(lambda: False, SIGNAL_STEPS)
 
 
 @contextmanager
 def transaction(connection: apsw.Connection) -> Iterator[None]:
-    """All of it, or none. It takes the right to write at once, so that it cannot fail for want of it in the middle."""
+    """Commit at the end of the block, or roll back if it raises.
+
+    The write lock is taken at the start, so the transaction cannot fail for lack of it later.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -56,8 +70,11 @@ def transaction(connection: apsw.Connection) -> Iterator[None]:
 
 @contextmanager
 def snapshot(connection: apsw.Connection) -> Iterator[None]:
-    """What is read within it is of one moment. To be left soon: the WAL cannot be reused past it."""
-    if connection.in_transaction:  # it is within another one, whose moment counts
+    """Let all reads in the block see the file as of one commit.
+
+    The block must be short: the write-ahead log cannot be reused past the snapshot. Nested snapshots use the outer one.
+    """
+    if connection.in_transaction:
         yield
         return
     connection.execute("BEGIN")
@@ -68,24 +85,29 @@ def snapshot(connection: apsw.Connection) -> Iterator[None]:
 
 
 def roll_back(connection: apsw.Connection) -> None:
-    """If SQLite has not done so by itself, as it does after some errors."""
+    """Roll back unless SQLite has done so already, as it does after some errors."""
     if connection.in_transaction:
-        with suppress(apsw.Error):  # the error that led here says more
+        with suppress(apsw.Error):  # the error that led here is more informative
             connection.execute("ROLLBACK")
 
 
 @contextmanager
-def telling(path: str | Path, doing: str) -> Iterator[None]:
-    """Errors of SQLite as errors of ours, with a sentence: `doing` continues 'cannot'."""
+def translate_errors(path: str | Path, action: str) -> Iterator[None]:
+    """Raise errors of SQLite as subclasses of StorageError.
+
+    Args:
+        path: The log's file.
+        action: A participle for the message "the log PATH cannot be ...", such as "read".
+    """
     try:
         yield
     except (apsw.Error, DamagedRowError, msgspec.MsgspecError) as error:
-        raise explain(path, doing, error) from error
+        raise translated(path, action, error) from error
 
 
 @contextmanager
-def naming_full(folder: Path) -> Iterator[None]:
-    """What is read does not fill a disk: it is that of the copy."""
+def translate_full_disk(folder: Path) -> Iterator[None]:
+    """Raise a full disk as a DiskError about the folder of a copy: reading the original cannot fill a disk."""
     try:
         yield
     except apsw.FullError as error:
@@ -94,9 +116,9 @@ def naming_full(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def explain(path: str | Path, doing: str, error: Exception) -> StorageError:
-    """The error of ours that it is."""
-    what = f"the log {path} cannot be {doing}"
+def translated(path: str | Path, action: str, error: Exception) -> StorageError:
+    """Return the StorageError for an error of SQLite; see translate_errors."""
+    what = f"the log {path} cannot be {action}"
     match error:
         case apsw.FullError():
             return DiskError(
@@ -110,7 +132,7 @@ def explain(path: str | Path, doing: str, error: Exception) -> StorageError:
             return DiskError(f"{what}: another program holds it locked. End that program")
         case apsw.IOError():
             return DiskError(f"{what}: the disk failed ({error}). Check the disk and the system's log")
-        # Our statements are right, so that one which is not (SQLError) meets a schema that is not ours any more.
+        # The statements are tested, so an invalid one (SQLError) means that the schema of the file is damaged.
         case (
             apsw.CorruptError()
             | apsw.NotADBError()

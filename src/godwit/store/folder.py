@@ -1,12 +1,12 @@
-"""The folder of a broker: its log, what is staged for it, the key of its resets, and a lock, so that it has one broker.
+"""The data folder of a broker, and the lock that ensures that only one broker uses it.
 
 log.sqlite (-wal, -shm)   the log
 log.sqlite-witness        how far the log was confirmed (godwit.store.witness)
-log.sqlite.next           a log that is about to take its place: left by a command that was killed
+log.sqlite.next           a log that replaces log.sqlite: left by a command that was killed meanwhile
 stages/                   messages that a query has staged and not yet committed
 reset-key                 proves to clients of the last run that this broker was restarted
-reserve                   room on the disk that is given back at a start for which there would be none
-lock                      locked while a broker works here; its content means nothing
+reserve                   disk space that is released when the disk is full at a start
+lock                      locked while a broker uses the folder; its content is irrelevant
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Final
 
 from godwit.errors import DiskError, LogInUseError
 from godwit.limits import MIB
-from godwit.store.draft import BESIDE, put, sync
+from godwit.store.atomic_file import move_into_place, sync, write_bytes
+from godwit.store.connection import SQLITE_SUFFIXES
 from godwit.store.witness import read_witness, write_witness
 
 LOCK_NAME: Final = "lock"
 RESERVE_BYTES: Final = 1 * MIB
-"""What SQLite needs to open a log, even if nothing is written to it, and a little more."""
+"""Space that SQLite needs to open a log, even without writing to it, and a little more."""
 
 
 class DataFolder:
-    """`open` before anything else of it is used, `close` at the end."""
+    """A data folder. Call `open` before anything else, and `close` at the end. Errors are DiskError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +38,10 @@ class DataFolder:
         self._lock: int | None = None
 
     def open(self) -> None:
-        """Make it if it is not there, keep others out, and bring to an end what somebody had begun who was killed."""
+        """Create the folder if needed, take its lock, and finish an interrupted replacement of the log.
+
+        Raise LogInUseError if another broker holds the lock.
+        """
         try:
             if not self.path.is_dir():
                 self.path.mkdir(mode=0o700, parents=True)
@@ -55,9 +59,9 @@ class DataFolder:
             raise self._unusable(error) from error
 
     def _manage_reserve(self) -> None:
-        """Give the reserve back if the disk is full, so that the log can be opened; else see that there is one.
+        """Release the reserve if the disk is full, so that the log can be opened; else make sure that it exists.
 
-        A broker whose disk is full must start: it serves what it has, and accepts messages once there is room.
+        A broker whose disk is full must start: it serves its log, and accepts messages once there is room.
         """
         reserve = self.path / "reserve"
         free_bytes = shutil.disk_usage(self.path).free
@@ -67,13 +71,13 @@ class DataFolder:
             file = os.open(reserve, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.posix_fallocate(file, 0, RESERVE_BYTES)
-            except OSError:  # the disk cannot set room aside
+            except OSError:  # the file system cannot reserve space
                 reserve.unlink()
             finally:
                 os.close(file)
 
     def lock(self) -> None:
-        """Of a folder that is there, and in which a broker worked before: as `open`, but nothing else is made in it."""
+        """Take the lock of an existing data folder, as `open` does, without creating anything else in it."""
         try:
             lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -91,44 +95,39 @@ class DataFolder:
             raise self._unusable(error) from error
 
     def replace_log(self, new: Path) -> None:
-        """Put a file of this folder in the place of the log, which is gone with what SQLite has beside it.
+        """Replace the log, and the files that SQLite has beside it, by another file of this folder.
 
-        That takes several steps, and a log without its WAL, or with that of another, is a wrong one. So the file first
-        gets a name by which `open` knows that they are to be done.
+        This takes several steps, and a log without its WAL, or with that of another log, is invalid. So the file is
+        first given a name by which `open` recognizes an interrupted replacement and finishes it.
         """
         try:
-            put(new, self._next_log_path)
+            move_into_place(new, self._next_log_path)
             self._finish_replacing()
         except OSError as error:
             raise self._unusable(error) from error
 
     def _finish_replacing(self) -> None:
         if self._next_log_path.exists():
-            if (record := read_witness(self.log_path)) is not None:  # it attests for a WAL that is about to go
+            if (record := read_witness(self.log_path)) is not None:  # it describes a WAL that is about to be deleted
                 write_witness(self.log_path, record.log_id, record.confirmed, record.received_us)
-            for ending in BESIDE:
-                Path(f"{self.log_path}{ending}").unlink(missing_ok=True)
+            for suffix in SQLITE_SUFFIXES:
+                Path(f"{self.log_path}{suffix}").unlink(missing_ok=True)
             sync(self.path)
-            put(self._next_log_path, self.log_path)
+            move_into_place(self._next_log_path, self.log_path)
 
     def reset_key(self, new_key: bytes) -> bytes:
-        """The key of this folder; the new one becomes it if there is none."""
+        """Return the key of this folder, which becomes `new_key` if there is none."""
         path = self.path / "reset-key"
         try:
             if path.exists() and len(key := path.read_bytes()) == len(new_key):
                 return key
-            draft = path.with_suffix(".new")
-            draft.touch(mode=0o600)
-            with draft.open("wb") as file:
-                file.write(new_key)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+            write_bytes(path, new_key)
         except OSError as error:
             raise self._unusable(error) from error
         return new_key
 
     def close(self) -> None:
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -141,7 +140,7 @@ class DataFolder:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a broker works in the folder now, or may: that of somebody else cannot be asked."""
+    """Return whether a broker uses the folder, or may use it: without permissions this is unknown."""
     try:
         lock = os.open(path / LOCK_NAME, os.O_RDONLY)
     except FileNotFoundError:
@@ -155,8 +154,8 @@ def is_in_use(path: Path) -> bool:
 
 
 def _try_lock(lock: int, *, is_shared: bool) -> bool:
-    """The system lets go of it when the process ends, however it does."""
-    import fcntl  # not everywhere: a broker without a folder works without it
+    """Try to take the lock, which the system releases when the process ends."""
+    import fcntl  # missing on Windows, where a broker without a data folder works
 
     try:
         fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

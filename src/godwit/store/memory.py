@@ -1,4 +1,4 @@
-"""The log in memory: a ring of bounded size, which forgets the oldest entries. Nothing of it outlives the process."""
+"""A log in memory: a ring of limited size that drops its oldest entries. It does not outlive the process."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from typing import Final
 
 from godwit.limits import RING_BYTES
-from godwit.store.port import Change, Entry, Slice, State, entry_bytes
+from godwit.store.port import Change, Entry, Slice, entry_bytes
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 
 __all__ = ["STEPS", "MemoryStore", "entry_bytes"]
 
 STEPS: Final = 64
-"""A full ring forgets this part of itself at once."""
+"""A full ring drops one part in this number at once."""
 
-_GONE: Final = Entry("", "", 0, 0, 0, None, 0, 1, b"")
+_DROPPED: Final = Entry("", "", 0, 0, 0, None, 0, 1, b"")
 _MIN_DROP: Final = 1024
 
 
 class MemoryStore:
-    """Holds at most max_bytes, but what the last append brought always, so that nothing leaves unforeseen.
+    """A ring of at most `max_bytes`. The entries of the last append are always kept, whatever their size.
 
-    Three columns of the same length, of which the first `_start` rows are forgotten: entries, the offset of each, and
-    the bytes that came before it since the beginning. Both numbers grow, so that every question is a bisection.
+    Three lists of the same length, of which the first `_start` rows are dropped: the entries, their offsets, and the
+    number of bytes appended before each. Both numbers ascend, so every lookup is a binary search.
     """
 
     epochs: Sequence[Epoch] = ()
@@ -61,15 +62,15 @@ class MemoryStore:
 
     @property
     def size_bytes(self) -> int:
-        """What the entries that are there count for."""
+        """Memory of the entries, as counted by entry_bytes."""
         return self._total_bytes - self._before[self._start] if self._start < len(self._before) else 0
 
     def __len__(self) -> int:
-        """How many entries there are."""
+        """Return the number of entries."""
         return len(self._entries) - self._start
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
-        """What changes beside the log is as mortal as this store, so nothing is done about it."""
+        """Append entries, and drop the oldest ones if the ring is full. Changes are not stored."""
         if not entries:
             return self._next_offset
         first_row = len(self._entries)
@@ -83,14 +84,15 @@ class MemoryStore:
             total_bytes += entry_bytes(entry)
         self._next_offset = offset
         self._total_bytes = total_bytes
-        self._forget(min(self._first_kept(total_bytes), first_row))
+        self._drop_before(min(self._first_fitting(total_bytes), first_row))
         return first
 
     def read(self, offset: int, max_bytes: int) -> Slice:
+        """Return entries; see Store.read."""
         if offset >= self._next_offset or not self._entries:
             return Slice([], max(offset, self._next_offset))
         start = max(self._start, bisect_right(self._offsets, offset, lo=self._start) - 1)
-        # `before` of the row behind an entry is where that entry ends; the last one ends at the total.
+        # An entry ends at `_before` of the next row; the last one ends at the total.
         stop = bisect_right(self._before, self._before[start] + max_bytes, lo=start + 1) - 1
         if self._total_bytes <= self._before[start] + max_bytes:
             stop = len(self._before)
@@ -98,35 +100,37 @@ class MemoryStore:
         rows = zip(self._offsets[start:stop], self._entries[start:stop], strict=True)
         return Slice(list(rows), self._offset_of(stop))
 
-    def state(self) -> State:
-        return State()
+    def state(self) -> StoredState:
+        """Return an empty state."""
+        return StoredState()
 
     def floor_after(self, more_bytes: int) -> int:
-        """What first_offset will be after one append of so many bytes (see entry_bytes)."""
+        """Return the first_offset after an append of this number of bytes (see entry_bytes)."""
         if more_bytes <= 0:
             return self.first_offset
-        return self._offset_of(self._first_kept(self._total_bytes + more_bytes))
+        return self._offset_of(self._first_fitting(self._total_bytes + more_bytes))
 
     def offset_at(self, time_us: int) -> int:
+        """Return the first offset received at or after a time; see Store.offset_at."""
         row = bisect_left(self._entries, time_us, lo=self._start, key=lambda entry: entry.received_us)
         return self._offset_of(row)
 
     def _offset_of(self, row: int) -> int:
         return self._offsets[row] if row < len(self._offsets) else self._next_offset
 
-    def _first_kept(self, total_bytes: int) -> int:
-        """The first row that has room in the ring once so many bytes have been appended in all.
+    def _first_fitting(self, total_bytes: int) -> int:
+        """Return the first row that fits into the ring once `total_bytes` have been appended since the start.
 
-        A full ring forgets a part of itself at once, so that who must be told of it is not told with every append.
+        A full ring drops several entries at once, so that subscribers are not notified of losses with every append.
         """
         if self._start == len(self._before) or total_bytes - self._before[self._start] <= self._max_bytes:
             return self._start
         return bisect_left(self._before, total_bytes - self._max_bytes + self._step_bytes, lo=self._start)
 
-    def _forget(self, start: int) -> None:
-        """Everything before a row."""
+    def _drop_before(self, start: int) -> None:
+        """Drop everything before a row."""
         for row in range(self._start, start):
-            self._entries[row] = _GONE  # lets go of it now; the row itself goes with many others
+            self._entries[row] = _DROPPED  # frees the entry now; rows are removed many at a time
         self._start = start
         if start >= _MIN_DROP and start * 2 >= len(self._entries):
             del self._entries[:start], self._offsets[:start], self._before[:start]

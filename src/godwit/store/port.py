@@ -1,84 +1,147 @@
-"""What the broker needs of a log. Offsets count messages, one sequence a log; the unit is a batch.
+"""The interface of a log to the broker, and ranges of offsets.
 
-A store is synchronous: what `append` was given is safe when it returns, as safe as this store makes anything.
+Offsets count messages, in one sequence per log; the unit of storage is a batch. A store is synchronous: when `append`
+returns, its data is as safe as this store can make it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from godwit.wire.changes import Change, State
+from godwit.wire.changes import Change, StoredState
 from godwit.wire.entry import Entry
 from godwit.wire.epochs import Epoch
 
-__all__ = ["ENTRY_COST_BYTES", "Change", "Entry", "Slice", "State", "Store", "entry_bytes"]
+__all__ = [
+    "ENTRY_COST_BYTES",
+    "Change",
+    "Entry",
+    "OffsetRanges",
+    "ProgressCallback",
+    "Slice",
+    "Store",
+    "entry_bytes",
+    "joined",
+]
 
 ENTRY_COST_BYTES: Final = 384
-"""What Python needs for an entry beside its texts and bytes, rounded up."""
+"""Memory of an entry in Python without its texts and bytes, rounded up."""
+
+ProgressCallback: TypeAlias = Callable[[int, int], None]
+"""Called with the bytes done and the total. It may raise, to end the operation."""
 
 
 def entry_bytes(entry: Entry) -> int:
-    """What an entry counts for: what it takes in memory."""
+    """Return the memory that an entry takes, by which reads and rings are limited."""
     return len(entry.rest) + len(entry.topic) + len(entry.publisher) + ENTRY_COST_BYTES
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """A piece of the log, in order."""
+    """Consecutive entries of a log."""
 
     entries: list[tuple[int, Entry]]
     """The offset of each entry's first message, and the entry."""
     next_offset: int
-    """Where to read on."""
+    """Where to continue reading."""
     damaged: list[tuple[int, int]] = []
-    """Ranges of offsets, begin and end, that cannot be read any more: they are passed over, and told."""
+    """Ranges of offsets, begin and end, that were skipped because they are unreadable."""
 
 
 class Store(Protocol):
+    """A log. SqliteStore and MemoryStore implement it."""
+
     @property
     def log_id(self) -> bytes:
-        """Random, made with the log: offsets of another log mean nothing here."""
+        """A random id, made with the log: offsets are only meaningful within one log."""
         ...
 
     @property
     def first_offset(self) -> int:
-        """The oldest that is still there; next_offset if nothing is."""
+        """The oldest offset in the log; next_offset if the log is empty."""
         ...
 
     @property
     def next_offset(self) -> int:
-        """What the next message gets."""
+        """The offset of the next message."""
         ...
 
     @property
     def epochs(self) -> Sequence[Epoch]:
-        """Those of all messages, in order, and at the end the one of this opening, which may have no message yet.
+        """The epochs of all messages, in order, followed by that of this opening, which may have no message yet.
 
         Empty in a store that does not outlive the process.
         """
         ...
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
-        """Add them in this order, with the changes, all or none; gives the offset of the first entry.
+        """Append entries and apply changes, all or none, and return the offset of the first entry.
 
-        All is safe when it returns. The time received never goes backwards from one entry to the next.
+        Everything is durable when this returns. Receive times must not decrease from one entry to the next.
         """
         ...
 
-    def state(self) -> State:
-        """What the changes so far amount to; nothing in a store that does not outlive the process."""
+    def state(self) -> StoredState:
+        """Return the state rows that result from all changes; empty in a store that does not outlive the process."""
         ...
 
     def read(self, offset: int, max_bytes: int) -> Slice:
-        """Whole entries from the one that contains the offset on, up to so many bytes but at least one if there is any.
+        """Return whole entries, starting with the one that contains the offset.
 
-        Bytes as entry_bytes counts them. What is gone is passed over: an offset below first_offset starts there, so the
-        first entry's offset tells. Where much is damaged there may be no entry before next_offset: then read on.
+        Args:
+            offset: Where to start. Deleted messages are skipped, so the first entry's offset may be higher.
+            max_bytes: Limit, as counted by entry_bytes. At least one entry is returned if there is any. Where a large
+                range is damaged there may be no entry before the next_offset of the slice: then continue from there.
         """
         ...
 
     def offset_at(self, time_us: int) -> int:
-        """The first offset that was received at or after a time; next_offset if none was."""
+        """Return the first offset received at or after a time; next_offset if there is none."""
         ...
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ranges in order, with adjacent and overlapping ones merged and empty ones removed."""
+    merged: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+class OffsetRanges:
+    """A set of ranges of offsets that do not overlap."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] = []
+
+    def add(self, begin: int, end: int) -> bool:
+        """Add a range and return True, or return False if it overlaps one that was added before."""
+        at = bisect_right(self._ranges, (begin, end))
+        if at and self._ranges[at - 1][1] > begin:
+            return False
+        if at < len(self._ranges) and self._ranges[at][0] < end:
+            return False
+        insort(self._ranges, (begin, end))
+        return True
+
+    @property
+    def end(self) -> int:
+        """The end of the last range, or 0."""
+        return self._ranges[-1][1] if self._ranges else 0
+
+    def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the ranges between two offsets that were not added."""
+        missing = []
+        for start, stop in [*self._ranges, (end, end)]:
+            if begin < start:
+                missing.append((begin, start))
+            begin = max(begin, stop)
+        return missing

@@ -1,15 +1,16 @@
-"""What leaves the log when: rules by age and by size, for the whole log and for topics.
+"""Retention: delete messages by age and by size, for the whole log and for topics.
 
-The first rule whose filter matches a topic decides for it, the broker-wide one if none does. A limit that a rule does
-not have is no limit. With one exception: the broker-wide size bounds the file, so it takes the oldest blocks, whatever
-is in them. Age goes by blocks: one leaves when its last message is too old. A block that several rules share is written
-anew without the topics of the rule that is due; so offsets have holes.
+A topic belongs to the first rule whose filter matches it, or to the broker-wide rule. A rule without a limit has none,
+with one exception: the broker-wide size limits the file, so it deletes the oldest blocks, whatever topics they contain.
+Age is measured by block: it is deleted when its last message is too old. A block that several rules share is rewritten
+without the topics of the rule that is due, so offsets may have holes.
 
-All is done in steps on the writer's connection, each a transaction of its own that takes milliseconds, so no commit
-waits for long. The rule's mark rises in the same transaction: see godwit.wire.marks. Freed pages are used again, so the
-file stops growing; `godwit log compact` gives them back.
+Everything is done in steps on the writer's connection. Each step is a transaction of a few milliseconds, so that no
+commit waits for long. The retention floor of the rule rises in the same transaction (godwit.wire.retention_floors).
+Freed pages are reused, so the file stops growing; `godwit log compact` returns them to the file system.
 
-Age may empty the log; size leaves at least its newest block, or a bound below a block's size would keep nothing.
+The age limit may empty the log. A size limit leaves at least the newest block: otherwise one below the size of a block
+would delete everything.
 """
 
 from __future__ import annotations
@@ -17,73 +18,72 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from godwit.limits import MIB
 from godwit.store.block import (
+    BlockRow,
     DamagedBlockError,
-    Row,
     TopicShare,
     decode_block,
-    decode_topics,
+    decode_topic_index,
     encode_block,
-    encode_topics,
-    is_row_sealed,
+    encode_topic_index,
+    is_row_valid,
     make_row,
     row_of,
 )
-from godwit.store.connection import telling
-from godwit.store.kept import marks_of, set_mark
-from godwit.store.pages import PAGE_BYTES
-from godwit.store.sql import parse_queries
+from godwit.store.connection import translate_errors
+from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
+from godwit.store.sqlite_pages import PAGE_BYTES
+from godwit.store.state import load_floors, store_floor
 from godwit.wire.entry import Entry
 from godwit.wire.filters import matches
-from godwit.wire.marks import BROKER_WIDE, rule_covers
+from godwit.wire.retention_floors import BROKER_WIDE, rule_covers
 
 STEP_DELETED_BYTES: Final = 8 * MIB
-"""A step deletes no more: it has to look at every page that it frees."""
+"""Limit of deleted bytes in a step, which visits every page that it frees."""
 STEP_REWRITTEN_BYTES: Final = 1 * MIB
-"""A step writes no more anew."""
+"""Limit of rewritten bytes in a step."""
 STEP_BLOCKS: Final = 256
-"""A step looks at no more blocks ..."""
+"""Limit of examined blocks in a step."""
 STEP_SHARES: Final = 4096
-"""... nor at blocks of more topics together."""
+"""Limit of topics of examined blocks in a step."""
 
-_SQL: Final = parse_queries(Path(__file__).with_name("retention.sql").read_text(encoding="utf-8"))
 _MAX_KNOWN_TOPICS: Final = 100_000
 _US: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """How long messages stay: of topics that match the pattern; without one, of all that no other rule matches."""
+class RetentionRule:
+    """Limits for topics that match the pattern; without a pattern, for all topics that match no other rule."""
 
     pattern: str | None = None
     max_age_s: float | None = None
     max_bytes: int | None = None
-    """Payload that a filter's topics may hold together; of the broker-wide rule: how long the file may be."""
+    """Limit of payload bytes of all topics of the rule together; of the broker-wide rule: limit of the file size."""
 
 
-class Trimmed(msgspec.Struct, frozen=True):
-    """What a step deleted, as godwit.broker.effects.Losing wants it.
+class Deletion(msgspec.Struct, frozen=True):
+    """Messages that a step deleted, in the form that the broker needs.
 
-    With a pattern (BROKER_WIDE too): the mark of this name has risen to the floor. Without: the log begins there now.
+    With a pattern (including BROKER_WIDE): the retention floor of this rule has risen to `floor`. Without a pattern:
+    the log now begins at `floor`.
     """
 
     pattern: str | None
     floor: int
     entries: list[tuple[int, Entry]]
-    """One for each block and topic, with the number of messages and nothing else. It ends where the block does."""
+    """One for each block and topic, with the number of messages only. Its last offset is that of the block."""
 
 
-class _Span(msgspec.Struct, frozen=True, gc=False):
-    """A block, and what of it belongs to somebody: to all, or to a rule."""
+class _BlockPart(msgspec.Struct, frozen=True, gc=False):
+    """A block, and the topics in it: all, or those of a rule."""
 
-    row: Row
+    row: BlockRow
     """Its body may be left out."""
     shares: list[TopicShare]
     body_bytes: int
@@ -93,20 +93,21 @@ class _Span(msgspec.Struct, frozen=True, gc=False):
         return sum([share.payload_bytes for share in self.shares])
 
     def entries(self) -> Iterator[tuple[int, Entry]]:
-        """A topic's messages as if they were the block's last: where they are, only the block itself knows.
+        """Yield the messages of each topic as if they were the last ones of the block.
 
-        So who stands within the block is told of a few too many, never of too few.
+        Their real offsets are only in the block itself. So a subscriber within the block is notified of too many lost
+        messages at times, and never of too few.
         """
         for share in self.shares:
             yield self.row.end_offset - share.messages, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
 
 
 class Retention:
-    """Of one store, in the thread that writes."""
+    """The retention of one store, to be used in the writer's thread."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[Rule]) -> None:
+    def __init__(self, store: SqliteStore, rules: Sequence[RetentionRule]) -> None:
         named = [rule for rule in rules if rule.pattern is not None]
-        wide = [rule for rule in rules if rule.pattern is None] or [Rule()]
+        wide = [rule for rule in rules if rule.pattern is None] or [RetentionRule()]
         if len(wide) > 1:
             raise ValueError("there is more than one rule without a pattern")
         self._store = store
@@ -114,38 +115,45 @@ class Retention:
         self._rules = [*named, *wide]
         self._keys = [rule.pattern or BROKER_WIDE for rule in self._rules]
         self._wide = len(named)
-        self._owners: dict[str, int] = {}  # topic -> its rule
-        self._cursors = [0] * len(self._rules)  # no block before it has anything of the rule
+        self._owners: dict[str, int] = {}  # topic -> index of its rule
+        self._cursors = [0] * len(self._rules)  # no block before it has messages of the rule
         self._due_us: list[float] = [0.0] * len(self._rules)
         self._held_bytes = [0] * len(self._rules)  # of blocks before _counted_to
         self._counted_to = 0
         self._counts = any(rule.max_bytes is not None for rule in named)
         self._turn = 0
-        self._is_marked = False
+        self._has_floors = False
 
-    def step(self, now_us: int) -> list[Trimmed] | None:
-        """One small transaction; None if nothing is due, a list, perhaps empty, if there may be more to do."""
+    def step(self, now_us: int) -> list[Deletion] | None:
+        """Delete what is due in one small transaction.
+
+        Return None if nothing is due, else the deletions: a list, perhaps empty, after which more may be due.
+        """
         if all(rule.max_age_s is None and rule.max_bytes is None for rule in self._rules):
             return None
-        with telling(self._store.path, "trimmed"):
-            if not self._is_marked:
-                self._mark_rules()
+        with translate_errors(self._store.path, "trimmed"):
+            if not self._has_floors:
+                self._add_floors()
             if self._counts and not self._count():
                 return []
             max_bytes = self._rules[self._wide].max_bytes
-            if max_bytes is not None and self._used_bytes() > max_bytes and (trimmed := self._trim_front(max_bytes)):
-                return trimmed
+            if (
+                max_bytes is not None
+                and self._used_bytes() > max_bytes
+                and (deletions := self._delete_oldest(max_bytes))
+            ):
+                return deletions
             for _ in self._rules:
                 index = self._turn
                 self._turn = (index + 1) % len(self._rules)
-                if (trimmed := self._trim(index, now_us)) is not None:
-                    return trimmed
+                if (deletions := self._delete_due(index, now_us)) is not None:
+                    return deletions
         return None
 
     # -- by rule ------------------------------------------------------------------------------------------------------
 
-    def _trim(self, index: int, now_us: int) -> list[Trimmed] | None:
-        """Delete what is due by one rule. None if nothing is."""
+    def _delete_due(self, index: int, now_us: int) -> list[Deletion] | None:
+        """Delete what is due by one rule. Return None if nothing is."""
         rule = self._rules[index]
         if self._excess_bytes(index) <= 0 and (rule.max_age_s is None or now_us < self._due_us[index]):
             return None
@@ -157,18 +165,18 @@ class Retention:
         first_before = self._store.first_offset
         with self._store.transaction():
             parts = [self._remove(index, span) for span in due]
-            marks = self._raise_marks(index, due[-1].row.end_offset)
-            first_after = self._store.first_offset  # here, so that nothing is deleted that cannot be told
+            floors = self._raise_floors(index, due[-1].row.end_offset)
+            first_after = self._store.first_offset  # within the transaction: an error undoes the deletion
         self._cursors[index] = cursor
-        told = self._told(self._keys[index], marks, parts)
-        return told if first_after == first_before else [*told, Trimmed(None, first_after, [])]
+        deletions = self._deletions(self._keys[index], floors, parts)
+        return deletions if first_after == first_before else [*deletions, Deletion(None, first_after, [])]
 
-    def _due(self, index: int, now_us: int) -> tuple[list[_Span], int]:
-        """Blocks that a rule deletes from now, as many as a step takes, and where to look next."""
+    def _due(self, index: int, now_us: int) -> tuple[list[_BlockPart], int]:
+        """Return the blocks that a rule deletes from in this step, and where to look next."""
         max_age_s = self._rules[index].max_age_s
         age_us = math.inf if max_age_s is None else max_age_s * _US
         excess_bytes = self._excess_bytes(index)
-        due: list[_Span] = []
+        due: list[_BlockPart] = []
         cursor = self._cursors[index]
         deleted_bytes = rewritten_bytes = 0
         newest = self._newest()
@@ -189,116 +197,118 @@ class Retention:
                 excess_bytes -= mine.payload_bytes
             cursor = span.row.end_offset
         if is_all:
-            self._due_us[index] = now_us + age_us  # what comes from now on is not due before
+            self._due_us[index] = now_us + age_us  # later messages are not due before
         return due, cursor
 
-    def _part(self, index: int, span: _Span) -> _Span | None:
-        """What of a block belongs to a rule: the block itself if all does, and None if nothing does.
+    def _part(self, index: int, span: _BlockPart) -> _BlockPart | None:
+        """Return the part of a block that belongs to a rule: the block itself if all does, None if nothing does.
 
-        A block that does not tell its topics is damaged, or stands for one that was: it goes by the broker-wide rule.
+        A block without topics is damaged, or represents a lost range: it belongs to the broker-wide rule.
         """
         mine = [share for share in span.shares if self._owner(share.name) == index]
         if len(mine) == len(span.shares):
             return span if mine or index == self._wide else None
         return msgspec.structs.replace(span, shares=mine) if mine else None
 
-    def _remove(self, index: int, span: _Span) -> _Span:
-        """Take a rule's topics out of a block, within the caller's transaction; what left."""
+    def _remove(self, index: int, span: _BlockPart) -> _BlockPart:
+        """Remove a rule's topics from a block, within the caller's transaction, and return the removed part."""
         mine = self._part(index, span) or span
         if mine is span:
-            self._connection.execute(_SQL["delete_block"], (span.row.first_offset,))
+            self._connection.execute(QUERIES["delete_block"], (span.row.first_offset,))
             return mine
         names = {share.name for share in mine.shares}
         old = span.row
         body = self._body(old.first_offset)
         try:
-            kept = [(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names]
-            new = encode_block(kept, self._store.stamp)
-        except DamagedBlockError:  # it stays, so that its loss is told, until the last of its topics is due
-            others = encode_topics([share for share in span.shares if share.name not in names])
+            rest = [(offset, entry) for offset, entry in decode_block(body) if entry.topic not in names]
+            new = encode_block(rest, self._store.log_secret)
+        except DamagedBlockError:  # it remains until the last of its topics is due, so that readers report the loss
+            others = encode_topic_index([share for share in span.shares if share.name not in names])
             new = make_row(old.first_offset, old.end_offset, old.received_us, old.until_us, others, body)
-        self._connection.execute(_SQL["replace_block"], (*msgspec.structs.astuple(new), old.first_offset))
+        self._connection.execute(QUERIES["replace_block"], (*msgspec.structs.astuple(new), old.first_offset))
         return mine
 
     # -- the broker-wide size -----------------------------------------------------------------------------------------
 
     def _used_bytes(self) -> int:
-        ((pages,),) = self._connection.execute(_SQL["select_used_pages"])
+        ((pages,),) = self._connection.execute(QUERIES["select_used_pages"])
         return int(pages) * PAGE_BYTES
 
-    def _trim_front(self, max_bytes: int) -> list[Trimmed] | None:
-        """Delete the oldest blocks, whatever is in them, until the file is short enough or the step long enough."""
-        parts: list[_Span] = []
+    def _delete_oldest(self, max_bytes: int) -> list[Deletion] | None:
+        """Delete the oldest blocks until the file fits the limit or the step is long enough."""
+        parts: list[_BlockPart] = []
         newest = self._newest()
         with self._store.transaction():
             for span in self._spans(0)[0]:
                 if span.row.first_offset == newest:
                     break
-                self._connection.execute(_SQL["delete_block"], (span.row.first_offset,))
+                self._connection.execute(QUERIES["delete_block"], (span.row.first_offset,))
                 parts.append(span)
                 if sum(part.body_bytes for part in parts) >= STEP_DELETED_BYTES or self._used_bytes() <= max_bytes:
                     break
             if not parts:
                 return None
-            marks = self._raise_marks(None, parts[-1].row.end_offset)
+            floors = self._raise_floors(None, parts[-1].row.end_offset)
             first_after = self._store.first_offset
-        return [*self._told(BROKER_WIDE, marks, parts), Trimmed(None, first_after, [])]
+        return [*self._deletions(BROKER_WIDE, floors, parts), Deletion(None, first_after, [])]
 
-    # -- marks --------------------------------------------------------------------------------------------------------
+    # -- floors -------------------------------------------------------------------------------------------------------
 
-    def _mark_rules(self) -> None:
-        """A rule without a mark gets one: what wider rules deleted before it came counts for its topics too."""
-        marks = marks_of(self._connection)
-        if missing := [key for key in self._keys if key not in marks]:
+    def _add_floors(self) -> None:
+        """Give each new rule a floor: earlier deletions by wider rules concern its topics too."""
+        floors = load_floors(self._connection)
+        if missing := [key for key in self._keys if key not in floors]:
             with self._store.transaction():
                 for key in missing:
-                    floor = max((marks[other] for other in marks if rule_covers(other, key)), default=0)
-                    set_mark(self._connection, key, floor)
-        self._is_marked = True
+                    floor = max((floors[other] for other in floors if rule_covers(other, key)), default=0)
+                    store_floor(self._connection, key, floor)
+        self._has_floors = True
 
-    def _raise_marks(self, index: int | None, floor: int) -> dict[str, int]:
-        """That of a rule and of those that it covers, but for earlier ones; without a rule, all of them."""
+    def _raise_floors(self, index: int | None, floor: int) -> dict[str, int]:
+        """Raise and return the floors of a rule and of later rules that it covers; without a rule, all floors."""
         earlier = self._keys[: index or 0]
         concerned = {
             key: max(old, floor)
-            for key, old in marks_of(self._connection).items()
+            for key, old in load_floors(self._connection).items()
             if index is None or (key not in earlier and rule_covers(self._keys[index], key))
         }
-        for key, mark in concerned.items():
-            set_mark(self._connection, key, mark)
+        for key, raised in concerned.items():
+            store_floor(self._connection, key, raised)
         return concerned
 
-    def _told(self, key: str, marks: dict[str, int], parts: list[_Span]) -> list[Trimmed]:
-        """What left, with the mark of the rule, and the other marks."""
+    def _deletions(self, key: str, floors: dict[str, int], parts: list[_BlockPart]) -> list[Deletion]:
+        """Return the deletion with the floor of its rule, followed by the other raised floors."""
         for part in parts:
             if part.row.first_offset < self._counted_to:
                 for share in part.shares:
                     self._held_bytes[self._owner(share.name)] -= share.payload_bytes
-        told = [Trimmed(key, marks[key], [entry for part in parts for entry in part.entries()])]
-        return [*told, *(Trimmed(other, mark, []) for other, mark in marks.items() if other != key)]
+        deletion = Deletion(key, floors[key], [entry for part in parts for entry in part.entries()])
+        return [deletion, *(Deletion(other, floor, []) for other, floor in floors.items() if other != key)]
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
-    def _spans(self, offset: int) -> tuple[list[_Span], bool]:
-        """Blocks from an offset on, as many as a step looks at, and whether these are all."""
-        rows: list[tuple[Any, ...]] = self._connection.execute(_SQL["select_spans"], (offset, STEP_BLOCKS)).fetchall()
-        spans: list[_Span] = []
+    def _spans(self, offset: int) -> tuple[list[_BlockPart], bool]:
+        """Return the blocks from an offset on that a step examines, and whether these are all."""
+        rows: list[tuple[Any, ...]] = self._connection.execute(
+            QUERIES["select_retention_blocks"], (offset, STEP_BLOCKS)
+        ).fetchall()
+        spans: list[_BlockPart] = []
         shares_left = STEP_SHARES
-        for first_offset, end_offset, received_us, until_us, seal, topics, body_bytes in rows:
-            row = Row(first_offset, end_offset, received_us, until_us, seal, topics, b"")
-            row = self._believed(row, spans)
-            spans.append(_Span(row, decode_topics(row.topics), body_bytes))
+        for first_offset, end_offset, received_us, until_us, checksum, topics, body_bytes in rows:
+            row = BlockRow(first_offset, end_offset, received_us, until_us, checksum, topics, b"")
+            row = self._validated(row, spans)
+            spans.append(_BlockPart(row, decode_topic_index(row.topics), body_bytes))
             shares_left -= len(spans[-1].shares)
             if shares_left <= 0:
                 break
         return spans, len(spans) == len(rows) < STEP_BLOCKS
 
-    def _believed(self, row: Row, before: Sequence[_Span]) -> Row:
-        """A row that is not what was written must not delete what is intact: then its block says what it is.
+    def _validated(self, row: BlockRow, before: Sequence[_BlockPart]) -> BlockRow:
+        """Return a row if it is valid, else the row computed from its block, so that no intact message is deleted.
 
-        A row of which nothing can be believed goes with the block before it.
+        If the block is damaged too, it is deleted together with the block before it.
         """
-        if is_row_sealed(row):
+        if is_row_valid(row):
             return row
         try:
             found = row_of(self._body(row.first_offset))
@@ -307,18 +317,18 @@ class Retention:
         except DamagedBlockError:
             pass
         until_us = before[-1].row.until_us if before else 0
-        return make_row(row.first_offset, row.first_offset + 1, until_us, until_us, encode_topics([]), b"")
+        return make_row(row.first_offset, row.first_offset + 1, until_us, until_us, encode_topic_index([]), b"")
 
     def _body(self, first_offset: int) -> bytes:
-        body = self._connection.execute(_SQL["select_body"], (first_offset,)).get
+        body = self._connection.execute(QUERIES["select_body"], (first_offset,)).get
         return body if isinstance(body, bytes) else b""
 
     def _newest(self) -> int | None:
-        newest: int | None = self._connection.execute(_SQL["select_newest"]).get
+        newest: int | None = self._connection.execute(QUERIES["select_newest_block"]).get
         return newest
 
     def _owner(self, topic: str) -> int:
-        """The rule that decides for a topic."""
+        """Return the index of the rule that a topic belongs to."""
         owner = self._owners.get(topic)
         if owner is None:
             if len(self._owners) >= _MAX_KNOWN_TOPICS:
@@ -329,7 +339,7 @@ class Retention:
         return owner
 
     def _count(self) -> bool:
-        """Take blocks into account that were not yet, as many as a step looks at; whether these were all."""
+        """Add the payload of blocks that were not counted yet, within the limits of a step; return whether all are."""
         spans, is_all = self._spans(self._counted_to)
         for span in spans:
             for share in span.shares:
@@ -338,6 +348,6 @@ class Retention:
         return is_all
 
     def _excess_bytes(self, index: int) -> int:
-        """By how much the topics of a rule with a filter hold more than they may."""
+        """Return by how much the topics of a rule with a filter exceed its size limit."""
         max_bytes = self._rules[index].max_bytes
         return 0 if max_bytes is None or index == self._wide else self._held_bytes[index] - max_bytes

@@ -1,18 +1,11 @@
--- The first version of the log's file: what an empty file becomes.
+-- Version 1 of a log's file (Godwit 0.3.0). See schema.sql for the meaning of the tables that still exist.
 
--- Rows are believed at a restart, so that they must be what was written: `seal` is a checksum of the other values of a
--- row, here and in the tables below. In `blocks` it is that of the numbers: topics and body have their own.
-
--- log_id: random, made with the file. created_us. stamp: random and secret, see godwit.store.meta. end_offset: no offset
--- below it is given out again; triggers set it, and they cannot seal it.
 CREATE TABLE meta (
     key TEXT PRIMARY KEY,
     value ANY NOT NULL,
     seal INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
--- The log. A row is a block (godwit.store.block); the small columns stand before its body, which is on pages of its own,
--- so that looking through them touches no body.
 CREATE TABLE blocks (
     first_offset INTEGER PRIMARY KEY,
     end_offset INTEGER NOT NULL,
@@ -23,8 +16,6 @@ CREATE TABLE blocks (
     body BLOB NOT NULL
 ) STRICT;
 
--- The log's end is that of its newest block. When that goes, or becomes shorter, its end is remembered: an offset is
--- never used twice.
 CREATE TRIGGER end_of_deleted AFTER DELETE ON blocks
 BEGIN
     UPDATE meta SET value = old.end_offset WHERE key = 'end_offset' AND value < old.end_offset;
@@ -35,7 +26,6 @@ BEGIN
     UPDATE meta SET value = old.end_offset WHERE key = 'end_offset' AND value < old.end_offset;
 END;
 
--- What changes beside the log (godwit.wire.changes).
 CREATE TABLE topics (
     name TEXT PRIMARY KEY,
     messages INTEGER NOT NULL,
@@ -75,7 +65,6 @@ CREATE TABLE feeds (
     seal INTEGER NOT NULL
 ) STRICT;
 
--- No cursor is a key as any other, and not the same as one without a name.
 CREATE UNIQUE INDEX feeds_by_key ON feeds (session, filters, ifnull(cursor, x''));
 
 CREATE TABLE identities (

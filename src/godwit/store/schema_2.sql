@@ -1,7 +1,5 @@
--- The second version: jobs and their tasks (godwit.wire.changes). As in all tables, `seal` is a checksum of the other
--- values of a row.
+-- Version 2 (Godwit 0.5.0) added jobs and their tasks.
 
--- The number of the next job; one row.
 CREATE TABLE next_job (
     place INTEGER PRIMARY KEY CHECK (place = 0),
     job INTEGER NOT NULL,
@@ -28,7 +26,6 @@ CREATE TABLE jobs (
     seal INTEGER NOT NULL
 ) STRICT;
 
--- Apart from the jobs, which are written again whenever they change.
 CREATE TABLE job_payloads (
     job INTEGER PRIMARY KEY,
     payload BLOB NOT NULL,

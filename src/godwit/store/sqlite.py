@@ -1,45 +1,87 @@
-"""The log in a file of SQLite's: blocks of batches, and beside them what a broker must know after a restart.
+"""A log in a SQLite file: blocks of batches, and beside them the state that a broker needs after a restart.
 
-    log.sqlite          the tables of schema_*.sql; pages of 16 KiB, so that a block of 1 MiB is written in few pieces
-    log.sqlite-wal      what was committed since the last checkpoint
-    log.sqlite-witness  how far the log was confirmed (godwit.store.witness): what is missing at a start is noticed
+    log.sqlite          the tables of schema.sql; pages of 16 KiB, so that a block of 1 MiB is written in few pieces
+    log.sqlite-wal      commits since the last checkpoint
+    log.sqlite-witness  how far the log was confirmed (godwit.store.witness), to notice missing commits at a start
 
-An append is one transaction: its batches as one block or a few, with the changes that belong to them. With
-synchronous=FULL it has reached the disk when it returns. Exactly one connection writes, and it alone checkpoints: never
-by itself (wal_autocheckpoint=0), because a commit must not wait for it. Others read the file (godwit.store.reader).
+An append is one transaction: its batches as one or a few blocks, with the changes that belong to them. With
+synchronous=FULL it is on disk when it returns. Exactly one connection writes, and it alone checkpoints: only when asked
+(wal_autocheckpoint=0), because a commit must not wait for it. Others read the file (godwit.store.reader).
 
-The file says what it is (application_id) and in which version (user_version). An older one is brought forward, in one
-transaction; a newer one, or somebody else's, is refused and left as it is.
+The file contains what it is (application_id) and its version (user_version). An older log is upgraded in one
+transaction; a newer one, or a file that is not a log, is refused and left unchanged.
+
+Opening a log brings it to the current version, checks it, compares it with its witness, and repairs it. Read-only steps
+come first, so that a refused file remains unchanged. The comparison finds confirmed messages that the log has lost.
+Their blocks are restored if they are still intact in the write-ahead log; the rest becomes a lost range, a block
+without a body, which readers report when they reach it. Offsets of lost messages are never assigned again.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import apsw
 import msgspec
 
-from godwit.errors import DiskError
-from godwit.store import sql
-from godwit.store.block import encode_blocks
-from godwit.store.connection import BUSY_TIMEOUT_MS, telling, transaction
-from godwit.store.epochs import EpochRow, insert_epoch, load_epochs
-from godwit.store.kept import apply, load_state
-from godwit.store.meta import load_meta
-from godwit.store.opening import Opening, refuse_missing
-from godwit.store.port import Change, Entry, Slice, State
-from godwit.store.scan import Scanner
-from godwit.store.schema import refuse_other
-from godwit.store.sql import QUERIES
-from godwit.store.witness import Witness, count_frames
+from godwit.errors import DiskError, LogDamagedError
+from godwit.limits import MIB
+from godwit.store.block import BlockRow, encode_blocks, encode_topic_index, make_row
+from godwit.store.connection import BUSY_TIMEOUT_MS, connect, transaction, translate_errors
+from godwit.store.legacy import upgrade
+from godwit.store.port import Change, Entry, OffsetRanges, Slice
+from godwit.store.reader import BlockScanner, EpochRow, LogEnds, insert_epoch, load_epochs
+from godwit.store.recover import LOST_JOBS, rows_of_wal
+from godwit.store.schema import (
+    BLOCKS,
+    QUERIES,
+    VERSION,
+    check_schema,
+    create_schema,
+    refuse_foreign_file,
+    set_version,
+    tables,
+    version_of,
+)
+from godwit.store.sqlite_pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
+from godwit.store.state import (
+    LogMeta,
+    apply_changes,
+    load_floors,
+    load_meta,
+    load_state,
+    new_secret,
+    store_meta,
+    unsettle_subscriptions,
+)
+from godwit.store.witness import (
+    SUFFIX,
+    WalCondition,
+    Witness,
+    WitnessRecord,
+    count_frames,
+    read_salts,
+    read_witness,
+)
+from godwit.wire.changes import NextJobRow, StoredState
 from godwit.wire.epochs import EPOCH_ID_BYTES, Epoch
+
+QUICK_CHECK_BYTES: Final = 256 * MIB
+"""A longer file is not read whole at its start; only the order of its newest blocks is checked."""
+CHECKED_BLOCKS: Final = 10_000
+WITNESSED_VERSION: Final = 3
+"""The first version of the schema whose logs have a witness."""
+MAX_DAMAGED_WALS: Final = 100
+"""Copies of damaged write-ahead logs in one folder."""
 
 
 class SqliteStore:
-    """See godwit.store.port. To be used by one thread at a time."""
+    """A durable log (see godwit.store.port). It must be used by one thread at a time. Errors are StorageError."""
 
     def __init__(
         self, path: Path, connection: apsw.Connection, witness: Witness, files: Sequence[Path], epoch_id: bytes
@@ -49,11 +91,11 @@ class SqliteStore:
         self.connection = connection
         """For retention, which works in the writer's thread, between its commits."""
         self._files = files
-        """Those that must stay where they are."""
-        self._identities = _identities(files)
-        self._scanner = Scanner(connection)
+        """Files that must not be moved while the log is open."""
+        self._inodes = _inodes(files)
+        self._scanner = BlockScanner(connection)
         meta = load_meta(connection)
-        self.log_id, self.created_us, self.stamp = meta.log_id, meta.created_us, meta.stamp
+        self.log_id, self.created_us, self.log_secret = meta.log_id, meta.created_us, meta.stamp
         ends = self._scanner.ends()
         self._next_offset = ends.next_offset
         self._epoch_id = epoch_id
@@ -61,31 +103,40 @@ class SqliteStore:
         """Whether the epoch of this opening is in the log, with its first message."""
         self._epochs = [row.epoch for row in load_epochs(connection)]
         self.last_received_us = ends.until_us
-        """No entry may be older: times of the log never go backwards, whatever the system's clock did."""
+        """The receive time of an entry must not be earlier, even if the system's clock was set back."""
         self.findings: list[str] = []
-        """What was wrong when it was opened, in sentences for the operator; empty if nothing was."""
+        """Problems found when it was opened, as sentences for the operator."""
         self._witness = witness
         self._frames: int | None = None
         """Length of the write-ahead log after a commit that the witness has not recorded yet."""
         self._is_secured = False
-        """Whether what was found at the start is on the disk."""
+        """Whether the data found at the start is known to be on disk."""
         self._is_closed = False
         connection.set_wal_hook(self._on_commit)
 
     @classmethod
     def open(cls, path: str | Path, *, new_log_id: bytes, now_us: int, vfs: str | None = None) -> SqliteStore:
-        """Open the file, or make it; bring it to the current version; see that it is sound.
+        """Open or create a log, upgrade it to the current version, check and repair it.
 
-        `new_log_id` is random for each opening: the id of a log that is new, and with its first bytes that of the epoch
-        that this opening begins.
+        Args:
+            path: The file.
+            new_log_id: Random for each opening: the id of the log if it is new, and its first bytes are the id of the
+                epoch that this opening begins.
+            now_us: Current time.
+            vfs: Name of a SQLite file system; None for that of the machine.
+
+        Raises:
+            LogDamagedError: The log is damaged or incomplete in a way that only `recover` can handle.
+            LogVersionError: The file is of a newer version, or not a log.
+            DiskError: The disk failed or is full.
         """
         path = Path(path)
         if vfs is None:
-            refuse_other(path)
+            refuse_foreign_file(path)
             refuse_missing(path)
             _create(path)
-        with telling(path, "opened"):
-            opening = Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs)
+        with translate_errors(path, "opened"):
+            opening = _Opening(path, new_log_id=new_log_id, now_us=now_us, vfs=vfs)
             try:
                 opening.run()
                 files = () if vfs else (path, Path(f"{path}-wal"))
@@ -94,7 +145,7 @@ class SqliteStore:
             except BaseException:
                 opening.close()
                 raise
-            # Only now, so that a file that was refused stays as it is.
+            # Not earlier, so that a refused file remains unchanged.
             opening.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
         return store
 
@@ -109,7 +160,7 @@ class SqliteStore:
 
     @property
     def first_offset(self) -> int:
-        with telling(self.path, "read"):
+        with translate_errors(self.path, "read"):
             return self._scanner.ends().first_offset
 
     @property
@@ -117,15 +168,16 @@ class SqliteStore:
         return self._next_offset
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+        """Append entries and apply changes in one transaction; see Store.append."""
         first_offset = self._next_offset
         if not entries and not changes:
             return first_offset
-        rows = encode_blocks(entries, first_offset, self.stamp)
+        rows = encode_blocks(entries, first_offset, self.log_secret)
         with self._changing(rows[-1].end_offset if rows else first_offset) as connection:
             connection.executemany(QUERIES["insert_block"], map(msgspec.structs.astuple, rows))
             if rows and not self._has_begun:
                 insert_epoch(connection, EpochRow(first_offset, self._epoch_id, rows[0].received_us))
-            apply(connection, changes)
+            apply_changes(connection, changes)
         if rows:
             if not self._has_begun:
                 self._has_begun = True
@@ -137,21 +189,24 @@ class SqliteStore:
 
     @contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
-        """All or nothing, on disk when it is left. StorageError when that cannot be, and nothing has changed."""
+        """Make changes of the caller one transaction, which is on disk when the block ends.
+
+        Raise StorageError if that fails; then nothing has changed.
+        """
         with self._changing(self._next_offset) as connection:
             yield connection
         self._attest()
 
     @contextmanager
     def _changing(self, end_offset: int) -> Iterator[apsw.Connection]:
-        """Make a transaction after which the log ends at this offset."""
-        if _identities(self._files) != self._identities:
-            # The system lets us write on to files that have lost their names: all of it would be gone with the process.
+        """Begin a transaction after which the log ends at this offset."""
+        if _inodes(self._files) != self._inodes:
+            # Writes to a file without a name succeed, but are lost when the process ends.
             raise DiskError(
                 f"the log {self.path} cannot be written: it was moved or deleted while it was in use. "
                 "Stop the broker, put the file and its -wal back, and start again"
             )
-        with telling(self.path, "written"):
+        with translate_errors(self.path, "written"):
             if not self._is_secured:
                 self._secure()
             self._witness.reserve(end_offset)
@@ -163,25 +218,25 @@ class SqliteStore:
         return apsw.SQLITE_OK
 
     def _attest(self) -> None:
-        """Have the witness record the commit that was just made."""
+        """Record the last commit in the witness."""
         frames, self._frames = self._frames, None
         if frames is None:
-            return  # it changed nothing
-        # The commit counts whatever happens here. A witness that cannot be written fails the next one.
+            return  # the transaction changed nothing
+        # The commit is durable whatever happens here. A witness that fails to be written fails the next commit.
         with suppress(apsw.Error):
             self._witness.confirm(self._next_offset, self.last_received_us, frames)
 
     def _secure(self) -> None:
-        """Bring what a killed process wrote and did not sync to the disk: a power cut would still take it.
+        """Sync what a killed process wrote without a sync, which a power failure would still lose.
 
-        Before anything relies on it, all of it goes into the file, which syncs both, and a commit begins the WAL anew:
-        none follows something there that an earlier sync has failed to save. Where another process reads and the WAL
-        cannot be emptied, the sync of the commit has to do.
+        A checkpoint moves everything into the main file and syncs both files, and a commit restarts the WAL, so no
+        later commit depends on data that an earlier sync failed to save. If another process reads and the WAL cannot
+        be emptied, the sync of that commit has to suffice.
         """
         self._witness.begin(self.log_id, count_frames(self.connection))
         self._checkpoint(truncate=True)
         with transaction(self.connection):
-            self.connection.pragma("user_version", len(sql.MIGRATIONS))
+            self.connection.pragma("user_version", VERSION)
         self._attest()
         self._witness.sync()
         self._is_secured = True
@@ -190,24 +245,29 @@ class SqliteStore:
     def epochs(self) -> list[Epoch]:
         return self._epochs if self._has_begun else [*self._epochs, Epoch(self._epoch_id, self._next_offset)]
 
-    def state(self) -> State:
-        with telling(self.path, "read"):
+    def state(self) -> StoredState:
+        """Return the state rows; see Store.state."""
+        with translate_errors(self.path, "read"):
             return load_state(self.connection)
 
     def read(self, offset: int, max_bytes: int) -> Slice:
-        with telling(self.path, "read"):
+        """Return entries; see Store.read."""
+        with translate_errors(self.path, "read"):
             return self._scanner.read(offset, max_bytes)
 
     def offset_at(self, time_us: int) -> int:
-        with telling(self.path, "read"):
+        """Return the first offset received at or after a time; see Store.offset_at."""
+        with translate_errors(self.path, "read"):
             return self._scanner.offset_at(time_us)
 
     def checkpoint(self, *, truncate: bool) -> None:
-        """Copy from the WAL what nobody reads there any more; then, if nothing is left in it, cut it to nothing.
+        """Copy commits from the WAL into the main file, without waiting for readers.
 
-        It waits for nobody: what a reader holds up is done by a later one.
+        Args:
+            truncate: Truncate the WAL if all of it was copied. Pages that a reader still needs are left to a later
+                checkpoint.
         """
-        with telling(self.path, "written"):
+        with translate_errors(self.path, "written"):
             self._checkpoint(truncate=truncate)
 
     def _checkpoint(self, *, truncate: bool) -> None:
@@ -224,33 +284,33 @@ class SqliteStore:
             connection.set_busy_timeout(BUSY_TIMEOUT_MS)
 
     def sync_witness(self) -> None:
-        """Bring the record of the last commit to the disk: at least once a second while there are any."""
-        with telling(self.path, "written"):
+        """Sync the record of the last commit. To be called once a second while there are commits."""
+        with translate_errors(self.path, "written"):
             self._witness.sync()
 
     @property
     def wal_bytes(self) -> int:
-        """What the WAL takes on the disk; 0 behind a VFS, whose files only SQLite can find."""
+        """Size of the WAL; 0 with a VFS, whose files only SQLite can find."""
         try:
             return self._files[-1].stat().st_size if self._files else 0
-        except OSError:  # it is gone, or its folder is: the next append says so
+        except OSError:  # the file or its folder is missing: the next append reports it
             return 0
 
     @property
     def size_bytes(self) -> int:
-        """What the file takes, with pages that are free to be used again, once all of the WAL is in it."""
-        with telling(self.path, "read"):
+        """Size of the main file, including free pages, once all of the WAL is in it."""
+        with translate_errors(self.path, "read"):
             return int(self.connection.pragma("page_count")) * int(self.connection.pragma("page_size"))
 
     def close(self) -> None:
-        """The WAL goes into the file, if that can be. A second call does nothing."""
+        """Checkpoint if possible and close all files. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
-        with telling(self.path, "closed"):
+        with translate_errors(self.path, "closed"):
             try:
                 if self._is_secured:
-                    with suppress(apsw.Error):  # then the WAL stays, with all that is in it
+                    with suppress(apsw.Error):  # the WAL then keeps its content
                         self._checkpoint(truncate=True)
                 self.connection.close()
             except BaseException:
@@ -260,14 +320,252 @@ class SqliteStore:
 
 
 def _create(path: Path) -> None:
-    """For its owner alone, whatever others may do in the folder. SQLite gives the files beside it the same rights."""
-    with suppress(OSError):  # it is there, or SQLite says why it cannot be
+    """Create the file readable by its owner only. SQLite gives the files beside it the same permissions."""
+    with suppress(OSError):  # it exists, or SQLite reports the reason
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
-def _identities(files: Sequence[Path]) -> list[tuple[int, int]]:
-    """Which files these are, whatever their names."""
+def _inodes(files: Sequence[Path]) -> list[tuple[int, int]]:
+    """Return what identifies these files apart from their names; nothing if one is missing."""
     try:
         return [(found.st_dev, found.st_ino) for found in map(Path.stat, files)]
     except OSError:
         return []
+
+
+# -- opening ----------------------------------------------------------------------------------------------------------
+
+
+class _Opening:
+    """One attempt to open a log. After `run`, use `connection` and `witness`; if it raises, call `close`."""
+
+    connection: apsw.Connection
+    witness: Witness
+
+    def __init__(self, path: Path, *, new_log_id: bytes, now_us: int, vfs: str | None) -> None:
+        self.findings: list[str] = []
+        """Problems, as sentences for the operator."""
+        self._path = path
+        self._new_log_id = new_log_id
+        self._now_us = now_us
+        self._vfs = vfs
+        self._version = 0
+        """Version of the file; 0 if it was empty."""
+        self._condition: WalCondition = "complete"
+        self._frames = 0
+        """Frames of the write-ahead log that SQLite accepted."""
+
+    def run(self) -> None:
+        """Open, upgrade, check and repair the log. Raise LogDamagedError, LogVersionError or an error of SQLite."""
+        self._connect()
+        record = read_witness(self._path, self._vfs)
+        if record is not None:
+            self._condition = self._judge(record)
+        self._prepare()
+        self.witness = Witness(self._path, self._vfs)
+        log_id = load_meta(self.connection).log_id
+        if record is None:
+            if self._version >= WITNESSED_VERSION:
+                self.findings.append(self._without_witness())
+        elif record.is_of(log_id):
+            self._compare(record)
+        elif record.confirmed:
+            self.findings.append(
+                f"{self._path} is not the log that was last used in this folder, which had messages up to offset "
+                f"{record.confirmed - 1:,}: its id is {log_id.hex()}, and was {record.log_id.hex()}"
+            )
+
+    def close(self) -> None:
+        """Close everything that was opened."""
+        with suppress(apsw.Error, AttributeError):  # the error that led here is more informative
+            self.witness.close(is_final=False)
+        with suppress(apsw.Error, AttributeError):
+            self.connection.close()
+
+    def _connect(self) -> None:
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        self.connection = connect(self._path, flags, self._vfs)
+        self.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+
+    def _prepare(self) -> None:
+        """Make the file, which may be empty, a log of the current version, or refuse it unchanged."""
+        connection, path = self.connection, self._path
+        self._version = version = version_of(connection, path)
+        if version == 0:
+            connection.pragma("page_size", PAGE_BYTES)
+        else:
+            check_schema(connection, path, version)
+            _check_pages(connection, path)
+        mode = connection.pragma("journal_mode", "wal")
+        if mode != "wal":
+            raise DiskError(f"the log {path} cannot be opened: its disk does not allow a write-ahead log ({mode})")
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("secure_delete", 0)
+        connection.wal_autocheckpoint(0)
+        if version < VERSION:
+            with transaction(connection):
+                if version == 0:
+                    create_schema(connection)
+                    store_meta(connection, LogMeta(self._new_log_id, self._now_us, new_secret(connection)))
+                else:
+                    upgrade(connection, version)
+                    set_version(connection)
+        load_state(connection)  # only checks that all rows are valid: the broker loads them later
+
+    # -- the comparison with the witness ------------------------------------------------------------------------------
+
+    def _without_witness(self) -> str:
+        what = "is damaged" if self.witness.is_damaged else "is missing"
+        return (
+            f"{self._path}{SUFFIX} {what}: whether the log is complete up to the last confirmed message cannot be "
+            "checked this time. A new one is begun"
+        )
+
+    def _judge(self, record: WitnessRecord) -> WalCondition:
+        """Judge the write-ahead log before its content is used or copied into the main file."""
+        version_of(self.connection, self._path)  # makes SQLite read the file
+        self._frames = count_frames(self.connection)
+        condition = record.judge(read_salts(f"{self._path}-wal", self._vfs), self._frames)
+        if condition == "torn":
+            raise LogDamagedError(
+                f"the log {self._path} cannot be opened: {self._path.name}-wal is damaged, and what is left of it does "
+                "not fit to the file. Save what is intact with `godwit log recover`, or restore a backup"
+            )
+        if condition == "needless":
+            self.connection.close()
+            note = self._copy_damaged_wal()
+            _truncate(f"{self._path}-wal", self._vfs)
+            self._connect()
+            self._frames = 0
+            self.findings.append(
+                f"{self._path}-wal was damaged and is empty now. Nothing is lost: {self._path.name} has all of it{note}"
+            )
+        return condition
+
+    def _compare(self, record: WitnessRecord) -> None:
+        ends = BlockScanner(self.connection).ends()
+        missing = record.missing_after(record.log_id, ends.next_offset)
+        if missing is not None:
+            self._repair(*missing, ends)
+        elif self._condition == "short":
+            self._skip_job_numbers()
+            self.findings.append(
+                f"{self._path}-wal is shorter than it was: no message is missing, but sessions, cursors, retained "
+                "messages and jobs may be older than what was last confirmed, unless another program has moved it "
+                f"into {self._path.name}"
+            )
+
+    def _repair(self, begin: int, end: int, ends: LogEnds) -> None:
+        rows, note = self._save_blocks(begin, end)
+        taken = OffsetRanges()
+        saved = [row for row in rows if taken.add(row.first_offset, row.end_offset)]
+        lost = taken.gaps(begin, end)
+        with transaction(self.connection):
+            unsettle_subscriptions(self.connection, begin)
+            until_us = ends.until_us
+            for row in sorted([*saved, *(_lost_row(*each) for each in lost)], key=lambda row: row.first_offset):
+                if not row.body:
+                    row = make_row(row.first_offset, row.end_offset, until_us, until_us, row.topics, b"")
+                until_us = row.until_us
+                self.connection.execute(QUERIES["insert_block"], msgspec.structs.astuple(row))
+        self._skip_job_numbers()
+        self.findings.append(
+            f"offsets {_text(begin, end)} of the log {self._path} were confirmed and are missing: its files were "
+            f"damaged, cut short or replaced by older ones. {_saved_text(saved, lost)}. Sessions, cursors, retained "
+            f"messages and jobs may be older than what was last confirmed{note}"
+        )
+
+    def _save_blocks(self, begin: int, end: int) -> tuple[list[BlockRow], str]:
+        """Return the blocks of a range that are intact in the write-ahead log, and a note about a copy of it."""
+        wal = Path(f"{self._path}-wal")
+        used_bytes = WAL_HEAD_BYTES + self._frames * FRAME_BYTES
+        if self._vfs is not None or not wal.exists() or wal.stat().st_size <= used_bytes:
+            return [], ""
+        secret, floors = load_meta(self.connection).stamp, load_floors(self.connection)
+        self.connection.close()  # while SQLite has the file open, no other descriptor of it may be closed
+        rows = rows_of_wal(self._path, secret, floors, begin, end)
+        note = self._copy_damaged_wal()
+        self._connect()
+        self._prepare()
+        return rows, note
+
+    def _copy_damaged_wal(self) -> str:
+        """Copy a damaged write-ahead log, whose file SQLite will overwrite, and return a sentence with its name."""
+        wal = Path(f"{self._path}-wal")
+        names = [f"{wal.name}.damaged{f'-{number}' if number > 1 else ''}" for number in range(1, MAX_DAMAGED_WALS + 1)]
+        copy = next((path for name in names if not os.path.lexists(path := wal.with_name(name))), None)
+        if self._vfs is not None or copy is None:
+            return ""
+        try:
+            shutil.copy2(wal, copy)
+        except OSError:  # there is no room, and its intact blocks were saved
+            copy.unlink(missing_ok=True)
+            return ""
+        return f". The damaged file is kept as {copy.name}"
+
+    def _skip_job_numbers(self) -> None:
+        """Skip job numbers that lost commits may have assigned."""
+        next_job = load_state(self.connection).next_job
+        with transaction(self.connection):
+            apply_changes(self.connection, [NextJobRow(next_job + LOST_JOBS)])
+
+
+def refuse_missing(path: Path) -> None:
+    """Raise LogDamagedError if the file of a log with messages is missing: a new one would reuse their offsets."""
+    record = read_witness(path)
+    try:
+        is_missing = path.stat().st_size == 0
+    except OSError:
+        is_missing = True
+    if record is not None and record.confirmed and is_missing:
+        raise LogDamagedError(
+            f"{path} is missing or empty, and messages up to offset {record.confirmed - 1:,} were confirmed in it. "
+            "Put it back, or restore a backup. To continue without these messages, run `godwit log recover`; to begin "
+            f"a new log, move {path.name}{SUFFIX} away"
+        )
+
+
+def _check_pages(connection: apsw.Connection, path: Path) -> None:
+    """Raise LogDamagedError unless SQLite's pages are in order. Blocks are checked when they are read."""
+    checked: list[str] = ["1"]  # all tables, up to the first fault
+    disorder = None
+    if connection.pragma("page_count") * connection.pragma("page_size") >= QUICK_CHECK_BYTES:
+        checked = [f'"{name}"' for name in tables() if name != BLOCKS]
+        disorder = connection.execute(QUERIES["select_disorder"], (CHECKED_BLOCKS,)).get
+    checks = (connection.execute(f"PRAGMA quick_check({what})").fetchone() for what in checked)
+    faults = [str(found) for check in checks for found in check or () if found != "ok"]
+    if disorder is not None:
+        faults.append(f"the block {disorder} is in the wrong place")
+    if faults:
+        raise LogDamagedError(
+            f"the log {path} cannot be opened: it is damaged ({faults[0]}). "
+            "Save what is intact with `godwit log recover`, or restore a backup"
+        )
+
+
+def _lost_row(begin: int, end: int) -> BlockRow:
+    return make_row(begin, end, 0, 0, encode_topic_index([]), b"")
+
+
+def _text(begin: int, end: int) -> str:
+    return f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
+
+
+def _saved_text(saved: list[BlockRow], lost: list[tuple[int, int]]) -> str:
+    """Return a sentence about the restored and the lost blocks of a range."""
+    if not lost:
+        return "All of them were found intact in the write-ahead log and put back"
+    ranges = ", ".join(_text(*each) for each in lost[:8]) + (f" and {len(lost) - 8:,} more ranges" if lost[8:] else "")
+    text = f"Offsets {ranges} are lost for good: they are never used again, and readers get a gap there"
+    return f"The others were found intact in the write-ahead log and put back. {text}" if saved else text
+
+
+def _truncate(wal_path: str, vfs: str | None) -> None:
+    """Truncate a write-ahead log that is not needed, and that no connection has open."""
+    flags = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_READWRITE
+    file = apsw.VFSFile(vfs or "", wal_path, [flags, 0])
+    try:
+        file.xTruncate(0)
+        file.xSync(apsw.SQLITE_SYNC_NORMAL)
+    finally:
+        file.xClose()

@@ -36,7 +36,11 @@ import apsw
 import msgspec
 from crc32c import crc32c
 
+from godwit.store.connection import SQLITE_SUFFIXES
+
 SUFFIX: Final = "-witness"
+COMPANIONS: Final = (*SQLITE_SUFFIXES, SUFFIX)
+"""Suffixes of all files that may be beside a log."""
 SLOT_BYTES: Final = 512
 LOG_ID_BYTES: Final = 16
 

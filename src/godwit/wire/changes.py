@@ -1,7 +1,11 @@
-"""What changes beside the log and outlives a restart: how broker and store hand it to each other.
+"""State rows: the broker's durable state beside the message log, as broker and store exchange it.
 
-A change says what is so from now on; the store keeps the newest of each key, in the same transaction as the batches
-that it belongs to. State is all that is kept, as a broker needs it at its start.
+The broker hands the store a list of changes with every append. A change is a row, which replaces the stored row with
+the same key, or a deletion. The store writes changes in the same transaction as the batches that they belong to, and
+returns all rows as a StoredState when the broker starts.
+
+The store encodes a row as an array of its fields (godwit.store.state). A new field is therefore added at the end of its
+struct, with a default: rows stored before have the default, and no migration is needed. Callers pass it by keyword.
 """
 
 from __future__ import annotations
@@ -13,25 +17,25 @@ import msgspec
 from godwit.wire.control import Will
 
 
-class TopicKept(msgspec.Struct, frozen=True, gc=False):
-    """A topic is there; how much has been published to it."""
+class TopicRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A topic and its totals. Key: name."""
 
     name: str
     messages: int = 0
     payload_bytes: int = 0
     last_us: int = 0
     is_created: bool = False
-    """Somebody asked for it, or the configuration did: it stays, whether it is used or not."""
+    """A client or the configuration created it explicitly, so it is never removed to make room."""
 
 
-class TopicGone(msgspec.Struct, frozen=True, gc=False):
-    """Nobody used it, and others needed the room."""
+class TopicDeleted(msgspec.Struct, frozen=True, gc=False):
+    """An unused topic was removed to make room for others."""
 
     name: str
 
 
-class RetainedKept(msgspec.Struct, frozen=True, gc=False):
-    """The retained message of a topic; without a payload there is none any more."""
+class RetainedRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The retained message of a topic; an empty payload deletes it. Key: topic."""
 
     topic: str
     payload: bytes
@@ -42,47 +46,49 @@ class RetainedKept(msgspec.Struct, frozen=True, gc=False):
     offset: int = 0
 
 
-class SessionKept(msgspec.Struct, frozen=True, gc=False):
-    """A client by its name."""
+class SessionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The session of a client. Key: name."""
 
     name: str
     instance: bytes
     is_proved: bool
     expiry_s: int
     ends_at_us: int | None
-    """When it is forgotten; None while its client is connected."""
+    """When the session expires; None while its client is connected."""
     will: Will | None = None
 
 
-class SessionGone(msgspec.Struct, frozen=True, gc=False):
-    """It is forgotten, with all its subscriptions."""
+class SessionDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A session expired or was ended, with all its subscriptions."""
 
     name: str
 
 
-class FeedKept(msgspec.Struct, frozen=True, gc=False):
-    """How far a subscription has come. Its key: session, filters and cursor."""
+class SubscriptionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The position of a subscription. Key: session, filters and cursor."""
 
     session: str
     filters: tuple[str, ...]
     cursor: str | None
     resume_at: int
     lost: int = 0
-    """Messages that it missed and has not been told of."""
+    """Number of missed messages that the client has not been notified of."""
     quiet_from: int | None = None
-    """Nothing for the subscription is between here and `resume_at`; None: nothing is known of what is before that."""
+    """No message for the subscription is between this offset and `resume_at`; None if that is unknown."""
     is_settled: bool = False
-    """Nothing for the subscription is between `quiet_from` and the end of the log: that is where it resumes."""
+    """No message for the subscription is between `quiet_from` and the end of the log, where it resumes."""
 
 
-class FeedGone(msgspec.Struct, frozen=True, gc=False):
+class SubscriptionDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A subscription ended."""
+
     session: str
     filters: tuple[str, ...]
     cursor: str | None
 
 
-class IdentityKept(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a publisher of QoS 2 on a topic. Its key: owner, publisher and topic."""
+class IdentityRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The progress of a QoS 2 publisher on a topic. Key: owner, publisher and topic."""
 
     owner: str
     publisher: str
@@ -92,29 +98,31 @@ class IdentityKept(msgspec.Struct, frozen=True, gc=False):
     last_us: int
 
 
-class IdentityGone(msgspec.Struct, frozen=True, gc=False):
+class IdentityDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A publisher was idle for long and was removed to make room for others."""
+
     owner: str
     publisher: str
     topic: str
 
 
-class QueryDone(msgspec.Struct, frozen=True, gc=False):
-    """The batches of a query, staged in the archive, are in the log up to this one."""
+class QueryRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The newest committed batch of a query that stages messages in the archive. Key: query."""
 
     query: str
     batch: int
     last_us: int = 0
-    """When the last one came."""
+    """Time of the commit."""
 
 
-class QueryGone(msgspec.Struct, frozen=True, gc=False):
-    """It has brought nothing for long, and others needed the room."""
+class QueryDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A query was idle for long and was removed to make room for others."""
 
     query: str
 
 
-class JobKept(msgspec.Struct, frozen=True, gc=False):
-    """A job as it stands. What never changes of it but may be long, its payload, is a JobPayload."""
+class JobRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A job without its payload, which never changes and may be long (JobPayloadRow). Key: job."""
 
     job: int
     controller: str
@@ -135,82 +143,77 @@ class JobKept(msgspec.Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-class JobPayload(msgspec.Struct, frozen=True, gc=False):
-    """Of a new job, also when it is empty: a job without one is known to have lost it."""
+class JobPayloadRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The payload of a job. It is stored even if it is empty: a job without this row has lost it. Key: job."""
 
     job: int
     payload: bytes
 
 
-class JobGone(msgspec.Struct, frozen=True, gc=False):
-    """It ended long ago: it is forgotten with its payload and its tasks."""
+class JobDeleted(msgspec.Struct, frozen=True, gc=False):
+    """A job that ended long ago was removed, with its payload and its tasks."""
 
     job: int
 
 
-class TaskKept(msgspec.Struct, frozen=True, gc=False):
-    """A task as it stands. Its key: job and number."""
+class TaskRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A task of a job. Key: job and number."""
 
     job: int
     number: int
     state: str
     worker: str
-    """Who has it, or had it last."""
+    """The worker that holds the task, or held it last."""
     instance: bytes
-    """Which run of the worker."""
+    """The run of that worker."""
     fence: int
     failures: int
     losses: int
     begins_us: int
-    """Not leased again before; while it is leased, when that began."""
+    """The task is not leased before this time; while it is leased, the start of the lease."""
     since_us: int
-    had: tuple[str, ...] = ()
-    """Workers that had it before."""
+    previous_workers: tuple[str, ...] = ()
     result: bytes = b""
     error: str = ""
 
 
-class NextJob(msgspec.Struct, frozen=True, gc=False):
-    """The number of the next job: none is ever given twice, or a late report could mean another one."""
+class NextJobRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """The number of the next job. No number is used twice, or a late report could refer to another job."""
 
     job: int
 
 
+StateRow: TypeAlias = (
+    TopicRow
+    | RetainedRow
+    | SessionRow
+    | SubscriptionRow
+    | IdentityRow
+    | QueryRow
+    | JobRow
+    | JobPayloadRow
+    | TaskRow
+    | NextJobRow
+)
 Change: TypeAlias = (
-    TopicKept
-    | TopicGone
-    | RetainedKept
-    | SessionKept
-    | SessionGone
-    | FeedKept
-    | FeedGone
-    | IdentityKept
-    | IdentityGone
-    | QueryDone
-    | QueryGone
-    | JobKept
-    | JobPayload
-    | JobGone
-    | TaskKept
-    | NextJob
+    StateRow | TopicDeleted | SessionDeleted | SubscriptionDeleted | IdentityDeleted | QueryDeleted | JobDeleted
 )
 
 
-class State(msgspec.Struct):
-    """Everything that is kept, each list by its key."""
+class StoredState(msgspec.Struct):
+    """All stored rows. Jobs, payloads and tasks are ordered by number, topics by name."""
 
-    topics: list[TopicKept] = []
-    retained: list[RetainedKept] = []
-    sessions: list[SessionKept] = []
-    feeds: list[FeedKept] = []
-    identities: list[IdentityKept] = []
-    """The one that was silent for longest first."""
-    queries: list[QueryDone] = []
-    """The one that was silent for longest first."""
+    topics: list[TopicRow] = []
+    retained: list[RetainedRow] = []
+    sessions: list[SessionRow] = []
+    subscriptions: list[SubscriptionRow] = []
+    identities: list[IdentityRow] = []
+    """Ordered by last use, oldest first."""
+    queries: list[QueryRow] = []
+    """Ordered by last use, oldest first."""
     next_job: int = 1
-    jobs: list[JobKept] = []
-    """By their numbers, as payloads and tasks are."""
-    payloads: list[JobPayload] = []
-    tasks: list[TaskKept] = []
-    marks: dict[str, int] = {}
-    """Filters of retention rules, and up to which offset messages of their topics were deleted."""
+    jobs: list[JobRow] = []
+    payloads: list[JobPayloadRow] = []
+    tasks: list[TaskRow] = []
+    retention_floors: dict[str, int] = {}
+    """Offsets below which retention deleted messages, by the filter of its rule (godwit.wire.retention_floors)."""

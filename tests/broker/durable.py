@@ -16,7 +16,7 @@ from godwit.server.direct_log import DirectLog
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Slice, Store
 from godwit.wire import changes as ch
-from godwit.wire.changes import Change, State
+from godwit.wire.changes import Change, StoredState
 from godwit.wire.entry import Entry
 
 FULL = "the disk is full: make room"
@@ -70,31 +70,31 @@ class KeepingStore(MemoryStore):
     def _fold(self, change: Change) -> None:
         kept = self.kept
         match change:
-            case ch.TopicKept(name=name):
+            case ch.TopicRow(name=name):
                 kept["topic", name] = change
-            case ch.TopicGone(name=name):
+            case ch.TopicDeleted(name=name):
                 kept.pop(("topic", name), None)
-            case ch.RetainedKept(topic=topic, payload=payload):
+            case ch.RetainedRow(topic=topic, payload=payload):
                 kept.pop(("retained", topic), None)
                 if payload:
                     kept["retained", topic] = change
-            case ch.SessionKept(name=name):
+            case ch.SessionRow(name=name):
                 kept["session", name] = change
-            case ch.SessionGone(name=name):
+            case ch.SessionDeleted(name=name):
                 for key in [key for key in kept if key[0] in ("session", "feed") and key[1] == name]:
                     del kept[key]
-            case ch.FeedKept(session=session, filters=filters, cursor=cursor):
+            case ch.SubscriptionRow(session=session, filters=filters, cursor=cursor):
                 assert ("session", session) in kept
                 kept["feed", session, filters, cursor] = change
-            case ch.FeedGone(session=session, filters=filters, cursor=cursor):
+            case ch.SubscriptionDeleted(session=session, filters=filters, cursor=cursor):
                 kept.pop(("feed", session, filters, cursor), None)
-            case ch.IdentityKept(owner=owner, publisher=publisher, topic=topic):
+            case ch.IdentityRow(owner=owner, publisher=publisher, topic=topic):
                 kept["identity", owner, publisher, topic] = change
-            case ch.IdentityGone(owner=owner, publisher=publisher, topic=topic):
+            case ch.IdentityDeleted(owner=owner, publisher=publisher, topic=topic):
                 kept.pop(("identity", owner, publisher, topic), None)
-            case ch.QueryDone(query=query):
+            case ch.QueryRow(query=query):
                 kept["query", query] = change
-            case ch.QueryGone(query=query):
+            case ch.QueryDeleted(query=query):
                 kept.pop(("query", query), None)
             case _:
                 self._fold_work(change)
@@ -102,16 +102,16 @@ class KeepingStore(MemoryStore):
     def _fold_work(self, change: Change) -> None:
         kept = self.kept
         match change:
-            case ch.NextJob():
+            case ch.NextJobRow():
                 kept["next_job",] = change
-            case ch.JobKept(job=job):
+            case ch.JobRow(job=job):
                 kept["job", job] = change
-            case ch.JobPayload(job=job):
+            case ch.JobPayloadRow(job=job):
                 kept["payload", job] = change
-            case ch.TaskKept(job=job, number=number):
+            case ch.TaskRow(job=job, number=number):
                 assert ("job", job) in kept
                 kept["task", job, number] = change
-            case ch.JobGone(job=job):
+            case ch.JobDeleted(job=job):
                 for key in [key for key in kept if key[0] in ("job", "payload", "task") and key[1] == job]:
                     del kept[key]
             case _:
@@ -121,19 +121,19 @@ class KeepingStore(MemoryStore):
         """What is kept of a kind, by the rest of its key."""
         return {key[1] if len(key) == 2 else key[1:]: value for key, value in self.kept.items() if key[0] == kind}
 
-    def state(self) -> State:
-        return State(
+    def state(self) -> StoredState:
+        return StoredState(
             topics=list(self.of("topic").values()),
             retained=list(self.of("retained").values()),
             sessions=list(self.of("session").values()),
-            feeds=list(self.of("feed").values()),
+            subscriptions=list(self.of("feed").values()),
             identities=sorted(self.of("identity").values(), key=lambda kept: kept.last_us),
             queries=sorted(self.of("query").values(), key=lambda kept: kept.last_us),
             next_job=self.kept[("next_job",)].job if ("next_job",) in self.kept else 1,
             jobs=sorted(self.of("job").values(), key=lambda kept: kept.job),
             payloads=sorted(self.of("payload").values(), key=lambda kept: kept.job),
             tasks=sorted(self.of("task").values(), key=lambda kept: (kept.job, kept.number)),
-            marks=dict(self.marks),
+            retention_floors=dict(self.marks),
         )
 
 

@@ -128,7 +128,7 @@ def test_a_topic_is_written_with_its_first_message() -> None:
     alice.publish(alice.open("news"), b"x")
     entries, changes = world.keeping.appends[-1]
     assert [entry.topic for entry in entries] == ["news"]
-    assert [change.name for change in changes if isinstance(change, ch.TopicKept)] == ["news"]
+    assert [change.name for change in changes if isinstance(change, ch.TopicRow)] == ["news"]
 
 
 def test_topics_that_nobody_needs_make_room() -> None:

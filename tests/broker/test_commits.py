@@ -40,9 +40,9 @@ def test_what_a_turn_brought_is_one_append_with_what_it_changed() -> None:
     assert others == []
     assert [entry.topic for entry in entries] == ["a", "b"] * 50
     assert changes == [
-        ch.TopicKept("a", 50, 200_000, world.now_us),  # these are their first messages
-        ch.TopicKept("b", 50, 50, world.now_us),
-        ch.RetainedKept("b", b"x", "bob", 5, world.now_us, 1, 99),
+        ch.TopicRow("a", 50, 200_000, world.now_us),  # these are their first messages
+        ch.TopicRow("b", 50, 50, world.now_us),
+        ch.RetainedRow("b", b"x", "bob", 5, world.now_us, 1, 99),
     ]
 
 
@@ -73,7 +73,7 @@ def test_it_tells_whether_there_is_something_to_append() -> None:
 def test_a_change_without_a_message_is_an_append_too() -> None:
     world = DurableWorld()
     world.client("alice").expect(c.Create(request=5, topic="news"), c.Done)
-    assert world.keeping.appends[-1] == ([], [ch.TopicKept("news", is_created=True)])
+    assert world.keeping.appends[-1] == ([], [ch.TopicRow("news", is_created=True)])
 
 
 def test_what_comes_to_nothing_new_waits_for_what_is_under_way() -> None:
@@ -280,7 +280,7 @@ def test_what_is_asked_between_two_failures_is_answered() -> None:
     world.server.broker.handle(Failed(FULL), world.now_us)
     world.commit()
     assert alice.confirmed[again] == (1, 0)
-    assert [change.offset for change in expected if isinstance(change, ch.RetainedKept)] == [2]
+    assert [change.offset for change in expected if isinstance(change, ch.RetainedRow)] == [2]
     assert world.keeping.next_offset == 3
 
 
@@ -488,7 +488,7 @@ def test_offsets_of_retained_messages_are_foretold_or_mended() -> None:
     world.hold()
     bob.publish(other, b"1", b"2")
     alice.publish(news, b"x", retain=True)
-    assert world.log.waiting[-1].changes == [ch.RetainedKept("news", b"x", "alice", world.now_us, world.now_us, 1, 2)]
+    assert world.log.waiting[-1].changes == [ch.RetainedRow("news", b"x", "alice", world.now_us, world.now_us, 1, 2)]
     world.log.waiting[0].entries.clear()  # as if something else had been appended, or nothing
     world.commit()
     assert world.keeping.of("retained")["news"].offset == 0

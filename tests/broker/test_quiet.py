@@ -16,7 +16,7 @@ from godwit.broker.quiet import IDLE_SWEEPS, QuietSubscriptions
 from godwit.store.port import Store
 from godwit.transport.events import Confirmed
 from godwit.wire import control as c
-from godwit.wire.changes import Change, FeedKept
+from godwit.wire.changes import Change, SubscriptionRow
 from godwit.wire.entry import Entry
 from godwit.wire.filters import matches
 
@@ -63,13 +63,13 @@ class QuietWorld(DurableWorld):
     def forget_below(self, floor: int) -> None:
         """Retention deletes the oldest messages."""
         entries = [one for one in self.keeping.read(0, 2**40).entries if one[0] < floor]
-        self.keeping._forget(sum(offset < floor for offset in self.keeping._offsets))
+        self.keeping._drop_before(sum(offset < floor for offset in self.keeping._offsets))
         self.feed(Losing(entries, floor))
         self.run()
 
-    def feed_of(self, name: str) -> FeedKept:
+    def feed_of(self, name: str) -> SubscriptionRow:
         (kept,) = [kept for (session, *_), kept in self.keeping.of("feed").items() if session == name]
-        assert isinstance(kept, FeedKept)
+        assert isinstance(kept, SubscriptionRow)
         return kept
 
 
@@ -167,7 +167,7 @@ def test_a_quiet_subscription_is_written_once_however_much_others_publish() -> N
     back(world, 1).die()
     world.pass_s(60)
     changes = [change for _, changes in world.keeping.appends[before:] for change in changes]
-    assert [change for change in changes if isinstance(change, FeedKept)] == []
+    assert [change for change in changes if isinstance(change, SubscriptionRow)] == []
 
 
 def test_a_busy_subscription_does_not_settle() -> None:
@@ -202,8 +202,8 @@ def test_the_append_with_the_next_message_stores_its_position(fields: dict[str, 
     published(world, "news")
     entries, changes = next(one for one in reversed(world.keeping.appends) if one[0])
     assert [entry.topic for entry in entries] == ["news"]
-    (kept,) = [change for change in changes if isinstance(change, FeedKept)]
-    assert kept == FeedKept("bob", ("news",), fields.get("cursor"), 10, quiet_from=1)
+    (kept,) = [change for change in changes if isinstance(change, SubscriptionRow)]
+    assert kept == SubscriptionRow("bob", ("news",), fields.get("cursor"), 10, quiet_from=1)
     world.restart()
     world.forget_below(8)
     again = back(world, 1, **fields)
@@ -337,7 +337,7 @@ def test_one_message_for_many_is_one_row_each_and_only_once() -> None:
     before = len(world.keeping.appends)
     published(world, "all", 3)
     rows = [
-        sum(isinstance(change, FeedKept) for change in changes)
+        sum(isinstance(change, SubscriptionRow) for change in changes)
         for entries, changes in world.keeping.appends[before:]
         if entries
     ]

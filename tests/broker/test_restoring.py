@@ -475,7 +475,7 @@ def test_the_greatest_values_that_come_from_outside_can_be_written(tmp_path: Pat
     alice.die()
     world.pass_s(5)
     state = world.opened[-1].state()
-    assert (len(state.sessions), len(state.feeds), len(state.identities), len(state.queries)) == (1, 2, 1, 1)
+    assert (len(state.sessions), len(state.subscriptions), len(state.identities), len(state.queries)) == (1, 2, 1, 1)
     assert state.retained[0].published_us == 2**62 + 2**32 - 1
     world.restart()
     assert world.client(name, session_expiry_s=10, instance=bytes(16)).all(c.Welcome)[0].resumed

@@ -17,7 +17,6 @@ from pyarrow import parquet
 from tests.cli.logs import BEGAN_US, LOG_ID, entry, opened, write_log
 from tests.cli.real import GODWIT, Running, environment, error_of, eventually, godwit, lines, needs_posix, running
 
-from godwit.archive.choosing import Chosen
 from godwit.archive.columns import schema_of
 from godwit.cli import log_content
 from godwit.cli.log_content import (
@@ -30,13 +29,13 @@ from godwit.cli.log_content import (
     scan_messages,
 )
 from godwit.errors import GodwitError, LogVersionError
-from godwit.store.copies import backup
 from godwit.store.folder import DataFolder
-from godwit.store.kept import set_mark
-from godwit.store.reader import LogReader
+from godwit.store.maintenance import backup
+from godwit.store.reader import LogReader, TopicSelection
+from godwit.store.state import store_floor
 from godwit.wire.batch import Batch, decode_head, encode_batch, encode_joinable
 from godwit.wire.entry import Entry
-from godwit.wire.marks import BROKER_WIDE
+from godwit.wire.retention_floors import BROKER_WIDE
 
 # -- log folder -------------------------------------------------------------------------------------------------------
 
@@ -146,8 +145,8 @@ def test_while_a_broker_runs(info_data: str) -> None:
 def test_what_retention_deleted(info_data: str) -> None:
     with opened(Path(info_data)) as store, store.transaction() as connection:
         connection.execute("DELETE FROM blocks WHERE first_offset < 3")
-        set_mark(connection, BROKER_WIDE, 2)
-        set_mark(connection, "home/#", 3)
+        store_floor(connection, BROKER_WIDE, 2)
+        store_floor(connection, "home/#", 3)
     rows = lines(godwit("log", "info", "--data", info_data).stdout)
     assert "offsets     3 to 3" in rows
     assert "deleted     before offset 2, by the rule for the whole log" in rows
@@ -207,7 +206,9 @@ def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LogReader
 
 def offsets(reader: LogReader, start: int, stop: int, *filters: str) -> list[int | None]:
     return [
-        message.offset for piece in scan_messages(reader, start, stop, Chosen(filters)) for message in piece.messages
+        message.offset
+        for piece in scan_messages(reader, start, stop, TopicSelection(filters))
+        for message in piece.messages
     ]
 
 
@@ -253,7 +254,7 @@ def test_newest(reader: LogReader, filters: tuple[str, ...], count: int, monkeyp
     monkeypatch.setattr(log_content, "FIRST_SCAN_OFFSETS", 5)
     monkeypatch.setattr(log_content, "SPANS_A_TIME", 4)
     wanted = [offset for offset, topic in enumerate(TOPICS * 20) if not filters or topic in filters]
-    start, skip = newest_start(reader, Chosen(filters), count, 160)
+    start, skip = newest_start(reader, TopicSelection(filters), count, 160)
     found = offsets(reader, start, 160, *filters)[skip:]
     assert found == wanted[max(len(wanted) - count, 0) :]
 
@@ -263,7 +264,7 @@ def test_a_damaged_block_is_skipped_and_reported(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.connection.execute("UPDATE blocks SET body = zeroblob(length(body)) WHERE first_offset = 2")
     reader = LogReader.open(DataFolder(tmp_path).log_path)
-    found = list(scan_messages(reader, 1, 4, Chosen(())))
+    found = list(scan_messages(reader, 1, 4, TopicSelection(())))
     reader.close()
     assert [message.payload for piece in found for message in piece.messages] == [b"two", b"four"]
     assert [each for piece in found for each in piece.damaged] == [(2, 3)]
@@ -511,7 +512,7 @@ def test_damage_is_reported_and_the_rest_is_exported(export_data: str, tmp_path:
 def test_messages_deleted_by_retention_are_reported(export_data: str, tmp_path: Path) -> None:
     with opened(Path(export_data)) as store, store.transaction() as connection:
         connection.execute("DELETE FROM blocks WHERE first_offset < 8")
-        set_mark(connection, BROKER_WIDE, 8)
+        store_floor(connection, BROKER_WIDE, 8)
     assert exported(export_data, tmp_path / "all.jsonl") == list(range(8, 30))
     path = tmp_path / "from.jsonl"
     result = godwit("log", "export", "--from", "3", "--output", str(path), "--data", export_data)

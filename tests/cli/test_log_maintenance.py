@@ -15,9 +15,9 @@ from tests.cli.real import Running, error_of, eventually, godwit, lines, needs_p
 from godwit.cli import log_maintenance
 from godwit.cli.log_maintenance import missing_text
 from godwit.net.log_writer import TRUNCATE_BYTES
-from godwit.store.recover import LOST_END, Recovered
-from godwit.store.verify import Verdict
-from godwit.wire.changes import TopicKept
+from godwit.store.maintenance import VerifyReport
+from godwit.store.recover import LOST_END, RecoverReport
+from godwit.wire.changes import TopicRow
 
 ROWS = [("home/a" if number % 3 else "home/b", str(number)) for number in range(30)]
 
@@ -94,7 +94,7 @@ def test_verify_names_what_is_damaged(data: Path) -> None:
 
 def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
     with opened(data) as store:
-        store.append([], [TopicKept("home/a", 1)])
+        store.append([], [TopicRow("home/a", 1)])
     change(data, "UPDATE topics SET messages = 2")  # its checksum does not match
     hurt(data, 8)
     result = godwit("log", "verify", "--data", str(data))
@@ -106,7 +106,7 @@ def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
 
 
 def test_verify_lists_a_few_problems(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    verdict = Verdict(
+    verdict = VerifyReport(
         log_id=LOG_ID,
         first_offset=0,
         next_offset=1,
@@ -182,7 +182,7 @@ def test_recover_saves_what_is_intact(data: Path) -> None:
 def test_recover_reports_other_losses(data: Path) -> None:
     hurt(data, 8)
     with opened(data) as store:
-        store.append([], [TopicKept("home/a", 1)])
+        store.append([], [TopicRow("home/a", 1)])
     change(data, "UPDATE topics SET messages = 2")
     change(data, "UPDATE meta SET value = zeroblob(16) WHERE key = 'log_id'")
     (data / "log.sqlite-witness").unlink()
@@ -206,7 +206,7 @@ def test_recover_reports_other_losses(data: Path) -> None:
 )
 def test_what_is_missing(missing: list[tuple[int, int]], next_offset: int, text: str) -> None:
     """Where the end of a log was not readable, offsets are left out that perhaps never were."""
-    saved = Recovered(LOG_ID, True, next_offset, 1, 1, missing, 0, [])
+    saved = RecoverReport(LOG_ID, True, next_offset, 1, 1, missing, 0, [])
     assert missing_text(saved).startswith(text)
 
 

@@ -19,9 +19,9 @@ from godwit.net import durable_log
 from godwit.net.durable_log import DurableLog
 from godwit.net.log_writer import COMMIT_BYTES
 from godwit.store.folder import DataFolder
-from godwit.store.retention import Rule
+from godwit.store.retention import RetentionRule
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.changes import QueryDone
+from godwit.wire.changes import QueryRow
 from godwit.wire.entry import Entry
 
 NOW_US = 1_700_000_000_000_000
@@ -36,7 +36,7 @@ def entry(topic: str = "news", received_us: int = NOW_US, size_bytes: int = 100)
 class World:
     """A log and the loop that uses it."""
 
-    def __init__(self, path: Path, rules: Sequence[Rule] = ()) -> None:
+    def __init__(self, path: Path, rules: Sequence[RetentionRule] = ()) -> None:
         loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
 
@@ -63,7 +63,7 @@ def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
         assert (first.log.first_offset, first.log.next_offset) == (0, 0)
         assert len(first.log.log_id) == 16
         assert len(first.durable.reset_key) == 32
-        first.log.append(Append([entry(), entry()], [QueryDone("q", 4)]), NOW_US)
+        first.log.append(Append([entry(), entry()], [QueryRow("q", 4)]), NOW_US)
         await first.until(lambda: first.broker.told == [Committed(0)])
         first.log.append(Append([entry()]), NOW_US)  # no client waits for its answer
         await first.durable.close()
@@ -73,7 +73,7 @@ def test_a_new_folder_and_what_is_found_there_again(tmp_path: Path) -> None:
         assert second.log.next_offset == 3
         assert str(first.durable) == f"log in {path}: no messages, the next one has offset 0"
         assert str(second.durable) == f"log in {path}: offsets 0 to 2"
-        assert second.log.state().queries == [QueryDone("q", 4)]
+        assert second.log.state().queries == [QueryRow("q", 4)]
         question = Asker().read(1)
         second.log.read(question)
         await second.until(lambda: second.broker.told == [Found(question, [(1, entry()), (2, entry())], 3)])
@@ -142,7 +142,7 @@ def test_rules_delete_and_can_be_changed(tmp_path: Path) -> None:
             world.log.append(Append([entry(topic, old_us)]), NOW_US)
             await world.until(lambda: not world.log.held_bytes)
         world.broker.told.clear()
-        world.durable.change_rules([Rule("b", max_age_s=60.0)])
+        world.durable.change_rules([RetentionRule("b", max_age_s=60.0)])
         await world.until(lambda: any(isinstance(event, Losing) for event in world.broker.told))
         world.log.read(Asker().read(0))
         await world.until(lambda: isinstance(world.broker.told[-1], Found))
@@ -159,7 +159,7 @@ def test_retention_keeps_up_with_a_broker_that_is_busy(tmp_path: Path) -> None:
     max_bytes = 24 * MIB
 
     async def test() -> None:
-        world = World(tmp_path, [Rule(max_bytes=max_bytes)])
+        world = World(tmp_path, [RetentionRule(max_bytes=max_bytes)])
         longest_bytes = 0
         for _ in range(10):
             # As much as goes into a commit, again and again, without a pause.
@@ -187,7 +187,7 @@ def test_retention_lets_commits_through_however_much_it_has_to_delete(
             world.log.append(Append([entry(size_bytes=MIB // 2) for _ in range(8)]), NOW_US)
         await world.until(lambda: not world.log.held_bytes)
         world.broker.told.clear()
-        world.durable.change_rules([Rule(max_bytes=4 * MIB)])
+        world.durable.change_rules([RetentionRule(max_bytes=4 * MIB)])
         world.log.append(Append([entry()]), NOW_US)
         await world.until(lambda: sum(isinstance(event, Losing) for event in world.broker.told) >= 4)
         kinds = [type(event) for event in world.broker.told]
@@ -208,7 +208,7 @@ def test_messages_that_a_clock_ahead_has_dated_grow_old_all_the_same(tmp_path: P
             world.log.append(Append([entry(received_us=received_us)]), NOW_US)
             await world.until(lambda: not world.log.held_bytes)  # so each has its own block
         world.broker.told.clear()
-        world.durable.change_rules([Rule(max_age_s=30)])
+        world.durable.change_rules([RetentionRule(max_age_s=30)])
         floors: set[int] = set()
         while 2 not in floors:
             await world.until(lambda: bool(world.broker.told))
@@ -223,7 +223,7 @@ def test_the_last_message_of_a_clock_ahead_grows_old_though_none_follows(tmp_pat
     ahead_us = time.time_ns() // 1000 + 10 * 365 * 86_400 * 1_000_000
 
     async def test() -> None:
-        world = World(tmp_path, [Rule(max_age_s=0.2)])
+        world = World(tmp_path, [RetentionRule(max_age_s=0.2)])
         world.log.append(Append([entry(received_us=ahead_us)]), NOW_US)
         await world.until(lambda: Losing in map(type, world.broker.told))
         await world.durable.close()

@@ -15,8 +15,8 @@ from godwit.net import durable_log
 from godwit.net.durable_log import READS_A_TURN, FairQueue, ThreadedLog
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.port import Slice
-from godwit.transport.connection import State as ConnectionState
-from godwit.wire.changes import State
+from godwit.transport.connection import StoredState as ConnectionState
+from godwit.wire.changes import StoredState
 
 FULL = DiskError("the disk is full: make room")
 
@@ -83,7 +83,7 @@ def read(offset: int) -> Read:
 
 def test_it_is_the_store_s_log(world: World) -> None:
     assert (world.log.log_id, world.log.first_offset, world.log.next_offset) == (b"id", 0, 0)
-    assert world.log.state() == State()
+    assert world.log.state() == StoredState()
 
 
 def test_answers_come_when_the_loop_works_and_in_its_thread(slow: World) -> None:

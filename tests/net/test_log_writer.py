@@ -25,7 +25,7 @@ from godwit.net.log_writer import (
     LogWriter,
     PendingAppend,
 )
-from godwit.wire.changes import Change, QueryDone
+from godwit.wire.changes import Change, QueryRow
 from godwit.wire.entry import Entry
 
 FULL = DiskError("the disk is full: make room")
@@ -67,8 +67,8 @@ def test_what_waits_while_a_commit_runs_is_the_next_commit() -> None:
         put(writer, append(2, 3))
         assert store.begun.get(timeout=PATIENCE_S) == 2
         put(writer, append(1))
-        put(writer, Append([], [QueryDone("q", 1)]))
-        put(writer, Append([entry(5)], [QueryDone("q", 2)]))
+        put(writer, Append([], [QueryRow("q", 1)]))
+        put(writer, Append([entry(5)], [QueryRow("q", 2)]))
         assert answers.is_empty  # nothing is claimed before the disk has it
         store.may_end.release()
         assert answers.next(1) == [Committed(0)]
@@ -77,7 +77,7 @@ def test_what_waits_while_a_commit_runs_is_the_next_commit() -> None:
         assert answers.next(3) == [Committed(5), Committed(6), Committed(6)]
         assert writer.commits == 2
         assert answers.calls == 2
-    assert store.changes == [[], [QueryDone("q", 1), QueryDone("q", 2)]]
+    assert store.changes == [[], [QueryRow("q", 1), QueryRow("q", 2)]]
     assert store.next_offset == 11
     assert store.threads == {"godwit-log-writer"}
 
@@ -140,13 +140,13 @@ def test_where_only_changes_or_little_fits_the_trouble_is_not_over(monkeypatch: 
     with writing(store) as (writer, answers):
         put(writer, append(1))
         assert answers.next(2)[0] == Failed(str(FULL))
-        for effect in (Append([], [QueryDone("q", 1)]), append(1)):
+        for effect in (Append([], [QueryRow("q", 1)]), append(1)):
             put(writer, effect, era=1)
             assert answers.next(1) == [Committed(0)]
         put(writer, append(1), era=1)
         assert answers.next(1) == [Failed(str(FULL))]
         monkeypatch.setattr(log_writer, "RECOVERED_S", 0.0)
-        put(writer, Append([], [QueryDone("q", 1)]), era=2)
+        put(writer, Append([], [QueryRow("q", 1)]), era=2)
         assert answers.next(1) == [Committed(1)]
         assert answers.is_empty
         put(writer, append(1), era=2)
@@ -168,7 +168,7 @@ def test_something_unforeseen_is_a_failure_like_any_other() -> None:
 
 
 def test_what_cannot_be_written_at_all_fails_alone_and_is_not_to_be_tried_again() -> None:
-    poison = QueryDone("q", 2**63)
+    poison = QueryRow("q", 2**63)
 
     class Picky(DiskStore):
         def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:

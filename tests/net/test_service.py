@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyarrow import flight
+from tests.archive.client import ArchiveClient
 from tests.net.running import Notices, both_loops, configuration, restarted, run, service
 
-from godwit.archive.client import ArchiveClient
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
 from godwit.errors import (
@@ -46,7 +46,7 @@ from godwit.net.service import (
 )
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
-from godwit.store.retention import Rule as RetentionRule
+from godwit.store.retention import RetentionRule
 from godwit.transport.train import Address
 
 READ_ONLY = Access(rules=(Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("#",)),))

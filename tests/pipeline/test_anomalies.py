@@ -15,10 +15,10 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 from tests.spark.archives import Served, options, served
 
 from godwit import pipeline
-from godwit.archive.client import ArchiveClient
 from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, _SeriesProcessor, alert_messages, start
 from godwit.pipeline.detector import Detector
 from godwit.pipeline.lake import Lake

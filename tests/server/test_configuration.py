@@ -15,7 +15,7 @@ from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
 from godwit.limits import KIB, MIB
 from godwit.server.configuration import ArchiveSection, Configuration, load_configuration
-from godwit.store.retention import Rule
+from godwit.store.retention import RetentionRule
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "broker.toml"
 FILES = {"one.secret": b"0123456789abcdef\n", "empty.secret": b"\n"}
@@ -67,8 +67,8 @@ def test_the_example_is_whole_and_gives_no_warning() -> None:
     assert not access.may(None, False, "work", "calibrate/thermometer")
     assert found.data == Path("godwit-data")
     assert found.retention == (
-        Rule("home/#", 365 * 24 * 3600.0, None),
-        Rule(None, 30 * 24 * 3600.0, 10 * 1024 * MIB),
+        RetentionRule("home/#", 365 * 24 * 3600.0, None),
+        RetentionRule(None, 30 * 24 * 3600.0, 10 * 1024 * MIB),
     )
     assert found.archive == ArchiveSection(listen="127.0.0.1:50001")
     assert settings.logged == ("home/+/heartbeat",)
@@ -283,7 +283,7 @@ def test_any_text_gives_a_configuration_or_one_error(text: str) -> None:
 FOLDER = Path("/etc/godwit")
 
 
-def log(text: str) -> tuple[Path | None, tuple[Rule, ...]]:
+def log(text: str) -> tuple[Path | None, tuple[RetentionRule, ...]]:
     section = "[log]\n" + text.replace("[[rule]]", "[[log.rule]]")
     found = load_configuration(section, read_secret=read_secret, folder=FOLDER)
     return found.data, found.retention
@@ -320,7 +320,7 @@ def test_paths_are_relative_to_the_folder_of_the_file() -> None:
     ],
 )
 def test_ages(text: str, age_s: float) -> None:
-    assert log(f"max_age = {text}")[1] == (Rule(None, age_s, None),)
+    assert log(f"max_age = {text}")[1] == (RetentionRule(None, age_s, None),)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,7 @@ def test_ages(text: str, age_s: float) -> None:
 )
 def test_sizes(text: str, size_bytes: int) -> None:
     rule = log(f"max_bytes = {text}")[1][0]
-    assert rule == Rule(None, None, size_bytes)
+    assert rule == RetentionRule(None, None, size_bytes)
     assert type(rule.max_bytes) is int
 
 
@@ -350,7 +350,11 @@ def test_rules_keep_their_order_and_the_one_for_the_whole_log_is_last() -> None:
         [[rule]]
         filter = "a/b"
     """
-    assert log(text)[1] == (Rule("a/#", None, 5_000_000), Rule("a/b", None, None), Rule(None, 86400.0, None))
+    assert log(text)[1] == (
+        RetentionRule("a/#", None, 5_000_000),
+        RetentionRule("a/b", None, None),
+        RetentionRule(None, 86400.0, None),
+    )
 
 
 def test_no_archive() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from godwit.wire.changes import Change, JobGone, JobKept, JobPayload, TaskKept
+from godwit.wire.changes import Change, JobDeleted, JobPayloadRow, JobRow, TaskRow
 from godwit.wire.jobs import JobSpec
 from godwit.wire.work import TaskOutcome
 from godwit_sim.broker_restarts import Rows, apply
@@ -71,14 +71,14 @@ class Truth:
         self.chronicle.learn(messages, self.rows, self.now)
         self.now += 1.0
 
-    def job(self, number: int, **changes: Any) -> JobKept:
+    def job(self, number: int, **changes: Any) -> JobRow:
         """As it is kept by now, but for this."""
-        kept: JobKept = self.rows["job", number]
+        kept: JobRow = self.rows["job", number]
         return msgspec.structs.replace(kept, **changes)
 
-    def task(self, number: int, task: int = 0, **changes: Any) -> TaskKept:
+    def task(self, number: int, task: int = 0, **changes: Any) -> TaskRow:
         kept = self.rows.get(("task", number, task))
-        made = kept or TaskKept(number, task, "waiting", "", b"", 0, 0, 0, self.now_us, self.now_us)
+        made = kept or TaskRow(number, task, "waiting", "", b"", 0, 0, 0, self.now_us, self.now_us)
         return msgspec.structs.replace(made, **changes)
 
     def submit(self, number: int = 1, agreed: int | None = 1, **wishes: Any) -> None:
@@ -89,7 +89,7 @@ class Truth:
         self.ledger.ask("boss", wish, payload, self.now)
         deadline_us = None if wish.deadline_ms is None else self.now_us + wish.deadline_ms * 1000
         state = "waiting" if agreed is None else "running"
-        kept = JobKept(
+        kept = JobRow(
             number, "boss", wish.key, wish.of_kind, wish.workers, wish.priority, self.now_us,
             self.now_us + wish.delay_ms * 1000, deadline_us, wish.retries, wish.retry_delay_ms, wish.time_limit_ms,
             state, agreed, None,
@@ -97,7 +97,7 @@ class Truth:
         event = {"event": "submitted", "job": number, "workers": wish.workers, "priority": wish.priority}
         event |= {"payload_bytes": len(payload)} | ({} if agreed is None else {"agreed": agreed})
         tasks = [self.task(number, task) for task in range(agreed or 0)]
-        self.append(wish.of_kind, [event], kept, JobPayload(number, payload), *tasks)
+        self.append(wish.of_kind, [event], kept, JobPayloadRow(number, payload), *tasks)
 
     def lease(self, worker: str = "anna", number: int = 1, task: int = 0, fence: int = 1, **event: Any) -> None:
         kept = self.task(number, task, state="leased", worker=worker, instance=INSTANCE, fence=fence)
@@ -124,4 +124,4 @@ class Truth:
         self.append("resize", [{"event": event, "job": number} | fields], *changes)
 
     def remove(self, number: int = 1) -> None:
-        self.append("resize", [], JobGone(number))
+        self.append("resize", [], JobDeleted(number))

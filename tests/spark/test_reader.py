@@ -15,8 +15,8 @@ from tests.spark.archives import Served, options, served
 from godwit.spark.archive import DataLossError, UnreachableError
 from godwit.spark.options import OptionError, read_options
 from godwit.spark.reader import SCHEMA, BatchReader, LogPartition, StreamReader
-from godwit.store.copies import backup
-from godwit.store.retention import Retention, Rule
+from godwit.store.maintenance import backup
+from godwit.store.retention import Retention, RetentionRule
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ def _forget_all_but_the_last(place: Served) -> None:
     """Blocks that are older than the last one, which is received a day later."""
     later_us = logs.NOW_US + 24 * 3600 * 10**6
     place.store.append([logs.make_entry("a", [b"x"] * 10, received_us=later_us)])
-    retention = Retention(place.store, [Rule(max_age_s=3600)])
+    retention = Retention(place.store, [RetentionRule(max_age_s=3600)])
     while retention.step(later_us) is not None:
         pass
 

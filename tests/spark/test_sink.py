@@ -9,11 +9,11 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.archive.client import ArchiveClient
 from tests.archive.logs import listed
 from tests.spark.archives import Served, options, served
 from tests.spark.session import columns
 
-from godwit.archive.client import ArchiveClient
 from godwit.spark.options import OptionError, write_options
 from godwit.spark.sink import BatchWriter
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import pytest
 from tests.store.entries import LOG_ID, make_entry, make_job
 
-from godwit.cli.log_upkeep import run_recover
+from godwit.cli.log_maintenance import run_recover
 from godwit.errors import LogDamagedError, StorageError
-from godwit.net.durable import DurableLog
+from godwit.net.durable_log import DurableLog
 from godwit.store.maintenance import backup, compact, verify
 from godwit.store.recover import LOST_JOBS
 from godwit.store.sqlite import SqliteStore
@@ -424,7 +424,7 @@ def test_a_log_that_lacks_messages_is_not_compacted(killed: Killed) -> None:
 
 def test_a_broker_tells_its_operator(killed: Killed) -> None:
     killed.file(WAL).unlink()
-    log = DurableLog(killed.folder, [], now_us=2, wake=lambda: None, tell=lambda notice: None)
+    log = DurableLog(killed.folder, [], now_us=2, wake=lambda: None, on_notice=lambda notice: None)
     assert "were confirmed and are missing" in log.findings[0]
     log.log.end()
     log.folder.close()

@@ -14,7 +14,7 @@ from godwit.net.client import AsyncClient, connect
 from godwit.net.service import Service
 from godwit.net.subscription import AsyncSubscription
 from godwit.server.configuration import ArchiveSection
-from godwit.store.copies import backup
+from godwit.store.maintenance import backup
 
 PATIENCE_S = 10.0
 

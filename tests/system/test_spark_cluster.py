@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from tests.archive import logs
+from tests.archive.client import ArchiveClient
 from tests.spark.session import running_broker
 from tests.system import thermometers
 from tests.system.spark_cluster import HOSTS, Cluster, cluster
 from tests.system.spark_driver import ANSWER
 from tests.system.stage import ROOT, needs_linux
 
-from godwit.archive.client import ArchiveClient
 from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.lake import Lake
 from godwit.store.sqlite import SqliteStore

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.archive.client import ArchiveClient
 from tests.system import thermometers
 from tests.system.stage import Broker, Process, Stage, needs_linux, run, until
 
-from godwit.archive.client import ArchiveClient
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES
 from godwit.pipeline.datasets import anomalies, bronze
 from godwit.pipeline.detector import Alarm, Detector

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, PATIENCE_S
-from godwit.wire.changes import JobKept, TaskKept
+from godwit.wire.changes import JobRow, TaskRow
 from godwit_sim.broker_restarts import JOB_ROWS, Rows
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_ledger import Ask, JobLedger, Order
@@ -101,7 +101,7 @@ class Chronicle:
 
     def _submitted(self, kind: str, event: JobEvent, rows: Rows, newest: int) -> None:
         kept = rows.get(("job", event.job))
-        if not isinstance(kept, JobKept):
+        if not isinstance(kept, JobRow):
             raise self._violation(event, "nothing of it is kept")
         if event.job <= newest:
             raise self._violation(event, f"there was a job {newest} already: a number was given twice")
@@ -125,7 +125,7 @@ class Chronicle:
             raise self._violation(event, f"waits, though {surely[0]} was there for it")
         story.note()
 
-    def _find_ask(self, order: Order, kept: JobKept, rows: Rows) -> Ask | None:
+    def _find_ask(self, order: Order, kept: JobRow, rows: Rows) -> Ask | None:
         """Which of the times that it was asked for made it what it is."""
         payload = rows.get(("payload", kept.job))
         for ask in order.asks:
@@ -353,7 +353,7 @@ class Chronicle:
             raise ViolationError(self.NAME, f"{story}, ended at {story.ended_us}, is not kept any more")
         story.is_gone = True
 
-    def _compare_task(self, story: Story, task: TaskStory, there: TaskKept | None) -> None:
+    def _compare_task(self, story: Story, task: TaskStory, there: TaskRow | None) -> None:
         if _stand(there) != task.stand:
             raise ViolationError(self.NAME, f"task {task.number} of {story} is {task.stand}, but {there} is kept")
         if there is None:
@@ -386,7 +386,7 @@ class Chronicle:
         )
 
 
-def _stand(there: TaskKept | None) -> TaskStand:
+def _stand(there: TaskRow | None) -> TaskStand:
     """Of a task that nobody ever had nothing is kept."""
     if there is None:
         return "waiting", "", 0, 0, 0

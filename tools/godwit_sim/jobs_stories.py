@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from godwit.limits import MAX_RETURN_PAUSE_S, RETURN_PAUSE_S
-from godwit.wire.changes import JobKept
+from godwit.wire.changes import JobRow
 from godwit.wire.jobs import Ref
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_ledger import Ask, Order
@@ -101,7 +101,7 @@ class TaskStory:
 class Story:
     """One job, and every way it ever stood."""
 
-    kept: JobKept
+    kept: JobRow
     """As it was written first: what was asked for does not change."""
     order: Order
     ask: Ask

@@ -24,7 +24,7 @@ from godwit.broker.rate import Bucket
 from godwit.broker.session import ANONYMOUS, Link, Session, made_name
 from godwit.broker.sessions import Sessions
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
-from godwit.wire.changes import SessionKept
+from godwit.wire.changes import SessionRow
 from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
 from godwit.wire.epochs import MAX_EPOCHS_TOLD, Epoch
 from godwit.wire.proof import make_proof
@@ -302,7 +302,7 @@ class Admission:
         self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
 
-    def restore(self, kept: SessionKept, now_us: int) -> Session:
+    def restore(self, kept: SessionRow, now_us: int) -> Session:
         """One that was there before the broker was restarted, as yet without its subscriptions."""
         session = Session(kept.name, self._names.number(kept.name), is_remembered=True)
         session.instance = kept.instance

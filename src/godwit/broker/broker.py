@@ -53,7 +53,7 @@ from godwit.limits import LOGIN_TIMEOUT_S, MAX_FIRST_ITEMS, MAX_OPEN_RECORD_BYTE
 from godwit.transport.connection import Connection
 from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
 from godwit.wire import control
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 from godwit.wire.control import Code, ControlMessage, MalformedError, decode_control, encode_control
 from godwit.wire.epochs import Epoch
 
@@ -74,7 +74,7 @@ class Broker:
         first_offset: int = 0,
         next_offset: int = 0,
         epochs: Sequence[Epoch] = (),
-        state: State | None = None,
+        state: StoredState | None = None,
         keeps_state: bool = True,
     ) -> None:
         """`state`: what the log had kept. `keeps_state`: whether it goes on keeping what changes."""

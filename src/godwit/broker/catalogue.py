@@ -12,7 +12,7 @@ from godwit.broker.settings import Policy, Settings
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.broker.trie import TopicTree
 from godwit.limits import MAX_TOPIC_NODES
-from godwit.wire.changes import TopicKept
+from godwit.wire.changes import TopicRow
 
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
@@ -205,7 +205,7 @@ class Catalogue:
         self._tree.discard(topic.name)
         self._journal.topic_gone(topic)
 
-    def restore(self, kept: TopicKept) -> None:
+    def restore(self, kept: TopicRow) -> None:
         """One that was there before the broker was restarted."""
         topic = self._topics.get(kept.name) or self._add(kept.name)
         topic.is_created = topic.is_created or kept.is_created

@@ -30,7 +30,7 @@ from godwit.broker.retained import keep, retain
 from godwit.broker.session import Link
 from godwit.broker.trim import payload_bytes
 from godwit.wire.batch import RETAIN
-from godwit.wire.changes import Change, IdentityKept, RetainedKept
+from godwit.wire.changes import Change, IdentityRow, RetainedRow
 from godwit.wire.control import Code, ControlMessage, Error, encode_control
 from godwit.wire.entry import Entry
 
@@ -81,7 +81,7 @@ class _Sealed(msgspec.Struct):
     pendings: list[Pending]
     promises: list[Promise]
     marks: Marks | None = None
-    identities: list[IdentityKept] = []
+    identities: list[IdentityRow] = []
     """As they are written with it."""
     retaining: list[tuple[Topic, int]] = []
     """Topics whose retained message is written with it, and how often it had been set or cleared by then."""
@@ -215,7 +215,7 @@ class Commits:
         if journal.is_marked:
             changes, sealed.marks = journal.take(self._delivery.next_offset)
             if sealed.marks.identities:
-                sealed.identities = [change for change in changes if isinstance(change, IdentityKept)]
+                sealed.identities = [change for change in changes if isinstance(change, IdentityRow)]
         if self.is_retaining:
             self.is_retaining = False
             changes += self._retained(sealed)
@@ -230,7 +230,7 @@ class Commits:
             for pending in one.pendings
             for entry in pending.entries
         )
-        newest: dict[Topic, RetainedKept] = {}
+        newest: dict[Topic, RetainedRow] = {}
         for pending in sealed.pendings:
             for entry in pending.entries:
                 offset += entry.count
@@ -360,14 +360,14 @@ def _topics(pendings: list[Pending]) -> dict[Topic, None]:
     return dict.fromkeys([pending.topic for pending in pendings])
 
 
-def _key(kept: IdentityKept) -> Key:
+def _key(kept: IdentityRow) -> Key:
     return kept.owner, kept.publisher, kept.topic
 
 
-def _retained(entry: Entry, offset: int) -> RetainedKept:
+def _retained(entry: Entry, offset: int) -> RetainedRow:
     kept = keep(entry, offset, 0)
     if kept is None:
-        return RetainedKept(entry.topic, b"")
-    return RetainedKept(
+        return RetainedRow(entry.topic, b"")
+    return RetainedRow(
         entry.topic, kept.payload, kept.publisher, kept.published_us, kept.received_us, kept.qos, kept.offset
     )

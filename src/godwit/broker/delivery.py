@@ -19,7 +19,7 @@ from godwit.broker.trie import FilterTrie
 from godwit.limits import MAX_UNRELIABLE_BYTES
 from godwit.wire.batch import RETAIN
 from godwit.wire.entry import Entry
-from godwit.wire.marks import lost_below
+from godwit.wire.retention_floors import lost_below
 
 _serial = attrgetter("serial")
 LEAST_READ_BYTES: Final = 64 * 1024
@@ -50,7 +50,7 @@ class Delivery:
         self._needed_bound = 0
         """No connected feed needs anything below, as far as was last worked out."""
         self.marks: dict[str, int] = {}
-        """How far retention has thinned out the log, by rule: see godwit.wire.marks."""
+        """How far retention has thinned out the log, by rule: see godwit.wire.retention_floors."""
         self.first_offset = 0
         self.next_offset = 0
         """The end of the log, as far as it is committed."""

@@ -10,7 +10,7 @@ import msgspec
 
 from godwit.broker.journal import Journal
 from godwit.limits import MAX_PUBLISHERS_REMEMBERED, PUBLISHER_EXPIRY_S
-from godwit.wire.changes import IdentityKept
+from godwit.wire.changes import IdentityRow
 
 Key: TypeAlias = tuple[str, str, str]
 """The client's name (empty for a nameless one), the identity it gave, the topic."""
@@ -135,7 +135,7 @@ class Identities:
             if known is not None:
                 known.next_sequence = known.safe_sequence if known.safe_epoch == known.epoch else 0
 
-    def restore(self, kept: IdentityKept) -> None:
+    def restore(self, kept: IdentityRow) -> None:
         """One that was known before the broker was restarted; the longest silent come first."""
         key = (kept.owner, kept.publisher, kept.topic)
         self._add(key, Progress(kept.epoch, kept.next_sequence, kept.last_us, kept.epoch, kept.next_sequence))

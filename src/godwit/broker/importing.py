@@ -24,7 +24,7 @@ from godwit.broker.trim import longest_message, payload_bytes
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
 from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN
-from godwit.wire.changes import QueryDone, QueryGone
+from godwit.wire.changes import QueryDeleted, QueryRow
 from godwit.wire.entry import Entry
 
 MAX_QUERIES: Final = 100_000
@@ -63,7 +63,7 @@ class Importing:
         self._queries: OrderedDict[str, _Query] = OrderedDict()
         """The one that was silent for longest first."""
 
-    def restore(self, queries: Iterable[QueryDone]) -> None:
+    def restore(self, queries: Iterable[QueryRow]) -> None:
         """Those that were known before the broker was restarted; the longest silent come first."""
         for kept in queries:
             self._queries[kept.query] = _Query(kept.batch, kept.batch, kept.last_us)
@@ -131,10 +131,10 @@ class Importing:
         query.last_us = now_us
         if event.query not in self._queries and len(self._queries) >= MAX_QUERIES:
             oldest, _ = self._queries.popitem(last=False)
-            self._journal.query(QueryGone(oldest))
+            self._journal.query(QueryDeleted(oldest))
         self._queries[event.query] = query
         self._queries.move_to_end(event.query)
-        self._journal.query(QueryDone(event.query, event.batch, now_us))
+        self._journal.query(QueryRow(event.query, event.batch, now_us))
 
     def _check_rights(self, event: Import) -> None:
         """Check names and topics against the token: what it may have staged before may be forbidden now."""

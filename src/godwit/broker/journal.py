@@ -17,17 +17,17 @@ from godwit.broker.jobs.job_table import DirtyJobs
 from godwit.broker.topics import RESERVED
 from godwit.wire.changes import (
     Change,
-    FeedGone,
-    FeedKept,
-    IdentityGone,
-    IdentityKept,
-    QueryDone,
-    QueryGone,
-    RetainedKept,
-    SessionGone,
-    SessionKept,
-    TopicGone,
-    TopicKept,
+    IdentityDeleted,
+    IdentityRow,
+    QueryDeleted,
+    QueryRow,
+    RetainedRow,
+    SessionDeleted,
+    SessionRow,
+    SubscriptionDeleted,
+    SubscriptionRow,
+    TopicDeleted,
+    TopicRow,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Marks:
         """Subscriptions that the store had as settled until these were written."""
         self.identities: dict[Key, Progress | None] = {}
         """None: it is forgotten."""
-        self.queries: dict[str, QueryDone | QueryGone] = {}
+        self.queries: dict[str, QueryRow | QueryDeleted] = {}
         self.jobs = DirtyJobs()
 
 
@@ -133,7 +133,7 @@ class Journal:
             self._marks.identities[key] = progress
             self.is_marked = True
 
-    def query(self, change: QueryDone | QueryGone) -> None:
+    def query(self, change: QueryRow | QueryDeleted) -> None:
         """Unlike the others this belongs to one append, and is not put back."""
         if self.keeps:
             self._marks.queries[change.query] = change
@@ -175,7 +175,7 @@ class Journal:
         """How everything that is marked stands, and the marks. `end_offset` is the log's end."""
         marks, self._marks = self._marks, Marks()
         self.is_marked = False
-        changes: list[Change] = [TopicGone(name) for name in marks.topics_gone]
+        changes: list[Change] = [TopicDeleted(name) for name in marks.topics_gone]
         for topic in marks.topics:
             if not topic.is_gone:
                 topic.is_stored = True
@@ -184,9 +184,9 @@ class Journal:
         changes += self._of_sessions(marks, end_offset)
         for key, progress in marks.identities.items():
             if progress is None:
-                changes.append(IdentityGone(*key))
+                changes.append(IdentityDeleted(*key))
             else:
-                changes.append(IdentityKept(*key, progress.epoch, progress.next_sequence, progress.last_us))
+                changes.append(IdentityRow(*key, progress.epoch, progress.next_sequence, progress.last_us))
         changes += marks.queries.values()
         if marks.jobs:
             changes += marks.jobs.changes()
@@ -203,18 +203,18 @@ class Journal:
                 if successor is not None and successor is not session:
                     sessions[successor] = None
                     feeds.update(dict.fromkeys(successor.feeds.values()))
-        changes: list[Change] = [SessionGone(name) for name in gone]
+        changes: list[Change] = [SessionDeleted(name) for name in gone]
         for feed in list(feeds):
             present = self._present(feed)
             if present is not None:
                 feeds[present] = None
             elif feed.is_stored and feed.session.name not in gone:
-                changes.append(FeedGone(feed.session.name, feed.filters, feed.cursor))
+                changes.append(SubscriptionDeleted(feed.session.name, feed.filters, feed.cursor))
         for session in sessions:
             if self._is_kept(session):
                 session.is_stored = True
                 changes.append(
-                    SessionKept(
+                    SessionRow(
                         session.name,
                         session.instance,
                         session.is_proved,
@@ -231,7 +231,7 @@ class Journal:
                 feed.is_stored_settled = feed.is_settled
                 resume_at, quiet_from, lost = feed.standing(end_offset)
                 changes.append(
-                    FeedKept(
+                    SubscriptionRow(
                         feed.session.name,
                         feed.filters,
                         feed.cursor,
@@ -273,15 +273,15 @@ class Journal:
         )
 
 
-def _topic(topic: Topic) -> TopicKept:
-    return TopicKept(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
+def _topic(topic: Topic) -> TopicRow:
+    return TopicRow(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
 
 
-def _retained(topic: Topic) -> RetainedKept:
+def _retained(topic: Topic) -> RetainedRow:
     kept = topic.kept
     if kept is None:
-        return RetainedKept(topic.name, b"")
-    return RetainedKept(
+        return RetainedRow(topic.name, b"")
+    return RetainedRow(
         topic.name, kept.payload, kept.publisher, kept.published_us, kept.received_us, kept.qos, kept.offset
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from godwit.broker.effects import Losing
 from godwit.broker.feed import Feed
-from godwit.wire.marks import lost_below
+from godwit.wire.retention_floors import lost_below
 
 
 def late_feeds(absent: Iterable[Feed], lagging: Iterable[Feed], floor: int) -> dict[Feed, int]:

@@ -10,11 +10,11 @@ from godwit.broker.importing import Importing
 from godwit.broker.jobs.service import JobService
 from godwit.broker.retained import Kept
 from godwit.broker.subscribing import Subscribing
-from godwit.wire.changes import RetainedKept, State
+from godwit.wire.changes import RetainedRow, StoredState
 
 
 def restore(
-    state: State,
+    state: StoredState,
     catalogue: Catalogue,
     delivery: Delivery,
     identities: Identities,
@@ -25,7 +25,7 @@ def restore(
     now_us: int,
 ) -> None:
     """Everything that is kept, to parts that are new. Limits that were lowered since turn nothing of it away."""
-    delivery.marks.update(state.marks)
+    delivery.marks.update(state.retention_floors)
     for topic in state.topics:
         catalogue.restore(topic)
     for retained in state.retained:
@@ -34,7 +34,7 @@ def restore(
         identities.restore(identity)
     for session in state.sessions:
         admission.restore(session, now_us)
-    for feed in state.feeds:
+    for feed in state.subscriptions:
         owner = admission.sessions.get(feed.session)
         if owner is not None:
             subscribing.restore(owner, feed)
@@ -42,5 +42,5 @@ def restore(
     office.restore(state, now_us)
 
 
-def _kept(kept: RetainedKept, serial: int) -> Kept:
+def _kept(kept: RetainedRow, serial: int) -> Kept:
     return Kept(kept.payload, kept.publisher, kept.published_us, kept.received_us, kept.qos, kept.offset, serial)

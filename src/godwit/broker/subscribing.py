@@ -16,7 +16,7 @@ from godwit.broker.session import Link, Session, check_name
 from godwit.broker.topics import check_filter, is_pattern, split
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
-from godwit.wire.changes import FeedKept
+from godwit.wire.changes import SubscriptionRow
 from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
 from godwit.wire.epochs import Epoch, same_below
 
@@ -104,7 +104,7 @@ class Subscribing:
         session.filter_levels += _levels(filters)
         return feed
 
-    def restore(self, session: Session, kept: FeedKept) -> None:
+    def restore(self, session: Session, kept: SubscriptionRow) -> None:
         """A subscription that was there before the broker was restarted."""
         feed = self._add(session, kept.filters, kept.cursor, kept.resume_at)
         feed.lost = kept.lost

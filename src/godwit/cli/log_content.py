@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 import msgspec
 import typer
 
-from godwit.archive.choosing import Chosen
-from godwit.archive.losses import Ranges, gone_below
+from godwit.archive.range_reader import Ranges, gone_below
 from godwit.broker.topics import check_filter
 from godwit.cli.connection import guarded, print_notice, run
 from godwit.cli.message_lines import MessageFormatter
@@ -33,16 +32,15 @@ from godwit.cli.text import count, iso_time, parse_position, safe, size
 from godwit.client.message import Message
 from godwit.errors import GodwitError, StorageError, UsageError
 from godwit.limits import MIB
-from godwit.store.block import DamagedBlockError, Row, decode_block, decode_topics
-from godwit.store.epochs import EpochRow
+from godwit.store.block import BlockRow, DamagedBlockError, decode_block, decode_topic_index
 from godwit.store.folder import DataFolder, is_in_use
-from godwit.store.opening import refuse_missing
-from godwit.store.ranges import joined
-from godwit.store.reader import LogReader
-from godwit.store.schema import refuse_orphan
+from godwit.store.port import joined
+from godwit.store.reader import EpochRow, LogReader, TopicSelection
+from godwit.store.schema import refuse_lone_wal
+from godwit.store.sqlite import refuse_missing
 from godwit.wire.batch import decode_batch, encode_head
 from godwit.wire.epochs import same_below
-from godwit.wire.marks import BROKER_WIDE
+from godwit.wire.retention_floors import BROKER_WIDE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +67,7 @@ def log_path(folder: Path) -> Path:
     except OSError as error:
         raise GodwitError(f"cannot read {safe(str(folder))}: {error.strerror}; check its permissions") from error
     if not found:
-        refuse_orphan(path)
+        refuse_lone_wal(path)
         refuse_missing(path)
         raise GodwitError(
             f"{safe(str(folder))} has no log (no file {path.name}); name the folder of a broker with --data"
@@ -202,7 +200,7 @@ def gather(log: LogFile, in_use: bool, progress: Callable[[int, int], None]) -> 
         next_offset=stop,
         deleted=[
             Deleted(None if pattern == BROKER_WIDE else pattern, floor)
-            for pattern, floor in sorted(reader.marks().items())
+            for pattern, floor in sorted(reader.retention_floors().items())
             if floor
         ],
         epochs=[
@@ -222,13 +220,13 @@ def gather(log: LogFile, in_use: bool, progress: Callable[[int, int], None]) -> 
     return found
 
 
-def _count(rows: Iterable[Row], found: LogInfo, topics: dict[str, TopicTotal]) -> None:
+def _count(rows: Iterable[BlockRow], found: LogInfo, topics: dict[str, TopicTotal]) -> None:
     """Add the figures of the blocks to the totals."""
     for row in rows:
         found.blocks += 1
         found.first_received = found.first_received or iso_time(row.received_us)
         found.last_received = iso_time(row.until_us)
-        for share in decode_topics(row.topics):
+        for share in decode_topic_index(row.topics):
             total = topics.get(share.name)
             if total is None:
                 total = topics[share.name] = TopicTotal(share.name)
@@ -297,7 +295,7 @@ class ScannedMessages(NamedTuple):
     damaged: list[tuple[int, int]]
 
 
-def newest_start(reader: LogReader, chosen: Chosen, count: int, stop: int) -> tuple[int, int]:
+def newest_start(reader: LogReader, chosen: TopicSelection, count: int, stop: int) -> tuple[int, int]:
     """Return the offset of the last `count` matching messages before `stop`, and how many to skip from there."""
     first = reader.first_offset()
     start, found, span = stop, 0, max(count, FIRST_SCAN_OFFSETS)
@@ -317,7 +315,7 @@ def newest_start(reader: LogReader, chosen: Chosen, count: int, stop: int) -> tu
     return start, max(surplus, 0)
 
 
-def blocks(reader: LogReader, start: int, stop: int) -> Iterator[Row]:
+def blocks(reader: LogReader, start: int, stop: int) -> Iterator[BlockRow]:
     """Yield every block that overlaps the range, without its body."""
     while start < stop:
         found = reader.spans(start, stop, SPANS_A_TIME)
@@ -325,12 +323,12 @@ def blocks(reader: LogReader, start: int, stop: int) -> Iterator[Row]:
         start = found.next_offset
 
 
-def matching_count(row: Row, chosen: Chosen) -> int:
+def matching_count(row: BlockRow, chosen: TopicSelection) -> int:
     """Return the number of matching messages in a block."""
-    return sum(share.messages for share in decode_topics(row.topics) if chosen.has(share.name))
+    return sum(share.messages for share in decode_topic_index(row.topics) if chosen.has(share.name))
 
 
-def scan_messages(reader: LogReader, start: int, stop: int, chosen: Chosen) -> Iterator[ScannedMessages]:
+def scan_messages(reader: LogReader, start: int, stop: int, chosen: TopicSelection) -> Iterator[ScannedMessages]:
     """Yield the matching messages from `start` to before `stop` in order; some results have no messages."""
     wanted = None if chosen.is_everything else chosen.concerns
     while start < stop:
@@ -382,7 +380,7 @@ def show_tail(folder: Path, filters: list[str], count: int, *, follow: bool, as_
     """Print the last `count` messages; with `follow` continue until Ctrl-C or until stdout is closed."""
     for each in filters:
         check_filter(each)
-    chosen = Chosen(filters)
+    chosen = TopicSelection(filters)
     with LogFile(folder) as log:
         stop = log.reader.next_offset()
         start, skip = newest_start(
@@ -392,7 +390,7 @@ def show_tail(folder: Path, filters: list[str], count: int, *, follow: bool, as_
 
 
 class _Tail:
-    def __init__(self, log: LogFile, chosen: Chosen, *, as_json: bool) -> None:
+    def __init__(self, log: LogFile, chosen: TopicSelection, *, as_json: bool) -> None:
         self._log = log
         self._chosen = chosen
         self._lines = MessageFormatter(as_json=as_json)
@@ -497,7 +495,7 @@ def read_request(reader: LogReader, request: ExportRequest) -> ReadRequest:
         raise UsageError(
             f"--to {request.stop} (offset {stop:,}) is before --from {request.start} (offset {start:,}); swap them"
         )
-    gone = gone_below(reader.first_offset(), reader.marks(), request.filters)
+    gone = gone_below(reader.first_offset(), reader.retention_floors(), request.filters)
     if start < gone and request.start != "earliest":
         print_notice(f"retention has deleted messages before offset {gone:,}; the remaining messages are exported")
     return ReadRequest(request.filters, start, stop, fail_on_data_loss=False, gaps_known_below=gone)
@@ -541,9 +539,9 @@ def position_offset(reader: LogReader, option: str, text: str) -> int:
 
 
 def _write(reader: LogReader, request: ReadRequest, path: Path, form: str) -> tuple[int, Ranges]:
-    from godwit.archive.reading import Reading
+    from godwit.archive.range_reader import RangeReader
 
-    reading = Reading(request, reader)
+    reading = RangeReader(request, reader)
     messages, lost = 0, list[tuple[int, int]]()
     sink = _parquet if form == "parquet" else _jsonl
     with WorkProgress("exporting", enabled=sys.stderr.isatty()) as progress, sink(path, reading.schema) as write:

@@ -21,12 +21,12 @@ from godwit.cli.text import count, safe, size
 from godwit.errors import GodwitError, LogDamagedError, LogInUseError, StorageError
 from godwit.net.durable_log import LOG_ID_BYTES
 from godwit.net.log_writer import TRUNCATE_BYTES
-from godwit.store.copies import backup, compact
-from godwit.store.draft import BESIDE, Progress
+from godwit.store.connection import SQLITE_SUFFIXES
 from godwit.store.folder import DataFolder, is_in_use
-from godwit.store.recover import LOST_END, Recovered, recover
-from godwit.store.schema import refuse_orphan
-from godwit.store.verify import Verdict, verify
+from godwit.store.maintenance import VerifyReport, backup, compact, verify
+from godwit.store.port import ProgressCallback
+from godwit.store.recover import LOST_END, RecoverReport, recover
+from godwit.store.schema import refuse_lone_wal
 from godwit.store.witness import read_witness, write_witness
 
 MAX_DAMAGED_FILES: Final = 1000
@@ -78,7 +78,7 @@ def run_verify(folder: Path, *, as_json: bool) -> None:
     )
 
 
-def _given_up(verdict: Verdict) -> str:
+def _given_up(verdict: VerifyReport) -> str:
     """Return a remark about offsets that were lost and given up earlier."""
     if not verdict.given_up:
         return ""
@@ -87,7 +87,7 @@ def _given_up(verdict: Verdict) -> str:
     )
 
 
-def _verified(path: Path) -> Verdict:
+def _verified(path: Path) -> VerifyReport:
     with _bar("checking") as progress:
         return verify(path, _yielding_to_broker(path, progress.show))
 
@@ -173,7 +173,7 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
             raise GodwitError(f"a broker uses {safe(str(output))}; choose another folder")
         with new_file(copy, force=force) as part, _bar("copying") as progress:
             result = backup(path, part, _yielding_to_broker(path, progress.show))
-            for end in BESIDE:  # else SQLite would apply the WAL of the replaced log to the copy
+            for end in SQLITE_SUFFIXES:  # else SQLite would apply the WAL of the replaced log to the copy
                 _beside(copy, end).unlink(missing_ok=True)
     write_witness(copy, result.log_id, result.next_offset, result.until_us)
     if as_json:
@@ -185,7 +185,7 @@ def run_backup(folder: Path, output: Path, *, force: bool, as_json: bool) -> Non
     )
 
 
-def missing_text(saved: Recovered) -> str:
+def missing_text(saved: RecoverReport) -> str:
     """Return the lost offsets as text."""
     if not saved.missing:
         return "nothing"
@@ -200,7 +200,7 @@ def _bar(title: str) -> WorkProgress:
     return WorkProgress(title, enabled=sys.stderr.isatty())
 
 
-def _yielding_to_broker(path: Path, show: Progress) -> Progress:
+def _yielding_to_broker(path: Path, show: ProgressCallback) -> ProgressCallback:
     """Return a progress callback that lets a broker truncate a long WAL, which it cannot do during a read."""
     wal = _beside(path, "-wal")
 
@@ -242,7 +242,7 @@ def _exclusive(folder: Path, work: str, *, may_be_missing: bool = False) -> Iter
     if may_be_missing and (read_witness(path) is not None or _size(_beside(path, "-wal"))):
         path.touch(mode=0o600)
     else:
-        refuse_orphan(path)
+        refuse_lone_wal(path)
         log_path(folder)  # raises if the folder has no log
     try:
         held.lock()

@@ -25,15 +25,15 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Losing, Notice, Read
 from godwit.errors import LogInUseError
 from godwit.net.log_writer import COMMIT_BYTES, Answer, LogWriter, PendingAppend, RetentionStep, WritableStore, text_of
-from godwit.store.connection import telling
+from godwit.store.connection import translate_errors
 from godwit.store.folder import DataFolder
 from godwit.store.port import Slice
 from godwit.store.reader import LogReader
-from godwit.store.retention import Retention, Rule
+from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 from godwit.transport.connection import Connection
-from godwit.transport.connection import State as ConnectionState
-from godwit.wire.changes import State
+from godwit.transport.connection import StoredState as ConnectionState
+from godwit.wire.changes import StoredState
 
 READS_A_TURN: Final = 4
 """Maximum of read results that one turn delivers, so that live messages are not held up by subscriptions behind."""
@@ -112,7 +112,7 @@ class ThreadedLog:
 
     # -- called by the server -----------------------------------------------------------------------------------------
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         return self._store.state()
 
     def begin(self, broker: Broker) -> None:
@@ -311,7 +311,7 @@ class DurableLog:
     def __init__(
         self,
         path: Path,
-        rules: Sequence[Rule],
+        rules: Sequence[RetentionRule],
         *,
         now_us: int,
         wake: Callable[[], None],
@@ -361,7 +361,7 @@ class DurableLog:
             return f"log in {self.folder.path}: no messages, the next one has offset {next_offset}"
         return f"log in {self.folder.path}: offsets {first_offset} to {next_offset - 1}"
 
-    def change_rules(self, rules: Sequence[Rule]) -> None:
+    def change_rules(self, rules: Sequence[RetentionRule]) -> None:
         """Replace the rules of retention."""
         self.log.writer.change_retention(self._retention_step(rules))
 
@@ -373,7 +373,7 @@ class DurableLog:
             await asyncio.sleep(_POLL_S)
         self.folder.close()
 
-    def _retention_step(self, rules: Sequence[Rule]) -> RetentionStep | None:
+    def _retention_step(self, rules: Sequence[RetentionRule]) -> RetentionStep | None:
         return _RetentionSteps(self._store, rules, self._clock) if rules else None
 
 
@@ -412,7 +412,7 @@ class _LogClock:
 class _RetentionSteps:
     """Retention in the writer's thread. The Retention is created there too, because it reads the file."""
 
-    def __init__(self, store: SqliteStore, rules: Sequence[Rule], clock: _LogClock) -> None:
+    def __init__(self, store: SqliteStore, rules: Sequence[RetentionRule], clock: _LogClock) -> None:
         self._store = store
         self._rules = rules
         self._clock = clock
@@ -445,7 +445,7 @@ class _RetentionSteps:
 
     def _used_bytes(self) -> int:
         connection = self._store.connection
-        with telling(self._store.path, "read"):
+        with translate_errors(self._store.path, "read"):
             pages = int(connection.pragma("page_count")) - int(connection.pragma("freelist_count"))
             return pages * int(connection.pragma("page_size"))
 

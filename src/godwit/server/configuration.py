@@ -23,7 +23,7 @@ from godwit.broker.topics import RESERVED, check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import KIB, MIB
 from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
-from godwit.store.retention import Rule as RetentionRule
+from godwit.store.retention import RetentionRule
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
 NO_ARCHIVE: Final = "none"

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Locate, Read
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 
 
@@ -31,7 +31,7 @@ class Log(Protocol):
         """Whether what changes beside the log outlives the process, so that it is worth telling."""
         ...
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         """What the broker had kept, at its start."""
         ...
 

@@ -276,10 +276,10 @@ def test_a_turn_is_one_batch_of_each_kind_in_the_same_append_as_the_change() -> 
     ann.submit("b", b"3")
     entries, changes = world.keeping.appends[-1]
     assert [(entry.topic, entry.count) for entry in entries] == [("$jobs/a", 4), ("$jobs/b", 2)]
-    kept = [change.job for change in changes if isinstance(change, ch.JobKept)]
+    kept = [change.job for change in changes if isinstance(change, ch.JobRow)]
     assert kept == [1, 2, 3]
-    assert [type(change) for change in changes if not isinstance(change, ch.TopicKept)] == [
-        ch.NextJob, *[ch.JobKept] * 3, *[ch.JobPayload] * 3, *[ch.TaskKept] * 3,
+    assert [type(change) for change in changes if not isinstance(change, ch.TopicRow)] == [
+        ch.NextJobRow, *[ch.JobRow] * 3, *[ch.JobPayloadRow] * 3, *[ch.TaskRow] * 3,
     ]  # fmt: skip
 
 

@@ -262,12 +262,12 @@ def test_a_new_job_is_written_with_its_payload_and_the_next_number() -> None:
     dirty = DirtyJobs()
     one = job(7)
     dirty.add([one], one.tasks, [], 8)
-    kept = ch.JobKept(7, "ann", "k7", "resize", 2, 5, 100, 1100, 2100, 4, 1000, 60_000, "running", 1, None)
+    kept = ch.JobRow(7, "ann", "k7", "resize", 2, 5, 100, 1100, 2100, 4, 1000, 60_000, "running", 1, None)
     assert dirty.changes() == [
-        ch.NextJob(8),
+        ch.NextJobRow(8),
         kept,
-        ch.JobPayload(7, b"payload"),
-        ch.TaskKept(7, 0, "waiting", "", b"", 0, 0, 0, 150, 150),
+        ch.JobPayloadRow(7, b"payload"),
+        ch.TaskRow(7, 0, "waiting", "", b"", 0, 0, 0, 150, 150),
     ]
 
 
@@ -276,7 +276,7 @@ def test_a_job_that_is_stored_is_written_without_its_payload() -> None:
     one = job(7)
     one.is_stored = True
     dirty.add([one], [], [], 0)
-    assert [type(change) for change in dirty.changes()] == [ch.JobKept]
+    assert [type(change) for change in dirty.changes()] == [ch.JobRow]
 
 
 def test_a_row_shows_the_present_state() -> None:
@@ -286,8 +286,8 @@ def test_a_row_shows_the_present_state() -> None:
     task = one.tasks[0]
     task.state, task.worker, task.previous_workers, task.result = "finished", "bob", ("cid",), b"small"
     (kept,) = dirty.changes()
-    assert isinstance(kept, ch.TaskKept)
-    assert (kept.state, kept.worker, kept.had, kept.result) == ("finished", "bob", ("cid",), b"small")
+    assert isinstance(kept, ch.TaskRow)
+    assert (kept.state, kept.worker, kept.previous_workers, kept.result) == ("finished", "bob", ("cid",), b"small")
 
 
 def test_rows_of_one_type_are_adjacent_and_deletions_come_last() -> None:
@@ -296,7 +296,7 @@ def test_rows_of_one_type_are_adjacent_and_deletions_come_last() -> None:
     third.is_stored = True
     dirty.add([first, second, third], [*first.tasks, *second.tasks], [9], 4)
     assert [type(change) for change in dirty.changes()] == [
-        ch.NextJob, *[ch.JobKept] * 3, *[ch.JobPayload] * 2, *[ch.TaskKept] * 4, ch.JobGone,
+        ch.NextJobRow, *[ch.JobRow] * 3, *[ch.JobPayloadRow] * 2, *[ch.TaskRow] * 4, ch.JobDeleted,
     ]  # fmt: skip
 
 
@@ -306,7 +306,7 @@ def test_a_deleted_job_has_no_other_rows() -> None:
     older.add([one], one.tasks, [], 8)
     dirty.add([], [], [7], 9)
     dirty.put_back(older)
-    assert dirty.changes() == [ch.NextJob(9), ch.JobGone(7)]  # the job number is not used again
+    assert dirty.changes() == [ch.NextJobRow(9), ch.JobDeleted(7)]  # the job number is not used again
 
 
 def test_rows_put_back_are_written_once_with_the_highest_number() -> None:
@@ -316,9 +316,9 @@ def test_rows_put_back_are_written_once_with_the_highest_number() -> None:
     dirty.add([two, one], one.tasks, [], 9)
     dirty.put_back(older)
     changes = dirty.changes()
-    assert changes[0] == ch.NextJob(9)
-    assert [change.job for change in changes if isinstance(change, ch.JobKept)] == [8, 7]
-    assert len([change for change in changes if isinstance(change, ch.TaskKept)]) == 1
+    assert changes[0] == ch.NextJobRow(9)
+    assert [change.job for change in changes if isinstance(change, ch.JobRow)] == [8, 7]
+    assert len([change for change in changes if isinstance(change, ch.TaskRow)]) == 1
 
 
 def test_a_forgotten_job_is_not_written() -> None:
@@ -328,7 +328,7 @@ def test_a_forgotten_job_is_not_written() -> None:
     assert dirty
     dirty.forget(one)
     assert not dirty
-    assert dirty.changes() == [ch.NextJob(8)]
+    assert dirty.changes() == [ch.NextJobRow(8)]
 
 
 def test_a_row_restores_all_options_of_a_job() -> None:

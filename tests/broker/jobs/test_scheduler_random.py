@@ -18,7 +18,7 @@ from godwit.broker.jobs import model
 from godwit.broker.jobs.model import ENDED, Job, JobTask, TurnOutput
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.limits import MAX_LOSSES
-from godwit.wire.changes import JobKept, JobPayload, State, TaskKept
+from godwit.wire.changes import JobPayloadRow, JobRow, StoredState, TaskRow
 from godwit.wire.jobs import JobSpec, Ref
 
 KINDS = ("cut", "paint")
@@ -46,9 +46,9 @@ class Known:
 class Disk:
     """The rows that JobCommits would have written."""
 
-    jobs: dict[int, JobKept] = field(default_factory=dict)
+    jobs: dict[int, JobRow] = field(default_factory=dict)
     payloads: dict[int, bytes] = field(default_factory=dict)
-    tasks: dict[tuple[int, int], TaskKept] = field(default_factory=dict)
+    tasks: dict[tuple[int, int], TaskRow] = field(default_factory=dict)
 
     def take(self, output: TurnOutput) -> None:
         for job in (*output.new_jobs, *output.changed_jobs):
@@ -57,26 +57,26 @@ class Disk:
         for task in output.changed_tasks:
             self.tasks[task.job.number, task.number] = task_row(task)
 
-    def state(self, next_job: int) -> State:
-        return State(
+    def state(self, next_job: int) -> StoredState:
+        return StoredState(
             next_job=next_job,
             jobs=[self.jobs[number] for number in sorted(self.jobs)],
-            payloads=[JobPayload(number, self.payloads[number]) for number in sorted(self.payloads)],
+            payloads=[JobPayloadRow(number, self.payloads[number]) for number in sorted(self.payloads)],
             tasks=[self.tasks[key] for key in sorted(self.tasks)],
         )
 
 
-def job_row(job: Job) -> JobKept:
+def job_row(job: Job) -> JobRow:
     spec = job.spec
-    return JobKept(
+    return JobRow(
         job.number, job.controller, spec.key, spec.of_kind, spec.workers, spec.priority, job.submitted_us,
         job.begins_us, job.deadline_us, spec.retries, spec.retry_delay_ms, spec.time_limit_ms, job.state, job.agreed,
         job.ended_us, job.reason,
     )  # fmt: skip
 
 
-def task_row(task: JobTask) -> TaskKept:
-    return TaskKept(
+def task_row(task: JobTask) -> TaskRow:
+    return TaskRow(
         task.job.number, task.number, task.state, task.worker, task.instance, task.fence, task.failures, task.losses,
         task.begins_us, task.since_us, task.previous_workers, task.result, task.error,
     )  # fmt: skip

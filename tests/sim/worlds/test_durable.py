@@ -29,7 +29,7 @@ from godwit.errors import LogDamagedError
 from godwit.server.server import Server
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import FeedKept
+from godwit.wire.changes import SubscriptionRow
 from godwit.wire.epochs import Epoch
 from godwit_sim.checkers import ViolationError
 from godwit_sim.trace import Trace
@@ -273,7 +273,7 @@ def no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def unsettled(self: Subscribing, session: Any, kept: FeedKept) -> None:
+def unsettled(self: Subscribing, session: Any, kept: SubscriptionRow) -> None:
     """Begins where its row stood when it was written, as 0.5.0 did."""
     RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 

@@ -7,7 +7,7 @@ import pytest
 from tests.sim.worlds.jobs_scene import QUIET
 
 from godwit.wire.batch import Batch, encode_batch, encode_head
-from godwit.wire.changes import JobKept, JobPayload
+from godwit.wire.changes import JobPayloadRow, JobRow
 from godwit.wire.entry import Entry
 from godwit.wire.jobs import JobSpec
 from godwit_sim.checkers import ViolationError
@@ -15,7 +15,7 @@ from godwit_sim.network import Network
 from godwit_sim.worlds.broker_books import EPOCH_US, Books
 from godwit_sim.worlds.jobs_books import TAIL, JobBooks
 
-KEPT = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
+KEPT = JobRow(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
 
 
 def entry(topic: str, *payloads: bytes) -> Entry:
@@ -29,7 +29,7 @@ def entry(topic: str, *payloads: bytes) -> Entry:
 
 def books() -> JobBooks:
     made = Books(1, Network())
-    made.restarts.attempted([], [KEPT, JobPayload(1, b"x")])
+    made.restarts.attempted([], [KEPT, JobPayloadRow(1, b"x")])
     made.restarts.succeeded(0)
     return JobBooks(QUIET, made)
 

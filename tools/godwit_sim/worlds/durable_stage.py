@@ -11,9 +11,10 @@ from godwit.broker.effects import Losing
 from godwit.errors import StorageError
 from godwit.server.direct_log import DirectLog
 from godwit.server.server import Listener
-from godwit.store.port import Change, Entry, Slice, State, Store
-from godwit.store.retention import Retention, Rule, Trimmed
+from godwit.store.port import Change, Entry, Slice, Store
+from godwit.store.retention import Deletion, Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 from godwit_sim.broker_restarts import Found
 from godwit_sim.disk import DiedError, Disk
@@ -55,7 +56,7 @@ class WatchedDurableStore:
         self._rng = rng
         self._retention: Retention | None = None
         if isinstance(store, SqliteStore) and plan.max_age_s is not None:
-            self._retention = Retention(store, [Rule(max_age_s=plan.max_age_s)])
+            self._retention = Retention(store, [RetentionRule(max_age_s=plan.max_age_s)])
 
     @property
     def log_id(self) -> bytes:
@@ -73,7 +74,7 @@ class WatchedDurableStore:
     def epochs(self) -> Sequence[Epoch]:
         return self._store.epochs
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         return self._store.state()
 
     def read(self, offset: int, max_bytes: int) -> Slice:
@@ -101,7 +102,7 @@ class WatchedDurableStore:
                 self._store.checkpoint(truncate=self._rng.random() < 0.5)
         return first_offset
 
-    def trim(self, now_us: int) -> list[Trimmed]:
+    def trim(self, now_us: int) -> list[Deletion]:
         """Deletes what is too old, as far as one step does."""
         if self._retention is None:
             return []

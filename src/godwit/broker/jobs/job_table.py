@@ -18,7 +18,7 @@ from typing import Final, cast
 from godwit.broker.jobs.model import ENDED, MAX_SHARED_WORKERS, Job, JobTask
 from godwit.broker.jobs.queue import JobQueue
 from godwit.limits import MAX_JOBS, MAX_JOBS_BYTES, MAX_SUBMITTED_BYTES, MAX_TASKS
-from godwit.wire.changes import Change, JobGone, JobKept, JobPayload, NextJob, TaskKept
+from godwit.wire.changes import Change, JobDeleted, JobPayloadRow, JobRow, NextJobRow, TaskRow
 from godwit.wire.jobs import JobSpec, JobState, TaskState
 
 
@@ -230,18 +230,18 @@ class DirtyJobs:
         """Return the rows to write. Those of one type are adjacent, because the store writes such runs faster."""
         deleted = self.deleted
         jobs = [job for job in self.jobs if job.number not in deleted]
-        changes: list[Change] = [NextJob(self.next_job)] if self.next_job else []
+        changes: list[Change] = [NextJobRow(self.next_job)] if self.next_job else []
         changes += [job_row(job) for job in jobs]
-        changes += [JobPayload(job.number, job.payload) for job in jobs if not job.is_stored]
+        changes += [JobPayloadRow(job.number, job.payload) for job in jobs if not job.is_stored]
         changes += [task_row(task) for task in self.tasks if task.job.number not in deleted]
-        changes += [JobGone(number) for number in deleted]
+        changes += [JobDeleted(number) for number in deleted]
         return changes
 
 
-def job_row(job: Job) -> JobKept:
+def job_row(job: Job) -> JobRow:
     """Return the row of a job in its present state."""
     spec = job.spec
-    return JobKept(
+    return JobRow(
         job.number,
         job.controller,
         spec.key,
@@ -261,9 +261,9 @@ def job_row(job: Job) -> JobKept:
     )
 
 
-def task_row(task: JobTask) -> TaskKept:
+def task_row(task: JobTask) -> TaskRow:
     """Return the row of a task in its present state."""
-    return TaskKept(
+    return TaskRow(
         task.job.number,
         task.number,
         task.state,
@@ -280,7 +280,7 @@ def task_row(task: JobTask) -> TaskKept:
     )
 
 
-def job_from_row(row: JobKept, payload: bytes, task_rows: list[TaskKept], queue: JobQueue) -> Job:
+def job_from_row(row: JobRow, payload: bytes, task_rows: list[TaskRow], queue: JobQueue) -> Job:
     """Return the job that a row and the rows of its tasks describe."""
     spec = JobSpec(
         key=row.key,
@@ -310,7 +310,7 @@ def job_from_row(row: JobKept, payload: bytes, task_rows: list[TaskKept], queue:
     return job
 
 
-def apply_task_row(task: JobTask, row: TaskKept) -> None:
+def apply_task_row(task: JobTask, row: TaskRow) -> None:
     """Set a new task to the state of its row, and count it in its job."""
     task.state = cast(TaskState, row.state)
     task.worker = row.worker
@@ -320,7 +320,7 @@ def apply_task_row(task: JobTask, row: TaskKept) -> None:
     task.losses = row.losses
     task.begins_us = row.begins_us
     task.since_us = row.since_us
-    task.previous_workers = row.had
+    task.previous_workers = row.previous_workers
     task.result = row.result
     task.error = row.error
     job = task.job

@@ -15,7 +15,7 @@ from godwit.broker.jobs.lifecycle import JobLifecycle, require_valid_kind
 from godwit.broker.jobs.model import ENDED, Job, JobTask, PoolWorker, TurnOutput
 from godwit.broker.jobs.queue import EligibilityGroup
 from godwit.limits import MAX_DUE_AT_ONCE, PATIENCE_S, RESTART_GRACE_S
-from godwit.wire.changes import State, TaskKept
+from godwit.wire.changes import StoredState, TaskRow
 from godwit.wire.jobs import JobSpec, Ref
 
 _GRACE_US: Final = int(RESTART_GRACE_S * 1_000_000)
@@ -374,7 +374,7 @@ class Scheduler:
 
     # -- restart ------------------------------------------------------------------------------------------------------
 
-    def restore(self, state: State, now_us: int) -> None:
+    def restore(self, state: StoredState, now_us: int) -> None:
         """Load the stored jobs and tasks into an empty scheduler.
 
         Workers still hold the leases that they held when the broker stopped, and get some time to come back. Fairness
@@ -383,7 +383,7 @@ class Scheduler:
         self.next_job = state.next_job
         dispatcher, lifecycle, pool = self._dispatcher, self._lifecycle, self._pool
         payloads = {row.job: row.payload for row in state.payloads}
-        task_rows: dict[int, list[TaskKept]] = {}
+        task_rows: dict[int, list[TaskRow]] = {}
         for task_row in state.tasks:
             task_rows.setdefault(task_row.job, []).append(task_row)
         ended: list[Job] = []

@@ -24,7 +24,7 @@ from godwit.broker.jobs.work_channel import JobPeer, WorkReceiver, job_name, job
 from godwit.broker.journal import Journal
 from godwit.broker.session import Link, Session
 from godwit.errors import DecodeError
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 
 
 class JobService:
@@ -54,7 +54,7 @@ class JobService:
         """handle_record(peer, event, now_us): handle a record on a client's work channel."""
         self.requests = JobRequests(catalogue, scheduler, notifier, self._workers, activity, effects)
 
-    def restore(self, state: State, now_us: int) -> None:
+    def restore(self, state: StoredState, now_us: int) -> None:
         """Load the jobs that were stored when the broker stopped."""
         self._scheduler.restore(state, now_us)
         self.activity.mark_dirty()

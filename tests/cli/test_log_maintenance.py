@@ -95,13 +95,13 @@ def test_verify_names_what_is_damaged(data: Path) -> None:
 def test_verify_names_what_keeps_a_broker_from_starting(data: Path) -> None:
     with opened(data) as store:
         store.append([], [TopicRow("home/a", 1)])
-    change(data, "UPDATE topics SET messages = 2")  # its checksum does not match
+    change(data, "UPDATE state SET value = x'00'")  # its checksum does not match
     hurt(data, 8)
     result = godwit("log", "verify", "--data", str(data))
     assert result.returncode == 1
     (text,) = lines(result.stderr)
     assert "offsets 8 to 11 are damaged; " in text
-    assert "topics" in text
+    assert "table state" in text
     assert "Stop the broker, then save the intact messages with godwit log recover" in text
 
 
@@ -183,13 +183,13 @@ def test_recover_reports_other_losses(data: Path) -> None:
     hurt(data, 8)
     with opened(data) as store:
         store.append([], [TopicRow("home/a", 1)])
-    change(data, "UPDATE topics SET messages = 2")
+    change(data, "UPDATE state SET value = x'00'")
     change(data, "UPDATE meta SET value = zeroblob(16) WHERE key = 'log_id'")
     (data / "log.sqlite-witness").unlink()
     rows = lines(godwit("log", "recover", "--data", str(data)).stdout)
     assert rows[1:4] == [
         "missing: offsets 8 to 11",
-        "partly unreadable tables beside the messages: topics",
+        "partly unreadable tables beside the messages: state",
         "the id of the log was unreadable: the new log has a new id, and clients start at its beginning",
     ]
 

@@ -334,7 +334,7 @@ def back_in_time(truth: Truth) -> None:
         (same_number, "a number was given twice"),
         (same_key, "the key is that of job 1"),
         (nobody_s_job, "which nobody asked for"),
-        (another_wish, "but JobKept"),
+        (another_wish, "but JobRow"),
         (forgotten, "is not kept any more"),
         (forgotten_too_soon, "is not kept any more"),
         (too_few, "agreed on 1 of all, there were 2 to 2"),

@@ -189,7 +189,7 @@ def confirmed_nothing(truth: Truth, following: Following) -> None:
         (lease_of_nothing, "it is not safe that there is such a task"),
         (lease_never_given, "given as"),
         (other_payload, "not those of the job"),
-        (other_controller, "but it is JobKept"),
+        (other_controller, "but it is JobRow"),
         (confirmed_in_vain, "by the log it still has the task"),
         (confirmed_nothing, "it was not reported"),
     ],

@@ -305,7 +305,7 @@ def job_from_row(row: JobRow, payload: bytes, task_rows: list[TaskRow], queue: J
     job.tasks = [JobTask(job, number, row.begins_us) for number in range(row.agreed or 0)]
     for each in task_rows:
         apply_task_row(job.tasks[each.number], each)
-    tried = {name for each in task_rows for name in (*each.had, each.worker) if name}
+    tried = {name for each in task_rows for name in (*each.previous_workers, each.worker) if name}
     job.tried_workers = tried if len(tried) > MAX_SHARED_WORKERS else frozenset(tried)
     return job
 

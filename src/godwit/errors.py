@@ -10,7 +10,7 @@
      +-- SendBufferFullError     the network is slower than the program: wait for room, then send again
      +-- BufferFullError         a client holds as much unconfirmed as it may: wait until some of it is confirmed
      +-- ConnectionClosedError   the connection has ended; `code` and `reason` say why
-     +-- BrokerError             the broker said no; `code` is one of godwit.wire.control.Code, `text` its sentence
+     +-- BrokerError             the broker said no; `code` is one of godwit.wire.control_base.Code, `text` its sentence
      |    +-- AccessError             no right to do this, or a wrong secret
      |    +-- TopicError              a topic that is not there, or is there already
      |    |    +-- BadTopicError           a name that no topic can have; a UsageError too, as it is found here already
@@ -160,7 +160,7 @@ class KickedError(BrokerError):
     """Somebody with the right removed this client or its subscription."""
 
 
-_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which stands above this module
+_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control_base.Code, which stands above this module
     102: AccessError,
     103: TopicError,
     109: NameInUseError,

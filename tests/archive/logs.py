@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from godwit.archive.columns import COLUMNS, MAX_TIME_US
 from godwit.store.block import Row, encode_block
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, decode_batch, decode_head, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import (
+    HAS_ROUTE,
+    HAS_SEQUENCE,
+    Batch,
+    Entry,
+    decode_batch,
+    decode_head,
+    encode_batch,
+    encode_head,
+)
 
 LOG_ID = bytes(range(16))
 NOW_US = 1_700_000_000_000_000

@@ -14,7 +14,7 @@ from godwit.archive import columns
 from godwit.archive.columns import COLUMNS, LOG_ID, ROW_BYTES, SHORT_BYTES, Block, Rows, schema_of
 from godwit.errors import LogDamagedError
 from godwit.store.block import Row, decode_block, encode_block, encode_blocks, open_block
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 SCHEMA = schema_of(logs.LOG_ID)
 

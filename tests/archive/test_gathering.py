@@ -16,7 +16,7 @@ from godwit.archive.tokens import TokenRightsError
 from godwit.broker.token_rights import TokenRights
 from godwit.server.archive_pipe import split_blocks
 from godwit.store.block import decode_block
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 RIGHTS = TokenRights(publish=("a",))
 

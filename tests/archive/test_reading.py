@@ -20,7 +20,7 @@ from godwit.store.connection import transaction
 from godwit.store.kept import set_mark
 from godwit.store.reader import LogReader
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit.wire.filters import matches
 from godwit.wire.marks import BROKER_WIDE
 

@@ -16,8 +16,7 @@ from godwit.bench.archive_fill import (
     fill_with_lone_messages,
 )
 from godwit.store.reader import LogReader
-from godwit.wire.batch import Batch, decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_batch, encode_head
 
 
 def entries_of(data: Path) -> list[tuple[int, Entry]]:

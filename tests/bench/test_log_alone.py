@@ -10,8 +10,8 @@ import pytest
 from godwit.bench.log_alone import BATCH_BYTES, write_and_commit
 from godwit.errors import DiskError, GodwitError
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change
-from godwit.wire.entry import Entry
 
 
 def test_payload_is_committed_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from godwit.broker.settings import Settings
 from godwit.broker.token_rights import TokenRights
 from godwit.limits import MAX_BATCH_MESSAGES
 from godwit.wire import control as c
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
 
 ONE = LONE | 1 << QOS_SHIFT
 

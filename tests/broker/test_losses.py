@@ -10,7 +10,7 @@ from godwit.broker.feed import Feed
 from godwit.broker.losses import count_losses
 from godwit.broker.session import Session
 from godwit.broker.trie import matches
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 TOPICS = ("a", "b", "a/x")
 FILTERS = ("#", "a", "b", "a/#", "+")

@@ -11,9 +11,8 @@ from godwit.broker.retained import keep, last_message
 from godwit.broker.settings import Settings
 from godwit.limits import KIB
 from godwit.wire import control as c
-from godwit.wire.batch import Batch, decode_head, encode_batch
-from godwit.wire.control import Code
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch
+from godwit.wire.control_base import Code
 
 
 def entry_of(batch: Batch) -> Entry:
@@ -203,7 +202,7 @@ def test_all_retained_messages_together_are_bounded() -> None:
     alice.publish(first, bytes(1500), retain=True)  # takes the place of the former
     second = alice.open("b")
     alice.publish(second, bytes(1000), retain=True)
-    assert alice.last(c.Refused).code == Code.TOO_MANY
+    assert alice.last(c.PublishRefused).code == Code.TOO_MANY
     unkept = alice.open("c", qos=0)
     alice.publish(unkept, bytes(1000), qos=0, retain=True)
     bob = world.client("bob")

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.broker.trim import longest_message, payload_bytes, without_first
-from godwit.wire.batch import Batch, decode_batch, decode_head, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_batch, decode_head, encode_batch, encode_head
 
 _HEAD_BYTES = len(encode_head(0, 0, None, None))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import Batch, decode_head, encode_joinable
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_joinable
 
 BEGAN_US = 1_740_830_400_000_000
 """2025-03-01 12:00:00 UTC. A second later the second batch is received, and so on."""

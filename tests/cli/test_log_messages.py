@@ -13,8 +13,7 @@ from godwit.cli import log_messages
 from godwit.cli.log_messages import messages_of, newest, pieces
 from godwit.store.folder import DataFolder
 from godwit.store.reader import LogReader
-from godwit.wire.batch import Batch, decode_head, encode_batch, encode_joinable
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch, encode_joinable
 
 TOPICS = ("a", "b", "a", "c", "a", "b", "b", "a")
 

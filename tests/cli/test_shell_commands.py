@@ -12,7 +12,7 @@ from tests.cli.fake_client import FakeClient
 from godwit.cli.shell_commands import Shell
 from godwit.cli.shell_usage import HELP
 from godwit.errors import GodwitError, KickedError
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 class Terminal:

@@ -8,9 +8,9 @@ from godwit.client.backoff import Backoff
 from godwit.client.dialing import NEXT_ADDRESS_S, Dialer
 from godwit.limits import HANDSHAKE_TIMEOUT_S
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
+from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Address
+from godwit.transport.events import Address, ConnectionState
 
 ADDRESSES: list[Address] = [("192.0.2.1", 1), ("192.0.2.2", 2), ("192.0.2.3", 3)]
 
@@ -50,7 +50,7 @@ def test_the_first_that_answers_is_taken_and_the_others_given_up() -> None:
     one.handle_timers(NEXT_ADDRESS_S)
     first, second = connections(one)
     assert one.on_connected(second, 0.3)
-    assert first.state is State.CLOSED
+    assert first.state is ConnectionState.CLOSED
     assert not one.is_dialing
     assert not one.on_connected(first, 0.4)
     assert not one.on_closed(first, 0.4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from godwit.client.events import ClientEvent, Ended, Offline, Online
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def test_events_are_frozen_values() -> None:

@@ -8,7 +8,16 @@ from tests.client.feeding import FEED, LIVE, Desk, batch, payloads, take_all
 from godwit.client.events import Available, SubscriptionEnded, SubscriptionStarted
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import DecodeError
-from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, Work, encode_control
+from godwit.wire.control import (
+    DeliveryOpen,
+    Kicked,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Work,
+    encode_control,
+)
+from godwit.wire.control_base import Code
 
 
 def attached() -> Desk:
@@ -188,7 +197,7 @@ def test_leaving_and_coming_back_while_there_is_no_broker() -> None:
 
 def test_records_for_nobody_are_consumed() -> None:
     desk = attached()
-    desk.bring(7, encode_control(Feed(subscription=42)))
+    desk.bring(7, encode_control(DeliveryOpen(subscription=42)))
     desk.bring(7, batch([b"x"], 0))
     desk.bring(8, b"anything", reliable=False)
     assert [channel for channel, _ in desk.connection.consumed] == [7, 7]

@@ -12,8 +12,8 @@ from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle, Wor
 from godwit.client.jobs import REMEMBERED_KINDS
 from godwit.errors import BadKindError, BufferFullError, RecordTooLargeError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES, MAX_WATCHED_AT_ONCE
-from godwit.wire.codes import Code
 from godwit.wire.control import Error
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Unwatch, Watch
 from godwit.wire.work import Taken, TakenJob, TaskUpdate
 

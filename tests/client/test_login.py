@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from godwit.client.config import ClientConfig
 from godwit.client.login import make_login, problem_with
-from godwit.wire.control import Welcome, Will
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.control import Welcome, Will, is_proof, make_proof
 
 INSTANCE = bytes(range(16))
 BINDING = bytes(32)

@@ -15,8 +15,8 @@ from godwit.client.config import ClientConfig
 from godwit.client.events import JobChanged, JobRefused, JobTaken, Leased, Offline, Reported, Revoked, Volunteered
 from godwit.client.leasing import Lease
 from godwit.errors import BufferFullError, RecordTooLargeError
-from godwit.wire.codes import Code
 from godwit.wire.control import Done
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Cancel
 
 

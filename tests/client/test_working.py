@@ -13,8 +13,8 @@ from tests.transport.world import examples
 
 from godwit.client.events import JobChanged, JobRefused, JobTaken, Leased, Offline
 from godwit.errors import GodwitError
-from godwit.wire.codes import Code
 from godwit.wire.control import Work, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.work import (
     JobUpdate,
     Lease,

@@ -11,7 +11,7 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, BrokerEvent, Locate, Read
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry, Slice
-from godwit.transport.connection import State
+from godwit.transport.events import ConnectionState
 
 PATIENCE_S = 20.0
 
@@ -30,7 +30,7 @@ class Asker:
 
     def __init__(self) -> None:
         self.connection: Any = self
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
 
     def read(self, offset: int, max_bytes: int = 100_000) -> Read:
         """For a subscription of its own, which waits for the answer."""

@@ -19,7 +19,7 @@ from godwit.net.serve import Service
 from godwit.net.thread import LoopThread
 from godwit.server.configuration import Configuration
 from godwit.sim.link import Link, LinkSettings
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 DEADLINE_S = 30.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

@@ -21,7 +21,7 @@ from godwit.net.archive_process import NICENESS, UNINTERRUPTED, ArchiveProcess, 
 from godwit.server.archive_pipe import join_blocks
 from godwit.server.log_sections import ArchiveSection
 from godwit.store.block import DamagedBlockError, encode_blocks
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 # What an archive is to the broker, without the archive: says that it is ready, does what its argument says, and ends
 # with its input.

@@ -20,9 +20,8 @@ from godwit.net.durable import DurableLog
 from godwit.net.log_writer import COMMIT_BYTES
 from godwit.store.folder import DataFolder
 from godwit.store.retention import Rule
-from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.batch import Batch, Entry, encode_batch
 from godwit.wire.changes import QueryDone
-from godwit.wire.entry import Entry
 
 NOW_US = 1_700_000_000_000_000
 

@@ -16,8 +16,8 @@ from godwit.errors import AccessError, BadKindError, BrokerError, JobError, Usag
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.followed_jobs import FollowedJobs
 from godwit.net.submitting import core_options
-from godwit.wire.codes import Code
 from godwit.wire.control import ControlMessage, Done
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Cancel
 
 PLAIN = core_options()

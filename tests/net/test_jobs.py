@@ -11,7 +11,7 @@ from tests.net.running import run, turns
 from godwit.client.comparing import Change, JobView, apply
 from godwit.errors import JobCancelledError, JobError, JobFailedError
 from godwit.net.jobs import AsyncJob, Countdown, TaskResult, Update
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobInfo, JobState
 from godwit.wire.work import JobUpdate, TaskUpdate
 

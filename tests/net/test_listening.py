@@ -15,7 +15,7 @@ from godwit.net.listening import (
     open_to_all,
 )
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 ELSEWHERE: Address = ("192.0.2.1", 0)
 

@@ -14,7 +14,7 @@ from godwit.net import threaded_log
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.net.threaded_log import READS_A_TURN, ThreadedLog
 from godwit.store.port import Slice
-from godwit.transport.connection import State as ConnectionState
+from godwit.transport.events import ConnectionState
 from godwit.wire.changes import State
 
 FULL = DiskError("the disk is full: make room")

@@ -19,7 +19,7 @@ from godwit.errors import AccessError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net import workbench
 from godwit.net.task import Task, TaskFailed
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 async def echo(task: Task) -> bytes:

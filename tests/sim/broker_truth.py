@@ -7,8 +7,7 @@ from typing import Any
 
 from godwit.sim.broker_ledger import Ledger, Publication
 from godwit.sim.broker_log import LogChecker
-from godwit.wire.batch import Batch, decode_head, encode_batch
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch
 
 RECEIVED_US: dict[Publication, int] = {}
 """When each was appended last."""

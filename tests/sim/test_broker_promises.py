@@ -13,7 +13,8 @@ from godwit.sim.broker_roster import Presence, Roster, Seat
 from godwit.sim.broker_streams import Start, Stream
 from godwit.sim.checkers import ViolationError
 from godwit.transport.events import Closed
-from godwit.wire.control import Code, Login
+from godwit.wire.control import Login
+from godwit.wire.control_base import Code
 
 # -- retained ---------------------------------------------------------------------------------------------------------
 

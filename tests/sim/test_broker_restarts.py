@@ -10,6 +10,7 @@ from tests.sim.broker_truth import Truth
 
 from godwit.sim.broker_restarts import Found, RestartChecker, apply, rows_of
 from godwit.sim.checkers import ViolationError
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
     FeedGone,
@@ -23,7 +24,6 @@ from godwit.wire.changes import (
     State,
     TopicKept,
 )
-from godwit.wire.entry import Entry
 
 TOPIC = TopicKept("a/b", 1, 2, 3)
 FEED = FeedKept("alice", ("a/#",), "cursor", 7)

@@ -10,8 +10,8 @@ import pytest
 from godwit.broker.session import made_name
 from godwit.sim.jobs_roster import WorkRoster
 from godwit.transport.events import Closed, Connected, Received
-from godwit.wire.codes import Code
 from godwit.wire.control import Login, Work, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Ref, Volunteer
 from godwit.wire.work import Outcome, Report, Submission, Submit, encode_group
 

@@ -11,7 +11,7 @@ import pytest
 from godwit.sim.link import Link, LinkSettings
 from godwit.sim.network import Host, Network, Observer, UnrestError, join_datagrams
 from godwit.sim.trace import Trace
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 A: Address = ("10.0.0.1", 1)
 B: Address = ("10.0.0.2", 2)

@@ -9,7 +9,7 @@ import pytest
 from godwit.sim.link import LinkSettings
 from godwit.sim.transfer import Transfer, TransferPlan
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 LINE = LinkSettings(delay_s=0.01, bandwidth_bits_per_s=10e6, queue_packets=50)
 PLAN = TransferPlan(up=LINE, down=LINE, each_bytes=200_000)

@@ -19,6 +19,7 @@ from godwit.store.pages import PAGE_BYTES, PageFile
 from godwit.store.retention import Retention, Rule
 from godwit.store.schema import APPLICATION_ID
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
     FeedKept,
@@ -34,7 +35,6 @@ from godwit.wire.changes import (
     TaskKept,
     TopicKept,
 )
-from godwit.wire.entry import Entry
 
 SIZES = [0, 10, 300, 2_000, 5_000, 16_000, 16_300, 18_000, 33_000, 90_000]
 

@@ -6,9 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, decode_head, encode_batch, encode_joinable
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, Entry, decode_head, encode_batch, encode_joinable
 from godwit.wire.changes import JobKept, TaskKept
-from godwit.wire.entry import Entry
 
 LOG_ID = bytes(range(16))
 

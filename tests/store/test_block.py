@@ -34,8 +34,7 @@ from godwit.store.block import (
     row_of,
     stamp_of,
 )
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Entry
 
 
 def numbered(entries: list[Entry], first_offset: int = 0) -> list[tuple[int, Entry]]:

@@ -21,7 +21,7 @@ from godwit.store.pages import PAGE_BYTES
 from godwit.store.reader import LogReader
 from godwit.store.retention import Retention, Rule
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 EVERYTHING = 2**40
 

@@ -25,8 +25,8 @@ from godwit.store.pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.verify import verify
 from godwit.store.witness import SLOT_BYTES
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, FeedKept, JobPayload, NextJob
-from godwit.wire.entry import Entry
 
 EVERYTHING = 2**40
 LATER_US = 10**9

@@ -14,8 +14,8 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.store.memory import MemoryStore
 from godwit.store.port import ENTRY_COST_BYTES, Slice, State, Store, entry_bytes
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import Entry
 from godwit.wire.changes import TopicKept
-from godwit.wire.entry import Entry
 
 
 @pytest.fixture(params=["memory", "sqlite"])

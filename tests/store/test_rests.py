@@ -10,8 +10,7 @@ from tests.store.entries import make_entry
 
 from godwit.store.packing import DamagedBlockError
 from godwit.store.rests import MAX_PIECES, Packed, join_rests, split_rests
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, Entry
 
 FULL = make_entry(b"one", b"three", is_joinable=True)
 WITH_ALL = make_entry(b"one", b"three", deltas_us=(1, 2), extension=b"more")

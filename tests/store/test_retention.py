@@ -21,7 +21,7 @@ from godwit.store.block import encode_topics, make_row, stamp_of
 from godwit.store.retention import Retention, Rule, Trimmed
 from godwit.store.sql import QUERIES
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit.wire.marks import BROKER_WIDE, lost_below
 
 HOUR_US = 3_600_000_000

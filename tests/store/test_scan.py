@@ -19,7 +19,7 @@ from godwit.store.port import Slice
 from godwit.store.scan import MAX_DAMAGED, Rows, Scanner
 from godwit.store.sql import QUERIES
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 LENGTH = 10
 """Messages in each block here."""

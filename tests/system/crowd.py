@@ -16,8 +16,8 @@ from godwit.client.events import Available, ClientEvent, Ended, Missed, Offline,
 from godwit.net.address import parse_broker, resolve
 from godwit.net.drive import EndpointDriver
 from godwit.net.udp import UdpSocket
-from godwit.transport.statistics import Statistics
-from godwit.transport.train import Address
+from godwit.transport.connection_state import Statistics
+from godwit.transport.events import Address
 
 AT_ONCE = 50
 """So many log in side by side: what they send at once fits the broker's receive buffer."""

@@ -7,21 +7,23 @@ from collections.abc import Callable
 
 import pytest
 
-from godwit.transport import announce as announce_module
-from godwit.transport.announce import LARGEST_FRAME_BYTES, MAX_RESPONSES, Announcements
+from godwit.transport import control_frames as announce_module
 from godwit.transport.arq import SelectiveRepeat
 from godwit.transport.config import EndpointConfig
-from godwit.transport.receive import ReceiveHalf
-from godwit.transport.send import SendHalf
-from godwit.wire import frames as wire
+from godwit.transport.control_frames import LARGEST_FRAME_BYTES, MAX_RESPONSES, ControlFrames
+from godwit.transport.receive_channels import ReceiveChannels
+from godwit.transport.send_channels import SendChannels
+from godwit.wire import packet as wire
 
 ROOM = 1183
 
 
-def parts() -> tuple[Announcements, ReceiveHalf, SendHalf]:
-    receiving = ReceiveHalf(EndpointConfig(channel_window_bytes=4000, connection_window_bytes=8000), Counter())
-    sending = SendHalf(SelectiveRepeat(), send_buffer_bytes=10**6)
-    return Announcements(receiving, sending), receiving, sending
+def parts() -> tuple[ControlFrames, ReceiveChannels, SendChannels]:
+    receive_channels = ReceiveChannels(
+        EndpointConfig(channel_window_bytes=4000, connection_window_bytes=8000), Counter()
+    )
+    send_channels = SendChannels(SelectiveRepeat(), send_buffer_bytes=10**6)
+    return ControlFrames(receive_channels, send_channels), receive_channels, send_channels
 
 
 def frames(taken: tuple[list[bytes], object]) -> list[wire.Frame]:
@@ -29,141 +31,141 @@ def frames(taken: tuple[list[bytes], object]) -> list[wire.Frame]:
 
 
 def test_nothing_to_say() -> None:
-    announcements, _, _ = parts()
-    assert not announcements.pending
-    assert announcements.take(ROOM) == ([], [])
+    control_frames, _, _ = parts()
+    assert not control_frames.pending
+    assert control_frames.next_frames(ROOM) == ([], [])
 
 
 def test_a_ping_is_said_once() -> None:
-    announcements, _, _ = parts()
-    announcements.ping()
-    announcements.ping()
-    assert announcements.pending
-    assert frames(announcements.take(ROOM)) == [wire.Ping()]
-    assert not announcements.pending
+    control_frames, _, _ = parts()
+    control_frames.ping()
+    control_frames.ping()
+    assert control_frames.pending
+    assert frames(control_frames.next_frames(ROOM)) == [wire.PingFrame()]
+    assert not control_frames.pending
 
 
 def test_of_a_confirm_the_newest_is_said_until_it_arrived() -> None:
-    announcements, _, _ = parts()
-    announcements.confirm(1, 5, 2)
-    announcements.confirm(1, 6, 3)
-    announcements.confirm(2, 1, 0)
-    taken = announcements.take(ROOM)
-    assert frames(taken) == [wire.Confirm(1, 6, 3), wire.Confirm(2, 1, 0)]
-    assert not announcements.pending
-    announcements.confirm(1, 7, 1)
-    announcements.repeat(taken[1])
-    again = announcements.take(ROOM)
-    assert frames(again) == [wire.Confirm(1, 7, 1), wire.Confirm(2, 1, 0)]
-    announcements.on_acked(taken[1])
-    announcements.repeat(again[1])
-    third = announcements.take(ROOM)
-    assert frames(third) == [wire.Confirm(1, 7, 1)]
-    announcements.on_acked(third[1])
-    announcements.repeat(third[1])
-    assert not announcements.pending
+    control_frames, _, _ = parts()
+    control_frames.confirm(1, 5, 2)
+    control_frames.confirm(1, 6, 3)
+    control_frames.confirm(2, 1, 0)
+    taken = control_frames.next_frames(ROOM)
+    assert frames(taken) == [wire.ConfirmFrame(1, 6, 3), wire.ConfirmFrame(2, 1, 0)]
+    assert not control_frames.pending
+    control_frames.confirm(1, 7, 1)
+    control_frames.repeat(taken[1])
+    again = control_frames.next_frames(ROOM)
+    assert frames(again) == [wire.ConfirmFrame(1, 7, 1), wire.ConfirmFrame(2, 1, 0)]
+    control_frames.handle_acked(taken[1])
+    control_frames.repeat(again[1])
+    third = control_frames.next_frames(ROOM)
+    assert frames(third) == [wire.ConfirmFrame(1, 7, 1)]
+    control_frames.handle_acked(third[1])
+    control_frames.repeat(third[1])
+    assert not control_frames.pending
 
 
 def test_a_confirm_that_arrived_before_it_was_said_again_is_not() -> None:
-    announcements, _, _ = parts()
-    announcements.confirm(1, 5, 2)
-    _, keys = announcements.take(ROOM)
-    announcements.repeat(keys)
-    assert announcements.pending
-    announcements.on_acked(keys)
-    assert not announcements.pending
+    control_frames, _, _ = parts()
+    control_frames.confirm(1, 5, 2)
+    _, keys = control_frames.next_frames(ROOM)
+    control_frames.repeat(keys)
+    assert control_frames.pending
+    control_frames.handle_acked(keys)
+    assert not control_frames.pending
 
 
 def test_credit_is_said_again_with_its_newest_value() -> None:
-    announcements, receiving, _ = parts()
-    receiving.on_fragment(1, 0, 0, bytes(1500), is_last=True, ends_channel=False)
-    receiving.consume(1, 1500)
-    taken = announcements.take(ROOM)
-    assert wire.Credit(1, 4000 + 1628) in frames(taken)
-    receiving.on_fragment(1, 1, 0, bytes(10), is_last=True, ends_channel=False)
-    receiving.consume(1, 10)
-    announcements.repeat(taken[1])
-    assert wire.Credit(1, 4000 + 1628 + 138) in frames(announcements.take(ROOM))
-    announcements.on_acked(taken[1])
-    assert not announcements.pending
+    control_frames, receive_channels, _ = parts()
+    receive_channels.handle_fragment(1, 0, 0, bytes(1500), is_last=True, ends_channel=False)
+    receive_channels.consume(1, 1500)
+    taken = control_frames.next_frames(ROOM)
+    assert wire.CreditFrame(1, 4000 + 1628) in frames(taken)
+    receive_channels.handle_fragment(1, 1, 0, bytes(10), is_last=True, ends_channel=False)
+    receive_channels.consume(1, 10)
+    control_frames.repeat(taken[1])
+    assert wire.CreditFrame(1, 4000 + 1628 + 138) in frames(control_frames.next_frames(ROOM))
+    control_frames.handle_acked(taken[1])
+    assert not control_frames.pending
 
 
 def test_blocked_is_said_only_while_it_is_true() -> None:
-    announcements, _, sending = parts()
-    sending.blocked = {1: 4000}
-    announcements.block([0, 1])
-    assert announcements.pending
-    assert frames(announcements.take(ROOM)) == [wire.Blocked(1, 4000)]
-    assert not announcements.pending
+    control_frames, _, send_channels = parts()
+    send_channels.blocked = {1: 4000}
+    control_frames.block([0, 1])
+    assert control_frames.pending
+    assert frames(control_frames.next_frames(ROOM)) == [wire.BlockedFrame(1, 4000)]
+    assert not control_frames.pending
 
 
 def test_responses_are_few_and_first() -> None:
-    announcements, _, _ = parts()
-    announcements.ping()
+    control_frames, _, _ = parts()
+    control_frames.ping()
     for n in range(20):
-        if announcements.takes_response:
-            announcements.respond(wire.encode_frame(wire.PathResponse(bytes((n,)) * 8, bytes(16))))
-    said = frames(announcements.take(ROOM))
-    assert len(said) == MAX_RESPONSES + 1
-    assert said[-1] == wire.Ping()
-    assert not announcements.pending
+        if control_frames.has_response_room:
+            control_frames.respond(wire.encode_frame(wire.PathResponseFrame(bytes((n,)) * 8, bytes(16))))
+    sent = frames(control_frames.next_frames(ROOM))
+    assert len(sent) == MAX_RESPONSES + 1
+    assert sent[-1] == wire.PingFrame()
+    assert not control_frames.pending
 
 
 def test_what_does_not_fit_waits() -> None:
-    announcements, receiving, sending = parts()
-    announcements.ping()
-    announcements.respond(wire.encode_frame(wire.PathResponse(bytes(8), bytes(16))))
-    sending.blocked = dict.fromkeys(range(100), 1)
-    announcements.block(range(100))
+    control_frames, receive_channels, send_channels = parts()
+    control_frames.ping()
+    control_frames.respond(wire.encode_frame(wire.PathResponseFrame(bytes(8), bytes(16))))
+    send_channels.blocked = dict.fromkeys(range(100), 1)
+    control_frames.block(range(100))
     for channel in range(1, 101):
-        announcements.confirm(channel, 1, 1)
-    receiving.on_blocked(0)
+        control_frames.confirm(channel, 1, 1)
+    receive_channels.handle_blocked(0)
     rounds = 0
-    said: list[wire.Frame] = []
-    while announcements.pending:
-        taken = announcements.take(ROOM)
+    sent: list[wire.Frame] = []
+    while control_frames.pending:
+        taken = control_frames.next_frames(ROOM)
         assert 0 < sum(map(len, taken[0])) <= ROOM
-        said += frames(taken)
+        sent += frames(taken)
         rounds += 1
     assert rounds > 3
-    assert len(said) == 1 + 1 + 100 + 1 + 100
-    announcements.ping()
-    assert announcements.take(LARGEST_FRAME_BYTES - 1) == ([], [])
-    assert announcements.pending
+    assert len(sent) == 1 + 1 + 100 + 1 + 100
+    control_frames.ping()
+    assert control_frames.next_frames(LARGEST_FRAME_BYTES - 1) == ([], [])
+    assert control_frames.pending
 
 
 def test_confirms_that_nobody_acknowledges_cost_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(announce_module, "MAX_CONFIRMS_WAITING", 3)
-    announcements, _, _ = parts()
+    control_frames, _, _ = parts()
     for channel in range(1, 11):
-        announcements.confirm(channel, 0, 0)
-    said = frames(announcements.take(ROOM))
-    assert [frame.channel for frame in said if isinstance(frame, wire.Confirm)] == [8, 9, 10]
-    announcements.repeat([("confirm", 1, 0), ("confirm", 9, 0)])
-    assert frames(announcements.take(ROOM)) == [wire.Confirm(9, 0, 0)]
+        control_frames.confirm(channel, 0, 0)
+    sent = frames(control_frames.next_frames(ROOM))
+    assert [frame.channel for frame in sent if isinstance(frame, wire.ConfirmFrame)] == [8, 9, 10]
+    control_frames.repeat([("confirm", 1, 0), ("confirm", 9, 0)])
+    assert frames(control_frames.next_frames(ROOM)) == [wire.ConfirmFrame(9, 0, 0)]
 
 
 def test_a_confirm_that_is_all_there_is_to_say() -> None:
-    announcements, receiving, _ = parts()
-    assert announcements.take_lone() is None
-    announcements.confirm(1, 5, 2)
-    assert announcements.take_lone() == (1, 5, 2)
-    assert not announcements.pending
-    announcements.repeat([("confirm", 1, 5)])
-    assert announcements.take_lone() == (1, 5, 2)
-    announcements.on_acked([("confirm", 1, 5)])
-    announcements.repeat([("confirm", 1, 5)])
-    assert announcements.take_lone() is None
+    control_frames, receive_channels, _ = parts()
+    assert control_frames.next_lone() is None
+    control_frames.confirm(1, 5, 2)
+    assert control_frames.next_lone() == (1, 5, 2)
+    assert not control_frames.pending
+    control_frames.repeat([("confirm", 1, 5)])
+    assert control_frames.next_lone() == (1, 5, 2)
+    control_frames.handle_acked([("confirm", 1, 5)])
+    control_frames.repeat([("confirm", 1, 5)])
+    assert control_frames.next_lone() is None
     spoilers: list[Callable[[], None]] = [
-        lambda: announcements.confirm(2, 0, 0),
-        announcements.ping,
-        lambda: announcements.respond(b""),
-        lambda: announcements.block([1]),
-        lambda: receiving.on_blocked(0),
+        lambda: control_frames.confirm(2, 0, 0),
+        control_frames.ping,
+        lambda: control_frames.respond(b""),
+        lambda: control_frames.block([1]),
+        lambda: receive_channels.handle_blocked(0),
     ]
     for spoil in spoilers:
-        announcements.confirm(1, 6, 2)
+        control_frames.confirm(1, 6, 2)
         spoil()
-        assert announcements.take_lone() is None
-        announcements.take(ROOM)
-        assert not announcements.pending
+        assert control_frames.next_lone() is None
+        control_frames.next_frames(ROOM)
+        assert not control_frames.pending

@@ -12,9 +12,8 @@ from tests.transport.world import CLIENT, SERVER, Flying, World, examples, packe
 
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
-from godwit.transport.events import Received
-from godwit.transport.train import Train
-from godwit.wire import frames as wire
+from godwit.transport.events import Received, Train
+from godwit.wire import packet as wire
 from godwit.wire.packet import encode_packet
 
 
@@ -38,7 +37,7 @@ def fragments(connection: Connection, number: int, body: bytes, step: int, recor
     packets: list[bytes] = []
     for at in range(0, len(body), step):
         flags = wire.LAST if at + step >= len(body) else 0
-        frame = wire.Data(flags, 1, record, at, None, body[at : at + step])
+        frame = wire.DataFrame(flags, 1, record, at, None, body[at : at + step])
         packets.append(packet_for(connection, number + len(packets), frame))
     return packets
 
@@ -83,7 +82,7 @@ def test_a_disturbed_train_gives_the_same_record(chance: random.Random, step: in
             case "repeat":
                 packets.insert(at, packets[other])
             case "ping":
-                packets.insert(at, packet_for(connection, ping, wire.Ping()))
+                packets.insert(at, packet_for(connection, ping, wire.PingFrame()))
                 ping += 1
             case "damage":
                 broken = bytearray(packets[other])
@@ -113,7 +112,7 @@ def test_a_packet_that_is_not_quite_the_next(field: str) -> None:
         case "offset":
             data["offset"] = 4990
     start = data["offset"]
-    frame = wire.Data(data["flags"], data["channel"], data["record"], start, None, BODY[start : start + 1000])
+    frame = wire.DataFrame(data["flags"], data["channel"], data["record"], start, None, BODY[start : start + 1000])
     strange = encode_packet(own_id, own_number, wire.encode_frame(frame))
     if field == "version":
         strange = b"\x20" + strange[1:]
@@ -162,7 +161,7 @@ def test_tiny_packets_in_order_cost_little_more_than_their_bytes(together: int) 
 
 def test_a_train_that_ends_in_the_middle_of_a_packet() -> None:
     world, connection, number = opened()
-    ping = packet_for(connection, number, wire.Ping())
+    ping = packet_for(connection, number, wire.PingFrame())
     world.server.endpoint.receive(Train(CLIENT, ping + ping[:12], len(ping)), world.now)
     world.server.endpoint.receive(Train(CLIENT, ping + ping[:5], len(ping)), world.now)
     assert world.server.endpoint.dropped == {"truncated": 2, "repeated": 1}
@@ -170,8 +169,8 @@ def test_a_train_that_ends_in_the_middle_of_a_packet() -> None:
 
 def test_unreliable_records_on_an_ended_channel_are_dropped() -> None:
     world, connection, number = opened()
-    end = wire.Data(wire.WHOLE | wire.END, 1, 0, 0, None, b"end")
-    late = wire.Data(wire.WHOLE | wire.UNRELIABLE, 1, 0, 0, None, b"late")
+    end = wire.DataFrame(wire.WHOLE | wire.END, 1, 0, 0, None, b"end")
+    late = wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, 1, 0, 0, None, b"late")
     feed(world, [packet_for(connection, number, end), packet_for(connection, number + 1, late)])
     assert world.server.bodies() == [b"end"]
     assert world.server.bodies(reliable=False) == []
@@ -180,8 +179,8 @@ def test_unreliable_records_on_an_ended_channel_are_dropped() -> None:
 
 def test_packets_after_the_violation_are_for_a_closed_connection() -> None:
     world, connection, number = opened(EndpointConfig(accepts=True, max_record_bytes=2000))
-    bad = packet_for(connection, number, wire.Data(0, 1, 0, 1990, None, bytes(100)))
-    good = packet_for(connection, number + 1, wire.Data(0, 1, 0, 0, None, bytes(100)))
+    bad = packet_for(connection, number, wire.DataFrame(0, 1, 0, 1990, None, bytes(100)))
+    good = packet_for(connection, number + 1, wire.DataFrame(0, 1, 0, 0, None, bytes(100)))
     feed(world, [bad, good, good])
     assert world.server.endpoint.dropped == {"limit": 1, "closed_connection": 2}
 
@@ -191,7 +190,7 @@ def test_the_largest_packet_numbers() -> None:
     world, connection, number = opened()
     steps = [number, number + 2**31 - 10, number + 2**32 - 20, number + 2**32 + 2**31 - 30]
     for n, one in enumerate(steps):
-        frame = wire.Data(wire.WHOLE, 1, n, 0, None, b"%d" % n)
+        frame = wire.DataFrame(wire.WHOLE, 1, n, 0, None, b"%d" % n)
         world.inject(world.server, packet_for(connection, one & 0xFFFFFFFF, frame), source=CLIENT)
     world.drain()
     assert world.server.bodies() == [b"%d" % n for n in range(4)]
@@ -213,8 +212,10 @@ def test_a_probe_of_the_path_is_answered_with_its_proof() -> None:
     world = World()
     client, server = world.connect()
     world.run(0.5)
-    world.smuggle(server, world.client, wire.PathProbe(b"12345678"))
-    responses = [frame for flying in world.log for frame in flying.frames() if isinstance(frame, wire.PathResponse)]
+    world.smuggle(server, world.client, wire.PathProbeFrame(b"12345678"))
+    responses = [
+        frame for flying in world.log for frame in flying.frames() if isinstance(frame, wire.PathResponseFrame)
+    ]
     assert [one.challenge for one in responses] == [b"12345678"]
     assert world.server.endpoint.dropped == {"unasked_path_response": 1}
     assert client.state is server.state

@@ -9,7 +9,14 @@ from tests.transport.world import World, send_all
 
 from godwit.limits import BASE_DATAGRAM_BYTES, LARGEST_DATAGRAM_BYTES, MAX_DATAGRAM_BYTES
 from godwit.transport.config import EndpointConfig
-from godwit.transport.mtu import CLOSE_ENOUGH_BYTES, RETRY_S, SUSPICIOUS_LOSSES, SUSPICIOUS_PROBES, TRIES, PathMtu
+from godwit.transport.path import (
+    CLOSE_ENOUGH_BYTES,
+    RETRY_S,
+    SUSPICIOUS_LOSSES,
+    SUSPICIOUS_PROBES,
+    TRIES,
+    PathMtu,
+)
 
 
 def search(mtu: PathMtu, carries_bytes: int, now: float = 0.0) -> list[int]:
@@ -19,12 +26,12 @@ def search(mtu: PathMtu, carries_bytes: int, now: float = 0.0) -> list[int]:
     while (size := mtu.probe_bytes(now)) is not None:
         assert mtu.datagram_bytes < size
         tried.append(size)
-        mtu.on_probe_sent(size)
+        mtu.handle_probe_sent(size)
         assert mtu.probe_bytes(now) is None
         if size <= carries_bytes:
-            mtu.on_probe_acked(size)
+            mtu.handle_probe_acked(size)
         else:
-            mtu.on_probe_lost(size)
+            mtu.handle_probe_lost(size)
     return tried
 
 
@@ -64,8 +71,8 @@ def test_a_probe_that_got_lost_by_chance_is_tried_again() -> None:
     mtu.is_wanted = True
     for _ in range(TRIES - 1):
         assert mtu.probe_bytes(0.0) == 1472
-        mtu.on_probe_sent(1472)
-        mtu.on_probe_lost(1472)
+        mtu.handle_probe_sent(1472)
+        mtu.handle_probe_lost(1472)
     assert search(mtu, 1472) == [1472]
     assert mtu.datagram_bytes == 1472
 
@@ -82,11 +89,11 @@ def test_a_search_that_ended_below_the_largest_is_repeated_later() -> None:
 def test_a_black_hole_leads_back_to_the_base() -> None:
     mtu = PathMtu(1472)
     search(mtu, 1472)
-    assert not mtu.on_probe_timeouts(SUSPICIOUS_PROBES - 1, 5.0)
+    assert not mtu.handle_probe_timeouts(SUSPICIOUS_PROBES - 1, 5.0)
     assert mtu.datagram_bytes == 1472
-    assert mtu.on_probe_timeouts(SUSPICIOUS_PROBES, 5.0)
+    assert mtu.handle_probe_timeouts(SUSPICIOUS_PROBES, 5.0)
     assert mtu.datagram_bytes == BASE_DATAGRAM_BYTES
-    assert not mtu.on_probe_timeouts(SUSPICIOUS_PROBES + 1, 5.5)
+    assert not mtu.handle_probe_timeouts(SUSPICIOUS_PROBES + 1, 5.5)
     assert mtu.probe_bytes(5.5) is None
     search(mtu, 1400, now=10.0)
     assert 1400 - CLOSE_ENOUGH_BYTES <= mtu.datagram_bytes <= 1400
@@ -96,9 +103,9 @@ def test_many_large_losses_in_a_row_are_a_black_hole_even_if_small_packets_pass(
     mtu = PathMtu(1472)
     search(mtu, 1472)
     for number in range(SUSPICIOUS_LOSSES - 1):
-        assert not mtu.on_large_lost(number, 5.0)
+        assert not mtu.handle_large_lost(number, 5.0)
     assert mtu.datagram_bytes == 1472
-    assert mtu.on_large_lost(SUSPICIOUS_LOSSES, 5.0)
+    assert mtu.handle_large_lost(SUSPICIOUS_LOSSES, 5.0)
     assert mtu.datagram_bytes == BASE_DATAGRAM_BYTES
 
 
@@ -106,24 +113,24 @@ def test_losses_among_arrivals_are_no_black_hole() -> None:
     mtu = PathMtu(1472)
     search(mtu, 1472)
     for number in range(0, 1000, 2):
-        assert not mtu.on_large_lost(number, 5.0)
-        mtu.on_large_acked(number + 1)
-        assert not mtu.on_large_lost(number - 1, 5.0)  # older than one that arrived: it says nothing
-        mtu.on_large_acked(number - 5)
+        assert not mtu.handle_large_lost(number, 5.0)
+        mtu.handle_large_acked(number + 1)
+        assert not mtu.handle_large_lost(number - 1, 5.0)  # older than one that arrived: it says nothing
+        mtu.handle_large_acked(number - 5)
     assert mtu.datagram_bytes == 1472
 
 
 def test_at_the_base_there_is_nowhere_to_fall() -> None:
     mtu = PathMtu(1472)
-    assert not any(mtu.on_large_lost(number, 5.0) for number in range(100))
+    assert not any(mtu.handle_large_lost(number, 5.0) for number in range(100))
 
 
 def test_probes_of_another_path_say_nothing() -> None:
     mtu = PathMtu(1472)
-    mtu.on_probe_acked(1472)
+    mtu.handle_probe_acked(1472)
     assert mtu.datagram_bytes == BASE_DATAGRAM_BYTES
     for _ in range(TRIES):
-        mtu.on_probe_lost(1400)
+        mtu.handle_probe_lost(1400)
     assert search(mtu, 1472) == [1472]
 
 

@@ -10,13 +10,13 @@ from tests.transport.by_hand import Server
 from tests.transport.world import Side, World
 
 from godwit.limits import MAX_ACK_DELAY_S
-from godwit.transport import short_out
+from godwit.transport import fast_path
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, Statistics
+from godwit.transport.connection import Connection
+from godwit.transport.connection_state import Statistics
 from godwit.transport.events import Event
-from godwit.transport.short_in import NOT_TAKEN, ShortInbound
-from godwit.transport.short_out import MOST_BYTES, ShortOutbound
-from godwit.wire import frames as wire
+from godwit.transport.fast_path import MAX_FAST_RECORD_BYTES, NOT_HANDLED, FastReceiver, FastSender
+from godwit.wire import packet as wire
 
 # -- the same as the long way -----------------------------------------------------------------------------------------
 
@@ -56,7 +56,10 @@ class Session:
         if rng.random() < 0.05:
             sender.send(0, b"control")
         if rng.random() < self.large:
-            sender.send(self.channels[sender][0], bytes(rng.choice((MOST_BYTES, MOST_BYTES + 1, 1160, 1170, 5000))))
+            sender.send(
+                self.channels[sender][0],
+                bytes(rng.choice((MAX_FAST_RECORD_BYTES, MAX_FAST_RECORD_BYTES + 1, 1160, 1170, 5000))),
+            )
 
     def _confirm(self, sender: Connection, receiver: Side) -> None:
         """Who got it confirms it, now or some time later."""
@@ -75,41 +78,41 @@ class Session:
             ]
             for side in self.world.sides
         ]
-        said = [(flying.at, flying.data) for flying in self.world.log]
+        control_keys = [(flying.at, flying.data) for flying in self.world.log]
         dropped = [side.endpoint.dropped for side in self.world.sides]
-        return said, told, [one.statistics for one, _ in self.ends], dropped
+        return control_keys, told, [one.statistics for one, _ in self.ends], dropped
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.03, 0.2])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_short_way_does_what_the_long_way_does(seed: int, loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = {"in": 0, "out": 0, "rests": 0}
-    true_receive, true_packet, true_rests = ShortInbound.receive, ShortOutbound.packet, ShortOutbound.rests
+    taken = {"in": 0, "out": 0, "is_idle": 0}
+    true_receive, true_packet, true_rests = FastReceiver.handle_packet, FastSender.next_packet, FastSender.is_idle
 
-    def receive(self: ShortInbound, packet: bytes, connection: Connection, now: float, events: list[Event]) -> int:
+    def receive(self: FastReceiver, packet: bytes, connection: Connection, now: float, events: list[Event]) -> int:
         found = true_receive(self, packet, connection, now, events)
-        taken["in"] += found is not NOT_TAKEN
+        taken["in"] += found is not NOT_HANDLED
         return found
 
-    def packet(self: ShortOutbound, now: float) -> bytes | None:
+    def packet(self: FastSender, now: float) -> bytes | None:
         found = true_packet(self, now)
         taken["out"] += found is not None
         return found
 
-    def rests(self: ShortOutbound, now: float) -> bool:
+    def is_idle(self: FastSender, now: float) -> bool:
         found = true_rests(self, now)
-        taken["rests"] += found
+        taken["is_idle"] += found
         return found
 
-    monkeypatch.setattr(ShortInbound, "receive", receive)
-    monkeypatch.setattr(ShortOutbound, "packet", packet)
-    monkeypatch.setattr(ShortOutbound, "rests", rests)
+    monkeypatch.setattr(FastReceiver, "handle_packet", receive)
+    monkeypatch.setattr(FastSender, "next_packet", packet)
+    monkeypatch.setattr(FastSender, "is_idle", is_idle)
     by_the_short_way = Session(seed, loss)
     by_the_short_way.run()
     assert min(taken.values()) > (50 if loss < 0.1 else 0), f"seed {seed}: {taken}"
-    monkeypatch.setattr(ShortInbound, "receive", lambda *_: NOT_TAKEN)
-    monkeypatch.setattr(ShortOutbound, "packet", lambda *_: None)
-    monkeypatch.setattr(ShortOutbound, "rests", lambda *_: False)
+    monkeypatch.setattr(FastReceiver, "handle_packet", lambda *_: NOT_HANDLED)
+    monkeypatch.setattr(FastSender, "next_packet", lambda *_: None)
+    monkeypatch.setattr(FastSender, "is_idle", lambda *_: False)
     by_the_long_way = Session(seed, loss)
     by_the_long_way.run()
     one, other = by_the_short_way.seen(), by_the_long_way.seen()
@@ -123,11 +126,11 @@ def test_the_short_way_does_what_the_long_way_does(seed: int, loss: float, monke
 
 def test_one_packet_comes_back_for_a_record_that_is_confirmed_at_once() -> None:
     server = Server()
-    server.said()
+    server.control_keys()
     for record in range(1, 50):
         server.comes(server.ack(), server.record(record))
         server.connection.confirm(1, record, 1)
-        assert server.said() == [[wire.Ack(0, ((0, server.number - 1),)), wire.Confirm(1, record, 1)]]
+        assert server.control_keys() == [[wire.AckFrame(0, ((0, server.number - 1),)), wire.ConfirmFrame(1, record, 1)]]
         server.world.now += 0.01
     assert server.connection.statistics.packets_lost == 0
 
@@ -137,17 +140,17 @@ def test_a_late_confirm_goes_alone() -> None:
     server.comes(server.record(1))
     server.world.run(2 * MAX_ACK_DELAY_S)
     server.connection.confirm(1, 1, 4)
-    assert server.said() == [[wire.Confirm(1, 1, 4)]]
+    assert server.control_keys() == [[wire.ConfirmFrame(1, 1, 4)]]
 
 
 def test_an_acknowledgement_that_found_nothing_to_ride_with_goes_alone() -> None:
     server = Server()
     server.comes(server.record(1))
-    assert server.said() == []
+    assert server.control_keys() == []
     server.world.now += MAX_ACK_DELAY_S
     server.world.server.endpoint.handle_timers(server.world.now)
-    (frames,) = server.said()
-    assert [type(frame) for frame in frames] == [wire.Ack]
+    (frames,) = server.control_keys()
+    assert [type(frame) for frame in frames] == [wire.AckFrame]
     assert server.connection.statistics.in_flight_bytes == 0
 
 
@@ -161,7 +164,7 @@ def test_a_clients_confirm_alone_is_longer_than_a_reset() -> None:
     client.confirm(1, 0, 0)
     world.drain()
     (flying,) = world.log[before:]
-    assert flying.frames() == [wire.Confirm(1, 0, 0)]
+    assert flying.frames() == [wire.ConfirmFrame(1, 0, 0)]
     assert len(flying.data) == 13 + 17 + 1 + 4
     world.run(0.2)
     assert client.statistics.in_flight_bytes == 0
@@ -172,17 +175,17 @@ def test_a_record_goes_with_the_acknowledgement_that_waits() -> None:
     channel = server.connection.open_channel()
     server.comes(server.record(1))
     server.connection.send(channel, b"answer", last=True)
-    assert server.said() == [
+    assert server.control_keys() == [
         [
-            wire.Ack(0, ((0, server.number - 1),)),
-            wire.Data(wire.WHOLE | wire.LAST | wire.END, channel, 0, 0, None, b"answer"),
+            wire.AckFrame(0, ((0, server.number - 1),)),
+            wire.DataFrame(wire.WHOLE | wire.LAST | wire.END, channel, 0, 0, None, b"answer"),
         ]
     ]
     server.comes(server.ack())
-    server.said()
+    server.control_keys()
     assert server.connection.buffered_bytes == len(server.record(1).body) + 128  # what was not consumed
     server.connection.send(server.connection.open_channel(), b"u", reliable=False)
-    assert server.said() == [[wire.Data(wire.WHOLE | wire.UNRELIABLE, channel + 1, 0, 0, None, b"u")]]
+    assert server.control_keys() == [[wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, channel + 1, 0, 0, None, b"u")]]
 
 
 def test_two_things_to_say_share_a_packet() -> None:
@@ -191,20 +194,20 @@ def test_two_things_to_say_share_a_packet() -> None:
     one, other = connection.open_channel(), connection.open_channel()
     connection.confirm(1, 0, 1)
     connection.confirm(2, 0, 1)
-    assert server.said() == [[wire.Confirm(1, 0, 1), wire.Confirm(2, 0, 1)]]
+    assert server.control_keys() == [[wire.ConfirmFrame(1, 0, 1), wire.ConfirmFrame(2, 0, 1)]]
     for number, (channel, body) in enumerate(((other, b"2"), (one, b"2"), (0, b"2"))):
         server.comes(server.ack())
         connection.send(one, b"1")
         connection.send(channel, body)
-        (frames,) = server.said()
+        (frames,) = server.control_keys()
         assert len(frames) >= 2, number
     for sequence, reliable in ((1, True), (2, False)):
         server.comes(server.ack())
-        server.said()
+        server.control_keys()
         connection.send(one, b"1", reliable=reliable)
         connection.confirm(1, sequence, 1)
-        (frames,) = server.said()
-        assert [type(frame) for frame in frames] == [wire.Confirm, wire.Data]
+        (frames,) = server.control_keys()
+        assert [type(frame) for frame in frames] == [wire.ConfirmFrame, wire.DataFrame]
 
 
 def test_a_record_without_credit_waits() -> None:
@@ -229,18 +232,20 @@ def test_a_confirm_that_nobody_acknowledges_is_said_again() -> None:
     server.connection.confirm(1, 0, 1)
     before = len(server.world.log)
     server.world.run(1.0)
-    said = [one for flying in server.world.log[before:] for one in flying.frames() if isinstance(one, wire.Confirm)]
-    assert len(said) >= 3
-    assert set(said) == {wire.Confirm(1, 0, 1)}
+    control_keys = [
+        one for flying in server.world.log[before:] for one in flying.frames() if isinstance(one, wire.ConfirmFrame)
+    ]
+    assert len(control_keys) >= 3
+    assert set(control_keys) == {wire.ConfirmFrame(1, 0, 1)}
 
 
 def test_a_peer_that_acknowledges_nothing_is_not_answered_in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_out, "MOST_UNDER_WAY", 3)
+    monkeypatch.setattr(fast_path, "MAX_FAST_IN_FLIGHT", 3)
     server = Server()
-    short_way = server.connection._short_out
+    short_way = server.connection._fast_sender
     assert short_way is not None
     given = []
     for sequence in range(5):
         server.connection.confirm(1, sequence, 0)
-        given.append(short_way.packet(server.world.now) is not None)
+        given.append(short_way.next_packet(server.world.now) is not None)
     assert given == [True, True, True, False, False]

@@ -6,10 +6,10 @@ import pytest
 from tests.transport.world import CLIENT, SERVER, World, send_all
 
 from godwit.limits import MAX_SENT_PACKETS, MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
-from godwit.transport import transmit as transmit_module
+from godwit.transport import transmitter as transmit_module
 from godwit.transport.config import EndpointConfig
-from godwit.transport.train import Train
-from godwit.wire import frames as wire
+from godwit.transport.events import Train
+from godwit.wire import packet as wire
 from godwit.wire.packet import decode_packet
 
 
@@ -66,10 +66,10 @@ def test_small_records_share_a_packet() -> None:
     client.send(0, b"control")
     client.send(0, b"unreliable", reliable=False)
     world.run(0.1)
-    packets = [flying for flying in world.log[before:] if flying.source == CLIENT and flying.has(wire.Data)]
+    packets = [flying for flying in world.log[before:] if flying.source == CLIENT and flying.has(wire.DataFrame)]
     assert len(packets) == 1
     frames = packets[0].frames()
-    assert [frame.body for frame in frames if isinstance(frame, wire.Data)][:2] == [b"control", b"unreliable"]
+    assert [frame.body for frame in frames if isinstance(frame, wire.DataFrame)][:2] == [b"control", b"unreliable"]
     assert len(frames) == 22
 
 
@@ -96,7 +96,7 @@ def test_acknowledgements_and_announcements_ride_with_data() -> None:
     send_all(world, server, [b"answer"])
     world.run(0.001)
     (packet,) = [flying for flying in world.log[before:] if flying.source == SERVER]
-    assert [type(frame) for frame in packet.frames()] == [wire.Ack, wire.Confirm, wire.Data]
+    assert [type(frame) for frame in packet.frames()] == [wire.AckFrame, wire.ConfirmFrame, wire.DataFrame]
 
 
 def test_packet_numbers_are_never_used_twice() -> None:
@@ -110,8 +110,8 @@ def test_packet_numbers_are_never_used_twice() -> None:
     for connection in (client, server):
         numbers = [
             decode_packet(flying.data)[1] for flying in world.log
-            if int.from_bytes(flying.data[1:9], "big") == connection.id and not flying.has(wire.Cookie)
-            and not flying.has(wire.Accept)
+            if int.from_bytes(flying.data[1:9], "big") == connection.id and not flying.has(wire.CookieFrame)
+            and not flying.has(wire.AcceptFrame)
         ]  # fmt: skip
         assert numbers == sorted(set(numbers))
         assert numbers[0] == 0
@@ -164,7 +164,7 @@ def test_announcements_wait_too_when_far_too_much_is_under_way(monkeypatch: pyte
     world.run(2.0)
     connection.confirm(1, 1, 1)
     world.run(0.2)
-    assert not any(flying.has(wire.Confirm) for flying in world.log if flying.source == CLIENT)
+    assert not any(flying.has(wire.ConfirmFrame) for flying in world.log if flying.source == CLIENT)
 
 
 def test_the_probe_timer_sends_two_packets_whatever_the_window_says() -> None:
@@ -202,11 +202,11 @@ def test_packets_that_only_ask_are_long_enough_to_be_answered_with_a_reset() -> 
     world = World()
     client, _ = world.connect()
     world.run(0.5)
-    world.fate = lambda flying: [] if flying.source == SERVER and flying.has(wire.Ping) else [world.delay_s]
+    world.fate = lambda flying: [] if flying.source == SERVER and flying.has(wire.PingFrame) else [world.delay_s]
     reset_bytes = 17 + 17
     before = len(world.log)
     world.run(15.0)
-    asked = [flying for flying in world.log[before:] if flying.source == CLIENT and flying.has(wire.Ping)]
+    asked = [flying for flying in world.log[before:] if flying.source == CLIENT and flying.has(wire.PingFrame)]
     assert asked
     assert all(len(flying.data) > reset_bytes for flying in asked)
     assert client.statistics.packets_lost == 0

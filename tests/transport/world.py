@@ -17,11 +17,10 @@ from hypothesis import settings
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
+from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Event, Received
-from godwit.transport.train import Address, Train
-from godwit.wire import frames as wire
+from godwit.transport.events import Address, Closed, Connected, ConnectionState, Event, Received, Train
+from godwit.wire import packet as wire
 from godwit.wire.packet import decode_packet, encode_packet
 from godwit.wire.parameters import Arq
 
@@ -240,7 +239,7 @@ class World:
         """An open connection, as the client and as the server see it."""
         before = len(self.server.all(Connected))
         connection = self.client.endpoint.connect(SERVER, self.now, application=application)
-        self.run_until(lambda: connection.state is State.OPEN and len(self.server.all(Connected)) > before)
+        self.run_until(lambda: connection.state is ConnectionState.OPEN and len(self.server.all(Connected)) > before)
         self.drain()
         return connection, self.server.connection
 
@@ -273,9 +272,9 @@ class World:
         connect = accept = None
         for flying in self.log:
             for frame in flying.frames():
-                if isinstance(frame, wire.Connect):
+                if isinstance(frame, wire.ConnectFrame):
                     connect = frame
-                elif isinstance(frame, wire.Accept):
+                elif isinstance(frame, wire.AcceptFrame):
                     accept = frame
         assert connect is not None
         assert accept is not None

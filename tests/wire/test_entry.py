@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.wire.batch import Batch, decode_batches, decode_head, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_batches, decode_head, encode_batch, encode_head
 
 
 def entry_of(record: bytes) -> Entry:

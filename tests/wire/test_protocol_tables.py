@@ -20,9 +20,10 @@ from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.wire import batch as batches
-from godwit.wire import frames as f
+from godwit.wire import packet as f
 from godwit.wire import work
-from godwit.wire.control import ClientInfo, Code, ControlMessage, TopicInfo, Will, Work
+from godwit.wire.control import ClientInfo, ControlMessage, TopicInfo, Will, Work
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobInfo, TaskInfo
 from godwit.wire.parameters import Parameters
 from godwit.wire.work import FromBroker, FromClient

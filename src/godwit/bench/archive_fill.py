@@ -15,8 +15,7 @@ from typing import Final
 
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import LONE, QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Entry
 
 MESSAGE_BYTES: Final = 100
 FULL_BATCH_MESSAGES: Final = 600

@@ -18,8 +18,7 @@ from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
 from godwit.net.log_writer import Answer, Job, LogWriter
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import QOS_SHIFT, Entry
 
 BATCH_BYTES: Final = 60_000
 """About what one train carries, as from a publisher."""

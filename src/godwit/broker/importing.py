@@ -23,9 +23,8 @@ from godwit.broker.topics import RESERVED, check_topic, shown
 from godwit.broker.trim import longest_message, payload_bytes
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN, Entry
 from godwit.wire.changes import QueryDone, QueryGone
-from godwit.wire.entry import Entry
 
 MAX_QUERIES: Final = 100_000
 """Whose batches are remembered."""

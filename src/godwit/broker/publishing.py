@@ -20,9 +20,9 @@ from godwit.broker.trim import longest_message, without_first
 from godwit.errors import BadTopicError, DecodeError
 from godwit.limits import MAX_RECORD_BATCHES
 from godwit.transport.events import Received
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, decode_head
-from godwit.wire.control import Code, Open, Opened, Will, encode_control
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, Entry, decode_head
+from godwit.wire.control import Opened, PublishOpen, Will, encode_control
+from godwit.wire.control_base import Code
 
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
@@ -66,7 +66,7 @@ class Publishing:
 
     # -- channels -----------------------------------------------------------------------------------------------------
 
-    def open(self, link: Link, session: Session, channel: int, request: Open) -> None:
+    def open(self, link: Link, session: Session, channel: int, request: PublishOpen) -> None:
         """Record 0 of a channel."""
         inlet = link.inlets[channel] = Inlet(link, session, channel)
         inlet.qos = request.qos
@@ -78,7 +78,7 @@ class Publishing:
         subscribers = len(self._delivery.routes(inlet.topic))
         self._effects.append(Send(link.connection, 0, encode_control(Opened(channel=channel, subscribers=subscribers))))
 
-    def _open_problem(self, inlet: Inlet, session: Session, request: Open) -> tuple[Code, str] | None:
+    def _open_problem(self, inlet: Inlet, session: Session, request: PublishOpen) -> tuple[Code, str] | None:
         name = request.topic
         access = self._catalogue.settings.access
         if name.startswith(RESERVED):

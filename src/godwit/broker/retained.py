@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN, Entry
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Catalogue, Topic

@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from godwit.wire.batch import HAS_EXTENSION, LONE, Batch, decode_batch, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_EXTENSION, LONE, Batch, Entry, decode_batch, encode_batch, encode_head
 
 _U32: Final = struct.Struct(">I")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from godwit.cli.demo_processes import TICK_S, Line, run_child
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 LEASE_S: Final = 3.0
 """A worker that is silent for so long is replaced: soon enough to be seen."""

@@ -34,7 +34,7 @@ from godwit.net.address import format_address
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.sim.link import Link, LinkSettings
 from godwit.sim.rooms import ROOMS
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 LINE_BITS_PER_S: Final = 20e6
 DELAY_S: Final = 0.015

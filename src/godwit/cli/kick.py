@@ -18,7 +18,7 @@ from godwit.cli.connecting import (
 )
 from godwit.cli.text import safe
 from godwit.errors import BrokerError, UsageError
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 def register(root: typer.Typer) -> None:

@@ -19,7 +19,7 @@ from godwit.wire.batch import decode_batch, encode_head
 if TYPE_CHECKING:
     from godwit.store.block import Row
     from godwit.store.reader import LogReader
-    from godwit.wire.entry import Entry
+    from godwit.wire.batch import Entry
 
 SPANS_A_TIME: Final = 1024
 BLOCKS_A_TIME: Final = 128

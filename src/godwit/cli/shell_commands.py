@@ -15,7 +15,7 @@ from godwit.cli.shell_words import first_word, topic_and_message
 from godwit.cli.shell_work import ShellWork
 from godwit.cli.text import count, hanging, safe
 from godwit.errors import GodwitError, KickedError, TopicError, UsageError
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.net.connect import AsyncClient

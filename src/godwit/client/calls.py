@@ -23,7 +23,8 @@ from godwit.client.working import Working
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_FILTERS
 from godwit.transport.connection import Connection
-from godwit.wire.control import Commit, ControlMessage, Qos
+from godwit.wire.control import ControlMessage, CursorCommit
+from godwit.wire.control_base import Qos
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
@@ -109,7 +110,7 @@ class Calls:
         offset = subscription.reached(offset)
         epochs = subscription.epochs_at(offset)
         return self.request(
-            lambda number: Commit(request=number, subscription=subscription.number, offset=offset, epochs=epochs)
+            lambda number: CursorCommit(request=number, subscription=subscription.number, offset=offset, epochs=epochs)
         )
 
     def request(self, make: Callable[[int], ControlMessage]) -> int:

@@ -26,12 +26,10 @@ from godwit.client.login import make_login, problem_with
 from godwit.errors import ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S
 from godwit.transport.connection import Connection
+from godwit.transport.connection_state import Statistics
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Event, Received, Writable
-from godwit.transport.statistics import Statistics
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Event, Received, Train, Writable
 from godwit.wire.control import (
-    Code,
     ControlMessage,
     Done,
     Error,
@@ -39,13 +37,14 @@ from godwit.wire.control import (
     Opened,
     Ping,
     Pong,
-    Refused,
+    PublishRefused,
     Subscribed,
     UnknownKind,
     Welcome,
     decode_control,
     encode_control,
 )
+from godwit.wire.control_base import Code
 
 __all__ = ["Client", "ClientState"]
 
@@ -210,7 +209,7 @@ class Client(Calls):
                 self._work.on_received(event)
             else:
                 self._inbox.on_received(event)
-        elif isinstance(event, Confirmed):
+        elif isinstance(event, ChannelConfirmed):
             if event.channel == self._work.channel.channel:
                 self._work.channel.on_confirmed(event.sequence)
             else:
@@ -310,7 +309,7 @@ class Client(Calls):
     def _on_message(self, message: ControlMessage) -> None:
         if isinstance(message, Opened):
             self._outbox.on_opened(message.channel, message.subscribers)
-        elif isinstance(message, Refused):
+        elif isinstance(message, PublishRefused):
             self._outbox.on_refused(message.channel, message.code, message.text)
         elif isinstance(message, Kicked):
             self._inbox.on_kicked(message)

@@ -14,7 +14,7 @@ from typing import Final
 from godwit.client.backoff import Backoff
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 NEXT_ADDRESS_S: Final = 0.25
 """So long one address is tried alone (RFC 8305 recommends this)."""

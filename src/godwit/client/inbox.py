@@ -13,7 +13,16 @@ from godwit.client.subscription import HeldRecord, Lane, Start, Subscription
 from godwit.errors import DecodeError
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
-from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, Work, decode_control
+from godwit.wire.control import (
+    DeliveryOpen,
+    Kicked,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Work,
+    decode_control,
+)
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
 
 
@@ -179,7 +188,7 @@ class Inbox:
         if event.record == 0 and isinstance(message, Work):
             self._on_work(event)
             return
-        if event.record != 0 or not isinstance(message, Feed):
+        if event.record != 0 or not isinstance(message, DeliveryOpen):
             raise DecodeError("feed", f"channel {event.channel} does not begin with its subscription")
         subscription = self._subscriptions.get(message.subscription)
         if subscription is None:

@@ -20,7 +20,7 @@ from godwit.client.submitting import DEFAULTS, check_key, check_options, check_p
 from godwit.client.work import OPTIONS_BYTES, WorkChannel
 from godwit.errors import DecodeError
 from godwit.limits import MAX_WATCHED_AT_ONCE
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import UNASKED, Unwatch, Watch, Watched
 from godwit.wire.work import Submission, Taken, Update
 

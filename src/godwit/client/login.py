@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from godwit.client.config import ClientConfig
-from godwit.wire.control import Login, Welcome
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.control import Login, Welcome, is_proof, make_proof
 
 
 def make_login(config: ClientConfig, request: int, instance: bytes, binding: bytes, *, is_first: bool) -> Login:

@@ -12,7 +12,7 @@ from godwit.client.publisher import Obstacle, Publisher
 from godwit.errors import BufferFullError, ConnectionClosedError, DecodeError, SendBufferFullError
 from godwit.limits import KIB, MAX_MESSAGE_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.control import Qos
+from godwit.wire.control_base import Qos
 
 OFFLINE_BATCH_BYTES: Final = 24 * KIB
 """How large a batch becomes while nobody knows what a train will carry."""

@@ -16,7 +16,8 @@ from godwit.client.packing import HEAD_BYTES, LENGTH_BYTES, Payload, pack_batch,
 from godwit.errors import ChannelError, ConnectionClosedError, RecordTooLargeError, SendBufferFullError, UsageError
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.control import Code, Open, Qos, encode_control
+from godwit.wire.control import PublishOpen, encode_control
+from godwit.wire.control_base import Code, Qos
 
 if TYPE_CHECKING:
     from godwit.client.outbox import Outbox
@@ -313,7 +314,7 @@ class Publisher:
         if self.channel is None:
             self.channel = connection.open_channel()
             self._outbox.on_opened_channel(self, self.channel)
-        message = Open(topic=self.topic, qos=self.qos, publisher=self.identity, epoch=self.epoch)
+        message = PublishOpen(topic=self.topic, qos=self.qos, publisher=self.identity, epoch=self.epoch)
         connection.send(self.channel, encode_control(message))
         self._backlog.next_record = 1
 

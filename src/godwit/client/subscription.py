@@ -17,9 +17,8 @@ from godwit.client.message import Message
 from godwit.errors import ConnectionClosedError, DecodeError
 from godwit.limits import MAX_LABELS, MIB, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.control import Gap, Labels
+from godwit.wire.control import Gap, Labels, decode_in_band, is_in_band
 from godwit.wire.epochs import Epoch
-from godwit.wire.feed import decode_in_band, is_in_band
 
 if TYPE_CHECKING:
     from godwit.client.inbox import Inbox

@@ -33,7 +33,7 @@ from godwit.server.archive_pipe import (
 )
 from godwit.server.log_sections import ArchiveSection
 from godwit.store.block import DamagedBlockError, decode_block
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 NICENESS: Final = 19
 """Two busy processes beside a broker cost it half its rate on two processors, and next to nothing at this."""

@@ -35,7 +35,7 @@ from godwit.net.publishing import AsyncPublisher
 from godwit.net.submitting import JobLike, JobOptions
 from godwit.net.subscribing import OnGap, Since
 from godwit.net.thread import LoopThread
-from godwit.transport.statistics import Statistics
+from godwit.transport.connection_state import Statistics
 from godwit.wire.control import ClientInfo, TopicInfo
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 

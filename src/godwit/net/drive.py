@@ -10,7 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from godwit.limits import KIB
 from godwit.net.timer import RESOLUTION_S, LoopTimer
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 TRAINS_A_TURN: Final = 256
 BYTES_A_TURN: Final = 8 * 64 * KIB

@@ -31,7 +31,7 @@ from godwit.client.message import Message
 from godwit.errors import DecodeError, FileTransferError
 from godwit.limits import MIB
 from godwit.net.inbox import Growing, Inbox, Outcome, Problem, ReceivedFile
-from godwit.wire.control import Progress, Progressed
+from godwit.wire.control import Progressed, ProgressQuery
 
 if TYPE_CHECKING:
     from godwit.net.shell import ClientShell
@@ -87,7 +87,7 @@ async def send_file(
             id=file_id(sha256, sent_name, topic), run=0, name=sent_name, size=before.st_size, at=0, sha256=sha256
         )
         identity = publisher_of(header.id)
-        known = await client.request(lambda n: Progress(request=n, topic=topic, publisher=identity), Progressed)
+        known = await client.request(lambda n: ProgressQuery(request=n, topic=topic, publisher=identity), Progressed)
         run = plan(header.size, known.epoch, known.next_sequence)
         header = msgspec.structs.replace(header, run=run.epoch)
         reached = await _send_chunks(client, topic, file, header, run, progress)

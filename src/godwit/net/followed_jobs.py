@@ -18,8 +18,8 @@ from godwit.errors import BufferFullError, GodwitError, UsageError, broker_error
 from godwit.net.jobs import AsyncJob, Countdown, is_the_end
 from godwit.net.submitting import CoreOptions, JobLike, Wanted, check_number, wanted_jobs
 from godwit.wire.control import ControlMessage, Done
+from godwit.wire.control_base import MAX_TEXT_CHARACTERS
 from godwit.wire.jobs import Cancel
-from godwit.wire.message import MAX_TEXT_CHARACTERS
 
 Request: TypeAlias = Callable[[Callable[[int], ControlMessage], type[Done]], Awaitable[Done]]
 

@@ -10,7 +10,7 @@ from typing import Final
 from godwit.errors import SocketError
 from godwit.net.address import is_loopback, parse_broker
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 MAX_PORT: Final = 65_535
 _NOT_HERE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)

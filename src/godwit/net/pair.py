@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from godwit.net.address import family_of
 from godwit.net.drive import EndpointDriver, SansIoEndpoint
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 ANY_HOST: Final = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 _MAX_WAITING: Final = 64

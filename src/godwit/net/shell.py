@@ -42,10 +42,10 @@ from godwit.net.publishing import Publishing
 from godwit.net.subscribing import AsyncSubscription
 from godwit.net.udp import UdpSocket
 from godwit.net.workbench import Workbench
-from godwit.transport.connection import State
-from godwit.transport.statistics import Statistics
-from godwit.transport.train import Address
-from godwit.wire.control import Code, ControlMessage, Error
+from godwit.transport.connection_state import Statistics
+from godwit.transport.events import Address, ConnectionState
+from godwit.wire.control import ControlMessage, Error
+from godwit.wire.control_base import Code
 
 GOODBYE_PATIENCE_S: Final = 0.25
 """So long a client stays to say goodbye again: one that gets lost would release the last will."""
@@ -125,7 +125,7 @@ class ClientShell:
     @property
     def is_answered(self) -> bool:
         """A broker answers there, whether or not it has let the client in."""
-        return any(connection.state is State.OPEN for connection in self._core.endpoint.connections.values())
+        return any(connection.state is ConnectionState.OPEN for connection in self._core.endpoint.connections.values())
 
     @property
     def is_inherited(self) -> bool:

@@ -21,7 +21,7 @@ from godwit.net.fair_queue import FairQueue
 from godwit.net.log_writer import Answer, Chore, Job, LogWriter, WritableStore, text_of
 from godwit.store.port import Slice
 from godwit.transport.connection import Connection
-from godwit.transport.connection import State as ConnectionState
+from godwit.transport.events import ConnectionState
 from godwit.wire.changes import State
 
 READS_A_TURN: Final = 4

@@ -14,8 +14,7 @@ from itertools import takewhile
 from godwit.errors import DecodeError
 from godwit.sim.broker_ledger import Lane, Ledger, Publication, fits_any
 from godwit.sim.checkers import ViolationError
-from godwit.wire.batch import RETAIN, decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import RETAIN, Entry, decode_batch, encode_head
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from godwit.sim.broker_ledger import Publication
 from godwit.sim.broker_roster import Presence, Roster, Seat
 from godwit.sim.broker_streams import Stream
 from godwit.sim.checkers import ViolationError
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 REFUSALS: Final = frozenset((Code.NAME_IN_USE, Code.NOT_ALLOWED, Code.BAD_NAME, Code.TOO_MANY, Code.NOT_LOGGED_IN))
 """With these a broker closes a connection that it never let in."""

@@ -15,6 +15,7 @@ import msgspec
 
 from godwit.sim.broker_log import LogChecker
 from godwit.sim.checkers import ViolationError
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
     FeedGone,
@@ -35,7 +36,6 @@ from godwit.wire.changes import (
     TopicGone,
     TopicKept,
 )
-from godwit.wire.entry import Entry
 
 Rows: TypeAlias = dict[tuple[Any, ...], Any]
 """What is kept beside the log, each by its kind and its key."""

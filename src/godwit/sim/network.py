@@ -22,7 +22,7 @@ from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.sim.link import Link
 from godwit.sim.packets import describe
 from godwit.sim.trace import Trace
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 REST_ROUNDS = 2000
 """A node that still has something to say after this many drains at one instant never comes to rest."""

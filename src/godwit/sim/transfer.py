@@ -19,9 +19,8 @@ from godwit.sim.packets import frames_of
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Received, Writable
-from godwit.transport.train import Address
-from godwit.wire.frames import UNRELIABLE, Data
+from godwit.transport.events import Address, Closed, Connected, Received, Writable
+from godwit.wire.packet import UNRELIABLE, DataFrame
 
 SERVER: Address = ("192.0.2.1", 4000)
 
@@ -97,7 +96,7 @@ class _Line(Observer):
             return
         fresh = False
         for frame in frames_of(datagram):
-            if not isinstance(frame, Data) or frame.flags & UNRELIABLE:
+            if not isinstance(frame, DataFrame) or frame.flags & UNRELIABLE:
                 continue
             if self.first_data_s is None:
                 self.first_data_s = now

@@ -13,7 +13,7 @@ from godwit.limits import AMPLIFICATION
 from godwit.sim.checkers import ViolationError
 from godwit.sim.network import Host, Observer
 from godwit.sim.packets import addressed_to, answers, challenges
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 TIMER_ROUNDS = 300
 """A timer may ring again at the instant at which it rang, for another of its purposes, but not this often."""

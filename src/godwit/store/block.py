@@ -48,8 +48,7 @@ from godwit.store.packing import (
 )
 from godwit.store.rests import Packed, join_rests, split_rests
 from godwit.store.shares import TopicShare, decode_topics, encode_topics, pack_topics
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Entry
 
 __all__ = [
     "BLOCK_BYTES",

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 
 import msgspec
 
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, State
-from godwit.wire.entry import Entry
 from godwit.wire.epochs import Epoch
 
 __all__ = ["ENTRY_COST_BYTES", "Change", "Entry", "Slice", "State", "Store", "entry_bytes"]

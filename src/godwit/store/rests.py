@@ -14,8 +14,7 @@ from typing import Final
 import msgspec
 
 from godwit.store.packing import U32, DamagedBlockError, narrow
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, Entry
 
 SHAPE: Final = LONE | HAS_DELTAS | HAS_EXTENSION
 """The flags that say how a rest is made up."""

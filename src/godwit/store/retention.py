@@ -40,7 +40,7 @@ from godwit.store.kept import marks_of, set_mark
 from godwit.store.pages import PAGE_BYTES
 from godwit.store.sql import parse_queries
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit.wire.filters import matches
 from godwit.wire.marks import BROKER_WIDE, rule_covers
 

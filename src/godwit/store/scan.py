@@ -21,7 +21,7 @@ from godwit.store.connection import snapshot
 from godwit.store.kept import DamagedRowError
 from godwit.store.port import Slice, entry_bytes
 from godwit.store.sql import QUERIES
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 MAX_DAMAGED: Final = 64
 """Damaged ranges in one answer: then the caller has it and asks on, so that nobody waits for a whole ruined log."""

@@ -216,3 +216,20 @@ def _scan(record: bytes, at: int) -> tuple[Head, int, int | None]:
     if bodies_at > len(record):
         raise DecodeError("batch", "lengths are cut short")
     return Head(flags, published_us, sequence, route, count, rest_at, bodies_at), bodies_at, at
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One batch. Its `flags` are the batch's, without those for a sequence and a route."""
+
+    topic: str
+    publisher: str
+    flags: int
+    published_us: int
+    received_us: int
+    """Never less than that of the entry before it in the log."""
+    sequence: int | None
+    epoch: int
+    count: int
+    """Messages in the batch: so many offsets are its own."""
+    rest: bytes
+    """Everything behind the batch's head: extension, lengths, deltas, bodies."""

@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 
 from godwit.limits import MAX_CAPACITY, MAX_KIND_BYTES, MAX_KINDS, MAX_PRIORITY, MAX_WATCHED_AT_ONCE
-from godwit.wire.message import Count, Fraction, Message, Name, Request, Text
+from godwit.wire.control_base import BaseControlMessage, Count, Fraction, Name, Request, Text
 
 JobState: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
 TaskState: TypeAlias = Literal["waiting", "leased", "finished", "failed", "cancelled"]
@@ -30,7 +30,7 @@ UNASKED: Final = 2**32 - 1
 _Numbers: TypeAlias = Annotated[list[Count], msgspec.Meta(min_length=1, max_length=MAX_WATCHED_AT_ONCE)]
 
 
-class Volunteer(Message, frozen=True, kw_only=True, tag="volunteer"):
+class Volunteer(BaseControlMessage, frozen=True, kw_only=True, tag="volunteer"):
     """What a worker does from now on; it replaces what it said before. No kinds: it gets no more tasks."""
 
     request: Request
@@ -41,31 +41,31 @@ class Volunteer(Message, frozen=True, kw_only=True, tag="volunteer"):
     """Leases that it still has, running or with a report that was not confirmed."""
 
 
-class Volunteered(Message, frozen=True, kw_only=True, tag="volunteered"):
+class Volunteered(BaseControlMessage, frozen=True, kw_only=True, tag="volunteered"):
     request: Request
     lease_ms: Count
     """Who reports nothing for so long loses its tasks."""
 
 
-class Watch(Message, frozen=True, kw_only=True, tag="watch"):
+class Watch(BaseControlMessage, frozen=True, kw_only=True, tag="watch"):
     """Tell me what becomes of these jobs, beginning with how they stand. Who submits a job watches it already."""
 
     request: Request
     jobs: _Numbers
 
 
-class Watched(Message, frozen=True, kw_only=True, tag="watched"):
+class Watched(BaseControlMessage, frozen=True, kw_only=True, tag="watched"):
     request: Request
     unknown: list[Count] = []
     """Jobs that are not there, or no longer, or not for this client to see."""
 
 
-class Unwatch(Message, frozen=True, kw_only=True, tag="unwatch"):
+class Unwatch(BaseControlMessage, frozen=True, kw_only=True, tag="unwatch"):
     request: Request
     jobs: _Numbers
 
 
-class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
+class Cancel(BaseControlMessage, frozen=True, kw_only=True, tag="cancel"):
     """End a job: tasks that are at work are revoked."""
 
     request: Request
@@ -73,7 +73,7 @@ class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
     reason: Text = ""
 
 
-class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
+class Jobs(BaseControlMessage, frozen=True, kw_only=True, tag="jobs"):
     """Which jobs are there? The newest first, a page at a time; those that this client may see."""
 
     request: Request
@@ -108,7 +108,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it was cancelled or failed."""
 
 
-class JobList(Message, frozen=True, kw_only=True, tag="job_list"):
+class JobList(BaseControlMessage, frozen=True, kw_only=True, tag="job_list"):
     request: Request
     jobs: list[JobInfo] = []
     more: bool = False
@@ -116,7 +116,7 @@ class JobList(Message, frozen=True, kw_only=True, tag="job_list"):
     """Where the next page begins, if there is more: a page may be short, even empty."""
 
 
-class Job(Message, frozen=True, kw_only=True, tag="job"):
+class Job(BaseControlMessage, frozen=True, kw_only=True, tag="job"):
     """One job and its tasks, a page of them."""
 
     request: Request
@@ -143,7 +143,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result_bytes: Count = 0
 
 
-class JobShown(Message, frozen=True, kw_only=True, tag="job_shown"):
+class JobShown(BaseControlMessage, frozen=True, kw_only=True, tag="job_shown"):
     request: Request
     job: JobInfo
     tasks: list[TaskInfo] = []

@@ -35,8 +35,8 @@ from godwit.limits import (
     MAX_WORK_ITEMS,
 )
 from godwit.wire import cbor
+from godwit.wire.control_base import CodeNumber, Count, Fraction, Text
 from godwit.wire.jobs import JobState, Kind, Priority, Ref, TaskState
-from godwit.wire.message import CodeNumber, Count, Fraction, Text
 from godwit.wire.parts import add_leases, add_outcomes, add_taken, add_updates, encode_parts
 
 _U32: Final = struct.Struct(">I")

@@ -14,7 +14,7 @@ from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire import work as w
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def pair(world: World, *, capacity: int = 1) -> tuple[Hand, Hand]:

@@ -11,7 +11,7 @@ from godwit.broker.access import Access, Rule
 from godwit.broker.jobs import listing
 from godwit.broker.settings import Settings
 from godwit.wire import jobs as j
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def listed(who: Hand, **fields: object) -> list[int]:

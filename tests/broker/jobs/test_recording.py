@@ -14,7 +14,7 @@ from godwit.broker.access import Access, Rule
 from godwit.broker.jobs import recording
 from godwit.broker.settings import Settings
 from godwit.wire import changes as ch
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def told(peer: Peer) -> list[dict[str, Any]]:

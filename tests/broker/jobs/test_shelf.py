@@ -12,7 +12,7 @@ from tests.broker.jobs.benches import KEEP_S, Bench
 from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import shelf
 from godwit.broker.jobs.model import Job
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 def ended(bench: Bench, count: int, payload: bytes = b"", result: bytes = b"") -> list[Job]:

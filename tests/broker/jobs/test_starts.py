@@ -9,7 +9,7 @@ from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import board, shelf, starts
 from godwit.broker.jobs.board import Board
 from godwit.limits import SETTLE_S
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 @pytest.mark.parametrize(("workers", "agreed"), [(1, 1), (2, 2), (3, 3), (4, 3), (9999, 3), (0, 3)])

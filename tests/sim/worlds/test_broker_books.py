@@ -10,7 +10,7 @@ from godwit.client import events as told
 from godwit.sim.broker_ledger import TOGETHER_US
 from godwit.sim.network import Network
 from godwit.sim.worlds.broker_books import EPOCH_US, ODD_US, Books, Shell, describe
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 
 def test_payloads_are_unlike_each_other_and_as_long_as_asked() -> None:

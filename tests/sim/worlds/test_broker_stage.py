@@ -19,8 +19,7 @@ from godwit.sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Entry
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Connected
-from godwit.transport.train import Train
+from godwit.transport.events import Connected, Train
 
 
 def entry_of(books: Books, **how: Any) -> tuple[Publication, Entry]:

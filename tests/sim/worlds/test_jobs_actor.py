@@ -12,7 +12,7 @@ from godwit.sim.checkers import ViolationError
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.jobs import JobsWorld
 from godwit.sim.worlds.jobs_actor import Actor, describe
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 def world() -> JobsWorld:

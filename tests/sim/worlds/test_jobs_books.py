@@ -10,9 +10,8 @@ from godwit.sim.checkers import ViolationError
 from godwit.sim.network import Network
 from godwit.sim.worlds.broker_books import EPOCH_US, Books
 from godwit.sim.worlds.jobs_books import TAIL, JobBooks
-from godwit.wire.batch import Batch, encode_batch, encode_head
+from godwit.wire.batch import Batch, Entry, encode_batch, encode_head
 from godwit.wire.changes import JobKept, JobPayload
-from godwit.wire.entry import Entry
 from godwit.wire.work import Submission
 
 KEPT = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)

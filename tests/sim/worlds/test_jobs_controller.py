@@ -13,8 +13,8 @@ from godwit.sim.checkers import ViolationError
 from godwit.sim.trace import Trace
 from godwit.sim.worlds.jobs import JobsWorld
 from godwit.sim.worlds.jobs_plan import ActorFault
-from godwit.wire.codes import Code
 from godwit.wire.control import Done
+from godwit.wire.control_base import Code
 
 DEATH = (ActorFault(0.75, "dies", 3, 0.4),)
 

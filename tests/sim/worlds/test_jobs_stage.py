@@ -11,7 +11,7 @@ import pytest
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.errors import DiskError
 from godwit.sim.worlds.jobs_stage import LateLog
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 ENTRY = Entry("a/b", "boss", 0, 0, 0, None, 0, 1, b"body")
 COMMIT_US = 20_000

@@ -18,8 +18,7 @@ from godwit.sim.worlds import WORLDS, run_seed
 from godwit.sim.worlds.transport import TransportWorld, run_transport
 from godwit.sim.worlds.transport_plan import Fault, FaultKind, Sending, TransportPlan, draw_plan
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Received
-from godwit.transport.train import Train
+from godwit.transport.events import Closed, Received, Train
 
 QUIET = next(
     plan

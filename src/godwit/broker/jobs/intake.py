@@ -15,7 +15,7 @@ from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES
 from godwit.transport.events import Received
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 from godwit.wire.work import Report, Submit, TakenJob, decode_from_client
 
 NOT_YOURS: Final = "the task is not, or no longer, yours"

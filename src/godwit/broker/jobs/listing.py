@@ -16,7 +16,7 @@ from godwit.broker.jobs.model import Job, Task
 from godwit.broker.jobs.party import who
 from godwit.broker.session import Session
 from godwit.wire import jobs as wire
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 PAGE_BYTES: Final = 64 * 1024
 """What a page is filled up to: half of what a control message may have."""

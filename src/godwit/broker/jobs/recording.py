@@ -11,8 +11,7 @@ import msgspec
 from godwit.broker.catalogue import BROKER_NAME, JOBS, Catalogue, Names
 from godwit.broker.commits import Commits, Fate, Pending
 from godwit.broker.jobs.model import Happening
-from godwit.wire.batch import LONE, QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Entry
 
 MESSAGES_A_BATCH: Final = 1024
 _QOS: Final = 1 << QOS_SHIFT

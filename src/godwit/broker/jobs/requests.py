@@ -18,7 +18,7 @@ from godwit.broker.session import Link, Session
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
 from godwit.wire import jobs as wire
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 KINDS_TOLD: Final = 3
 """In a line for the people who run the broker."""

@@ -16,7 +16,7 @@ from godwit.broker.jobs.turn import TimerOwner, Turn
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
 from godwit.limits import MAX_DUE_AT_ONCE, MAX_TASKS_OF_JOB, SETTLE_S
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.work import Submission
 
 SETTLE_US: Final = int(SETTLE_S * 1_000_000)

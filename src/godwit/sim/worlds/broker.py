@@ -38,8 +38,7 @@ from godwit.sim.worlds.broker_plan import BrokerPlan, Fault, PublicationPlan, dr
 from godwit.sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore, listen_at
 from godwit.sim.worlds.transport_plan import HostPlan
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Event
-from godwit.transport.train import Address
+from godwit.transport.events import Address, Event
 
 STEP_S = 0.25
 MAX_MESSAGE_BYTES = 128 * KIB

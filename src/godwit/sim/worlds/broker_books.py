@@ -14,8 +14,8 @@ from godwit.sim.broker_restarts import RestartChecker
 from godwit.sim.broker_roster import Roster
 from godwit.sim.broker_streams import Stream
 from godwit.sim.network import Network
-from godwit.transport.train import Train
-from godwit.wire.entry import Entry
+from godwit.transport.events import Train
+from godwit.wire.batch import Entry
 
 EPOCH_US: Final = 1_700_000_000_000_000
 """What a calendar shows when the world begins."""

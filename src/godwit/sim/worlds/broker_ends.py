@@ -24,8 +24,9 @@ from godwit.sim.network import Host
 from godwit.sim.worlds.broker_books import Books, Shell, describe
 from godwit.sim.worlds.broker_plan import ClientPlan, PublicationPlan, SubscriptionPlan
 from godwit.sim.worlds.broker_readers import Reader
-from godwit.transport.train import Address
-from godwit.wire.control import Code, Will
+from godwit.transport.events import Address
+from godwit.wire.control import Will
+from godwit.wire.control_base import Code
 
 
 @dataclass(slots=True)

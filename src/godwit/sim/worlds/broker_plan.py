@@ -14,7 +14,7 @@ from godwit.limits import KIB
 from godwit.sim.link import LinkSettings
 from godwit.sim.worlds.transport_plan import HostPlan
 from godwit.transport.config import EndpointConfig
-from godwit.wire.control import Qos
+from godwit.wire.control_base import Qos
 from godwit.wire.parameters import Arq
 
 TROUBLES = (

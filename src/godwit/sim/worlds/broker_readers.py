@@ -21,7 +21,8 @@ from godwit.sim.broker_streams import Start, Stream
 from godwit.sim.checkers import ViolationError
 from godwit.sim.worlds.broker_books import Books
 from godwit.sim.worlds.broker_plan import ClientPlan, SubscriptionPlan
-from godwit.wire.control import Code, Done, Error
+from godwit.wire.control import Done, Error
+from godwit.wire.control_base import Code
 
 ASKS_AGAIN_S = 0.5
 LASTING_S = 60

@@ -10,8 +10,7 @@ from godwit.sim.network import Host, Observer
 from godwit.sim.worlds.broker_books import Books, Shell
 from godwit.store.memory import MemoryStore, entry_bytes
 from godwit.store.port import Change, Entry
-from godwit.transport.events import Event
-from godwit.transport.train import Train
+from godwit.transport.events import Event, Train
 
 
 class WatchedStore(MemoryStore):

@@ -19,8 +19,8 @@ from godwit.sim.network import Host
 from godwit.sim.worlds.broker_books import Shell
 from godwit.sim.worlds.jobs_books import JobBooks
 from godwit.sim.worlds.jobs_plan import ActorPlan
-from godwit.transport.train import Address
-from godwit.wire.codes import Code
+from godwit.transport.events import Address
+from godwit.wire.control_base import Code
 
 TAKEN: Final = (Code.TAKEN_OVER, Code.NAME_IN_USE)
 """Somebody else has the name."""

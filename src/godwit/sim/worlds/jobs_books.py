@@ -13,8 +13,7 @@ from godwit.sim.jobs_roster import WorkRoster
 from godwit.sim.jobs_tellings import TellingChecker
 from godwit.sim.worlds.broker_books import EPOCH_US, Books
 from godwit.sim.worlds.jobs_plan import JobPlan, JobsPlan
-from godwit.wire.batch import decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry, decode_batch, encode_head
 
 TOPIC: Final = "$jobs/"
 TAIL: Final = 24

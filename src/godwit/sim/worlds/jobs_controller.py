@@ -20,9 +20,9 @@ from godwit.sim.network import Host
 from godwit.sim.worlds.jobs_actor import Actor
 from godwit.sim.worlds.jobs_books import JobBooks
 from godwit.sim.worlds.jobs_plan import ControllerPlan, JobPlan
-from godwit.transport.train import Address
-from godwit.wire.codes import Code
+from godwit.transport.events import Address
 from godwit.wire.control import Done, Error
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Cancel, Job, JobList, Jobs, JobShown
 from godwit.wire.work import Submission
 

@@ -15,7 +15,7 @@ from godwit.sim.network import Host
 from godwit.sim.worlds.jobs_actor import Actor
 from godwit.sim.worlds.jobs_books import JobBooks
 from godwit.sim.worlds.jobs_plan import KINDS, WorkerPlan
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 from godwit.wire.jobs import Ref
 
 CALM_TASK_S: Final = 0.05

@@ -25,8 +25,7 @@ from godwit.sim.worlds.transport_plan import Fault, HostPlan, Sending, Transport
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, PathChanged
-from godwit.transport.train import Address
+from godwit.transport.events import Address, Closed, Connected, PathChanged
 
 RECONNECT_S = 0.25
 STEP_S = 0.25

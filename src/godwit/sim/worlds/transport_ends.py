@@ -15,7 +15,15 @@ from godwit.sim.checkers import ConfirmChecker, DeliveryChecker, LifeChecker, Vi
 from godwit.sim.network import Host, Network
 from godwit.sim.worlds.transport_plan import CONTROL, ClientPlan, Sending
 from godwit.transport.connection import Connection
-from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
+from godwit.transport.events import (
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    Event,
+    PathChanged,
+    Received,
+    Writable,
+)
 
 
 @dataclass(slots=True)
@@ -124,7 +132,7 @@ class End:
             case Received(_, channel, record, body, reliable, last):
                 life.active(self.name, "Received")
                 self._received(channel, record, body, reliable, last, now)
-            case Confirmed(_, channel, sequence, reached):
+            case ChannelConfirmed(_, channel, sequence, reached):
                 life.active(self.name, "Confirmed")
                 self.books.confirms.got((self.label, self.sends, channel), sequence, reached)
             case Writable():

@@ -1,7 +1,8 @@
-"""The receiving half of a connection: fragments into records, records into order, and credit for what was taken.
+"""The receiving side of a connection: fragments into records, records into order, and credit for consumed records.
 
-All memory here is paid for by credit that was given: a record costs its bytes and a fixed amount, and so does a
-fragment that waits for its neighbours. Who takes more than it was given has broken the protocol.
+Credit pays for all memory here: a record costs its bytes and a fixed amount, and so does a fragment beyond a gap. A
+peer
+that exceeds its credit has violated the protocol.
 """
 
 from __future__ import annotations
@@ -19,45 +20,138 @@ from godwit.limits import (
     RECORD_COST_BYTES,
     UNADMITTED_BYTES,
 )
-from godwit.transport.assembly import Assembly, IncomingChannel
+from godwit.transport.acknowledgement import RangeSet
 from godwit.transport.config import EndpointConfig
-from godwit.transport.ranges import RangeSet
-from godwit.wire.packet import expand_number
+from godwit.wire.packet import DATA, DATA_HEADER, expand_number
+
+_MASK: Final = 0xFFFFFFFF
+COMPACT_PIECES: Final = 64
+
+
+class Assembly:
+    """A record that is being assembled. Fragments in order, the usual case, are only appended to `run`."""
+
+    __slots__ = (
+        "_compact", "allowed_bytes", "apart", "channel", "covered", "end_bytes", "ends_channel", "frame_head",
+        "next_bytes", "number", "run", "settled_bytes",
+    )  # fmt: skip
+
+    def __init__(self, channel: IncomingChannel, number: int) -> None:
+        self.channel = channel
+        self.number = number
+        self.frame_head = DATA_HEADER.pack(DATA, channel.id, number & _MASK)
+        """The first bytes of the frame of every fragment except the last."""
+        self.run: list[bytes] = []
+        """The fragments from the start of the record up to the first gap."""
+        self.next_bytes = 0
+        """The length of the run."""
+        self.settled_bytes = 0
+        """The part of the run that has been counted against the credit."""
+        self.allowed_bytes = 0
+        """The length up to which the run may grow before the credit must be checked again."""
+        self.apart: dict[int, bytes] = {}
+        """Fragments beyond a gap, by offset, not overlapping."""
+        self.covered: RangeSet | None = None
+        """The received bytes, once there is a gap."""
+        self.end_bytes: int | None = None
+        self.ends_channel = False
+        self._compact = 0
+        """The number of fragments at the front of the run that need no joining."""
+
+    def compact(self) -> None:
+        """Join small fragments when they become many: otherwise a flood of them would cost many times its credit."""
+        run = self.run
+        if len(run) - self._compact >= COMPACT_PIECES:
+            fresh = run[self._compact :]
+            if sum(map(len, fresh)) < len(fresh) * PIECE_BYTES:
+                run[self._compact :] = [b"".join(fresh)]
+            self._compact = len(run)
+
+
+class IncomingChannel:
+    """One ordered channel of records."""
+
+    __slots__ = (
+        "consumed_bytes",
+        "credit_due_at_bytes",
+        "delivered_bytes",
+        "expected",
+        "held",
+        "id",
+        "max_held_bytes",
+        "max_record_bytes",
+        "received_bytes",
+        "window_bytes",
+    )  # fmt: skip
+
+    def __init__(self, channel: int, window_bytes: int, max_record_bytes: int) -> None:
+        self.id = channel
+        self.window_bytes = window_bytes
+        self.max_record_bytes = max_record_bytes
+        """The length of the longest record."""
+        self.max_held_bytes = window_bytes + max_record_bytes + RECORD_COST_BYTES
+        """A record that is longer than the window may start when all before it was consumed: so the longest record may
+        be
+        held beyond the window."""
+        self.credit_due_at_bytes = window_bytes // 4
+        """When this much has been consumed, a new limit is sent to the peer."""
+        self.received_bytes = 0
+        self.delivered_bytes = 0
+        self.consumed_bytes = 0
+        self.expected = 0
+        """The number of the record to deliver next."""
+        self.held: dict[int, Assembly] = {}
+
 
 _MASK: Final = 0xFFFFFFFF
 MAX_GAPS: Final = 8192
-"""In one record; each costs a little work for every fragment that comes. Half of a 16 MiB record's fragments."""
+"""The limit for one record; each gap costs a little work for every fragment. Half of a 16 MiB record's fragments."""
 
 
 class LimitError(DecodeError):
-    """The other side sent more than it was allowed to."""
+    """The peer sent more than it was allowed to."""
 
     def __init__(self, detail: str) -> None:
         super().__init__("limit", detail)
 
 
 class NotAdmittedError(DecodeError):
-    """The other side opened a channel before the application admitted it."""
+    """The peer opened a channel before the application admitted it."""
 
     def __init__(self, channel_id: int) -> None:
         super().__init__("not_admitted", f"channel {channel_id} was opened before the login")
 
 
-class ReceiveHalf:
-    """Feed: on_fragment, consume, on_blocked, repeat_grant. Drain: what on_fragment gives, and take_grants."""
+class ReceiveChannels:
+    """The incoming channels of a connection."""
 
     __slots__ = (
-        "_channels", "_config", "_consumed_bytes", "_control", "_delivered_bytes", "_dropped", "_ended",
-        "_grants", "_grants_at_bytes", "_most_held_bytes", "_most_pieces", "_none", "_pieces", "_received_bytes",
-        "_waited_for", "current", "is_admitted", "unfinished_bytes",
+        "_blocked_senders",
+        "_channels",
+        "_config",
+        "_consumed_bytes",
+        "_control",
+        "_credit_due_at_bytes",
+        "_delivered_bytes",
+        "_dropped",
+        "_ended",
+        "_max_held_bytes",
+        "_max_pieces",
+        "_none",
+        "_pieces",
+        "_received_bytes",
+        "current",
+        "is_admitted",
+        "pending_credits",
+        "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, config: EndpointConfig, dropped: Counter[str]) -> None:
         self._config = config
         self.is_admitted = True
-        """False: only channel 0 is open, and no more than UNADMITTED_BYTES are held."""
+        """If False, only channel 0 is open, and at most UNADMITTED_BYTES are held."""
         self.unfinished_bytes = 0
-        """What the records that are not delivered take of memory."""
+        """The memory that undelivered records take."""
         self._dropped = dropped
         self._control = IncomingChannel(0, CONTROL_WINDOW_BYTES, min(config.max_record_bytes, MAX_CONTROL_RECORD_BYTES))
         self._channels: dict[int, IncomingChannel] = {0: self._control}
@@ -65,34 +159,35 @@ class ReceiveHalf:
         self._received_bytes = 0
         self._delivered_bytes = 0
         self._consumed_bytes = 0
-        self._grants_at_bytes = config.connection_window_bytes // 4
+        self._credit_due_at_bytes = config.connection_window_bytes // 4
         self._pieces = 0
-        """Fragments beyond a gap, in all channels."""
+        """The number of fragments beyond a gap, in all channels."""
         most_held = config.connection_window_bytes + config.max_record_bytes
-        self._most_pieces = max(most_held // PIECE_BYTES, 64)
-        self._most_held_bytes = most_held + RECORD_COST_BYTES
-        self._grants: dict[int, None] = {}
-        """Channels (0: the connection) whose limit is to be told."""
-        self._waited_for: dict[int, None] = {}
-        """Those whose sender has run out of credit."""
+        self._max_pieces = max(most_held // PIECE_BYTES, 64)
+        self._max_held_bytes = most_held + RECORD_COST_BYTES
+        self.pending_credits: dict[int, None] = {}
+        """Channels (0: the connection) whose new limit is to be sent."""
+        self._blocked_senders: dict[int, None] = {}
+        """Channels (0: the connection) whose sender has run out of credit."""
         self._none = Assembly(self._control, -1)
         self.current = self._none
-        """The assembly that took the last fragment, or is expected next. Inbound appends to its run directly while
-        fragments come in order and stay within `allowed_bytes`; every other way in settles the account first."""
+        """The assembly that received the last fragment, or that is expected next. PacketReceiver appends to its run
+        directly
+        while fragments are in order and within `allowed_bytes`; every other method calls settle first."""
 
     @property
     def held_bytes(self) -> int:
-        """What was received and not consumed."""
+        """The bytes that were received and not consumed."""
         self.settle()
         control = self._control.received_bytes - self._control.consumed_bytes
         return self._received_bytes - self._consumed_bytes + control
 
-    def on_fragment(
+    def handle_fragment(
         self, channel_id: int, record: int, offset: int, body: bytes, *, is_last: bool, ends_channel: bool
     ) -> list[tuple[int, int, bytes, bool]]:
-        """A fragment of a reliable record. Gives the records that are complete and in order now.
+        """Add a fragment of a reliable record. Return the records that are now complete and in order.
 
-        Each is (channel, number, body, whether it ends the channel). Raises DecodeError for what cannot be.
+        Each is (channel, number, body, whether it ends the channel). Raises DecodeError for a protocol violation.
         """
         self.settle()
         self.current = self._none
@@ -106,8 +201,8 @@ class ReceiveHalf:
             self._dropped["repeated_fragment"] += 1
             return []
         stop = offset + len(body)
-        if stop > channel.most_bytes:
-            raise LimitError(f"a record of more than {channel.most_bytes} bytes on channel {channel_id}")
+        if stop > channel.max_record_bytes:
+            raise LimitError(f"a record of more than {channel.max_record_bytes} bytes on channel {channel_id}")
         assembly = known
         if assembly is None:
             assembly = channel.held[number] = Assembly(channel, number)
@@ -121,7 +216,7 @@ class ReceiveHalf:
             assembly.ends_channel = ends_channel
         reach = assembly.covered.stops[-1] if assembly.covered is not None else assembly.next_bytes
         if assembly.end_bytes is not None and reach > assembly.end_bytes:
-            raise DecodeError("fragment", f"record {number} of channel {channel_id} goes on after its end")
+            raise DecodeError("fragment", f"record {number} of channel {channel_id} continues after its end")
         if assembly.next_bytes != assembly.end_bytes:
             self._make_current(assembly)
             return []
@@ -129,13 +224,16 @@ class ReceiveHalf:
             return []
         delivered = self._deliver(channel)
         if offset and channel.id in self._channels and channel.expected not in channel.held:
-            # After a long record most often comes another: it can take the short way from its first fragment on.
+            # A long record is usually followed by another, which can take the short way from its first fragment on.
             self._make_current(Assembly(channel, channel.expected))
         return delivered
 
-    def take_whole(self, channel_id: int, record: int, body_bytes: int) -> int:
-        """A whole record that ends nothing. Gives its number if it is just the next of an open channel and within the
-        credit, so that it is delivered at once; else -1, and on_fragment has to see to it."""
+    def accept_whole(self, channel_id: int, record: int, body_bytes: int) -> int:
+        """Accept a whole record that does not end its channel and return its number, if it can be delivered
+        immediately.
+
+        Return -1 if it is not the next record of an open channel, or exceeds the credit: then call handle_fragment.
+        """
         channel = self._channels.get(channel_id)
         if channel is None or channel.held or channel_id == 0 or self.current is not self._none:
             return -1
@@ -145,9 +243,9 @@ class ReceiveHalf:
         all_received_bytes = self._received_bytes + cost
         if (
             record != number & _MASK
-            or body_bytes > channel.most_bytes
-            or received_bytes - channel.consumed_bytes > channel.most_held_bytes
-            or all_received_bytes - self._consumed_bytes > self._most_held_bytes
+            or body_bytes > channel.max_record_bytes
+            or received_bytes - channel.consumed_bytes > channel.max_held_bytes
+            or all_received_bytes - self._consumed_bytes > self._max_held_bytes
         ):
             return -1
         channel.expected = number + 1
@@ -158,10 +256,12 @@ class ReceiveHalf:
         return number
 
     def consume(self, channel_id: int, body_bytes: int) -> bool:
-        """The application has taken a record: its credit is given back, in larger steps. True when there is a grant to
-        be told."""
+        """Return the credit of a consumed record, in larger steps. Return whether a new limit is to be sent.
+
+        Raises UsageError if no such record was delivered, or if it was consumed before.
+        """
         if channel_id == 0:
-            return False  # outside credit: see _deliver
+            return False  # without credit: see _deliver
         cost = body_bytes + RECORD_COST_BYTES
         all_consumed_bytes = self._consumed_bytes + cost
         channel = self._channels.get(channel_id)
@@ -172,52 +272,48 @@ class ReceiveHalf:
                 "consume each reliable record once"
             )
         self._consumed_bytes = all_consumed_bytes
-        if all_consumed_bytes >= self._grants_at_bytes:
-            self._waited_for.pop(0, None)
-            self._grants[0] = None
+        if all_consumed_bytes >= self._credit_due_at_bytes:
+            self._blocked_senders.pop(0, None)
+            self.pending_credits[0] = None
         if channel is not None:
             channel.consumed_bytes = consumed_bytes
-            if consumed_bytes >= channel.grants_at_bytes:
-                self._waited_for.pop(channel_id, None)
-                self._grants[channel_id] = None
-        return bool(self._grants)
+            if consumed_bytes >= channel.credit_due_at_bytes:
+                self._blocked_senders.pop(channel_id, None)
+                self.pending_credits[channel_id] = None
+        return bool(self.pending_credits)
 
-    def on_blocked(self, channel_id: int) -> None:
-        """The other side waits for credit: it gets what there is, and what comes next at once, in steps of any size."""
+    def handle_blocked(self, channel_id: int) -> None:
+        """Send the current limit to a blocked sender, and every later one immediately, whatever its size."""
         if channel_id == 0 or channel_id in self._channels:
-            self._grants[channel_id] = None
-            self._waited_for[channel_id] = None
+            self.pending_credits[channel_id] = None
+            self._blocked_senders[channel_id] = None
 
-    def repeat_grant(self, channel_id: int) -> None:
-        """The other side may have missed what it was granted: it is said again."""
+    def repeat_credit(self, channel_id: int) -> None:
+        """Send the limit again: the packet that carried it is lost."""
         if channel_id == 0 or channel_id in self._channels:
-            self._grants[channel_id] = None
+            self.pending_credits[channel_id] = None
 
-    @property
-    def has_grants(self) -> bool:
-        return bool(self._grants)
-
-    def take_grants(self, most: int) -> list[tuple[int, int]]:
-        """Channels (0: the connection) and their new limits, to be told."""
+    def next_credits(self, most: int) -> list[tuple[int, int]]:
+        """Return channels (0: the connection) and their new limits, at most `most` of them."""
         taken: list[tuple[int, int]] = []
-        while self._grants and len(taken) < most:
-            channel_id = next(iter(self._grants))
-            del self._grants[channel_id]
-            is_waited_for = channel_id in self._waited_for
+        while self.pending_credits and len(taken) < most:
+            channel_id = next(iter(self.pending_credits))
+            del self.pending_credits[channel_id]
+            is_waited_for = channel_id in self._blocked_senders
             if channel_id == 0:
                 window_bytes = self._config.connection_window_bytes
                 taken.append((0, self._consumed_bytes + window_bytes))
-                self._grants_at_bytes = 0 if is_waited_for else self._consumed_bytes + window_bytes // 4
+                self._credit_due_at_bytes = 0 if is_waited_for else self._consumed_bytes + window_bytes // 4
             elif (channel := self._channels.get(channel_id)) is not None:
                 taken.append((channel_id, channel.consumed_bytes + channel.window_bytes))
-                channel.grants_at_bytes = 0 if is_waited_for else channel.consumed_bytes + channel.window_bytes // 4
+                channel.credit_due_at_bytes = 0 if is_waited_for else channel.consumed_bytes + channel.window_bytes // 4
         return taken
 
     def is_ended(self, channel_id: int) -> bool:
         return channel_id in self._ended
 
     def release(self) -> None:
-        """Drop what was received and not consumed, because the connection has ended."""
+        """Drop all unconsumed records, because the connection has ended."""
         for channel in self._channels.values():
             channel.held.clear()
         self.current = self._none
@@ -225,7 +321,7 @@ class ReceiveHalf:
         self._consumed_bytes = self._received_bytes
         self._control.consumed_bytes = self._control.received_bytes
 
-    # -- the parts ----------------------------------------------------------------------------------------------------
+    # -- assembling ---------------------------------------------------------------------------------------------------
 
     def _channel(self, channel_id: int) -> IncomingChannel | None:
         channel = self._channels.get(channel_id)
@@ -241,7 +337,7 @@ class ReceiveHalf:
         return channel
 
     def _place(self, assembly: Assembly, offset: int, body: bytes) -> None:
-        """Puts the bytes that are new where they belong."""
+        """Store the bytes that are new at their offset."""
         stop = offset + len(body)
         covered = assembly.covered
         if covered is None:
@@ -262,8 +358,8 @@ class ReceiveHalf:
             self.unfinished_bytes += PIECE_COST_BYTES
         if len(covered) > MAX_GAPS:
             raise LimitError(f"a record with more than {MAX_GAPS} gaps")
-        if self._pieces > self._most_pieces:
-            raise LimitError(f"more than {self._most_pieces} fragments wait for their neighbours")
+        if self._pieces > self._max_pieces:
+            raise LimitError(f"more than {self._max_pieces} fragments are stored beyond gaps")
         while piece := assembly.apart.pop(assembly.next_bytes, b""):
             self._pieces -= 1
             self.unfinished_bytes -= PIECE_COST_BYTES
@@ -276,11 +372,11 @@ class ReceiveHalf:
         assembly.next_bytes = assembly.settled_bytes = next_bytes
 
     def settle(self) -> None:
-        """Count what was appended to the current assembly directly."""
+        """Count the bytes that were appended to the current assembly directly."""
         current = self.current
         if current.next_bytes > current.settled_bytes:
             if current.settled_bytes == 0 and current.number not in current.channel.held:
-                current.channel.held[current.number] = current  # it was only expected so far
+                current.channel.held[current.number] = current  # until now it was only expected
                 self._count(current.channel, RECORD_COST_BYTES)
                 self.unfinished_bytes += ASSEMBLY_COST_BYTES
             self._grow(current, current.next_bytes)
@@ -292,18 +388,18 @@ class ReceiveHalf:
             assembly.allowed_bytes = 0
             return
         room = self._room(channel) - RECORD_COST_BYTES
-        assembly.allowed_bytes = min(assembly.next_bytes + room, channel.most_bytes)
+        assembly.allowed_bytes = min(assembly.next_bytes + room, channel.max_record_bytes)
 
     def _room(self, channel: IncomingChannel) -> int:
-        """How much more the channel may bring before its sender has broken the protocol."""
-        room = channel.most_held_bytes - (channel.received_bytes - channel.consumed_bytes)
+        """Return how many more bytes the channel may receive before the peer violates the protocol."""
+        room = channel.max_held_bytes - (channel.received_bytes - channel.consumed_bytes)
         if channel is self._control:
             return room if self.is_admitted else min(room, UNADMITTED_BYTES - self.unfinished_bytes)
-        return min(room, self._most_held_bytes - (self._received_bytes - self._consumed_bytes))
+        return min(room, self._max_held_bytes - (self._received_bytes - self._consumed_bytes))
 
     def _count(self, channel: IncomingChannel, more_bytes: int) -> None:
         if more_bytes > self._room(channel):
-            raise LimitError(f"channel {channel.id} brought more than its credit")
+            raise LimitError(f"channel {channel.id} exceeded its credit")
         channel.received_bytes += more_bytes
         self.unfinished_bytes += more_bytes
         if channel is not self._control:
@@ -318,7 +414,7 @@ class ReceiveHalf:
             self.unfinished_bytes -= len(body) + RECORD_COST_BYTES + ASSEMBLY_COST_BYTES
             delivered.append((channel.id, channel.expected, body, assembly.ends_channel))
             if channel is self._control:
-                # Its sender is bounded by what is acknowledged, so a delivered record is done with.
+                # Channel 0 is bounded by unacknowledged bytes, so a delivered record is consumed.
                 channel.consumed_bytes += len(body) + RECORD_COST_BYTES
             else:
                 channel.delivered_bytes += len(body) + RECORD_COST_BYTES
@@ -332,10 +428,10 @@ class ReceiveHalf:
 
     def _end(self, channel: IncomingChannel) -> None:
         if channel is self._control or channel.held:
-            raise DecodeError("fragment", f"channel {channel.id} ends, but goes on")
+            raise DecodeError("fragment", f"channel {channel.id} must not end yet")
         del self._channels[channel.id]
-        self._grants.pop(channel.id, None)
-        self._waited_for.pop(channel.id, None)
+        self.pending_credits.pop(channel.id, None)
+        self._blocked_senders.pop(channel.id, None)
         self._ended.add(channel.id, channel.id + 1)
         if len(self._ended) > self._config.max_channels + 1:
-            raise LimitError("channels are not numbered one after another")
+            raise LimitError("channel numbers are not consecutive")

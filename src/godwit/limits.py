@@ -108,6 +108,12 @@ MAX_BATCH_MESSAGES: Final = 65_536
 """*protocol*: in one batch."""
 MAX_RECORD_BATCHES: Final = 1024
 """*protocol*: of a publisher in one record."""
+MAX_EXTENSION_BYTES: Final = 4 * KIB
+"""*protocol*: of the extension of a batch."""
+MAX_EXTENSION_FIELDS: Final = 32
+"""*protocol*: keys in the extension of a batch."""
+MAX_EXTENSION_ITEMS: Final = 512
+"""*protocol*: values in the extension of a batch, with keys and containers counted."""
 MAX_CONTROL_DEPTH: Final = 8
 """*protocol*: nesting of a control message."""
 MAX_CONTROL_ITEMS: Final = 20_000

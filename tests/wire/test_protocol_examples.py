@@ -49,6 +49,7 @@ from godwit.wire.control import (
     make_proof,
 )
 from godwit.wire.control_base import Code
+from godwit.wire.extension import decode_extension, encode_extension
 from godwit.wire.packet import Frame, decode_frames, decode_packet, encode_frame, expand_number
 from godwit.wire.parameters import decode_parameters
 from godwit.wire.work import FromBroker, FromClient, decode_from_broker, decode_from_client
@@ -135,7 +136,15 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
             assert decode_frames(frames) == [to_frame(one) for one in value["frames"]]
             assert len(data) == value["bytes"]
         case "record":
-            assert decode_batches(data) == [to_batch(one) for one in value]
+            batches_found = decode_batches(data)
+            assert batches_found == [to_batch(one) for one in value]
+            for found in batches_found:
+                decode_extension(found.extension or b"")
+        case "extension":
+            fields = {int(key): to_plain(one) for key, one in value.items()}
+            assert decode_extension(data) == fields
+            assert encode_extension(fields) == data
+            return
         case "control":
             assert cbor2.loads(data) == to_plain(value)
             assert decode_control(data) == to_control(value)
@@ -252,7 +261,7 @@ def test_every_group_has_an_example() -> None:
 
 
 def test_everything_else_has_an_example() -> None:
-    for kind in ("packet", "parameters", "checksum", "file", *DERIVATIONS):
+    for kind in ("packet", "parameters", "checksum", "file", "extension", *DERIVATIONS):
         assert described_as(kind), kind
     assert len(NUMBERS) >= 8
     assert len(VECTORS) >= 50

@@ -103,7 +103,6 @@ class IncomingChannel:
         self.held: dict[int, Assembly] = {}
 
 
-_MASK: Final = 0xFFFFFFFF
 MAX_GAPS: Final = 8192
 """The limit for one record; each gap costs a little work for every fragment. Half of a 16 MiB record's fragments."""
 

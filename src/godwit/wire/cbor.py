@@ -67,7 +67,7 @@ def decode(data: bytes, kind: type[T], *, max_items: int | None = None) -> T:
     return convert(load(data, max_items=max_items), kind)
 
 
-def load(data: bytes, *, max_items: int | None = None) -> Any:
+def load(data: bytes, *, max_items: int | None = None, text_keys: bool = True) -> Any:
     """Return the plain data that the bytes describe; DecodeError if they are anything else.
 
     `max_items` bounds the values in it, with keys and containers counted: what decoding costs goes with their number,
@@ -84,7 +84,7 @@ def load(data: bytes, *, max_items: int | None = None) -> Any:
             max_depth=MAX_CONTROL_DEPTH,
             allow_indefinite=False,
             allow_duplicate_keys=False,
-            strict_hashable_types=True,
+            strict_hashable_types=text_keys,
         )
     except (cbor2.CBORError, ValueError, OverflowError, MemoryError) as error:
         raise DecodeError("control", f"not CBOR: {error}"[:_MAX_DETAIL_CHARACTERS]) from None

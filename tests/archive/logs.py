@@ -43,7 +43,17 @@ def make_entry(
     head = decode_head(data)
     flags = head.flags & ~(HAS_SEQUENCE | HAS_ROUTE)
     rest = data[head.rest_at :]
-    return Entry(topic, publisher, flags, batch.published_us, received_us, sequence, epoch, len(payloads), rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=flags,
+        published_us=batch.published_us,
+        received_us=received_us,
+        sequence=sequence,
+        epoch=epoch,
+        count=len(payloads),
+        rest=rest,
+    )
 
 
 def rows_of(entries: Sequence[tuple[int, Entry]]) -> list[dict[str, Any]]:

@@ -226,7 +226,24 @@ def test_what_is_refused_is_not_counted() -> None:
     world.keeping.is_full = True
     alice.publish(alice.open("news"), b"lost", b"too")
     alice.publish(alice.open("news"), b"x")
-    world.server.import_staged(Import(1, "q", 1, [Entry("news", "q", LONE | 1 << QOS_SHIFT, 1, 0, None, 0, 1, b"y")]))
+    world.server.import_staged(
+        Import(
+            1,
+            "q",
+            1,
+            [
+                Entry(
+                    topic="news",
+                    publisher="q",
+                    flags=LONE | 1 << QOS_SHIFT,
+                    published_us=1,
+                    received_us=0,
+                    count=1,
+                    rest=b"y",
+                )
+            ],
+        )
+    )
     world.run()
     world.keeping.is_full = False
     world.client(will=will).die()

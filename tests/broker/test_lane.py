@@ -20,7 +20,16 @@ def entry_of(batch: Batch, topic: str = "t", publisher: str = "p") -> Entry:
     record = encode_batch(batch)
     head = decode_head(record)
     rest = record[head.rest_at : head.end]
-    return Entry(topic, publisher, head.flags & ~0x18, head.published_us, 77, head.sequence, 0, head.count, rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=head.flags & ~0x18,
+        published_us=head.published_us,
+        received_us=77,
+        sequence=head.sequence,
+        count=head.count,
+        rest=rest,
+    )
 
 
 def a_lane() -> tuple[Lane, list[Effect]]:

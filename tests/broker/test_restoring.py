@@ -467,7 +467,24 @@ def test_the_greatest_values_that_come_from_outside_can_be_written(tmp_path: Pat
     number = alice.all(c.Subscribed)[-1].subscription
     alice.expect(c.Unsubscribe(request=90, subscription=number, keep=True, offset=greatest), c.Done)
     world.server.import_staged(
-        Import(1, name, LAST_BATCH, [Entry(topic, name, LONE, LATEST_US, 0, greatest, greatest, 1, b"")])
+        Import(
+            1,
+            name,
+            LAST_BATCH,
+            [
+                Entry(
+                    topic=topic,
+                    publisher=name,
+                    flags=LONE,
+                    published_us=LATEST_US,
+                    received_us=0,
+                    sequence=greatest,
+                    epoch=greatest,
+                    count=1,
+                    rest=b"",
+                )
+            ],
+        )
     )
     world.run()
     assert world.server.imported == [Imported(1, first_offset=1, count=1)]

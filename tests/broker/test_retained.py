@@ -18,7 +18,15 @@ from godwit.wire.control_base import Code
 def entry_of(batch: Batch) -> Entry:
     record = encode_batch(batch)
     head = decode_head(record)
-    return Entry("t", "p", head.flags, head.published_us, 9, None, 0, head.count, record[head.rest_at :])
+    return Entry(
+        topic="t",
+        publisher="p",
+        flags=head.flags,
+        published_us=head.published_us,
+        received_us=9,
+        count=head.count,
+        rest=record[head.rest_at :],
+    )
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,15 @@ def entry(topic: str, *payloads: str | bytes, received_us: int = BEGAN_US, qos: 
     published_us = received_us - 1000
     data = encode_joinable(Batch(bodies, published_us, qos, retain))
     head = decode_head(data)
-    return Entry(topic, "sensor-1", head.flags, published_us, received_us, None, 0, head.count, data[head.rest_at :])
+    return Entry(
+        topic=topic,
+        publisher="sensor-1",
+        flags=head.flags,
+        published_us=published_us,
+        received_us=received_us,
+        count=head.count,
+        rest=data[head.rest_at :],
+    )
 
 
 @contextmanager

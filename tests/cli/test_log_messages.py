@@ -21,7 +21,15 @@ TOPICS = ("a", "b", "a", "c", "a", "b", "b", "a")
 def entry(batch: Batch, *, joinable: bool = True) -> Entry:
     data = encode_joinable(batch) if joinable else encode_batch(batch)
     head = decode_head(data)
-    return Entry("a/b", "me", head.flags, batch.published_us, 2_000, None, 0, head.count, data[head.rest_at :])
+    return Entry(
+        topic="a/b",
+        publisher="me",
+        flags=head.flags,
+        published_us=batch.published_us,
+        received_us=2_000,
+        count=head.count,
+        rest=data[head.rest_at :],
+    )
 
 
 @pytest.fixture(params=[1, 2, 3, 8], ids=lambda size: f"commits of {size}")

@@ -17,7 +17,9 @@ PATIENCE_S = 20.0
 
 
 def entry(count: int = 1, size_bytes: int = 4, topic: str = "news") -> Entry:
-    return Entry(topic, "alice", 5, 1, 2, None, 0, count, bytes(size_bytes))
+    return Entry(
+        topic=topic, publisher="alice", flags=5, published_us=1, received_us=2, count=count, rest=bytes(size_bytes)
+    )
 
 
 def append(*counts: int) -> Append:

@@ -234,7 +234,9 @@ def test_a_listener_offers_what_the_settings_say() -> None:
 def test_staged_messages_are_appended_once_and_answered() -> None:
     wire = Wire()
     whole = encode_batch(Batch([b"x"], 1))
-    entries = [Entry("news", "spark", whole[0], 1, 0, None, 0, 1, whole[9:])] * 3
+    entries = [
+        Entry(topic="news", publisher="spark", flags=whole[0], published_us=1, received_us=0, count=1, rest=whole[9:])
+    ] * 3
     for key in (7, 8):
         wire.server.import_staged(Import(key, "query", 1, entries))
         wire.server.turn()

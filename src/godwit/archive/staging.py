@@ -125,7 +125,17 @@ def _cut(topics: list[str], kinds: Integers, published: Integers, payloads: pa.A
                 flags |= HAS_DELTAS
                 parts.append((times - base_us).astype(">u4").tobytes())
             rest = b"".join((*parts, body))
-        entries.append(Entry(topics[kind >> 8], publisher, flags, base_us, 0, None, 0, stop - first, rest))
+        entries.append(
+            Entry(
+                topic=topics[kind >> 8],
+                publisher=publisher,
+                flags=flags,
+                published_us=base_us,
+                received_us=0,
+                count=stop - first,
+                rest=rest,
+            )
+        )
     return entries
 
 

@@ -59,7 +59,15 @@ def _full_batches() -> Iterator[list[Entry]]:
     rest = lengths + os.urandom(FULL_BATCH_MESSAGES * MESSAGE_BYTES)
     while True:
         now_us = time.time_ns() // 1000
-        entry = Entry("bench/topic", "publisher", _QOS_1, now_us, now_us, None, 0, FULL_BATCH_MESSAGES, rest)
+        entry = Entry(
+            topic="bench/topic",
+            publisher="publisher",
+            flags=_QOS_1,
+            published_us=now_us,
+            received_us=now_us,
+            count=FULL_BATCH_MESSAGES,
+            rest=rest,
+        )
         yield [entry] * FULL_BATCHES_A_COMMIT
 
 
@@ -70,7 +78,15 @@ def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
     while True:
         now_us = time.time_ns() // 1000
         yield [
-            Entry(*devices[number % PUBLISHERS], _QOS_1 | LONE, now_us, now_us, None, 0, 1, payload)
-            for number in range(turn, turn + a_commit)
+            Entry(
+                topic=topic,
+                publisher=publisher,
+                flags=_QOS_1 | LONE,
+                published_us=now_us,
+                received_us=now_us,
+                count=1,
+                rest=payload,
+            )
+            for topic, publisher in (devices[number % PUBLISHERS] for number in range(turn, turn + a_commit))
         ]
         turn += a_commit

@@ -49,7 +49,15 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
         began = time.perf_counter()
         while time.perf_counter() < began + seconds and not problems:
             now_us = time.time_ns() // 1000
-            entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, rest)
+            entry = Entry(
+                topic="bench/log",
+                publisher="publisher",
+                flags=_QOS_1,
+                published_us=now_us,
+                received_us=now_us,
+                count=count,
+                rest=rest,
+            )
             room.acquire()
             writer.append(Job(Append([entry], []), len(rest), 0))
             appends += 1

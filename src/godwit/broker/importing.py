@@ -198,13 +198,11 @@ class Importing:
 
 def _received(entry: Entry, now_us: int) -> Entry:
     return Entry(
-        entry.topic,
-        entry.publisher,
-        entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
-        entry.published_us,
-        now_us,
-        None,
-        0,
-        entry.count,
-        entry.rest,
+        topic=entry.topic,
+        publisher=entry.publisher,
+        flags=entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
+        published_us=entry.published_us,
+        received_us=now_us,
+        count=entry.count,
+        rest=entry.rest,
     )

@@ -29,15 +29,15 @@ def without_first(entry: Entry, count: int) -> Entry:
     head_bytes = len(encode_head(0, 0, None, None))
     sequence = None if entry.sequence is None else entry.sequence + count
     return Entry(
-        entry.topic,
-        entry.publisher,
-        packed[0],
-        entry.published_us,
-        entry.received_us,
-        sequence,
-        entry.epoch,
-        entry.count - count,
-        packed[head_bytes:],
+        topic=entry.topic,
+        publisher=entry.publisher,
+        flags=packed[0],
+        published_us=entry.published_us,
+        received_us=entry.received_us,
+        sequence=sequence,
+        epoch=entry.epoch,
+        count=entry.count - count,
+        rest=packed[head_bytes:],
     )
 
 

@@ -350,20 +350,34 @@ def decode_block(body: bytes) -> list[tuple[int, Entry]]:
     sequences: Sequence[int | None] = read_wide(body, at.sequence_at, batches)
     sequences = [number if flag & HAS_SEQUENCE else None for number, flag in zip(sequences, flags, strict=True)]
     try:
-        entries = map(
-            Entry,
+        columns = zip(
             [topics[number] for number in read_narrow(body, at.topic_at, batches)],
             [publishers[number] for number in read_narrow(body, at.publisher_at, batches)],
-            [flag & ~HAS_SEQUENCE for flag in flags],
+            flags,
             read_wide(body, at.published_at, batches),
             read_wide(body, at.received_at, batches),
             sequences,
             read_wide(body, at.epoch_at, batches),
             counts,
             rests,
+            strict=True,
         )
     except IndexError:
         raise DamagedBlockError("a batch has a topic or a publisher that is not there") from None
+    entries = [
+        Entry(
+            topic=topic,
+            publisher=publisher,
+            flags=flag & ~HAS_SEQUENCE,
+            published_us=published_us,
+            received_us=received_us,
+            sequence=sequence,
+            epoch=epoch,
+            count=count,
+            rest=rest,
+        )
+        for topic, publisher, flag, published_us, received_us, sequence, epoch, count, rest in columns
+    ]
     offsets = [at.first_offset + delta for delta in read_narrow(body, at.offset_delta_at, batches)]
     if offsets[0] != at.first_offset or offsets[-1] + counts[-1] != at.end_offset:
         raise DamagedBlockError("its batches do not stand where it does")

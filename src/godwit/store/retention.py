@@ -98,7 +98,18 @@ class _Span(msgspec.Struct, frozen=True, gc=False):
         So who stands within the block is told of a few too many, never of too few.
         """
         for share in self.shares:
-            yield self.row.end_offset - share.messages, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
+            yield (
+                self.row.end_offset - share.messages,
+                Entry(
+                    topic=share.name,
+                    publisher="",
+                    flags=0,
+                    published_us=0,
+                    received_us=0,
+                    count=share.messages,
+                    rest=b"",
+                ),
+            )
 
 
 class Retention:

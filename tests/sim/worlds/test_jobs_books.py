@@ -23,7 +23,15 @@ def entry(topic: str, *payloads: bytes) -> Entry:
     flags = body[0]
     head = encode_head(flags, EPOCH_US, None, None)
     assert body.startswith(head)
-    return Entry(topic, "$broker", flags, EPOCH_US, EPOCH_US, None, 0, len(payloads), body[len(head) :])
+    return Entry(
+        topic=topic,
+        publisher="$broker",
+        flags=flags,
+        published_us=EPOCH_US,
+        received_us=EPOCH_US,
+        count=len(payloads),
+        rest=body[len(head) :],
+    )
 
 
 def books() -> JobBooks:

@@ -45,6 +45,16 @@ class Recording:
 def _entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:
     count = len(payloads)
     if count == 1:
-        return Entry(topic, BROKER_NAME, _QOS | LONE, now_us, now_us, None, 0, 1, payloads[0])
+        return Entry(
+            topic=topic,
+            publisher=BROKER_NAME,
+            flags=_QOS | LONE,
+            published_us=now_us,
+            received_us=now_us,
+            count=1,
+            rest=payloads[0],
+        )
     rest = struct.pack(f">{count + 1}I", count, *map(len, payloads)) + b"".join(payloads)
-    return Entry(topic, BROKER_NAME, _QOS, now_us, now_us, None, 0, count, rest)
+    return Entry(
+        topic=topic, publisher=BROKER_NAME, flags=_QOS, published_us=now_us, received_us=now_us, count=count, rest=rest
+    )

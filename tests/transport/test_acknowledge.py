@@ -67,7 +67,7 @@ def test_old_gaps_are_forgotten() -> None:
 def test_one_packet_waits_a_little_two_do_not() -> None:
     acknowledger = made()
     acknowledger.handle_packet(0, 5.0)
-    assert not acknowledger.is_waiting  # nobody asked
+    assert not acknowledger.is_waiting  # no packet asked for one
     acknowledger.handle_eliciting(1, 5.0, in_order=True)
     assert acknowledger.due_at == 5.0 + MAX_ACK_DELAY_S
     acknowledger.handle_packet(1, 5.001)
@@ -92,7 +92,7 @@ def test_a_very_fast_sender_is_not_answered_for_every_train() -> None:
     told(acknowledger, 5.0)
     acknowledger.handle_run(4, 5.0001)
     assert acknowledger.due_at == pytest.approx(5.0 + SHORTEST_INTERVAL_S)
-    acknowledger.handle_run(6, 5.0002)  # so many are a part of the receive buffer: the sender must hear of them
+    acknowledger.handle_run(6, 5.0002)  # these are a part of the receive buffer: the sender must be notified
     assert acknowledger.due_at == 5.0002
 
 

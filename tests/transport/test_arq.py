@@ -191,7 +191,7 @@ def test_what_arrived_out_of_order_was_thrown_away_and_is_sent_again() -> None:
         sender.new()
     sender.ack(1, next_position=0)
     assert sender.positions(sender.all_again()) == [0, 1, 2]
-    # And the very last one, overtaken by its forerunner: nobody will report a loss of it.
+    # And the very last one, overtaken by its forerunner: its loss is never reported.
     sender.ack(3, 4, 5, next_position=2)
     assert sender.positions(sender.all_again()) == [2]
 

@@ -78,7 +78,7 @@ def test_then_one_of_those_above_the_average() -> None:
 
 
 def hold_fragments(world: World, connection: Connection, fragments: int) -> None:
-    """Has the server hold so many fragments of a record whose first one never comes."""
+    """Have the server hold this number of fragments of a record whose first one never arrives."""
     for n in range(1, fragments + 1):
         frame = wire.DataFrame(0, 1, 0, 1000 * n, None, bytes(1000))
         packet = packet_for(connection, 1000 + n, frame)

@@ -336,7 +336,7 @@ def test_a_host_has_no_limit_of_its_own_unless_one_is_set() -> None:
 
 
 def test_a_refused_connect_stays_refused() -> None:
-    """A repeat of it that is under way must not open a connection that nobody holds."""
+    """A repeat of it that is under way must not open a connection that no client holds."""
     world = World(server=EndpointConfig(accepts=True, max_connections=1))
     first, _ = world.connect()
     packet = connect_packet(cookie_for(world))
@@ -510,7 +510,7 @@ def test_calls_on_a_forgotten_connection_do_no_harm() -> None:
     client, _ = world.connect()
     client.close(world.now)
     world.run(5.0)
-    client.consume(1, 10**7)  # gives credit back, which nobody wants to hear of any more
+    client.consume(1, 10**7)  # returns credit, which has no use any more
     client.close(world.now)
     world.run(1.0)
     assert client.next_timer() is None

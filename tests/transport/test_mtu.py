@@ -20,7 +20,7 @@ from godwit.transport.path import (
 
 
 def search(mtu: PathMtu, carries_bytes: int, now: float = 0.0) -> list[int]:
-    """Runs a search on a path that carries so much. Gives the sizes that were tried."""
+    """Run a search on a path with this MTU. Return the sizes that were tried."""
     tried = []
     mtu.is_wanted = True
     while (size := mtu.probe_bytes(now)) is not None:

@@ -144,7 +144,7 @@ class World:
         return [] if self.rng.random() < self.loss else [waits_s + self.delay_s]
 
     def launch(self, source: Address, target: Address, data: bytes, delay_s: float) -> None:
-        """Puts a datagram into the air, whoever made it."""
+        """Send a datagram, of any origin."""
         self._launched += 1
         heappush(self._in_the_air, (self.now + delay_s, self._launched, source, target, data))
 
@@ -268,7 +268,7 @@ class World:
         assert (len(target.records) == before) is lost
 
     def connection_key(self) -> bytes:
-        """The key of the newest connection, as anybody who saw its handshake go by can make it."""
+        """The key of the newest connection, as any observer of its handshake can compute it."""
         connect = accept = None
         for flying in self.log:
             for frame in flying.frames():
@@ -282,7 +282,7 @@ class World:
 
 
 def examples(share: float) -> settings:
-    """So many times the examples of the profile that is in use: a soak searches long here too."""
+    """A multiple of the examples of the active profile: a soak searches long here too."""
     return settings(max_examples=max(int(settings().max_examples * share), 1))
 
 

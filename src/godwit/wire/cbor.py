@@ -18,7 +18,7 @@ from godwit.limits import MAX_CONTROL_DEPTH
 T = TypeVar("T")
 
 _MAX_DETAIL_CHARACTERS: Final = 200
-"""Some errors quote what they found: nobody from outside makes our logs grow by kilobytes."""
+"""The limit for input that is quoted in errors, so that a peer cannot fill the logs."""
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
 """Major types of RFC 8949, section 3.1."""
@@ -58,7 +58,7 @@ _REFUSE: Final[Any] = dict.fromkeys(_BUILT_IN_TAGS, _refuse_tag)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A struct as a CBOR map; fields that have their default value are left out if the struct says omit_defaults."""
+    """Return a struct as a CBOR map, without fields that have their default value if the struct has omit_defaults."""
     return cbor2.dumps(msgspec.to_builtins(message, builtin_types=(bytes,)))
 
 

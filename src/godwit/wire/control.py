@@ -190,7 +190,7 @@ class CursorCommit(BaseControlMessage, frozen=True, kw_only=True, tag="commit"):
 
 
 class Kicked(BaseControlMessage, frozen=True, kw_only=True, tag="kicked"):
-    """Somebody removed this subscription."""
+    """Another client removed this subscription."""
 
     subscription: Request
     by: str
@@ -210,11 +210,11 @@ class Labels(BaseControlMessage, frozen=True, kw_only=True, tag="labels"):
     topics: list[Label] = []
     publishers: list[Label] = []
     forget: bool = False
-    """Everything said before on this channel."""
+    """Whether to clear all earlier labels of this channel."""
 
 
 class Gap(BaseControlMessage, frozen=True, kw_only=True, tag="gap"):
-    """In-band: so many offsets before `next_offset` are gone from the log and could not be delivered."""
+    """In-band: `count` offsets before `next_offset` were deleted from the log and are not delivered."""
 
     count: Count
     next_offset: Count
@@ -284,7 +284,7 @@ class ClientList(BaseControlMessage, frozen=True, kw_only=True, tag="client_list
 
 
 class Kick(BaseControlMessage, frozen=True, kw_only=True, tag="kick"):
-    """Remove a client, or with filters its subscription to exactly these. The removed one is told why."""
+    """Remove a client, or with filters its subscription to exactly these. The client is notified of the reason."""
 
     request: Request
     client: Name

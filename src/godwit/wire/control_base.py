@@ -44,11 +44,11 @@ class Code(IntEnum):
     BUSY = 5
     """There are as many connections as there may be; come back later."""
     TIMEOUT = 6
-    """Nothing was heard for too long. Never sent: the other side would not hear it."""
+    """No packet was received for the idle timeout. Not sent in a close: the peer would not receive it."""
     RESET = 7
     """The other side does not know the connection, because it was restarted. Never sent in a close."""
     INTERNAL = 8
-    """A defect of the program that says so."""
+    """A defect of the program that reports it."""
     UNKNOWN_KIND = 100
     MALFORMED = 101
     NOT_ALLOWED = 102
@@ -64,7 +64,7 @@ class Code(IntEnum):
     TAKEN_OVER = 110
     """The same client has connected again: do not come back."""
     KICKED = 111
-    """Somebody with the right removed this client: do not come back."""
+    """An authorised client removed this client: do not reconnect."""
     STALE_EPOCH = 112
     """A newer run of this publisher is known."""
     TOPIC_EXISTS = 113

@@ -100,7 +100,7 @@ HAS_LENGTH: Final = 0x01
 WHOLE: Final = 0x02
 """The record is in this one frame: no offset is sent."""
 LAST: Final = 0x04
-"""The fragment is the last of its record. With WHOLE it says nothing new and may be left out."""
+"""The fragment is the last of its record. With WHOLE it is redundant and may be left out."""
 HAS_POSITION: Final = 0x08
 """A u32 position follows (go-back-n and stop-and-wait)."""
 UNRELIABLE: Final = 0x10
@@ -182,7 +182,7 @@ class AckFrame(msgspec.Struct, frozen=True):
 
 
 class ConfirmFrame(msgspec.Struct, frozen=True):
-    """The broker's word: everything on the channel up to `sequence` is safe; the last one reached so many."""
+    """Confirms every record of the channel up to `sequence`; `reached` is the count for the last one."""
 
     channel: int
     sequence: int

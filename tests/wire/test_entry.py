@@ -106,7 +106,7 @@ def test_it_does_not_change() -> None:
 
 def test_it_takes_keywords_only() -> None:
     with pytest.raises(TypeError):
-        Entry("a", "b", 0, 0, 0, None, 0, 1, b"")  # type: ignore[misc]
+        Entry("a", "b", 0, 0, 0, None, 0, 1, b"")  # type: ignore[call-arg]
 
 
 @given(batches())
@@ -155,7 +155,7 @@ def test_the_first_messages_are_cut_off(batch: Batch, data: st.DataObject) -> No
 
 @given(batches(), batches())
 def test_routed_batches_stand_one_after_another(one: Batch, other: Batch) -> None:
-    pieces = []
+    pieces: list[bytes] = []
     for batch in (one, other):
         entry = entry_of(encode_batch(batch))
         pieces += route_entry(entry, entry.flags & ~RETAIN, 12, 3, 1000)

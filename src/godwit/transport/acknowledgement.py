@@ -89,18 +89,8 @@ class Acknowledger:
     """Tracks received packets. Send next_frame when `due_at` has passed, or with a packet that leaves earlier."""
 
     __slots__ = (
-        "_at_once",
-        "_forgotten",
-        "_largest_at",
-        "_last_frame_at",
-        "_max_unacknowledged",
-        "_received",
-        "_reported_below",
-        "_reported_numbers",
-        "_unacknowledged",
-        "due_at",
-        "largest",
-        "packets",
+        "_at_once", "_forgotten", "_largest_at", "_last_frame_at", "_max_unacknowledged", "_received",
+        "_reported_below", "_reported_numbers", "_unacknowledged", "due_at", "largest", "packets",
     )  # fmt: skip
 
     def __init__(self, *, at_once: bool, max_unacknowledged: int) -> None:

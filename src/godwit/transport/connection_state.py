@@ -25,23 +25,8 @@ class Components:
     """The components. Some exist from the start, so that records can be queued; the others once the peer is known."""
 
     __slots__ = (
-        "acknowledger",
-        "config",
-        "congestion",
-        "connection_id",
-        "control_frames",
-        "dropped",
-        "entropy",
-        "in_order",
-        "key",
-        "mtu",
-        "peer",
-        "peer_id",
-        "peer_role",
-        "receive_channels",
-        "recovery",
-        "role",
-        "send_channels",
+        "acknowledger", "config", "congestion", "connection_id", "control_frames", "dropped", "entropy", "in_order",
+        "key", "mtu", "peer", "peer_id", "peer_role", "receive_channels", "recovery", "role", "send_channels",
     )  # fmt: skip
 
     def __init__(

@@ -24,14 +24,8 @@ class ControlFrames:
     """The control frames to send."""
 
     __slots__ = (
-        "_blocked",
-        "_confirms",
-        "_pending_confirms",
-        "_ping",
-        "_receive_channels",
-        "_responses",
-        "_send_channels",
-    )
+        "_blocked", "_confirms", "_pending_confirms", "_ping", "_receive_channels", "_responses", "_send_channels",
+    )  # fmt: skip
 
     def __init__(self, receive_channels: ReceiveChannels, send_channels: SendChannels) -> None:
         self._receive_channels = receive_channels

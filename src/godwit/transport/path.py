@@ -143,16 +143,9 @@ class PathMtu:
     """Searches for the largest datagram: call probe_bytes when sending, and report the fate of each probe."""
 
     __slots__ = (
-        "_failures",
-        "_in_flight",
-        "_largest",
-        "_lost_since",
-        "_newest_acked",
-        "_retry_at",
-        "_too_large",
-        "datagram_bytes",
-        "is_wanted",
-    )
+        "_failures", "_in_flight", "_largest", "_lost_since", "_newest_acked", "_retry_at", "_too_large",
+        "datagram_bytes", "is_wanted",
+    )  # fmt: skip
 
     def __init__(self, largest_bytes: int) -> None:
         self.datagram_bytes = BASE_DATAGRAM_BYTES

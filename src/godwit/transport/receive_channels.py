@@ -72,16 +72,8 @@ class IncomingChannel:
     """One ordered channel of records."""
 
     __slots__ = (
-        "consumed_bytes",
-        "credit_due_at_bytes",
-        "delivered_bytes",
-        "expected",
-        "held",
-        "id",
-        "max_held_bytes",
-        "max_record_bytes",
-        "received_bytes",
-        "window_bytes",
+        "consumed_bytes", "credit_due_at_bytes", "delivered_bytes", "expected", "held", "id", "max_held_bytes",
+        "max_record_bytes", "received_bytes", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, channel: int, window_bytes: int, max_record_bytes: int) -> None:
@@ -125,24 +117,9 @@ class ReceiveChannels:
     """The incoming channels of a connection."""
 
     __slots__ = (
-        "_blocked_senders",
-        "_channels",
-        "_config",
-        "_consumed_bytes",
-        "_control",
-        "_credit_due_at_bytes",
-        "_delivered_bytes",
-        "_dropped",
-        "_ended",
-        "_max_held_bytes",
-        "_max_pieces",
-        "_none",
-        "_pieces",
-        "_received_bytes",
-        "current",
-        "is_admitted",
-        "pending_credits",
-        "unfinished_bytes",
+        "_blocked_senders", "_channels", "_config", "_consumed_bytes", "_control", "_credit_due_at_bytes",
+        "_delivered_bytes", "_dropped", "_ended", "_max_held_bytes", "_max_pieces", "_none", "_pieces",
+        "_received_bytes", "current", "is_admitted", "pending_credits", "unfinished_bytes",
     )  # fmt: skip
 
     def __init__(self, config: EndpointConfig, dropped: Counter[str]) -> None:

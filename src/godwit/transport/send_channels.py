@@ -50,17 +50,8 @@ class OutgoingChannel:
     """One ordered channel of records."""
 
     __slots__ = (
-        "ended",
-        "id",
-        "last_reliable",
-        "limit_bytes",
-        "next_record",
-        "next_unreliable",
-        "pending",
-        "queued",
-        "queued_bytes",
-        "sent_bytes",
-        "unacked_reliable",
+        "ended", "id", "last_reliable", "limit_bytes", "next_record", "next_unreliable", "pending", "queued",
+        "queued_bytes", "sent_bytes", "unacked_reliable",
     )  # fmt: skip
 
     def __init__(self, channel: int, limit_bytes: int) -> None:
@@ -182,32 +173,11 @@ class SendChannels:
     """The outgoing channels of a connection."""
 
     __slots__ = (
-        "_begun",
-        "_begun_has_turn",
-        "_channel_window_bytes",
-        "_channels",
-        "_confirmed",
-        "_connection_window_bytes",
-        "_control",
-        "_control_in_flight",
-        "_control_in_flight_bytes",
-        "_limit_bytes",
-        "_max_channels",
-        "_max_record_bytes",
-        "_next_channel",
-        "_ready",
-        "_send_buffer_bytes",
-        "_sent_bytes",
-        "_unreliable_bytes",
-        "blocked",
-        "control_queue_bytes",
-        "newly_blocked",
-        "policy",
-        "queued_bytes",
-        "unreliable",
-        "unreliable_dropped",
-        "unsent_bytes",
-        "wants_writable",
+        "_begun", "_begun_has_turn", "_channel_window_bytes", "_channels", "_confirmed", "_connection_window_bytes",
+        "_control", "_control_in_flight", "_control_in_flight_bytes", "_limit_bytes", "_max_channels",
+        "_max_record_bytes", "_next_channel", "_ready", "_send_buffer_bytes", "_sent_bytes", "_unreliable_bytes",
+        "blocked", "control_queue_bytes", "newly_blocked", "policy", "queued_bytes", "unreliable", "unreliable_dropped",
+        "unsent_bytes", "wants_writable",
     )  # fmt: skip
 
     def __init__(self, policy: SendPolicy, *, send_buffer_bytes: int, max_channels: int = MAX_CHANNELS) -> None:

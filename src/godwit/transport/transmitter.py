@@ -60,15 +60,8 @@ class Transmitter:
     it."""
 
     __slots__ = (
-        "_components",
-        "_pacer",
-        "_skips_at",
-        "bytes_sent",
-        "fragments_resent",
-        "next_number",
-        "paced_until",
-        "packets_sent",
-        "probes_due",
+        "_components", "_pacer", "_skips_at", "bytes_sent", "fragments_resent", "next_number", "paced_until",
+        "packets_sent", "probes_due",
     )  # fmt: skip
 
     def __init__(self, components: Components, now: float) -> None:

@@ -37,7 +37,7 @@ class ExtensionKey(IntEnum):
 
 TYPES: Final[dict[int, Any]] = {ExtensionKey.FILE: dict[str, Any]}
 """The type of the value of each known key."""
-_OLD_NAMES: Final = {"file": ExtensionKey.FILE}
+_OLD_NAMES: Final = {"file": int(ExtensionKey.FILE)}
 
 
 def encode_extension(fields: Mapping[int, Value]) -> bytes:
@@ -73,12 +73,12 @@ def decode_extension(data: bytes) -> dict[int, Value]:
         raise DecodeError("extension", f"{len(plain)} fields: at most {MAX_EXTENSION_FIELDS} are allowed")
     fields: dict[int, Value] = {}
     for name, value in plain.items():
-        key = _OLD_NAMES.get(name, name) if isinstance(name, str) else name
-        if type(key) not in (int, ExtensionKey) or not 0 <= key <= MAX_KEY:
+        key = _OLD_NAMES.get(name) if isinstance(name, str) else name
+        if type(key) is not int or not 0 <= key <= MAX_KEY:
             raise DecodeError("extension", f"the key {str(name)[:64]!r}: a key is a number from 0 to {MAX_KEY}")
         if key in fields:
-            raise DecodeError("extension", f"the key {int(key)} occurs twice")
-        fields[int(key)] = value
+            raise DecodeError("extension", f"the key {key} occurs twice")
+        fields[key] = value
         if key in TYPES:
             _convert(key, value, TYPES[key])
     return fields

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
 from godwit.bench.stage import GIVE_UP_S, Stage, hear
-from godwit.broker.effects import PublishOpen as OpenChannel
+from godwit.broker.effects import Open as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
 from godwit.server.memory_log import MemoryLog

@@ -74,7 +74,7 @@ TIME_THRESHOLD: Final = 9 / 8
 TIMER_GRANULARITY_S: Final = 0.001
 INITIAL_ROUND_TRIP_S: Final = 0.1
 MAX_PROBE_INTERVAL_S: Final = 1.0
-"""Back-off of the probe timer ends here: after a partition nobody waits longer."""
+"""The longest interval of the probe timer, and so the longest wait after a partition."""
 MAX_SENT_PACKETS: Final = 65_536
 
 # -- connections ------------------------------------------------------------------------------------------------------
@@ -108,6 +108,12 @@ MAX_BATCH_MESSAGES: Final = 65_536
 """*protocol*: in one batch."""
 MAX_RECORD_BATCHES: Final = 1024
 """*protocol*: of a publisher in one record."""
+MAX_EXTENSION_BYTES: Final = 4 * KIB
+"""*protocol*: of the extension of a batch."""
+MAX_EXTENSION_FIELDS: Final = 32
+"""*protocol*: keys in the extension of a batch."""
+MAX_EXTENSION_ITEMS: Final = 512
+"""*protocol*: values in the extension of a batch, with keys and containers counted."""
 MAX_CONTROL_DEPTH: Final = 8
 """*protocol*: nesting of a control message."""
 MAX_CONTROL_ITEMS: Final = 20_000
@@ -156,22 +162,22 @@ SESSION_EXPIRY_S: Final = 3600
 """What a client of ours asks for."""
 MAX_SESSION_EXPIRY_S: Final = 7 * 24 * 3600
 PUBLISHER_EXPIRY_S: Final = 7 * 24 * 3600
-"""The sequence of a QoS 2 publisher is forgotten after so long without a message."""
+"""The time without a message after which the sequence of a QoS 2 publisher is forgotten."""
 MAX_PUBLISHERS_REMEMBERED: Final = 200_000
 """The longest silent ones beyond it are forgotten."""
 RING_BYTES: Final = 64 * MIB
 """The log of a broker without a data folder."""
 HOLD_BACK_S: Final = 10.0
-"""So long publishers wait for a connected subscriber that the ring would overrun; then it misses messages."""
+"""How long publishers wait for a connected subscriber that the ring would overrun; then it misses messages."""
 CLIENT_WINDOW_BYTES: Final = 4 * MIB
 """What is under way to one client, beyond what its application has taken."""
 MAX_LABELS: Final = 16_384
-"""On one channel; then all are forgotten and said again."""
+"""On one channel; then all are cleared and sent again."""
 REQUESTS_PER_S: Final = 2000
 """Control messages of one client; a burst of a few seconds' worth is taken, then the connection is closed."""
 SYS_INTERVAL_S: Final = 10.0
 NAME_PING_S: Final = 3.0
-"""A client whose name somebody else asks for has so long to answer."""
+"""How long a client has to answer when another client claims its name."""
 LOGIN_TIMEOUT_S: Final = 10.0
 
 # -- work -------------------------------------------------------------------------------------------------------------
@@ -196,7 +202,7 @@ WORK_WINDOW_BYTES: Final = 1 * MIB
 MAX_TASKS_OF_JOB: Final = 10_000
 """*protocol*: workers that one job may ask for."""
 MAX_CAPACITY: Final = 4096
-"""*protocol*: tasks that a worker has at once. So many leases fit a control message."""
+"""*protocol*: tasks that a worker has at once. Their leases fit a control message."""
 MAX_WATCHED_AT_ONCE: Final = 1024
 """*protocol*: jobs in one request."""
 MAX_PRIORITY: Final = 100
@@ -208,7 +214,7 @@ MAX_RETRY_DELAY_S: Final = 300.0
 MAX_JOB_TIME_MS: Final = 366 * 24 * 3600 * 1000
 """*protocol*: of a delay, a deadline, a time limit."""
 MAX_LOSSES: Final = 20
-"""A task that so many workers died or fell silent with has failed: it may be what ends them."""
+"""A task has failed when this many workers were lost while they had it: the task may be the cause."""
 MAX_JOBS: Final = 100_000
 """That have not ended."""
 MAX_TASKS: Final = 200_000
@@ -219,25 +225,25 @@ MAX_SUBMITTED_BYTES: Final = MAX_JOBS_BYTES // 4 * 3
 MAX_HAD: Final = 8
 """Names that a task remembers of those who had it, the last ones."""
 MAX_BLOCKED_LINES: Final = 128
-"""Groups of jobs of one kind that wait for workers who are busy. Others go to whoever is free."""
+"""Groups of jobs of one kind that wait for busy workers. Further ones go to any free worker."""
 PATIENCE_S: Final = 10.0
-"""A task waits at least so long, and as long as a lease, for somebody busy who has not had its job."""
+"""The minimum time, besides a lease, that a task waits for a busy worker that has not had its job."""
 RETURN_PAUSE_S: Final = 1.0
 """What a task waits that was handed back twice in a row; it doubles ..."""
 MAX_RETURN_PAUSE_S: Final = 60.0
-"""... up to this. Who has had it for so long has not just handed it back."""
+"""... up to this. A worker that had the task for this long is not counted as handing it back."""
 WEIGHED_CAPACITY: Final = 64
 """More capacity does not bring more tasks while others have nothing to do."""
 MAX_DUE_AT_ONCE: Final = 2000
 """Times of jobs, tasks and workers that are seen to in one turn. The next turn follows at once."""
 LEASE_S: Final = 30.0
-"""A worker that reports nothing for so long loses its tasks."""
+"""A worker that reports nothing for this time loses its tasks."""
 RESTART_GRACE_S: Final = 60.0
-"""After a restart of the broker its workers have at least so long to come back."""
+"""The minimum time for workers to reconnect after a restart of the broker."""
 SETTLE_S: Final = 1.0
-"""A job that waited for its first volunteer waits so much longer for others."""
+"""The additional time that a job waits for more volunteers after its first one."""
 JOB_KEEP_S: Final = 3600.0
-"""An ended job is remembered for so long."""
+"""How long an ended job is remembered."""
 
 assert BASE_DATAGRAM_BYTES <= MAX_DATAGRAM_BYTES <= LARGEST_DATAGRAM_BYTES
 assert MAX_DATAGRAM_BYTES <= MAX_TRAIN_BYTES <= 65_507

@@ -8,7 +8,7 @@ from tests.transport.world import CLIENT, World, packet_for
 
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Event
-from godwit.wire import frames as wire
+from godwit.wire import packet as wire
 
 BODY = b"21.5"
 
@@ -36,28 +36,28 @@ class Server:
         self.number += 1
         return packet_for(self.connection, self.number - 1, *frames)
 
-    def record(self, record: int, flags: int = 0, channel: int = 1) -> wire.Data:
-        return wire.Data(wire.WHOLE | flags, channel, record, 0, None, BODY)
+    def record(self, record: int, flags: int = 0, channel: int = 1) -> wire.DataFrame:
+        return wire.DataFrame(wire.WHOLE | flags, channel, record, 0, None, BODY)
 
-    def ack(self, first: int = 0, last: int | None = None) -> wire.Ack:
+    def ack(self, first: int = 0, last: int | None = None) -> wire.AckFrame:
         """Of all that the server sent, unless said otherwise."""
-        return wire.Ack(0, ((first & 0xFFFFFFFF, (self.largest if last is None else last) & 0xFFFFFFFF),))
+        return wire.AckFrame(0, ((first & 0xFFFFFFFF, (self.largest if last is None else last) & 0xFFFFFFFF),))
 
     def comes(self, *frames: wire.Frame) -> None:
         """The client's next packet arrives."""
         self.world.inject(self.world.server, self.packet(*frames), source=CLIENT)
 
-    def takes(self, packet: bytes) -> bool:
+    def accepts(self, packet: bytes) -> bool:
         """Whether the short way in takes a packet."""
-        short_way = self.connection._short_in
+        short_way = self.connection._fast_receiver
         assert short_way is not None
         events: list[Event] = []
-        return bool(short_way.receive(packet, self.connection, self.world.now, events))
+        return bool(short_way.handle_packet(packet, self.connection, self.world.now, events))
 
-    def said(self) -> list[list[wire.Frame]]:
+    def control_keys(self) -> list[list[wire.Frame]]:
         """What the server sends now."""
         before = len(self.world.log)
         self.world.drain()
-        said = [flying.frames() for flying in self.world.log[before:]]
-        self.largest += len(said)
-        return said
+        control_keys = [flying.frames() for flying in self.world.log[before:]]
+        self.largest += len(control_keys)
+        return control_keys

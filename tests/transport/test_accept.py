@@ -14,10 +14,10 @@ from godwit.limits import (
     MAX_RESETS_PER_S,
 )
 from godwit.transport import handshake
-from godwit.transport.accept import RESET_PACKET_BYTES, Acceptor
-from godwit.transport.train import Address
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.events import Address
+from godwit.transport.handshake import RESET_PACKET_BYTES, Acceptor
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.packet import decode_packet
 
 HERE: Address = ("192.0.2.1", 4000)
@@ -32,27 +32,27 @@ def acceptor(seed: int = 1) -> Acceptor:
 
 
 def cookie_from(one: Acceptor, now: float = 50.0, connection_id: int = 9, address: Address = HERE) -> bytes:
-    answer = one.on_hello(wire.Hello(connection_id, NONCE), BASE_DATAGRAM_BYTES, address, now)
+    answer = one.handle_hello(wire.HelloFrame(connection_id, NONCE), BASE_DATAGRAM_BYTES, address, now)
     assert answer is not None
     target, number, content = decode_packet(answer)
     (cookie,) = wire.decode_frames(content)
-    assert isinstance(cookie, wire.Cookie)
+    assert isinstance(cookie, wire.CookieFrame)
     assert (target, number, cookie.nonce) == (connection_id, 0, NONCE)
     assert len(answer) * AMPLIFICATION < BASE_DATAGRAM_BYTES
     return cookie.cookie
 
 
-def connect(cookie: bytes, connection_id: int = 9, nonce: bytes = NONCE) -> wire.Connect:
-    return wire.Connect(connection_id, nonce, cookie, b"")
+def connect(cookie: bytes, connection_id: int = 9, nonce: bytes = NONCE) -> wire.ConnectFrame:
+    return wire.ConnectFrame(connection_id, nonce, cookie, b"")
 
 
 @pytest.mark.parametrize("size", [30, 1000, BASE_DATAGRAM_BYTES - 1])
 def test_a_short_hello_is_not_answered(size: int) -> None:
-    assert acceptor().on_hello(wire.Hello(9, NONCE), size, HERE, 0.0) is None
+    assert acceptor().handle_hello(wire.HelloFrame(9, NONCE), size, HERE, 0.0) is None
 
 
 def test_a_hello_without_an_id_is_not_answered() -> None:
-    assert acceptor().on_hello(wire.Hello(0, NONCE), BASE_DATAGRAM_BYTES, HERE, 0.0) is None
+    assert acceptor().handle_hello(wire.HelloFrame(0, NONCE), BASE_DATAGRAM_BYTES, HERE, 0.0) is None
 
 
 def test_a_cookie_proves_its_address_for_its_lifetime() -> None:
@@ -76,7 +76,7 @@ def test_a_repeat_gets_the_same_answer_while_its_cookie_lives() -> None:
     packet, key = one.accept(wanted, 1234, b"parameters", 50.0)
     target, _, content = decode_packet(packet)
     (frame,) = wire.decode_frames(content)
-    assert isinstance(frame, wire.Accept)
+    assert isinstance(frame, wire.AcceptFrame)
     assert target == 9
     assert (frame.connection_id, frame.parameters) == (1234, b"parameters")
     assert frame.token == handshake.reset_token(RESET_KEY, 1234)
@@ -102,7 +102,7 @@ def test_a_refusal_is_remembered_too() -> None:
     wanted = connect(cookie_from(one))
     packet = one.refuse(wanted, Code.BUSY, "full " * 100, 50.0)
     (frame,) = wire.decode_frames(decode_packet(packet)[2])
-    assert isinstance(frame, wire.Refuse)
+    assert isinstance(frame, wire.RefuseFrame)
     assert (frame.nonce, frame.code) == (NONCE, Code.BUSY)
     assert len(frame.reason) <= MAX_REASON_BYTES
     assert one.repeated(wanted, 51.0) == (packet, 0)
@@ -125,7 +125,7 @@ def test_a_reset_is_shorter_than_what_it_answers() -> None:
     assert len(packet) == RESET_PACKET_BYTES
     target, number, content = decode_packet(packet)
     assert (target, number) == (0, 0)
-    assert wire.decode_frames(content) == [wire.Reset(handshake.reset_token(RESET_KEY, 5))]
+    assert wire.decode_frames(content) == [wire.ResetFrame(handshake.reset_token(RESET_KEY, 5))]
 
 
 def test_resets_are_rare() -> None:

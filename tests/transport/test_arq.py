@@ -8,12 +8,19 @@ import pytest
 from tests.transport.world import CLIENT, SERVER, Flying, World, send_all
 
 from godwit.limits import BASE_DATAGRAM_BYTES
-from godwit.transport.arq import GoBackN, InOrder, SelectiveRepeat, SendPolicy, receive_policy, send_policy
+from godwit.transport.arq import (
+    GoBackN,
+    InOrderReceiver,
+    SelectiveRepeat,
+    SendPolicy,
+    receive_policy,
+    send_policy,
+)
 from godwit.transport.config import EndpointConfig
 from godwit.transport.congestion import Flight
-from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
-from godwit.transport.sent import SentRun
-from godwit.wire import frames as wire
+from godwit.transport.recovery import SentRun
+from godwit.transport.send_channels import Fragment, OutgoingChannel, OutgoingRecord
+from godwit.wire import packet as wire
 
 FLIGHT = Flight(0.0, 0, 0.0, 0.0, False)
 
@@ -30,14 +37,14 @@ class Sender:
         """A new record of one fragment; gives the number of its packet."""
         fragment = Fragment(OutgoingRecord(self._channel, len(self.packets), body, False), 0, len(body))
         assert self.policy.may_send_new()
-        self.policy.on_new(fragment)
+        self.policy.handle_new(fragment)
         return self._depart(fragment)
 
     def again(self) -> int:
         """What is to be sent again."""
         fragment = self.policy.next_resend()
         assert fragment is not None
-        self.policy.take_resend()
+        self.policy.mark_resent()
         return self._depart(fragment)
 
     def all_again(self) -> list[int]:
@@ -53,11 +60,11 @@ class Sender:
 
     def lose(self, *numbers: int) -> None:
         for number in numbers:
-            self.policy.on_lost(number, (self.packets[number],))
+            self.policy.handle_lost(number, (self.packets[number],))
 
     def ack(self, *numbers: int, next_position: int | None = None) -> list[OutgoingRecord]:
         runs = [SentRun(number, 100, FLIGHT, (self.packets[number],)) for number in numbers]
-        return self.policy.on_ack(runs, next_position)
+        return self.policy.handle_ack(runs, next_position)
 
     def positions(self, numbers: list[int]) -> list[int]:
         return [self.packets[number].position for number in numbers]
@@ -106,12 +113,12 @@ def test_a_probe_goes_before_other_losses_and_its_old_packet_is_not_lost_again()
     sender = Sender(SelectiveRepeat())
     one, two, three = sender.new(), sender.new(), sender.new()
     sender.lose(two)
-    sender.policy.on_probe((sender.packets[one],))
+    sender.policy.handle_probe((sender.packets[one],))
     assert sender.packets[sender.again()] is sender.packets[one]
     sender.lose(one)  # the packet that the probe repeated
     assert [sender.packets[n] for n in sender.all_again()] == [sender.packets[two]]
     sender.ack(three)
-    sender.policy.on_probe((sender.packets[three],))
+    sender.policy.handle_probe((sender.packets[three],))
     assert sender.policy.next_resend() is None
 
 
@@ -184,7 +191,7 @@ def test_what_arrived_out_of_order_was_thrown_away_and_is_sent_again() -> None:
         sender.new()
     sender.ack(1, next_position=0)
     assert sender.positions(sender.all_again()) == [0, 1, 2]
-    # And the very last one, overtaken by its forerunner: nobody will report a loss of it.
+    # And the very last one, overtaken by its forerunner: its loss is never reported.
     sender.ack(3, 4, 5, next_position=2)
     assert sender.positions(sender.all_again()) == [2]
 
@@ -212,7 +219,7 @@ def test_a_probe_of_go_back_n_begins_with_the_first() -> None:
     sender = Sender(GoBackN(5))
     for _ in range(3):
         sender.new()
-    sender.policy.on_probe((sender.packets[2],))
+    sender.policy.handle_probe((sender.packets[2],))
     assert sender.positions(sender.all_again()) == [0, 1, 2]
 
 
@@ -224,16 +231,16 @@ def test_a_fragment_with_a_position_always_fits() -> None:
 
 
 def test_the_receiver_takes_only_the_next_position() -> None:
-    receiver = InOrder()
-    assert not receiver.takes(1)
-    assert receiver.takes(0)
-    assert not receiver.takes(0)
-    assert receiver.takes(1)
+    receiver = InOrderReceiver()
+    assert not receiver.accepts(1)
+    assert receiver.accepts(0)
+    assert not receiver.accepts(0)
+    assert receiver.accepts(1)
     assert receiver.expected == 2
 
 
 def test_the_client_chooses() -> None:
-    def policies(arq: str, window: int = 15) -> tuple[SendPolicy, InOrder | None]:
+    def policies(arq: str, window: int = 15) -> tuple[SendPolicy, InOrderReceiver | None]:
         parameters = EndpointConfig(arq=arq, arq_window=window).parameters(b"")  # type: ignore[arg-type]
         return send_policy(parameters), receive_policy(parameters)
 
@@ -242,13 +249,13 @@ def test_the_client_chooses() -> None:
     assert receive is None
     send, receive = policies("go-back-n", 3)
     assert isinstance(send, GoBackN)
-    assert isinstance(receive, InOrder)
+    assert isinstance(receive, InOrderReceiver)
     sender = Sender(send)
     for _ in range(3):
         sender.new()
     assert not send.may_send_new()
     send, receive = policies("stop-and-wait")
-    assert isinstance(receive, InOrder)
+    assert isinstance(receive, InOrderReceiver)
     Sender(send).new()
     assert not send.may_send_new()
 
@@ -256,8 +263,8 @@ def test_the_client_chooses() -> None:
 # -- on a connection --------------------------------------------------------------------------------------------------
 
 
-def data_frames(flying: Flying) -> list[wire.Data]:
-    return [frame for frame in flying.frames() if isinstance(frame, wire.Data)]
+def data_frames(flying: Flying) -> list[wire.DataFrame]:
+    return [frame for frame in flying.frames() if isinstance(frame, wire.DataFrame)]
 
 
 def lose_one(world: World, *, position: int | None = None, record: int | None = None) -> list[Flying]:
@@ -278,7 +285,7 @@ def lose_one(world: World, *, position: int | None = None, record: int | None = 
     return lost
 
 
-def sent_to_server(world: World) -> list[wire.Data]:
+def sent_to_server(world: World) -> list[wire.DataFrame]:
     return [frame for flying in world.log if flying.target == SERVER for frame in data_frames(flying)]
 
 
@@ -321,9 +328,9 @@ def test_never_more_than_the_window_under_way(window: int) -> None:
     def fate(flying: Flying) -> list[float]:
         side = flying.target == SERVER
         for frame in flying.frames():
-            if isinstance(frame, wire.Ack) and frame.next_position is not None:
+            if isinstance(frame, wire.AckFrame) and frame.next_position is not None:
                 acked[not side] = max(acked[not side], frame.next_position)
-            if isinstance(frame, wire.Data) and frame.position is not None:
+            if isinstance(frame, wire.DataFrame) and frame.position is not None:
                 most[side] = max(most[side], frame.position - acked[side] + 1)
         return world.usual_fate(flying)
 
@@ -355,7 +362,7 @@ def test_a_repeated_packet_is_answered_again() -> None:
     send_all(world, client, [b"hello?"])
     world.run(1.0)
     asked = [flying for flying in world.log[before:] if flying.source == CLIENT and data_frames(flying)]
-    answers = [flying for flying in world.log[before:] if flying.source == SERVER and flying.has(wire.Ack)]
+    answers = [flying for flying in world.log[before:] if flying.source == SERVER and flying.has(wire.AckFrame)]
     assert len(asked) >= 3
     assert len(answers) >= len(asked)
     assert world.server.endpoint.dropped["out_of_order"] >= 2

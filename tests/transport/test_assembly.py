@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from godwit.limits import ASSEMBLY_COST_BYTES, PIECE_BYTES, RECORD_COST_BYTES
-from godwit.transport.assembly import COMPACT_PIECES, Assembly, IncomingChannel
-from godwit.wire.frames import DATA, DATA_HEADER
+from godwit.transport.receive_channels import COMPACT_PIECES, Assembly, IncomingChannel
+from godwit.wire.packet import DATA, DATA_HEADER
 
 
 def test_many_small_fragments_are_joined() -> None:
@@ -29,7 +29,7 @@ def test_long_fragments_are_left_alone() -> None:
 
 def test_a_channel_may_hold_its_window_and_one_longest_record() -> None:
     channel = IncomingChannel(1, 1000, 5000)
-    assert channel.most_held_bytes == 1000 + 5000 + RECORD_COST_BYTES
+    assert channel.max_held_bytes == 1000 + 5000 + RECORD_COST_BYTES
 
 
 def test_an_empty_record_costs_what_is_counted_for_it() -> None:

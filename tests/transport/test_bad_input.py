@@ -13,11 +13,10 @@ from tests.wire.strategies import frame_lists, join
 
 from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ACK_RANGES
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
-from godwit.transport.events import Closed, Confirmed, Connected, Received
-from godwit.transport.train import Train
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.connection import Connection
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, ConnectionState, Received, Train
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.packet import CHECKSUM, encode_packet
 
 FAR = 1_000_000
@@ -37,7 +36,7 @@ def finishes(world: World, client: Connection, server: Connection) -> None:
     world.run_until(lambda: len(world.server.bodies(to_server)) >= 5 and len(world.client.bodies(to_client)) >= 5)
     assert world.server.bodies(to_server) == up
     assert world.client.bodies(to_client) == down
-    assert client.state is server.state is State.OPEN
+    assert client.state is server.state is ConnectionState.OPEN
 
 
 # -- bytes that are no packets of ours --------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def test_replayed_datagrams_change_nothing(arq: Any, seed: int) -> None:
     assert world.server.bodies(0) == [b"control %d" % number for number in range(20)]
     unreliable = world.server.bodies(beside, reliable=False)
     assert sorted(unreliable) == sorted({b"unreliable %d" % number for number in range(20)}), f"seed {seed}"
-    sequences = [event.sequence for event in world.client.all(Confirmed)]
+    sequences = [event.sequence for event in world.client.all(ChannelConfirmed)]
     assert sequences == sorted(set(sequences)), f"seed {seed}"
     assert sequences[-1] == 9
     assert world.server.endpoint.dropped["repeated"] > 0
@@ -130,8 +129,8 @@ def test_an_old_replay_is_not_taken_for_new_after_many_gaps() -> None:
     """An unreliable record is delivered at most once, however much was lost and reordered in between."""
     world = World()
     client, server = world.connect()
-    record = wire.Data(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"once")
-    ping = wire.Ping()
+    record = wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"once")
+    ping = wire.PingFrame()
     world.inject(world.server, packet_for(server, 1000, record), source=CLIENT)
     for number in range(1002, 1002 + 2 * 80, 2):
         world.inject(world.server, packet_for(server, number, ping), source=CLIENT)
@@ -140,7 +139,7 @@ def test_an_old_replay_is_not_taken_for_new_after_many_gaps() -> None:
     world.inject(world.server, packet_for(server, 1000, record), source=CLIENT)
     world.drain()
     assert world.server.bodies(reliable=False) == [b"once"]
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
 
 
 # -- packets that are intact but not for this -------------------------------------------------------------------------
@@ -150,7 +149,7 @@ def test_an_old_replay_is_not_taken_for_new_after_many_gaps() -> None:
 def test_another_version_or_unknown_flags_on_an_open_connection(first_byte: int) -> None:
     world = World()
     client, server = world.connect()
-    good = packet_for(server, FAR, wire.Data(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"never"))
+    good = packet_for(server, FAR, wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"never"))
     body = bytes((first_byte,)) + good[1 : -CHECKSUM.size]
     packet = with_checksum(body)
     world.inject(world.server, packet, source=CLIENT)
@@ -169,7 +168,7 @@ def with_checksum(body: bytes) -> bytes:
 def test_a_connection_id_that_nobody_has() -> None:
     world = World()
     client, server = world.connect()
-    record = wire.Data(wire.WHOLE, 1, 0, 0, None, b"for nobody")
+    record = wire.DataFrame(wire.WHOLE, 1, 0, 0, None, b"for nobody")
     for side, peer in ((world.server, CLIENT), (world.client, SERVER)):
         for wrong in (1, server.id ^ 1, client.id ^ (1 << 63), 2**64 - 1):
             world.inject(side, encode_packet(wrong, 5, wire.encode_frame(record)), source=peer)
@@ -186,14 +185,14 @@ def test_a_datagram_too_short_for_an_id_ends_the_turn(monkeypatch: pytest.Monkey
     client, server = world.connect()
     assert server.id < 2**56
     calls = []
-    true_receive = Connection.receive
+    true_receive = Connection.handle_packets
 
     def counting(*arguments: Any) -> int:
         calls.append(arguments)
         assert len(calls) < 10, "the same datagram is looked at for ever"
         return true_receive(*arguments)
 
-    monkeypatch.setattr(Connection, "receive", counting)
+    monkeypatch.setattr(Connection, "handle_packets", counting)
     world.inject(world.server, b"\x10" + server.id.to_bytes(8, "big")[1:], source=CLIENT)
     assert dropped(world.server) == 1
     monkeypatch.undo()
@@ -209,16 +208,16 @@ def test_acks_of_packets_never_sent_and_ranges_out_of_order() -> None:
     world.run(1.0)
     sent = server.statistics.packets_sent + 100
     hostile = [
-        wire.Ack(0, ((sent, sent),)),
-        wire.Ack(0, ((0, sent),)),
-        wire.Ack(0, ((0, 2**31),)),
-        wire.Ack(0, ((2**31, 2**32 - 1),)),
-        wire.Ack(0, ((0, 2**32 - 1),)),
-        wire.Ack(2**32 - 1, ((1, 0),)),
-        wire.Ack(0, ((0, 0), (1, 1))),
-        wire.Ack(0, ((0, 1), (0, 1))),
-        wire.Ack(0, tuple((n, n) for n in range(MAX_ACK_RANGES))),
-        wire.Ack(0, ((0, sent),), next_position=2**32 - 1),
+        wire.AckFrame(0, ((sent, sent),)),
+        wire.AckFrame(0, ((0, sent),)),
+        wire.AckFrame(0, ((0, 2**31),)),
+        wire.AckFrame(0, ((2**31, 2**32 - 1),)),
+        wire.AckFrame(0, ((0, 2**32 - 1),)),
+        wire.AckFrame(2**32 - 1, ((1, 0),)),
+        wire.AckFrame(0, ((0, 0), (1, 1))),
+        wire.AckFrame(0, ((0, 1), (0, 1))),
+        wire.AckFrame(0, tuple((n, n) for n in range(MAX_ACK_RANGES))),
+        wire.AckFrame(0, ((0, sent),), next_position=2**32 - 1),
     ]
     before = server.statistics
     for number, ack in enumerate(hostile):
@@ -239,7 +238,7 @@ def test_positions_never_sent_are_not_believed() -> None:
     world.drain()
     waiting = server.buffered_bytes
     assert waiting > 5000
-    world.smuggle(client, world.server, wire.Ack(0, ((0, 0),), next_position=1000))
+    world.smuggle(client, world.server, wire.AckFrame(0, ((0, 0),), next_position=1000))
     assert server.buffered_bytes == waiting
     world.fate = world.usual_fate
     world.run_until(lambda: world.client.bodies(channel) == [bytes(5000)])
@@ -250,7 +249,7 @@ def test_positions_never_sent_are_not_believed() -> None:
 def test_unknown_frames(kind: int) -> None:
     world = World()
     client, server = world.connect()
-    record = wire.encode_frame(wire.Data(wire.WHOLE | wire.UNRELIABLE | wire.HAS_LENGTH, 0, 0, 0, None, b"no"))
+    record = wire.encode_frame(wire.DataFrame(wire.WHOLE | wire.UNRELIABLE | wire.HAS_LENGTH, 0, 0, 0, None, b"no"))
     world.inject(world.server, encode_packet(server.id, FAR, record + bytes((kind,)) + b"xyz"), source=CLIENT)
     assert world.server.endpoint.dropped == {"frame": 1}
     assert not world.server.endpoint.events()
@@ -260,12 +259,12 @@ def test_unknown_frames(kind: int) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        wire.Hello(77, bytes(16)),
-        wire.Cookie(bytes(20), bytes(16)),
-        wire.Connect(77, bytes(16), bytes(20), b""),
-        wire.Accept(77, bytes(16), bytes(16), b""),
-        wire.Refuse(bytes(16), Code.BUSY, "go away"),
-        wire.Reset(bytes(16)),
+        wire.HelloFrame(77, bytes(16)),
+        wire.CookieFrame(bytes(20), bytes(16)),
+        wire.ConnectFrame(77, bytes(16), bytes(20), b""),
+        wire.AcceptFrame(77, bytes(16), bytes(16), b""),
+        wire.RefuseFrame(bytes(16), Code.BUSY, "go away"),
+        wire.ResetFrame(bytes(16)),
     ],
     ids=lambda frame: type(frame).__name__,
 )
@@ -274,7 +273,7 @@ def test_handshake_frames_on_an_open_connection(frame: wire.Frame, first: bool) 
     world = World()
     client, server = world.connect()
     world.run(0.5)
-    frames = (frame,) if first else (wire.Ping(), frame)
+    frames = (frame,) if first else (wire.PingFrame(), frame)
     world.smuggle(client, world.server, *frames, lost=True)
     assert dropped(world.server) == 1
     world.smuggle(server, world.client, *frames, lost=True)
@@ -282,15 +281,17 @@ def test_handshake_frames_on_an_open_connection(frame: wire.Frame, first: bool) 
     finishes(world, client, server)
 
 
-def data(flags: int, channel: int, record: int, offset: int, body: bytes, position: int | None = None) -> wire.Data:
-    return wire.Data(flags, channel, record, offset, position, body)
+def data(
+    flags: int, channel: int, record: int, offset: int, body: bytes, position: int | None = None
+) -> wire.DataFrame:
+    return wire.DataFrame(flags, channel, record, offset, position, body)
 
 
 SMALL = EndpointConfig(
     accepts=True, max_record_bytes=2000, channel_window_bytes=4000, connection_window_bytes=8000, max_channels=8
 )
 A = b"a" * 100
-BREAKS: dict[str, tuple[Code, list[wire.Data]]] = {
+BREAKS: dict[str, tuple[Code, list[wire.DataFrame]]] = {
     "beyond the longest record": (Code.LIMIT, [data(0, 1, 0, 1950, A)]),
     "far beyond the longest record": (Code.LIMIT, [data(0, 1, 0, 2**31 - 200, A)]),
     "beyond the longest control record": (Code.LIMIT, [data(0, 0, 0, 2000, A)]),
@@ -321,14 +322,14 @@ def test_who_breaks_the_rules_is_closed_out(name: str) -> None:
     client, server = world.connect()
     for number, frame in enumerate(frames):
         world.inject(world.server, packet_for(server, FAR + number, frame), source=CLIENT)
-    assert server.state is State.CLOSING
+    assert server.state is ConnectionState.CLOSING
     assert world.server.endpoint.dropped["limit" if code is Code.LIMIT else "fragment"] == 1
     world.run(5.0)
     for side in world.sides:
         assert world.closed(side).code == code
     assert world.closed(world.client).origin == "peer"
     assert world.closed(world.client).reason
-    assert client.state is State.CLOSED
+    assert client.state is ConnectionState.CLOSED
     assert not world.server.endpoint.connections
     assert world.server.endpoint.buffered_bytes == 0
 
@@ -350,7 +351,7 @@ def test_positions_out_of_order_are_dropped_and_answered(position: int) -> None:
     world.smuggle(client, world.server, data(flags, 1, 0, 0, A, position))
     assert world.server.endpoint.dropped == {"out_of_order": 1}
     answers = [frame for flying in world.log if flying.target == CLIENT for frame in flying.frames()]
-    assert isinstance(answers[-1], wire.Ack)
+    assert isinstance(answers[-1], wire.AckFrame)
     assert answers[-1].next_position == 0
     finishes(world, client, server)
 
@@ -361,13 +362,13 @@ def test_credit_confirms_and_blocked_for_channels_that_never_were() -> None:
     world.run(0.5)
     for channel in (0, 1, 77, 2**32 - 1):
         frames = (
-            wire.Credit(channel, 0),
-            wire.Confirm(channel, 2**64 - 1, 2**32 - 1),
-            wire.Blocked(channel, 2**64 - 1),
-            wire.PathResponse(bytes(8), bytes(16)),
+            wire.CreditFrame(channel, 0),
+            wire.ConfirmFrame(channel, 2**64 - 1, 2**32 - 1),
+            wire.BlockedFrame(channel, 2**64 - 1),
+            wire.PathResponseFrame(bytes(8), bytes(16)),
         )
         world.smuggle(client, world.server, *frames)
-    assert not world.server.all(Confirmed)
+    assert not world.server.all(ChannelConfirmed)
     assert world.server.endpoint.dropped["old_confirm"] == 4
     assert world.server.endpoint.dropped["unasked_path_response"] == 4
     finishes(world, client, server)
@@ -377,8 +378,8 @@ def test_a_flood_of_path_probes_is_answered_a_few_times() -> None:
     world = World()
     client, server = world.connect()
     world.run(0.5)
-    world.smuggle(client, world.server, *[wire.PathProbe(bytes((n,)) * 8) for n in range(100)])
-    assert 1 <= sum(flying.has(wire.PathResponse) for flying in world.log) <= 8
+    world.smuggle(client, world.server, *[wire.PathProbeFrame(bytes((n,)) * 8) for n in range(100)])
+    assert 1 <= sum(flying.has(wire.PathResponseFrame) for flying in world.log) <= 8
     finishes(world, client, server)
 
 
@@ -402,14 +403,14 @@ def test_another_connections_packets_in_the_train_of_one_that_broke_the_rules() 
     world.server.endpoint.receive(Train(CLIENT, breaks + record, len(record)), world.now)
     world.drain()
     assert world.server.bodies() == [bytes(len(A) + 4)]
-    assert bad.state is State.CLOSING
-    assert client.state is State.OPEN
+    assert bad.state is ConnectionState.CLOSING
+    assert client.state is ConnectionState.OPEN
 
 
 # -- anything at all --------------------------------------------------------------------------------------------------
 
 small_data = st.builds(
-    lambda flags, channel, record, offset, body, position: wire.Data(
+    lambda flags, channel, record, offset, body, position: wire.DataFrame(
         flags | wire.HAS_LENGTH,
         channel,
         record,
@@ -429,10 +430,10 @@ small_data = st.builds(
 )
 likely_frames = st.lists(
     small_data
-    | st.builds(wire.Ack, st.integers(0, 9), st.just(((0, 0),)), st.none() | st.integers(0, 5))
-    | st.builds(wire.Credit, st.integers(0, 3), st.integers(0, 10**7))
-    | st.builds(wire.Confirm, st.integers(0, 3), st.integers(0, 5), st.integers(0, 5))
-    | st.builds(wire.Blocked, st.integers(0, 3), st.integers(0, 10**7)),
+    | st.builds(wire.AckFrame, st.integers(0, 9), st.just(((0, 0),)), st.none() | st.integers(0, 5))
+    | st.builds(wire.CreditFrame, st.integers(0, 3), st.integers(0, 10**7))
+    | st.builds(wire.ConfirmFrame, st.integers(0, 3), st.integers(0, 5), st.integers(0, 5))
+    | st.builds(wire.BlockedFrame, st.integers(0, 3), st.integers(0, 10**7)),
     min_size=1,
     max_size=4,
 )
@@ -496,7 +497,9 @@ def test_arbitrary_frames_at_a_client_that_is_connecting(hostile: Any) -> None:
 def test_arbitrary_frames_at_a_server_without_connections(hostile: Any) -> None:
     world = World()
     for found, connection_id, size in hostile:
-        closed_ones = [frame for frame in found if not isinstance(frame, wire.Data) or frame.flags & wire.HAS_LENGTH]
+        closed_ones = [
+            frame for frame in found if not isinstance(frame, wire.DataFrame) or frame.flags & wire.HAS_LENGTH
+        ]
         packet = encode_packet(connection_id, 0, (join(closed_ones) or b"\x01").ljust(size, b"\0"))
         world.inject(world.server, packet, source=STRANGER)
         for train in world.server.endpoint.trains(world.now):

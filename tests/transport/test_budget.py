@@ -9,12 +9,12 @@ import pytest
 from tests.transport.world import CLIENT, World, packet_for, send_all
 
 from godwit.limits import KIB, MAX_UNFINISHED_BYTES
-from godwit.transport.budget import REASON, ReceiveBudget
+from godwit.transport.admission import REASON, ReceiveBudget
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
-from godwit.transport.events import Closed
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.connection import Connection
+from godwit.transport.events import Closed, ConnectionState
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 
 
 class Stub:
@@ -78,9 +78,9 @@ def test_then_one_of_those_above_the_average() -> None:
 
 
 def hold_fragments(world: World, connection: Connection, fragments: int) -> None:
-    """Has the server hold so many fragments of a record whose first one never comes."""
+    """Have the server hold this number of fragments of a record whose first one never arrives."""
     for n in range(1, fragments + 1):
-        frame = wire.Data(0, 1, 0, 1000 * n, None, bytes(1000))
+        frame = wire.DataFrame(0, 1, 0, 1000 * n, None, bytes(1000))
         packet = packet_for(connection, 1000 + n, frame)
         world.inject(world.server, packet, source=CLIENT)
 
@@ -112,7 +112,7 @@ def test_what_came_in_long_runs_is_counted_with_its_train() -> None:
         seen = max(seen, shared.used_bytes)
         world.server.note_events()
         if not world.server.bodies():
-            assert shared.used_bytes == server._parts.receiving.unfinished_bytes
+            assert shared.used_bytes == server._components.receive_channels.unfinished_bytes
     assert seen > 500_000
     assert shared.used_bytes == 0
 
@@ -132,7 +132,7 @@ def test_many_honest_clients_with_long_records_all_get_through(seed: int) -> Non
         assert world.now < end, f"seed {seed}: {len(waiting)} are left"
         for n in list(waiting):
             connection = connections.get(n)
-            if connection is not None and connection.state in (State.OPEN, State.CONNECTING):
+            if connection is not None and connection.state in (ConnectionState.OPEN, ConnectionState.CONNECTING):
                 continue
             if connection is not None:
                 del connections[n]
@@ -153,6 +153,6 @@ def test_its_own_record_is_counted_at_its_real_cost() -> None:
     world = World()
     shared = world.server.endpoint._budget
     _, server = world.connect()
-    frames: list[Any] = [wire.Data(wire.WHOLE | wire.HAS_LENGTH, 1, n, 0, None, b"") for n in range(1, 101)]
+    frames: list[Any] = [wire.DataFrame(wire.WHOLE | wire.HAS_LENGTH, 1, n, 0, None, b"") for n in range(1, 101)]
     world.inject(world.server, packet_for(server, 1000, *frames), source=CLIENT)
     assert shared.used_bytes == 100 * (512 + 128)

@@ -14,11 +14,12 @@ from godwit.transport.congestion import (
     SLOWEST_DATAGRAM_S,
     SMALLEST_WINDOW_DATAGRAMS,
     Congestion,
+    CongestionMode,
     Flight,
-    Mode,
+    Pacer,
+    train_bytes,
     train_limit_bytes,
 )
-from godwit.transport.pacing import Pacer, train_bytes
 
 DATAGRAM = 1400
 
@@ -45,7 +46,7 @@ class Pipe:
         self.acks: list[tuple[float, int, float, Flight, bool]] = []
         self.sends = True
         self.delivered_bytes = 0
-        self.modes: list[Mode] = []
+        self.modes: list[CongestionMode] = []
         self.longest_queue_s = 0.0
         self._count = 0
 
@@ -59,13 +60,13 @@ class Pipe:
             flight = control.begin_flight(self.now)
             for _ in range(size // DATAGRAM):
                 self._launch(flight)
-            self.pacer.on_sent(size)
+            self.pacer.handle_sent(size)
         if not self.sends:
-            control.on_idle()
+            control.handle_idle()
         return None
 
     def _launch(self, flight: Flight) -> None:
-        self.congestion.on_sent(DATAGRAM)
+        self.congestion.handle_sent(DATAGRAM)
         queued_s = max(self.free_at - self.now, 0.0)
         self.longest_queue_s = max(self.longest_queue_s, queued_s)
         lost = self.rng.random() < self.loss or queued_s * self.rate > self.queue_bytes
@@ -83,10 +84,10 @@ class Pipe:
             while self.acks and self.acks[0][0] <= self.now:
                 _, _, sent_at, flight, lost = heappop(self.acks)
                 if lost:
-                    self.congestion.on_lost(DATAGRAM, sent_at)
+                    self.congestion.handle_lost(DATAGRAM, sent_at)
                     continue
                 self.delivered_bytes += DATAGRAM
-                self.congestion.on_delivered(self.now, DATAGRAM, flight, self.now - sent_at)
+                self.congestion.handle_delivered(self.now, DATAGRAM, flight, self.now - sent_at)
             mode = self.congestion.mode
             if not self.modes or self.modes[-1] is not mode:
                 self.modes.append(mode)
@@ -97,7 +98,7 @@ RATES = [50_000.0, 1.25e6, 1e7]
 
 def test_the_beginning_is_modest() -> None:
     control = Pipe(1e6, 0.02, hint_s=0.02).congestion
-    assert control.mode is Mode.STARTUP
+    assert control.mode is CongestionMode.STARTUP
     assert control.window_bytes == INITIAL_WINDOW_DATAGRAMS * DATAGRAM
     assert control.bandwidth_bytes_per_s == 0.0
     assert control.shortest_trip_s == 0.02
@@ -109,7 +110,7 @@ def test_startup_doubles_each_round_trip() -> None:
     pipe.run(0.06)
     before = pipe.congestion.bandwidth_bytes_per_s
     pipe.run(0.15)
-    assert pipe.congestion.mode is Mode.STARTUP
+    assert pipe.congestion.mode is CongestionMode.STARTUP
     assert pipe.congestion.bandwidth_bytes_per_s > 4 * before
 
 
@@ -119,7 +120,7 @@ def test_finds_the_rate_and_drains_its_queue(rate: float, round_trip_s: float) -
     pipe = Pipe(rate, round_trip_s, hint_s=round_trip_s + DATAGRAM / rate)
     pipe.run(max(40 * round_trip_s, 3.0))
     control = pipe.congestion
-    assert pipe.modes[:3] == [Mode.STARTUP, Mode.DRAIN, Mode.PROBE_BW]
+    assert pipe.modes[:3] == [CongestionMode.STARTUP, CongestionMode.DRAIN, CongestionMode.PROBE_BW]
     assert control.bandwidth_bytes_per_s == pytest.approx(rate, rel=0.1)
     assert control.shortest_trip_s == pytest.approx(round_trip_s + DATAGRAM / rate, rel=0.2)
     queued_bytes = control.in_flight_bytes - rate * control.shortest_trip_s
@@ -162,16 +163,16 @@ def test_follows_a_path_that_becomes_faster_or_slower() -> None:
 def test_looks_for_a_shorter_round_trip_every_ten_seconds() -> None:
     pipe = Pipe(1.25e6, 0.03, hint_s=0.03)
     pipe.run(9.0)
-    assert Mode.PROBE_RTT not in pipe.modes
+    assert CongestionMode.PROBE_RTT not in pipe.modes
     pipe.round_trip_s = 0.05  # a longer way: only a probe can tell it from a queue
     probing_s = 0.0
     smallest = 1 << 60
     while pipe.now < 40.0:
         pipe.run(0.01)
-        if pipe.congestion.mode is Mode.PROBE_RTT:
+        if pipe.congestion.mode is CongestionMode.PROBE_RTT:
             probing_s += 0.01
             smallest = min(smallest, pipe.congestion.window_bytes)
-    assert Mode.PROBE_RTT in pipe.modes
+    assert CongestionMode.PROBE_RTT in pipe.modes
     assert smallest == SMALLEST_WINDOW_DATAGRAMS * DATAGRAM
     assert PROBE_RTT_S <= probing_s < 2.0
     assert pipe.congestion.shortest_trip_s == pytest.approx(0.051, rel=0.1)
@@ -183,24 +184,24 @@ def test_a_probe_of_the_round_trip_before_the_path_is_full_goes_back_to_startup(
     now = 0.0
     modes = set()
     control.begin_flight(now)
-    control.on_sent(DATAGRAM)  # stays under way, so that no flight begins from rest
+    control.handle_sent(DATAGRAM)  # stays under way, so that no flight begins from rest
     for _ in range(60):
         now += 0.5
-        control.on_idle()
+        control.handle_idle()
         flight = control.begin_flight(now)
-        control.on_sent(DATAGRAM)
-        control.on_delivered(now + 0.031, DATAGRAM, flight, 0.031)
+        control.handle_sent(DATAGRAM)
+        control.handle_delivered(now + 0.031, DATAGRAM, flight, 0.031)
         modes.add(control.mode)
-    assert modes == {Mode.STARTUP, Mode.PROBE_RTT}
+    assert modes == {CongestionMode.STARTUP, CongestionMode.PROBE_RTT}
 
 
 def test_a_burst_after_a_rest_needs_no_probe_of_the_round_trip() -> None:
     control = Congestion(now=0.0, datagram_bytes=DATAGRAM, round_trip_s=0.03, peer_buffer_bytes=10**6)
     for now in (0.0, 30.0, 60.0):
         flight = control.begin_flight(now)
-        control.on_sent(DATAGRAM)
-        control.on_delivered(now + 0.031, DATAGRAM, flight, 0.031)
-        assert control.mode is Mode.STARTUP
+        control.handle_sent(DATAGRAM)
+        control.handle_delivered(now + 0.031, DATAGRAM, flight, 0.031)
+        assert control.mode is CongestionMode.STARTUP
 
 
 def test_bursts_after_rests_follow_a_path_that_grows_longer() -> None:
@@ -212,7 +213,7 @@ def test_bursts_after_rests_follow_a_path_that_grows_longer() -> None:
         pipe.round_trip_s += 0.001  # never a shorter one, so the one that is known grows old
         pipe.sends = True
         pipe.run(0.5)
-    assert Mode.PROBE_RTT not in pipe.modes
+    assert CongestionMode.PROBE_RTT not in pipe.modes
     assert pipe.congestion.shortest_trip_s == pytest.approx(0.034 + DATAGRAM / 1.25e6, rel=0.05)
 
 
@@ -234,11 +235,11 @@ def test_few_bytes_now_and_then_do_not_end_startup() -> None:
     now = 0.0
     for _ in range(50):
         now += 0.1
-        control.on_idle()
+        control.handle_idle()
         flight = control.begin_flight(now)
-        control.on_sent(100)
-        control.on_delivered(now + 0.03, 100, flight, 0.03)
-    assert control.mode is Mode.STARTUP
+        control.handle_sent(100)
+        control.handle_delivered(now + 0.03, 100, flight, 0.03)
+    assert control.mode is CongestionMode.STARTUP
     assert control.window_bytes >= INITIAL_WINDOW_DATAGRAMS * DATAGRAM
 
 
@@ -251,15 +252,15 @@ def test_on_a_local_path_the_window_is_bounded_by_the_receive_buffer(buffer: int
     assert window >= min(floor, SMALLEST_WINDOW_DATAGRAMS * DATAGRAM)
     assert window >= floor or window == buffer // 2
     assert window <= max(buffer // 2, SMALLEST_WINDOW_DATAGRAMS * DATAGRAM)
-    assert Mode.PROBE_RTT not in pipe.modes
+    assert CongestionMode.PROBE_RTT not in pipe.modes
 
 
 def test_the_account_of_what_is_in_flight() -> None:
     control = Congestion(now=0.0, datagram_bytes=DATAGRAM, round_trip_s=None, peer_buffer_bytes=10**6)
     flight = control.begin_flight(0.0)
-    control.on_sent(5000)
-    control.on_lost(1000, 0.0)
-    control.on_delivered(0.03, 3000, flight, 0.03)
+    control.handle_sent(5000)
+    control.handle_lost(1000, 0.0)
+    control.handle_delivered(0.03, 3000, flight, 0.03)
     assert control.in_flight_bytes == 1000
     assert control.shortest_trip_s == pytest.approx(0.03)
 
@@ -269,18 +270,18 @@ def test_what_was_sent_on_another_path_says_nothing() -> None:
     flight = old.begin_flight(1.0)
     new = Congestion(now=5.0, datagram_bytes=DATAGRAM, round_trip_s=None, peer_buffer_bytes=10**6)
     before = (new.rate_bytes_per_s, new.window_bytes, new.bandwidth_bytes_per_s, new.shortest_trip_s)
-    new.on_sent(100_000)
+    new.handle_sent(100_000)
     for n in range(10):
-        new.on_delivered(5.1 + n / 100, 10_000, flight, 4.0)
+        new.handle_delivered(5.1 + n / 100, 10_000, flight, 4.0)
     assert (new.rate_bytes_per_s, new.window_bytes, new.bandwidth_bytes_per_s, new.shortest_trip_s) == before
     assert new.in_flight_bytes == 0
-    assert new.mode is Mode.STARTUP
+    assert new.mode is CongestionMode.STARTUP
 
 
 def test_larger_datagrams_make_a_larger_smallest_window() -> None:
     pipe = Pipe(20_000, 0.01, hint_s=0.01)
     pipe.run(5.0)
-    pipe.congestion.on_datagram_size(9000)
+    pipe.congestion.handle_datagram_size(9000)
     pipe.run(1.0)
     assert pipe.congestion.window_bytes >= SMALLEST_WINDOW_DATAGRAMS * 9000
 
@@ -314,13 +315,13 @@ def test_a_lone_packet_begins_its_flight_in_one_step() -> None:
         now += rng.uniform(0.0, 0.02)
         if flights and rng.random() < 0.5:
             mine, yours = flights.pop(0)
-            one.on_delivered(now, 48, mine, now - mine.sent_at)
-            other.on_delivered(now, 48, yours, now - yours.sent_at)
+            one.handle_delivered(now, 48, mine, now - mine.sent_at)
+            other.handle_delivered(now, 48, yours, now - yours.sent_at)
         else:
             if other.in_flight_bytes < other.window_bytes:
-                other.on_idle()
+                other.handle_idle()
             flight = other.begin_flight(now)
-            other.on_sent(48)
+            other.handle_sent(48)
             flights.append((one.begin_idle_flight(now, 48), flight))
         assert [mine == yours for mine, yours in flights] == [True] * len(flights)
     assert one.in_flight_bytes == other.in_flight_bytes
@@ -335,7 +336,7 @@ def test_what_tells_nothing_of_the_path_changes_nothing(seed: int, monkeypatch: 
 
     one, other = made(), made()
     rng = random.Random(seed)
-    true_look = Congestion._tells_nothing
+    true_look = Congestion._is_uninformative
     skipped = 0
 
     def look(control: Congestion, *arguments: object) -> bool:
@@ -344,7 +345,7 @@ def test_what_tells_nothing_of_the_path_changes_nothing(seed: int, monkeypatch: 
         skipped += tells_nothing
         return tells_nothing
 
-    monkeypatch.setattr(Congestion, "_tells_nothing", look)
+    monkeypatch.setattr(Congestion, "_is_uninformative", look)
     now = 0.0
     for _ in range(600):
         now += rng.choice((0.001, 0.03, 0.03, 2.0))
@@ -352,7 +353,7 @@ def test_what_tells_nothing_of_the_path_changes_nothing(seed: int, monkeypatch: 
         mine, yours = (control.begin_idle_flight(now, size) for control in (one, other))
         now += rng.uniform(0.005, 0.03)
         for control, flight in ((one, mine), (other, yours)):
-            control.on_delivered(now, size, flight, now - flight.sent_at)
+            control.handle_delivered(now, size, flight, now - flight.sent_at)
         assert model(one) == model(other)
     assert skipped > 200
 
@@ -363,8 +364,8 @@ def test_the_rate_never_falls_so_low_that_it_measures_itself() -> None:
     now = 0.0
     for _ in range(200):
         flight = control.begin_flight(now)
-        control.on_sent(DATAGRAM)
+        control.handle_sent(DATAGRAM)
         now += 60.0
-        control.on_delivered(now, DATAGRAM, flight, None)
+        control.handle_delivered(now, DATAGRAM, flight, None)
     assert control.bandwidth_bytes_per_s < 100
     assert control.rate_bytes_per_s >= DATAGRAM / SLOWEST_DATAGRAM_S

@@ -17,11 +17,19 @@ from godwit.errors import (
 from godwit.limits import AMPLIFICATION, HANDSHAKE_TIMEOUT_S, MAX_UNRELIABLE_BYTES
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
-from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
-from godwit.transport.train import Address
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.connection import Connection
+from godwit.transport.events import (
+    Address,
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    ConnectionState,
+    PathChanged,
+    Received,
+    Writable,
+)
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 
 # -- the application's calls ------------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ def test_what_was_queued_before_the_limits_were_known_ends_the_connection_clearl
         world.run(2.0)
         closed = world.closed(world.client)
         assert (closed.code, closed.origin) == (Code.LIMIT, "local")
-        assert "the other side takes at most" in closed.reason
+        assert "the peer accepts at most" in closed.reason
         assert world.closed(world.server).origin == "peer"
 
 
@@ -186,8 +194,8 @@ def test_confirms_arrive_with_the_newest_value() -> None:
     for sequence in range(1, 50):
         server.confirm(channel, sequence, 2 * sequence)
         world.run(0.005)
-    world.run_until(lambda: any(event.sequence == 49 for event in world.client.all(Confirmed)))
-    confirmed = world.client.all(Confirmed)
+    world.run_until(lambda: any(event.sequence == 49 for event in world.client.all(ChannelConfirmed)))
+    confirmed = world.client.all(ChannelConfirmed)
     assert [event.sequence for event in confirmed] == sorted({event.sequence for event in confirmed})
     assert all((event.channel, event.reached) == (channel, 2 * event.sequence) for event in confirmed)
 
@@ -203,7 +211,7 @@ def test_a_train_filling_record_is_sent_as_one_full_train() -> None:
     size = client.train_payload_bytes
     send_all(world, client, [bytes(size)])
     world.run(0.05)
-    sent = [flying for flying in world.log[before:] if flying.source == CLIENT and flying.has(wire.Data)]
+    sent = [flying for flying in world.log[before:] if flying.source == CLIENT and flying.has(wire.DataFrame)]
     assert {len(flying.data) for flying in sent} == {client.statistics.datagram_bytes}
     assert sum(len(flying.data) for flying in sent) <= 64_000
 
@@ -247,15 +255,15 @@ def test_close_with_a_reason(closer: str) -> None:
         server, world.server, world.client
     )  # fmt: skip
     one.close(world.now, Code.SHUTDOWN, "going home \N{HOUSE BUILDING}")
-    assert one.state is State.CLOSING
+    assert one.state is ConnectionState.CLOSING
     world.run(world.delay_s)
     assert [(event.code, event.reason, event.origin) for event in (world.closed(side), world.closed(other))] == [
         (Code.SHUTDOWN, "going home \N{HOUSE BUILDING}", "local"),
         (Code.SHUTDOWN, "going home \N{HOUSE BUILDING}", "peer"),
     ]
-    assert other.connection.state is State.DRAINING
+    assert other.connection.state is ConnectionState.DRAINING
     world.run(5.0)
-    assert client.state is server.state is State.CLOSED
+    assert client.state is server.state is ConnectionState.CLOSED
     assert len(world.client.all(Closed)) == len(world.server.all(Closed)) == 1
 
 
@@ -287,7 +295,7 @@ def test_a_code_that_does_not_fit(code: int) -> None:
     client, _ = world.connect()
     with pytest.raises(UsageError, match="code"):
         client.close(world.now, code)
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
 
 
 def test_a_reason_that_is_too_long_is_cut_and_still_proved() -> None:
@@ -317,7 +325,7 @@ def test_a_lost_close_is_said_again() -> None:
     lost: list[Flying] = []
 
     def fate(flying: Flying) -> list[float]:
-        if flying.has(wire.Close) and len(lost) < 2:
+        if flying.has(wire.CloseFrame) and len(lost) < 2:
             lost.append(flying)
             return []
         return [world.delay_s]
@@ -337,14 +345,14 @@ def test_late_packets_are_answered_with_the_close_for_a_while() -> None:
     client.close(world.now, 5)
     send_all(world, server, [bytes(200)])
     world.run(0.012)
-    closes = sum(flying.has(wire.Close) for flying in world.log)
+    closes = sum(flying.has(wire.CloseFrame) for flying in world.log)
     assert closes >= 2
     for n in range(100):
-        world.inject(world.client, packet_for(client, 500 + n, wire.Ping()), source=SERVER)
-        world.inject(world.client, packet_for(client, 500 + n, wire.Ping()), source=STRANGER)
+        world.inject(world.client, packet_for(client, 500 + n, wire.PingFrame()), source=SERVER)
+        world.inject(world.client, packet_for(client, 500 + n, wire.PingFrame()), source=STRANGER)
         world.drain()
-    assert closes < sum(flying.has(wire.Close) for flying in world.log) <= 25
-    assert all(flying.target == SERVER for flying in world.log if flying.has(wire.Close))
+    assert closes < sum(flying.has(wire.CloseFrame) for flying in world.log) <= 25
+    assert all(flying.target == SERVER for flying in world.log if flying.has(wire.CloseFrame))
     assert world.client.endpoint.dropped["closed_connection"] >= 200
     world.run(5.0)
     world.fate = world.usual_fate
@@ -361,7 +369,7 @@ def test_both_close_at_once() -> None:
     assert world.closed(world.server).code == 2
     assert not world.client.endpoint.connections
     assert not world.server.endpoint.connections
-    assert sum(flying.has(wire.Close) for flying in world.log) < 50
+    assert sum(flying.has(wire.CloseFrame) for flying in world.log) < 50
 
 
 def test_a_draining_connection_is_silent() -> None:
@@ -370,10 +378,10 @@ def test_a_draining_connection_is_silent() -> None:
     world.run(0.2)
     client.close(world.now)
     world.run(world.delay_s)
-    assert server.state is State.DRAINING
+    assert server.state is ConnectionState.DRAINING
     before = len([flying for flying in world.log if flying.source == SERVER])
     for n in range(10):
-        world.inject(world.server, packet_for(server, 500 + n, wire.Ping()), source=CLIENT)
+        world.inject(world.server, packet_for(server, 500 + n, wire.PingFrame()), source=CLIENT)
     world.run(0.05)
     assert len([flying for flying in world.log if flying.source == SERVER]) == before
 
@@ -385,14 +393,14 @@ def test_a_forged_close_is_not_believed() -> None:
     key = world.connection_key()
     mine = handshake.close_mac(key, "server", 0, "")  # as the server itself would prove it: not the client's word
     for n, mac in enumerate((bytes(16), b"\xff" * 16, mine, handshake.close_mac(bytes(32), "client", 0, ""))):
-        world.smuggle(client, world.server, wire.Close(0, "", mac))
+        world.smuggle(client, world.server, wire.CloseFrame(0, "", mac))
         assert world.server.endpoint.dropped["forged_close"] == n + 1
     other_code = handshake.close_mac(key, "client", 1, "")
-    world.smuggle(client, world.server, wire.Close(0, "", other_code))
+    world.smuggle(client, world.server, wire.CloseFrame(0, "", other_code))
     assert world.server.endpoint.dropped["forged_close"] == 5
-    assert server.state is State.OPEN
+    assert server.state is ConnectionState.OPEN
     good = handshake.close_mac(key, "client", 3, "proved")
-    world.inject(world.server, packet_for(server, 900, wire.Close(3, "proved", good)), source=CLIENT)
+    world.inject(world.server, packet_for(server, 900, wire.CloseFrame(3, "proved", good)), source=CLIENT)
     world.drain()
     assert world.closed(world.server).reason == "proved"
 
@@ -404,7 +412,7 @@ def test_keep_alive_keeps_an_idle_connection_open() -> None:
     world = World()
     client, server = world.connect()
     world.run(600.0)
-    assert client.state is server.state is State.OPEN
+    assert client.state is server.state is ConnectionState.OPEN
     pings = [flying for flying in world.log if flying.at > 105.0 and flying.source == CLIENT]
     assert 30 < len(pings) < 150
     send_all(world, client, [b"still here"])
@@ -417,7 +425,7 @@ def test_keep_alive_through_loss(arq: str) -> None:
     world = World(7, client=EndpointConfig(arq=arq), loss=0.3)  # type: ignore[arg-type]
     client, server = world.connect()
     world.run(300.0)
-    assert client.state is server.state is State.OPEN
+    assert client.state is server.state is ConnectionState.OPEN
 
 
 def test_the_smaller_idle_time_out_counts_on_both_sides() -> None:
@@ -431,7 +439,7 @@ def test_the_smaller_idle_time_out_counts_on_both_sides() -> None:
     for side in world.sides:
         closed = world.closed(side)
         assert (closed.code, closed.origin) == (Code.TIMEOUT, "timeout")
-        assert "nothing was heard" in closed.reason
+        assert "nothing was received" in closed.reason
     world.run(10.0)
     assert not world.client.endpoint.connections
     assert not world.server.endpoint.connections
@@ -442,7 +450,7 @@ def test_a_short_idle_time_out_is_kept_alive_too() -> None:
     world = World(client=EndpointConfig(idle_timeout_s=0.5))
     client, server = world.connect()
     world.run(10.0)
-    assert client.state is server.state is State.OPEN
+    assert client.state is server.state is ConnectionState.OPEN
 
 
 def test_silence_while_something_waits_to_be_sent() -> None:
@@ -461,7 +469,7 @@ def test_silence_while_something_waits_to_be_sent() -> None:
 
 def test_a_client_that_was_never_heard_after_its_connect_is_given_less_time() -> None:
     world = World()
-    world.fate = lambda flying: [] if flying.has(wire.Accept) else [world.delay_s]
+    world.fate = lambda flying: [] if flying.has(wire.AcceptFrame) else [world.delay_s]
     world.client.endpoint.connect(SERVER, world.now)
     world.run_until(lambda: bool(world.server.all(Connected)))
     start = world.now
@@ -550,7 +558,7 @@ def test_a_change_of_host_does_not_upset_the_rate() -> None:
         assert server.statistics.bandwidth_bytes_per_s == pytest.approx(1.23e6, rel=0.2), f"seed {seed}"
 
 
-def roaming() -> tuple[World, Connection, Connection]:
+def migration() -> tuple[World, Connection, Connection]:
     """A client that has just moved: the server's first challenge is under way and will not arrive."""
     world = World()
     client, server = world.connect()
@@ -563,22 +571,22 @@ def roaming() -> tuple[World, Connection, Connection]:
 
 
 def challenges(world: World, to: Address = NEW_PORT) -> list[Flying]:
-    return [flying for flying in world.log if flying.target == to and flying.has(wire.PathProbe)]
+    return [flying for flying in world.log if flying.target == to and flying.has(wire.PathProbeFrame)]
 
 
 def challenge(world: World) -> bytes:
     (probe,) = challenges(world)[-1].frames()
-    assert isinstance(probe, wire.PathProbe)
+    assert isinstance(probe, wire.PathProbeFrame)
     return probe.challenge
 
 
 def test_nothing_is_taken_from_an_unproven_address() -> None:
-    world, _, server = roaming()
+    world, _, server = migration()
     assert world.server.records == []
     assert server.peer_address == CLIENT
     assert world.server.endpoint.dropped["unproven_path"] >= 1
     mac = handshake.path_mac(world.connection_key(), "client", challenge(world))
-    world.inject(world.server, packet_for(server, 700, wire.PathResponse(challenge(world), mac)), source=NEW_PORT)
+    world.inject(world.server, packet_for(server, 700, wire.PathResponseFrame(challenge(world), mac)), source=NEW_PORT)
     world.drain()
     assert server.peer_address == NEW_PORT
     assert [event.address for event in world.server.all(PathChanged)] == [NEW_PORT]
@@ -589,7 +597,7 @@ def test_nothing_is_taken_from_an_unproven_address() -> None:
 
 @pytest.mark.parametrize("wrong", ["mac", "sender", "challenge", "address"])
 def test_a_wrong_path_response_moves_nothing(wrong: str) -> None:
-    world, _, server = roaming()
+    world, _, server = migration()
     asked = challenge(world)
     if wrong == "challenge":
         asked = bytes(8)
@@ -597,7 +605,7 @@ def test_a_wrong_path_response_moves_nothing(wrong: str) -> None:
     if wrong == "mac":
         mac = bytes(16)
     source = STRANGER if wrong == "address" else NEW_PORT
-    world.inject(world.server, packet_for(server, 700, wire.PathResponse(asked, mac)), source=source)
+    world.inject(world.server, packet_for(server, 700, wire.PathResponseFrame(asked, mac)), source=source)
     world.drain()
     assert server.peer_address == CLIENT
     assert not world.server.all(PathChanged)
@@ -606,7 +614,7 @@ def test_a_wrong_path_response_moves_nothing(wrong: str) -> None:
 
 
 def test_an_unproven_address_gets_at_most_three_times_what_came_from_it() -> None:
-    world, _, server = roaming()
+    world, _, server = migration()
     received = sum(len(flying.data) for flying in world.log if flying.source == NEW_PORT)
     assert received > 0
     world.fate = lambda flying: []
@@ -614,7 +622,7 @@ def test_an_unproven_address_gets_at_most_three_times_what_came_from_it() -> Non
     sent = sum(len(flying.data) for flying in world.log if flying.target == NEW_PORT)
     assert 0 < sent <= AMPLIFICATION * received
     assert 2 <= len(challenges(world)) <= 5
-    small = packet_for(server, 800, wire.Ping())
+    small = packet_for(server, 800, wire.PingFrame())
     for n in range(3):
         victim = ("203.0.113.77", n)
         world.inject(world.server, small, source=victim)
@@ -641,7 +649,7 @@ def test_an_old_packet_from_elsewhere_starts_no_check() -> None:
 def test_broken_packets_from_elsewhere_are_counted() -> None:
     world = World()
     _, server = world.connect()
-    good = packet_for(server, 900, wire.Ping())
+    good = packet_for(server, 900, wire.PingFrame())
     world.inject(world.server, good[:-1] + b"!", packet_for(server, 900)[:-4] + good[-4:], source=STRANGER)
     assert world.server.endpoint.dropped.total() == 2
     assert "unproven_path" not in world.server.endpoint.dropped
@@ -651,13 +659,13 @@ def test_a_client_stays_with_its_server() -> None:
     """A server does not roam: what comes from elsewhere is dropped."""
     world = World()
     client, server = world.connect()
-    frame = wire.Data(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"trust me")
+    frame = wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"trust me")
     world.inject(world.client, packet_for(client, 900, frame), source=STRANGER)
     world.drain()
     assert world.client.endpoint.dropped == {"wrong_address": 1}
     assert not world.client.records
     assert client.peer_address == SERVER
-    assert server.state is State.OPEN
+    assert server.state is ConnectionState.OPEN
 
 
 def test_a_download_finds_the_client_again_soon_after_its_nat_forgot_it() -> None:
@@ -674,10 +682,10 @@ def closes(side: Side) -> int:
 
 
 def test_a_close_from_a_new_address_proves_itself() -> None:
-    world, client, server = roaming()
+    world, client, server = migration()
     client.close(world.now)
     world.run(0.1)
-    assert server.state is not State.OPEN
+    assert server.state is not ConnectionState.OPEN
     (closed,) = world.server.all(Closed)
     assert (closed.code, closed.origin) == (Code.NORMAL, "peer")
     assert closes(world.client) == 1

@@ -9,8 +9,8 @@ from tests.transport.world import ARQS, Flying, Side, World, send_all
 
 from godwit.errors import SendBufferFullError
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
-from godwit.transport.events import Closed, Connected
+from godwit.transport.connection import Connection
+from godwit.transport.events import Closed, Connected, ConnectionState
 
 LOSSES = [0.0, 0.05, 0.2]
 
@@ -33,7 +33,7 @@ def both_ways(world: World, up: dict[int, list[bytes]], down: dict[int, list[byt
     for connection, side, records in jobs:
         for channel, bodies in records.items():
             assert side.bodies(channel) == bodies, f"seed {world.seed}"
-        assert connection.state is State.OPEN
+        assert connection.state is ConnectionState.OPEN
     world.run(20.0)
     assert world.client.endpoint.buffered_bytes == world.server.endpoint.buffered_bytes == 0, f"seed {world.seed}"
     assert client.statistics.in_flight_bytes == server.statistics.in_flight_bytes == 0, f"seed {world.seed}"
@@ -208,7 +208,7 @@ def test_a_black_hole_now_and_then() -> None:
         world.run(2.0)
         world.loss = 0.0
     world.run_until(lambda: len(world.server.bodies(channel)) == 100, 20.0)
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
 
 
 def test_the_same_seed_gives_the_same_world() -> None:

@@ -18,12 +18,11 @@ from godwit.limits import (
 )
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
+from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected
-from godwit.transport.train import Address, Train
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.events import Address, Closed, Connected, ConnectionState, Train
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.packet import CHECKSUM, VERSION, decode_packet, encode_packet
 from godwit.wire.parameters import encode_parameters
 
@@ -31,7 +30,7 @@ RESET_KEY = b"kept across restarts"
 
 
 def hello(connection_id: int = 7, size: int = BASE_DATAGRAM_BYTES, nonce: bytes = b"n" * 16) -> bytes:
-    frame = wire.encode_frame(wire.Hello(connection_id, nonce))
+    frame = wire.encode_frame(wire.HelloFrame(connection_id, nonce))
     return encode_packet(0, 0, frame.ljust(size - 17, b"\0"))
 
 
@@ -49,14 +48,14 @@ def answer(side: Side, now: float, to: Address = STRANGER) -> wire.Frame | None:
 def cookie_for(world: World, connection_id: int = 7, source: Address = STRANGER) -> bytes:
     world.inject(world.server, hello(connection_id), source=source)
     cookie = answer(world.server, world.now, source)
-    assert isinstance(cookie, wire.Cookie)
+    assert isinstance(cookie, wire.CookieFrame)
     return cookie.cookie
 
 
 def connect_packet(cookie: bytes, connection_id: int = 7, parameters: bytes | None = None) -> bytes:
     if parameters is None:
         parameters = encode_parameters(EndpointConfig().parameters(b""))
-    return encode_packet(0, 0, wire.encode_frame(wire.Connect(connection_id, b"n" * 16, cookie, parameters)))
+    return encode_packet(0, 0, wire.encode_frame(wire.ConnectFrame(connection_id, b"n" * 16, cookie, parameters)))
 
 
 # -- feed and drain ---------------------------------------------------------------------------------------------------
@@ -101,7 +100,7 @@ def test_many_connections_between_two_endpoints() -> None:
 def test_packets_of_several_connections_in_one_train() -> None:
     world = World()
     pairs = [world.connect() for _ in range(3)]
-    frame = wire.Data(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"hello")
+    frame = wire.DataFrame(wire.WHOLE | wire.UNRELIABLE, 0, 0, 0, None, b"hello")
     packets = [packet_for(server, 100 + n // 3, frame) for n in range(9) for server in [pairs[n % 3][1]]]
     stray = encode_packet(12345, 0, wire.encode_frame(frame))
     data = b"".join(packets[:4]) + stray + b"".join(packets[4:]) + packets[0][:-3]
@@ -115,7 +114,7 @@ def test_a_server_can_be_a_client_of_another() -> None:
     world = World(client=EndpointConfig(accepts=True))
     there, _ = world.connect()
     back = world.server.endpoint.connect(CLIENT, world.now)
-    world.run_until(lambda: back.state is State.OPEN)
+    world.run_until(lambda: back.state is ConnectionState.OPEN)
     world.run(0.5)
     assert there.role == back.role == "client"
     assert len(world.client.endpoint.connections) == len(world.server.endpoint.connections) == 2
@@ -257,7 +256,7 @@ def test_a_repeated_connect_gets_the_same_accept_and_one_connection() -> None:
     for _ in range(5):
         world.inject(world.server, packet, source=STRANGER)
         answers.append(answer(world.server, world.now))
-    assert isinstance(answers[0], wire.Accept)
+    assert isinstance(answers[0], wire.AcceptFrame)
     assert len({str(one) for one in answers}) == 1
     assert len(world.server.endpoint.connections) == 1
     assert [type(event) for event in world.server.endpoint.events()] == [Connected]
@@ -283,7 +282,7 @@ def test_a_replayed_connect_after_the_end_opens_nothing() -> None:
 def test_a_client_that_never_confirms_its_accept_is_forgotten() -> None:
     world = World()
     world.inject(world.server, connect_packet(cookie_for(world)), source=STRANGER)
-    assert isinstance(answer(world.server, world.now), wire.Accept)
+    assert isinstance(answer(world.server, world.now), wire.AcceptFrame)
     world.fate = lambda flying: []
     world.run(60.0)
     assert world.closed(world.server).origin == "timeout"
@@ -303,7 +302,7 @@ def test_a_full_server_refuses() -> None:
     first.close(world.now)
     world.run(5.0)
     third = world.client.endpoint.connect(SERVER, world.now)
-    world.run_until(lambda: third.state is State.OPEN)
+    world.run_until(lambda: third.state is ConnectionState.OPEN)
 
 
 def test_a_host_with_too_many_connections_is_refused() -> None:
@@ -317,11 +316,11 @@ def test_a_host_with_too_many_connections_is_refused() -> None:
     assert f"2 connections from {CLIENT[0]}" in closed.reason
     assert world.server.endpoint.dropped["busy"] == 1
     world.inject(world.server, connect_packet(cookie_for(world)), source=STRANGER)
-    assert isinstance(answer(world.server, world.now), wire.Accept)
+    assert isinstance(answer(world.server, world.now), wire.AcceptFrame)
     first.close(world.now)
     world.run(5.0)
     third = world.client.endpoint.connect(SERVER, world.now)
-    world.run_until(lambda: third.state is State.OPEN)
+    world.run_until(lambda: third.state is ConnectionState.OPEN)
     for connection in list(world.client.endpoint.connections.values()):
         connection.close(world.now)
     world.run(15.0)
@@ -337,16 +336,16 @@ def test_a_host_has_no_limit_of_its_own_unless_one_is_set() -> None:
 
 
 def test_a_refused_connect_stays_refused() -> None:
-    """A repeat of it that is under way must not open a connection that nobody holds."""
+    """A repeat of it that is under way must not open a connection that no client holds."""
     world = World(server=EndpointConfig(accepts=True, max_connections=1))
     first, _ = world.connect()
     packet = connect_packet(cookie_for(world))
     world.inject(world.server, packet, source=STRANGER)
-    assert isinstance(answer(world.server, world.now), wire.Refuse)
+    assert isinstance(answer(world.server, world.now), wire.RefuseFrame)
     first.close(world.now)
     world.run(5.0)
     world.inject(world.server, packet, source=STRANGER)
-    assert isinstance(answer(world.server, world.now), wire.Refuse)
+    assert isinstance(answer(world.server, world.now), wire.RefuseFrame)
     assert not world.server.endpoint.connections
 
 
@@ -355,7 +354,7 @@ def test_bad_parameters_are_refused(parameters: bytes) -> None:
     world = World()
     world.inject(world.server, connect_packet(cookie_for(world), parameters=parameters), source=STRANGER)
     refuse = answer(world.server, world.now)
-    assert isinstance(refuse, wire.Refuse)
+    assert isinstance(refuse, wire.RefuseFrame)
     assert refuse.code == Code.PROTOCOL
     assert refuse.nonce == b"n" * 16
     assert world.server.endpoint.dropped == {"control": 1}
@@ -368,7 +367,7 @@ def test_another_version_is_refused_in_our_own(version: int) -> None:
     packet = with_checksum(bytes((version << 4,)) + hello()[1 : -CHECKSUM.size])
     world.inject(world.server, packet, source=STRANGER)
     refuse = answer(world.server, world.now)
-    assert isinstance(refuse, wire.Refuse)
+    assert isinstance(refuse, wire.RefuseFrame)
     assert (refuse.code, refuse.nonce) == (Code.VERSION, b"n" * 16)
     assert f"version {VERSION}" in refuse.reason
     assert world.server.endpoint.dropped == {"version": 1}
@@ -385,7 +384,7 @@ def test_other_packets_of_another_version_are_not_answered() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame", [wire.Ping(), wire.Accept(1, bytes(16), bytes(16), b""), wire.Cookie(bytes(20), bytes(16))]
+    "frame", [wire.PingFrame(), wire.AcceptFrame(1, bytes(16), bytes(16), b""), wire.CookieFrame(bytes(20), bytes(16))]
 )
 def test_strange_frames_without_an_id(frame: wire.Frame) -> None:
     world = World()
@@ -418,7 +417,7 @@ def test_a_restarted_server_proves_its_reset() -> None:
     world.run(0.1)
     closed = world.closed(world.client)
     assert (closed.code, closed.origin) == (Code.RESET, "reset")
-    assert client.state is State.DRAINING
+    assert client.state is ConnectionState.DRAINING
     assert world.server.endpoint.dropped["unknown_connection"] >= 1
     world.run(2.0)
     assert client.is_over
@@ -430,7 +429,7 @@ def test_a_restarted_server_with_another_key_is_not_believed() -> None:
     restarted(world, b"quite another key")
     send_all(world, client, [bytes(100)])
     world.run(5.0)
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
     assert world.client.endpoint.dropped["forged_reset"] >= 1
     world.run(60.0)
     assert world.closed(world.client).origin == "timeout"
@@ -439,15 +438,15 @@ def test_a_restarted_server_with_another_key_is_not_believed() -> None:
 def test_a_reset_is_believed_from_the_servers_address_only() -> None:
     world, client = before_restart()
     token = handshake.reset_token(RESET_KEY, world.server.connection.id)
-    good = encode_packet(0, 0, wire.encode_frame(wire.Reset(token)))
-    forged = encode_packet(0, 0, wire.encode_frame(wire.Reset(bytes(16))))
-    elsewhere = encode_packet(99, 0, wire.encode_frame(wire.Reset(token)))
+    good = encode_packet(0, 0, wire.encode_frame(wire.ResetFrame(token)))
+    forged = encode_packet(0, 0, wire.encode_frame(wire.ResetFrame(bytes(16))))
+    elsewhere = encode_packet(99, 0, wire.encode_frame(wire.ResetFrame(token)))
     world.inject(world.client, good, source=STRANGER)
     world.inject(world.client, forged, source=SERVER)
     assert world.client.endpoint.dropped == {"forged_reset": 2}
     world.inject(world.client, elsewhere, source=SERVER)
     assert world.client.endpoint.dropped["unknown_connection"] == 1
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
     world.inject(world.client, good, good, source=SERVER)
     world.drain()
     assert world.closed(world.client).origin == "reset"
@@ -511,7 +510,7 @@ def test_calls_on_a_forgotten_connection_do_no_harm() -> None:
     client, _ = world.connect()
     client.close(world.now)
     world.run(5.0)
-    client.consume(1, 10**7)  # gives credit back, which nobody wants to hear of any more
+    client.consume(1, 10**7)  # returns credit, which has no use any more
     client.close(world.now)
     world.run(1.0)
     assert client.next_timer() is None
@@ -525,7 +524,7 @@ def test_a_lost_close_is_made_good_by_a_reset() -> None:
     world.server.connection.close(world.now, Code.SHUTDOWN)
     world.run(5.0)
     assert not world.server.endpoint.connections
-    assert client.state is State.OPEN
+    assert client.state is ConnectionState.OPEN
     world.fate = world.usual_fate
     send_all(world, client, [bytes(100)])
     world.run(1.0)

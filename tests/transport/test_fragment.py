@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.limits import RECORD_COST_BYTES
-from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
-from godwit.wire import frames as wire
+from godwit.transport.send_channels import Fragment, OutgoingChannel, OutgoingRecord
+from godwit.wire import packet as wire
 
 
 def record(body: bytes, *, number: int = 0, ends: bool = False, channel: int = 3) -> OutgoingRecord:
     return OutgoingRecord(OutgoingChannel(channel, 0), number, body, ends)
 
 
-def decoded(fragment: Fragment, *, with_length: bool) -> wire.Data:
+def decoded(fragment: Fragment, *, with_length: bool) -> wire.DataFrame:
     encoded = b"".join(fragment.encode(with_length=with_length))
     behind = b"\x01" if with_length else b""
     frames = wire.decode_frames(encoded + behind)
     assert len(frames) == 1 + len(behind)
-    assert isinstance(frames[0], wire.Data)
+    assert isinstance(frames[0], wire.DataFrame)
     expected = fragment.header_bytes() + fragment.body_bytes() + (2 if with_length else 0)
     assert len(encoded) == expected
     return frames[0]

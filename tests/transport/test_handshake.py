@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from godwit.limits import COOKIE_LIFETIME_S, MAX_REASON_BYTES
 from godwit.transport import handshake
-from godwit.transport.train import Address
-from godwit.wire.frames import COOKIE_BYTES, MAC_BYTES, TOKEN_BYTES
+from godwit.transport.events import Address
+from godwit.wire.packet import COOKIE_BYTES, MAC_BYTES, TOKEN_BYTES
 
 SECRET = b"s" * 32
 KEY = b"k" * 32

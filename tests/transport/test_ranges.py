@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from godwit.transport.ranges import RangeSet
+from godwit.transport.acknowledgement import RangeSet
 
 numbers = st.integers(0, 60)
 lengths = st.integers(1, 12)

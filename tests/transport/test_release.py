@@ -8,23 +8,21 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.transport.world import ARQS, CLIENT, World, packet_for, send_all
 
-from godwit.transport.assembly import Assembly, IncomingChannel
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
-from godwit.transport.fragment import OutgoingChannel, OutgoingRecord
-from godwit.transport.inbound import Inbound
-from godwit.transport.parts import Parts
-from godwit.transport.receive import ReceiveHalf
+from godwit.transport.connection_state import Components
+from godwit.transport.receive_channels import Assembly, IncomingChannel, ReceiveChannels
+from godwit.transport.receiver import PacketReceiver
 from godwit.transport.recovery import Recovery
-from godwit.transport.send import SendHalf
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.send_channels import OutgoingChannel, OutgoingRecord, SendChannels
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.parameters import Arq
 
 PER_CONNECTION = frozenset(
     (
-        Assembly, Connection, Inbound, IncomingChannel, OutgoingChannel, OutgoingRecord, Parts, ReceiveHalf, Recovery,
-        SendHalf,
+        Assembly, Connection, PacketReceiver, IncomingChannel, OutgoingChannel, OutgoingRecord, Components,
+        ReceiveChannels, Recovery, SendChannels,
     )
 )  # fmt: skip
 RECORD = bytes(3000)
@@ -59,7 +57,7 @@ def reset(world: World, client: Connection, server: Connection) -> None:
 
 
 def break_the_protocol(world: World, client: Connection, server: Connection) -> None:
-    frame = wire.Data(wire.LAST, 9, 0, 20_000_000, None, b"beyond the longest record")
+    frame = wire.DataFrame(wire.LAST, 9, 0, 20_000_000, None, b"beyond the longest record")
     world.inject(world.server, packet_for(server, 10_000, frame), source=CLIENT)
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.transport.congestion import Flight
-from godwit.transport.fragment import Fragment, OutgoingChannel, OutgoingRecord
-from godwit.transport.sent import MAX_OLD_SKIPPED, SentLog, SentRun
+from godwit.transport.recovery import MAX_OLD_SKIPPED, SentLog, SentRun
+from godwit.transport.send_channels import Fragment, OutgoingChannel, OutgoingRecord
 
 FLIGHT = Flight(1.0, 0, 0.0, 0.0, False)
 BODY_BYTES = 10
@@ -66,7 +66,7 @@ def test_against_a_plain_set(made: list[tuple[int, int]], ranges: list[tuple[int
         pieces.update({number + n: 20 + BODY_BYTES * n for n in range(count)})
         number += count
     for first, length in ranges:
-        taken = log.take(first, first + length)
+        taken = log.remove(first, first + length)
         expected = {n for n in plain if first <= n <= first + length}
         assert numbers(taken) == sorted(expected)
         for one in taken:
@@ -85,10 +85,10 @@ def test_against_a_plain_set(made: list[tuple[int, int]], ranges: list[tuple[int
 def test_a_claim_of_billions_costs_nothing() -> None:
     log = SentLog()
     log.append(run(3))
-    assert log.take(4, 2**60) == []
-    assert log.take(0, 2) == []
-    assert numbers(log.take(0, 2**60)) == [3]
-    assert log.take(0, 2**60) == []
+    assert log.remove(4, 2**60) == []
+    assert log.remove(0, 2) == []
+    assert numbers(log.remove(0, 2**60)) == [3]
+    assert log.remove(0, 2**60) == []
     assert log.packets == 0
 
 
@@ -122,9 +122,9 @@ def test_a_log_can_be_emptied() -> None:
     log = SentLog()
     log.extend([run(3), run(4, 5)])
     log.clear()
-    assert (len(log), log.packets, log.take(0, 100)) == (0, 0, [])
+    assert (len(log), log.packets, log.remove(0, 100)) == (0, 0, [])
     log.append(run(9))
-    assert numbers(log.take(0, 100)) == [9]
+    assert numbers(log.remove(0, 100)) == [9]
 
 
 def test_skipped_numbers_are_remembered_while_older_packets_are_under_way() -> None:
@@ -134,7 +134,7 @@ def test_skipped_numbers_are_remembered_while_older_packets_are_under_way() -> N
         log.skip(number)
     assert len(log.skipped) == 99
     assert [log.count_skipped(*span) for span in ((0, 9), (10, 10), (11, 30), (0, 2**40))] == [0, 1, 2, 99]
-    log.take(5, 5)
+    log.remove(5, 5)
     log.skip(1000)
     assert log.skipped == list(range(1000 - 10 * (MAX_OLD_SKIPPED - 1), 1001, 10))
     log.clear()

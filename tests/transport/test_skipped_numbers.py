@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 from tests.transport.world import ARQS, CLIENT, Flying, World, packet_for, send_all
 
-from godwit.transport import transmit as transmit_module
+from godwit.transport import transmitter as transmit_module
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.connection import Connection
+from godwit.transport.events import ConnectionState
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.packet import decode_packet
 from godwit.wire.parameters import Arq
 
@@ -29,7 +30,7 @@ def numbers(world: World, source: tuple[object, ...]) -> list[int]:
 
 
 def skipped(connection: Connection) -> list[int]:
-    return connection._parts.recovery.sent.skipped
+    return connection._components.recovery.sent.skipped
 
 
 @pytest.mark.usefixtures("often")
@@ -44,8 +45,8 @@ def test_an_honest_peer_sees_no_losses(arq: Arq) -> None:
         assert skipped(sender)
         assert (sender.statistics.packets_lost, sender.statistics.fragments_resent) == (0, 0)
         assert sender.statistics.in_flight_bytes == 0
-        assert not sender._parts.recovery.sent
-        assert receiver.state is State.OPEN
+        assert not sender._components.recovery.sent
+        assert receiver.state is ConnectionState.OPEN
     sent = numbers(world, CLIENT)
     assert len(sent) == len(set(sent))
     assert not set(skipped(client)) & set(sent)
@@ -83,14 +84,14 @@ def test_a_peer_that_acknowledges_what_was_never_sent_is_closed(is_lone: bool) -
         world.step(world.now + 1)
     world.drain()
     newest = server._transmitter.next_number - 1
-    claim = wire.Ack(0, ((0, newest),))
+    claim = wire.AckFrame(0, ((0, newest),))
     if is_lone:  # the layout that the short way in takes
         packet = packet_for(server, client._transmitter.next_number, claim)
     else:
-        packet = packet_for(server, client._transmitter.next_number, claim, wire.Ping())
+        packet = packet_for(server, client._transmitter.next_number, claim, wire.PingFrame())
     before = server.statistics
     world.inject(world.server, packet, source=CLIENT)
-    assert server.state is State.CLOSING
+    assert server.state is ConnectionState.CLOSING
     world.drain()
     assert world.server.endpoint.dropped["skipped_ack"] == 1
     closed = world.closed(world.server)

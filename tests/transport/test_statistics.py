@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.transport.world import World, send_all
 
-from godwit.transport.statistics import Statistics
+from godwit.transport.connection_state import Statistics
 
 
 def test_the_figures_come_from_the_parts() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 ADDRESS = ("192.0.2.1", 4000)
 

@@ -13,14 +13,13 @@ from godwit.limits import (
     MAX_WILL_BYTES,
     UNADMITTED_BYTES,
 )
+from godwit.transport.admission import UnadmittedConnections, host_of
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
+from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected
-from godwit.transport.train import Address, Train
-from godwit.transport.unadmitted import UnadmittedConnections, host_of
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.events import Address, Closed, Connected, ConnectionState, Train
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 
 
 @pytest.mark.parametrize(
@@ -124,14 +123,14 @@ def test_one_host_cannot_keep_others_out() -> None:
     crowd.admit_all()
     greedy = [crowd.connect("203.0.113.9") for _ in range(60)]
     assert len(crowd.server.connections) == 40
-    busy = [one for one in greedy if one.state is State.CLOSED]
+    busy = [one for one in greedy if one.state is ConnectionState.CLOSED]
     assert len(busy) == 60 - 35  # its own connections were too young to make room
     newcomers = [crowd.connect(f"198.51.100.{n}") for n in range(10)]
-    assert all(one.state is State.OPEN for one in (*newcomers, *admitted))
+    assert all(one.state is ConnectionState.OPEN for one in (*newcomers, *admitted))
     assert crowd.server.dropped["evicted"] == 10
     closed = [one for one in crowd.server.events() if isinstance(one, Closed)]
     assert {(one.code, one.origin) for one in closed} == {(Code.BUSY, "local")}
-    ended = [one for one in greedy[:35] if one.state is not State.OPEN]
+    ended = [one for one in greedy[:35] if one.state is not ConnectionState.OPEN]
     assert ended == greedy[:10]  # the oldest, and each was told
 
 
@@ -141,8 +140,8 @@ def test_admitted_connections_make_no_room() -> None:
     crowd.admit_all()
     crowd.now += 60
     refused = crowd.connect("192.0.2.2")
-    assert refused.state is State.CLOSED
-    assert all(one.state is State.OPEN for one in admitted)
+    assert refused.state is ConnectionState.CLOSED
+    assert all(one.state is ConnectionState.OPEN for one in admitted)
     assert crowd.server.dropped["busy"] == 1
 
 
@@ -154,7 +153,7 @@ def test_a_host_is_cut_down_to_its_share_as_more_come() -> None:
     crowd.now += LOGIN_GRACE_S
     last = [crowd.connect("203.0.113.9") for _ in range(50)]
     assert len(crowd.server.connections) == 100
-    assert all(one.state is State.OPEN for one in last)
+    assert all(one.state is ConnectionState.OPEN for one in last)
 
 
 def test_many_clients_behind_one_address_that_log_in_all_get_in() -> None:
@@ -218,18 +217,18 @@ def test_little_is_held_for_a_stranger(kind: str) -> None:
     for n in range(1, 2000):
         frames: list[wire.Frame]
         if kind == "fragments":
-            frames = [wire.Data(0, 0, 0, 60 * n, None, bytes(50))]
+            frames = [wire.DataFrame(0, 0, 0, 60 * n, None, bytes(50))]
         elif kind == "empty records":
-            frames = [wire.Data(wire.WHOLE | wire.HAS_LENGTH, 0, 5 * n + k, 0, None, b"") for k in range(5)]
+            frames = [wire.DataFrame(wire.WHOLE | wire.HAS_LENGTH, 0, 5 * n + k, 0, None, b"") for k in range(5)]
         else:
             body = bytes(BASE_DATAGRAM_BYTES - 40)
-            frames = [wire.Data(0, 0, 0, (n - 1) * len(body), None, body)]
-        number = server._parts.acknowledger.largest + 1
+            frames = [wire.DataFrame(0, 0, 0, (n - 1) * len(body), None, body)]
+        number = server._components.acknowledger.largest + 1
         world.inject(world.server, packet_for(server, number, *frames), source=CLIENT)
         most = max(most, world.server.endpoint._budget.used_bytes)
-        if server.state is not State.OPEN:
+        if server.state is not ConnectionState.OPEN:
             break
-    assert server.state is State.CLOSING
+    assert server.state is ConnectionState.CLOSING
     assert UNADMITTED_BYTES // 2 < most < UNADMITTED_BYTES + 2000
     assert world.server.endpoint._budget.used_bytes == 0
     assert world.server.endpoint.dropped["limit"] == 1

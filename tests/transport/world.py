@@ -17,11 +17,10 @@ from hypothesis import settings
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
+from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Event, Received
-from godwit.transport.train import Address, Train
-from godwit.wire import frames as wire
+from godwit.transport.events import Address, Closed, Connected, ConnectionState, Event, Received, Train
+from godwit.wire import packet as wire
 from godwit.wire.packet import decode_packet, encode_packet
 from godwit.wire.parameters import Arq
 
@@ -145,7 +144,7 @@ class World:
         return [] if self.rng.random() < self.loss else [waits_s + self.delay_s]
 
     def launch(self, source: Address, target: Address, data: bytes, delay_s: float) -> None:
-        """Puts a datagram into the air, whoever made it."""
+        """Send a datagram, of any origin."""
         self._launched += 1
         heappush(self._in_the_air, (self.now + delay_s, self._launched, source, target, data))
 
@@ -240,7 +239,7 @@ class World:
         """An open connection, as the client and as the server see it."""
         before = len(self.server.all(Connected))
         connection = self.client.endpoint.connect(SERVER, self.now, application=application)
-        self.run_until(lambda: connection.state is State.OPEN and len(self.server.all(Connected)) > before)
+        self.run_until(lambda: connection.state is ConnectionState.OPEN and len(self.server.all(Connected)) > before)
         self.drain()
         return connection, self.server.connection
 
@@ -269,13 +268,13 @@ class World:
         assert (len(target.records) == before) is lost
 
     def connection_key(self) -> bytes:
-        """The key of the newest connection, as anybody who saw its handshake go by can make it."""
+        """The key of the newest connection, as any observer of its handshake can compute it."""
         connect = accept = None
         for flying in self.log:
             for frame in flying.frames():
-                if isinstance(frame, wire.Connect):
+                if isinstance(frame, wire.ConnectFrame):
                     connect = frame
-                elif isinstance(frame, wire.Accept):
+                elif isinstance(frame, wire.AcceptFrame):
                     accept = frame
         assert connect is not None
         assert accept is not None
@@ -283,7 +282,7 @@ class World:
 
 
 def examples(share: float) -> settings:
-    """So many times the examples of the profile that is in use: a soak searches long here too."""
+    """A multiple of the examples of the active profile: a soak searches long here too."""
     return settings(max_examples=max(int(settings().max_examples * share), 1))
 
 

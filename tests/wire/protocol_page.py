@@ -13,12 +13,10 @@ import cbor2
 import msgspec
 from crc32c import crc32c
 
-from godwit.wire import frames as f
+from godwit.wire import packet as f
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
-from godwit.wire.control import ControlMessage, encode_control
-from godwit.wire.feed import encode_in_band
-from godwit.wire.frames import Frame, encode_frame
-from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
+from godwit.wire.control import ControlMessage, encode_control, encode_in_band
+from godwit.wire.packet import OVERHEAD_BYTES, Frame, encode_frame, encode_packet
 from godwit.wire.parameters import Parameters, encode_parameters
 from godwit.wire.work import FromBroker, FromClient, encode_group
 
@@ -104,11 +102,13 @@ def to_parameters(described: dict[str, Any]) -> Parameters:
 
 def to_frame(described: dict[str, Any]) -> Frame:
     fields = dict(described)
-    kind = getattr(f, fields.pop("frame"))
-    if kind is f.Data:
+    kind = getattr(f, fields.pop("frame") + "Frame")
+    if kind is f.DataFrame:
         flags = sum(FLAGS[name] for name in fields["flags"])
         body = to_record(fields["body"])
-        return f.Data(flags, fields["channel"], fields["record"], fields.get("offset", 0), fields.get("position"), body)
+        return f.DataFrame(
+            flags, fields["channel"], fields["record"], fields.get("offset", 0), fields.get("position"), body
+        )
     for name in fields.keys() & {"nonce", "cookie", "token", "mac", "challenge"}:
         fields[name] = bytes.fromhex(fields[name])
     if "connection_id" in fields:

@@ -18,11 +18,11 @@ from godwit.limits import (
     MAX_HANDSHAKE_APPLICATION_BYTES,
 )
 from godwit.wire import control as c
-from godwit.wire import frames as f
 from godwit.wire import jobs as j
+from godwit.wire import packet as f
 from godwit.wire.batch import Batch, Route
 from godwit.wire.control import ControlMessage
-from godwit.wire.frames import Frame
+from godwit.wire.packet import Frame
 from godwit.wire.parameters import Parameters
 
 T = TypeVar("T")
@@ -59,32 +59,32 @@ VALID_DATA_FLAGS: tuple[int, ...] = tuple(
 
 
 @st.composite
-def data_frames(draw: st.DrawFn, *, open_ended: bool) -> f.Data:
+def data_frames(draw: st.DrawFn, *, open_ended: bool) -> f.DataFrame:
     """A data frame; one that is not open-ended has its length with it, so that another can stand behind it."""
     flags = draw(st.sampled_from([flags for flags in VALID_DATA_FLAGS if open_ended or flags & f.HAS_LENGTH]))
     body = draw(st.binary(min_size=0 if flags & (f.WHOLE | f.LAST) else 1, max_size=64))
     offset = 0 if flags & f.WHOLE else draw(st.integers(0, LARGEST_RECORD_BYTES - len(body)))
     position = draw(u(32)) if flags & f.HAS_POSITION else None
-    return f.Data(flags, draw(u(32)), draw(u(32)), offset, position, body)
+    return f.DataFrame(flags, draw(u(32)), draw(u(32)), offset, position, body)
 
 
 def _closed_frames() -> st.SearchStrategy[Frame]:
     """Every frame that tells its own length."""
     return st.one_of(
-        st.builds(f.Ping),
-        st.builds(f.Hello, u(64), raw(16)),
-        st.builds(f.Cookie, raw(20), raw(16)),
-        st.builds(f.Connect, u(64), raw(16), raw(20), bodies),
-        st.builds(f.Accept, u(64), raw(16), raw(16), bodies),
-        st.builds(f.Refuse, raw(16), u(16), reasons),
-        st.builds(f.Ack, u(32), spans, st.none() | u(32)),
-        st.builds(f.Confirm, u(32), u(64), u(32)),
-        st.builds(f.Credit, u(32), u(64)),
-        st.builds(f.Blocked, u(32), u(64)),
-        st.builds(f.PathProbe, raw(8)),
-        st.builds(f.PathResponse, raw(8), raw(16)),
-        st.builds(f.Close, u(16), reasons, raw(16)),
-        st.builds(f.Reset, raw(16)),
+        st.builds(f.PingFrame),
+        st.builds(f.HelloFrame, u(64), raw(16)),
+        st.builds(f.CookieFrame, raw(20), raw(16)),
+        st.builds(f.ConnectFrame, u(64), raw(16), raw(20), bodies),
+        st.builds(f.AcceptFrame, u(64), raw(16), raw(16), bodies),
+        st.builds(f.RefuseFrame, raw(16), u(16), reasons),
+        st.builds(f.AckFrame, u(32), spans, st.none() | u(32)),
+        st.builds(f.ConfirmFrame, u(32), u(64), u(32)),
+        st.builds(f.CreditFrame, u(32), u(64)),
+        st.builds(f.BlockedFrame, u(32), u(64)),
+        st.builds(f.PathProbeFrame, raw(8)),
+        st.builds(f.PathResponseFrame, raw(8), raw(16)),
+        st.builds(f.CloseFrame, u(16), reasons, raw(16)),
+        st.builds(f.ResetFrame, raw(16)),
         data_frames(open_ended=False),
     )
 
@@ -223,10 +223,10 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
         log=st.binary(max_size=16),
         max_message_bytes=counts,
     ),
-    c.Open: st.builds(c.Open, topic=names, qos=qualities, publisher=optional_names, epoch=counts),
+    c.PublishOpen: st.builds(c.PublishOpen, topic=names, qos=qualities, publisher=optional_names, epoch=counts),
     c.Opened: st.builds(c.Opened, channel=channels, subscribers=counts),
-    c.Refused: st.builds(c.Refused, channel=channels, code=u(16), text=texts),
-    c.Progress: st.builds(c.Progress, request=u(32), topic=names, publisher=optional_names),
+    c.PublishRefused: st.builds(c.PublishRefused, channel=channels, code=u(16), text=texts),
+    c.ProgressQuery: st.builds(c.ProgressQuery, request=u(32), topic=names, publisher=optional_names),
     c.Progressed: st.builds(c.Progressed, request=u(32), epoch=counts, next_sequence=counts),
     c.Subscribe: st.builds(
         c.Subscribe,
@@ -240,9 +240,9 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     ),
     c.Subscribed: st.builds(c.Subscribed, request=u(32), subscription=u(32), is_new=st.booleans(), next_offset=counts),
     c.Unsubscribe: st.builds(c.Unsubscribe, request=u(32), subscription=u(32), keep=st.booleans()),
-    c.Commit: st.builds(c.Commit, request=u(32), subscription=u(32), offset=counts),
+    c.CursorCommit: st.builds(c.CursorCommit, request=u(32), subscription=u(32), offset=counts),
     c.Kicked: st.builds(c.Kicked, subscription=u(32), by=texts, reason=texts),
-    c.Feed: st.builds(c.Feed, subscription=u(32), live=st.booleans()),
+    c.DeliveryOpen: st.builds(c.DeliveryOpen, subscription=u(32), live=st.booleans()),
     c.Labels: st.builds(c.Labels, topics=labels, publishers=labels, forget=st.booleans()),
     c.Gap: st.builds(c.Gap, count=counts, next_offset=counts),
     c.Create: st.builds(c.Create, request=u(32), topic=names),
@@ -261,13 +261,13 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
         capacity=st.integers(1, MAX_CAPACITY),
         holding=st.lists(refs, max_size=3),
     ),
-    j.VolunteerReply: st.builds(j.VolunteerReply, request=u(32), lease_ms=counts),
-    j.WatchJobs: st.builds(j.WatchJobs, request=u(32), jobs=numbers_of_jobs),
-    j.WatchReply: st.builds(j.WatchReply, request=u(32), unknown=st.lists(counts, max_size=3)),
-    j.UnwatchJobs: st.builds(j.UnwatchJobs, request=u(32), jobs=numbers_of_jobs),
-    j.CancelJob: st.builds(j.CancelJob, request=u(32), job=counts, reason=texts),
-    j.ListJobs: st.builds(
-        j.ListJobs,
+    j.Volunteered: st.builds(j.Volunteered, request=u(32), lease_ms=counts),
+    j.Watch: st.builds(j.Watch, request=u(32), jobs=numbers_of_jobs),
+    j.Watched: st.builds(j.Watched, request=u(32), unknown=st.lists(counts, max_size=3)),
+    j.Unwatch: st.builds(j.Unwatch, request=u(32), jobs=numbers_of_jobs),
+    j.Cancel: st.builds(j.Cancel, request=u(32), job=counts, reason=texts),
+    j.Jobs: st.builds(
+        j.Jobs,
         request=u(32),
         of_kind=st.none() | kinds,
         controller=optional_names,
@@ -277,9 +277,9 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     j.JobList: st.builds(
         j.JobList, request=u(32), jobs=st.lists(job_infos, max_size=3), more=st.booleans(), before=counts
     ),
-    j.ShowJob: st.builds(j.ShowJob, request=u(32), job=counts, first_task=counts),
-    j.JobDetails: st.builds(
-        j.JobDetails, request=u(32), job=job_infos, tasks=st.lists(task_infos, max_size=3), more=st.booleans()
+    j.Job: st.builds(j.Job, request=u(32), job=counts, first_task=counts),
+    j.JobShown: st.builds(
+        j.JobShown, request=u(32), job=job_infos, tasks=st.lists(task_infos, max_size=3), more=st.booleans()
     ),
     c.Ping: st.builds(c.Ping, request=u(32)),
     c.Pong: st.builds(c.Pong, request=u(32)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 TRANSPORT = {"NORMAL", "SHUTDOWN", "PROTOCOL", "LIMIT", "VERSION", "BUSY", "TIMEOUT", "RESET", "INTERNAL"}
 

@@ -18,16 +18,15 @@ from godwit.limits import (
     MAX_TOPIC_BYTES,
     MAX_WILL_BYTES,
 )
-from godwit.wire import codes, control
+from godwit.wire import control, control_base
 from godwit.wire.control import (
-    Code,
     ControlMessage,
     Done,
     Error,
     Labels,
     Login,
     MalformedError,
-    Open,
+    PublishOpen,
     Subscribe,
     UnknownKind,
     Unsubscribe,
@@ -35,6 +34,7 @@ from godwit.wire.control import (
     decode_control,
     encode_control,
 )
+from godwit.wire.control_base import Code
 
 encoded_messages = control_messages.map(encode_control)
 
@@ -67,7 +67,7 @@ def test_fields_of_a_newer_version_are_ignored(message: ControlMessage, more: di
 
 
 def test_what_has_its_default_value_is_not_sent() -> None:
-    assert cbor2.loads(encode_control(Open(topic="a"))) == {"kind": "open", "topic": "a"}
+    assert cbor2.loads(encode_control(PublishOpen(topic="a"))) == {"kind": "open", "topic": "a"}
     assert cbor2.loads(encode_control(Error(code=101, text=""))) == {"kind": "error", "code": 101, "text": ""}
     assert cbor2.loads(encode_control(Labels())) == {"kind": "labels"}
     will = Will(topic="a", payload=b"gone")
@@ -292,7 +292,7 @@ def test_messages_do_not_change() -> None:
 
 
 def test_the_codes_are_those_of_the_module_of_codes() -> None:
-    assert Code is codes.Code
+    assert Code is control_base.Code
 
 
 def test_a_message_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:

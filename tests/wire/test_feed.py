@@ -10,8 +10,19 @@ from tests.wire.strategies import batches, control_messages, damaged, value_or_r
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_RECORD_BYTES
 from godwit.wire.batch import Batch, decode_batches, encode_batch, encode_joinable
-from godwit.wire.control import ControlMessage, Feed, Gap, Labels, MalformedError, UnknownKind, encode_control
-from godwit.wire.feed import IN_BAND, decode_in_band, encode_in_band, is_in_band
+from godwit.wire.control import (
+    IN_BAND,
+    ControlMessage,
+    DeliveryOpen,
+    Gap,
+    Labels,
+    MalformedError,
+    UnknownKind,
+    decode_in_band,
+    encode_control,
+    encode_in_band,
+    is_in_band,
+)
 
 
 @given(control_messages)
@@ -42,7 +53,7 @@ def test_a_message_is_never_taken_for_batches(message: ControlMessage) -> None:
 
 def test_record_0_of_a_channel_has_no_mark_and_needs_none() -> None:
     """A CBOR map of few fields begins with 0xA0 to 0xBF."""
-    record = encode_control(Feed(subscription=1))
+    record = encode_control(DeliveryOpen(subscription=1))
     assert not is_in_band(record)
     assert record[0] & 0xE0 == 0xA0
 

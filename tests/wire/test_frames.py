@@ -19,33 +19,40 @@ from godwit.limits import (
     MAX_FRAMES,
     MAX_REASON_BYTES,
 )
-from godwit.wire import frames as f
+from godwit.wire import packet as f
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.frames import Frame, decode_first_frame, decode_frames, encode_frame, encode_reason
-from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
+from godwit.wire.packet import (
+    OVERHEAD_BYTES,
+    Frame,
+    decode_first_frame,
+    decode_frames,
+    encode_frame,
+    encode_packet,
+    encode_reason,
+)
 
 NONCE = bytes(range(16))
 MAC = bytes(range(16, 32))
 COOKIE = bytes(range(20))
 
 ONE_OF_EACH: list[Frame] = [
-    f.Ping(),
-    f.Hello(1, NONCE),
-    f.Cookie(COOKIE, NONCE),
-    f.Connect(1, NONCE, COOKIE, b"parameters"),
-    f.Accept(1, NONCE, MAC, b"parameters"),
-    f.Refuse(NONCE, 5, "busy"),
-    f.Ack(7, ((9, 9), (1, 5))),
-    f.Ack(7, ((9, 9), (1, 5)), 3),
-    f.Confirm(1, 2, 3),
-    f.Credit(1, 2),
-    f.Blocked(1, 2),
-    f.PathProbe(bytes(8)),
-    f.PathResponse(bytes(8), MAC),
-    f.Close(2, "because", MAC),
-    f.Reset(MAC),
-    f.Data(f.HAS_LENGTH, 1, 2, 3, None, b"body"),
-    f.Data(f.HAS_LENGTH | f.WHOLE | f.HAS_POSITION, 1, 2, 0, 3, b"body"),
+    f.PingFrame(),
+    f.HelloFrame(1, NONCE),
+    f.CookieFrame(COOKIE, NONCE),
+    f.ConnectFrame(1, NONCE, COOKIE, b"parameters"),
+    f.AcceptFrame(1, NONCE, MAC, b"parameters"),
+    f.RefuseFrame(NONCE, 5, "busy"),
+    f.AckFrame(7, ((9, 9), (1, 5))),
+    f.AckFrame(7, ((9, 9), (1, 5)), 3),
+    f.ConfirmFrame(1, 2, 3),
+    f.CreditFrame(1, 2),
+    f.BlockedFrame(1, 2),
+    f.PathProbeFrame(bytes(8)),
+    f.PathResponseFrame(bytes(8), MAC),
+    f.CloseFrame(2, "because", MAC),
+    f.ResetFrame(MAC),
+    f.DataFrame(f.HAS_LENGTH, 1, 2, 3, None, b"body"),
+    f.DataFrame(f.HAS_LENGTH | f.WHOLE | f.HAS_POSITION, 1, 2, 0, 3, b"body"),
 ]
 
 
@@ -74,7 +81,7 @@ def test_padding_behind_frames_is_skipped(frame: Frame, padding_bytes: int) -> N
 @pytest.mark.parametrize("flags", VALID_DATA_FLAGS)
 def test_every_kind_of_data_frame(flags: int) -> None:
     position = 4 if flags & f.HAS_POSITION else None
-    frame = f.Data(flags, 1, 2, 0 if flags & f.WHOLE else 3, position, b"body")
+    frame = f.DataFrame(flags, 1, 2, 0 if flags & f.WHOLE else 3, position, b"body")
     encoded = encode_frame(frame)
     assert encoded[0] == f.DATA | flags
     overhead = 9 + 4 * (not flags & f.WHOLE) + 4 * bool(flags & f.HAS_POSITION) + 2 * bool(flags & f.HAS_LENGTH)
@@ -92,17 +99,17 @@ def test_a_one_message_qos_1_publication_on_an_open_channel_costs_at_most_40_byt
     """Over its payload and UDP: a promise of the design, from the first byte of the datagram to the last."""
     payload = b"21.5"
     record = encode_batch(Batch([payload], published_us=1_763_200_000_000_000, qos=1))
-    data = f.Data(f.WHOLE, channel=1, record=1, offset=0, position=None, body=record)
+    data = f.DataFrame(f.WHOLE, channel=1, record=1, offset=0, position=None, body=record)
     datagram = encode_packet(0x0123456789ABCDEF, 7, encode_frame(data))
     assert len(datagram) - len(payload) == 35
     # With stop-and-wait or go-back-n a position comes on top, and it still holds.
-    data = f.Data(f.WHOLE | f.HAS_POSITION, channel=1, record=1, offset=0, position=1, body=record)
+    data = f.DataFrame(f.WHOLE | f.HAS_POSITION, channel=1, record=1, offset=0, position=1, body=record)
     assert len(encode_packet(0x0123456789ABCDEF, 7, encode_frame(data))) - len(payload) == 39
 
 
 def test_the_longest_acknowledgement_fits_a_base_datagram() -> None:
     spans = tuple((number, number) for number in range(2 * MAX_ACK_RANGES, 0, -2))
-    for ack in (f.Ack(1, spans), f.Ack(1, spans, 1)):
+    for ack in (f.AckFrame(1, spans), f.AckFrame(1, spans, 1)):
         assert len(encode_frame(ack)) + OVERHEAD_BYTES <= BASE_DATAGRAM_BYTES
 
 
@@ -116,9 +123,9 @@ def test_a_reason_is_cut_between_characters(reason: str) -> None:
     whole = reason.encode("utf-8", "replace")
     assert whole.startswith(text)
     assert len(whole) <= MAX_REASON_BYTES or len(text) > MAX_REASON_BYTES - 4
-    for frame in (f.Close(1, reason, MAC), f.Refuse(NONCE, 1, reason)):
+    for frame in (f.CloseFrame(1, reason, MAC), f.RefuseFrame(NONCE, 1, reason)):
         (found,) = decode_frames(encode_frame(frame))
-        assert isinstance(found, f.Close | f.Refuse)
+        assert isinstance(found, f.CloseFrame | f.RefuseFrame)
         assert found.reason.encode() == text
 
 
@@ -233,7 +240,7 @@ def test_a_packet_full_of_the_shortest_frames_is_refused_after_some() -> None:
 
 
 def test_the_first_frame_alone() -> None:
-    assert decode_first_frame(b"\x01\xff\xff") == f.Ping()
+    assert decode_first_frame(b"\x01\xff\xff") == f.PingFrame()
     for bad in (b"\xff", b"\x02\x00", b"\x00"):
         with pytest.raises(DecodeError):
             decode_first_frame(bad)
@@ -247,7 +254,9 @@ def test_encoding_something_else_is_a_mistake_of_the_program() -> None:
         encode_frame(cast(Frame, "ping"))
 
 
-@pytest.mark.parametrize("frame", [f.Credit(2**32, 0), f.Credit(-1, 0), f.Ack(2**32, ((1, 1),)), f.Hello(2**64, NONCE)])
+@pytest.mark.parametrize(
+    "frame", [f.CreditFrame(2**32, 0), f.CreditFrame(-1, 0), f.AckFrame(2**32, ((1, 1),)), f.HelloFrame(2**64, NONCE)]
+)
 def test_a_field_out_of_range_is_a_mistake_of_the_program(frame: Frame) -> None:
     with pytest.raises(struct.error):
         encode_frame(frame)

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from godwit.wire.control import ControlMessage
-from godwit.wire.message import Channel, CodeNumber, Count, Fraction, Message, Qos, Request
+from godwit.wire.control_base import BaseControlMessage, Channel, CodeNumber, Count, Fraction, Qos, Request
 
 
 @pytest.mark.parametrize("kind", get_args(ControlMessage))
 def test_every_control_message_is_tagged_by_its_kind(kind: type[msgspec.Struct]) -> None:
     config = kind.__struct_config__
-    assert issubclass(kind, Message)
+    assert issubclass(kind, BaseControlMessage)
     assert (config.tag_field, config.frozen, config.omit_defaults) == ("kind", True, True)
     assert "kind" not in kind.__struct_fields__  # a field of this name could not be told from the tag
 

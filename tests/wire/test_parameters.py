@@ -18,8 +18,7 @@ from godwit.limits import (
     MAX_ARQ_WINDOW,
     MAX_HANDSHAKE_APPLICATION_BYTES,
 )
-from godwit.wire.frames import Accept, Connect, encode_frame
-from godwit.wire.packet import encode_packet
+from godwit.wire.packet import AcceptFrame, ConnectFrame, encode_frame, encode_packet
 from godwit.wire.parameters import Parameters, decode_parameters, encode_parameters
 
 LEAST: dict[str, Any] = {
@@ -100,5 +99,8 @@ def test_the_other_fields_too(name: str, value: object) -> None:
 
 def test_the_longest_parameters_fit_a_base_datagram() -> None:
     data = encode_parameters(Parameters(**MOST))
-    for frame in (Connect(2**64 - 1, bytes(16), bytes(20), data), Accept(2**64 - 1, bytes(16), bytes(16), data)):
+    for frame in (
+        ConnectFrame(2**64 - 1, bytes(16), bytes(20), data),
+        AcceptFrame(2**64 - 1, bytes(16), bytes(16), data),
+    ):
         assert len(encode_packet(2**64 - 1, 0, encode_frame(frame))) <= BASE_DATAGRAM_BYTES

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.wire.strategies import names, raw
 
-from godwit.wire.proof import PROOF_BYTES, Side, is_proof, make_proof
+from godwit.wire.control import PROOF_BYTES, Side, is_proof, make_proof
 
 BINDING = bytes(range(32))
 SECRET = b"correct horse battery staple"

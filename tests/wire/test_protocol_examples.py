@@ -33,17 +33,25 @@ from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport import handshake
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Received
-from godwit.transport.train import Train
+from godwit.transport.events import Closed, Connected, Received, Train
 from godwit.wire import batch as batches
-from godwit.wire import frames as f
+from godwit.wire import packet as f
 from godwit.wire.batch import decode_batches
-from godwit.wire.control import Code, ControlMessage, Login, Opened, UnknownKind, Welcome, decode_control
-from godwit.wire.feed import decode_in_band
-from godwit.wire.frames import Frame, decode_frames, encode_frame
-from godwit.wire.packet import decode_packet, expand_number
+from godwit.wire.control import (
+    ControlMessage,
+    Login,
+    Opened,
+    UnknownKind,
+    Welcome,
+    decode_control,
+    decode_in_band,
+    is_proof,
+    make_proof,
+)
+from godwit.wire.control_base import Code
+from godwit.wire.extension import decode_extension, encode_extension
+from godwit.wire.packet import Frame, decode_frames, decode_packet, encode_frame, expand_number
 from godwit.wire.parameters import decode_parameters
-from godwit.wire.proof import is_proof, make_proof
 from godwit.wire.work import FromBroker, FromClient, decode_from_broker, decode_from_client
 
 T = TypeVar("T")
@@ -129,6 +137,11 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
             assert len(data) == value["bytes"]
         case "record":
             assert decode_batches(data) == [to_batch(one) for one in value]
+        case "extension":
+            fields = {int(key): to_plain(one) for key, one in value.items()}
+            assert decode_extension(data) == fields
+            assert encode_extension(fields) == data
+            return
         case "control":
             assert cbor2.loads(data) == to_plain(value)
             assert decode_control(data) == to_control(value)
@@ -163,7 +176,7 @@ def test_the_example_encodes_to_its_bytes_and_decodes_to_its_values(name: str) -
 @pytest.mark.parametrize(("data", "described"), DATA_FRAMES)
 def test_the_data_frames(data: bytes, described: dict[str, list[str]]) -> None:
     flags = sum(FLAGS[name] for name in described["flags"])
-    frame = f.Data(flags, 3, 9, 0 if flags & f.WHOLE else 1160, 77 if flags & f.HAS_POSITION else None, b"abcd")
+    frame = f.DataFrame(flags, 3, 9, 0 if flags & f.WHOLE else 1160, 77 if flags & f.HAS_POSITION else None, b"abcd")
     assert encode_frame(frame) == data
     assert decode_frames(data) == [frame]
 
@@ -205,7 +218,8 @@ def described_as(kind: str) -> list[Any]:
 def test_every_frame_has_an_example() -> None:
     types = {data[0] for data, described in VECTORS.values() if "frame" in described}
     assert types == set(range(f.PING, f.RESET + 1))
-    assert set(described_as("frame")) | {"Data"} == {kind.__name__ for kind in get_args(Frame)}
+    described = {f"{name}Frame" for name in described_as("frame")}
+    assert described | {"DataFrame"} == {kind.__name__ for kind in get_args(Frame)}
 
 
 def test_every_data_frame_that_is_sent_has_an_example() -> None:
@@ -244,7 +258,7 @@ def test_every_group_has_an_example() -> None:
 
 
 def test_everything_else_has_an_example() -> None:
-    for kind in ("packet", "parameters", "checksum", "file", *DERIVATIONS):
+    for kind in ("packet", "parameters", "checksum", "file", "extension", *DERIVATIONS):
         assert described_as(kind), kind
     assert len(NUMBERS) >= 8
     assert len(VECTORS) >= 50
@@ -269,7 +283,12 @@ def frame(place: int, kind: type[T]) -> T:
 
 
 def test_the_session_begins_with_a_handshake() -> None:
-    hello, cookie, connect, accept = frame(1, f.Hello), frame(2, f.Cookie), frame(3, f.Connect), frame(4, f.Accept)
+    hello, cookie, connect, accept = (
+        frame(1, f.HelloFrame),
+        frame(2, f.CookieFrame),
+        frame(3, f.ConnectFrame),
+        frame(4, f.AcceptFrame),
+    )
     assert len(SESSION[1]) == BASE_DATAGRAM_BYTES
     assert cookie.nonce == connect.nonce == hello.nonce
     assert connect.connection_id == hello.connection_id
@@ -281,33 +300,33 @@ def test_the_session_begins_with_a_handshake() -> None:
 
 
 def test_the_session_counts_packets_and_positions() -> None:
-    client, server = frame(1, f.Hello).connection_id, frame(4, f.Accept).connection_id
+    client, server = frame(1, f.HelloFrame).connection_id, frame(4, f.AcceptFrame).connection_id
     for place, (connection_id, _, _) in PACKETS.items():
         expected = (0 if place < 5 else server) if place in FROM_CLIENT else client
         assert connection_id == expected, place
     numbers = {place: number for place, (_, number, _) in PACKETS.items()}
     assert [numbers[place] for place in sorted(FROM_CLIENT) if place > 4] == list(range(7))
     assert [numbers[place] for place in (6, 9, 12, 13)] == list(range(4))
-    places = [(place, frame(place, f.Data)) for place in (5, 6, 8, 9, 11)]
+    places = [(place, frame(place, f.DataFrame)) for place in (5, 6, 8, 9, 11)]
     assert [(data.channel, data.record, data.position) for _, data in places] == [
         (0, 0, 0), (0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 2),
     ]  # fmt: skip
     positions = {6: 1, 7: 1, 9: 2, 10: 2, 12: 3, 14: 2}
-    assert {place: frame(place, f.Ack).next_position for place in positions} == positions
+    assert {place: frame(place, f.AckFrame).next_position for place in positions} == positions
 
 
 def test_the_session_logs_in_and_publishes() -> None:
     key = VECTORS["connection-key"][0]
     binding = handshake.login_binding(key)
-    login = decode_control(frame(5, f.Data).body)
+    login = decode_control(frame(5, f.DataFrame).body)
     assert isinstance(login, Login)
     assert is_proof(login.proof, SECRET, "client", binding, NAME)
-    welcome = decode_control(frame(6, f.Data).body)
+    welcome = decode_control(frame(6, f.DataFrame).body)
     assert isinstance(welcome, Welcome)
     assert is_proof(welcome.proof, SECRET, "server", binding, NAME)
     assert welcome.request == login.request
-    assert decode_control(frame(9, f.Data).body) == Opened(channel=1, subscribers=2)
-    published, confirm, close = frame(11, f.Data), frame(13, f.Confirm), frame(15, f.Close)
+    assert decode_control(frame(9, f.DataFrame).body) == Opened(channel=1, subscribers=2)
+    published, confirm, close = frame(11, f.DataFrame), frame(13, f.ConfirmFrame), frame(15, f.CloseFrame)
     assert decode_batches(published.body)[0].payloads == [b"21.5"]
     assert len(SESSION[11]) - len(b"21.5") == 39
     assert (confirm.channel, confirm.sequence) == (published.channel, published.record)
@@ -348,14 +367,14 @@ def test_a_real_server_says_what_the_session_says() -> None:
     assert isinstance(connected, Connected)
     assert isinstance(login, Received)
     connection = connected.connection
-    connection.send(0, frame(6, f.Data).body)
+    connection.send(0, frame(6, f.DataFrame).body)
     assert drain() == [SESSION[6]]
     assert exchange(SESSION[7]) == []
     feed(SESSION[8])
     (opened,) = server.events()
     assert isinstance(opened, Received)
     assert decode_control(opened.body) == to_control({"kind": "open", "topic": "site/7/temperature"})
-    connection.send(0, frame(9, f.Data).body)
+    connection.send(0, frame(9, f.DataFrame).body)
     assert drain() == [SESSION[9]]
     assert exchange(SESSION[10]) == []
     assert exchange(SESSION[11]) == [SESSION[12]]

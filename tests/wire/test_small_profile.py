@@ -20,7 +20,7 @@ from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 HELLO, COOKIE, CONNECT, ACCEPT, ACK_POSITION, CONFIRM, CREDIT, PATH_PROBE, PATH_RESPONSE, CLOSE = (
     0x02, 0x03, 0x04, 0x05, 0x08, 0x09, 0x0A, 0x0C, 0x0D, 0x0E,

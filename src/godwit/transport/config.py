@@ -1,4 +1,4 @@
-"""The settings of an endpoint, checked when they are made."""
+"""The configuration of an endpoint, validated on construction."""
 
 from __future__ import annotations
 
@@ -12,32 +12,35 @@ from godwit.wire.parameters import Arq, Parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndpointConfig:
-    """What one endpoint offers and takes. The defaults are those of godwit.limits."""
+    """The limits and options of one endpoint. The defaults are in godwit.limits.
+
+    Raises ConfigurationError if a value is out of range.
+    """
 
     accepts: bool = False
-    """Whether others may connect to it: a server."""
+    """Whether the endpoint accepts connections (a server)."""
     arq: Arq = "selective-repeat"
-    """The discipline, for both directions; the client's is used."""
+    """The retransmission scheme for both directions. The client's choice is used."""
     arq_window: int = limits.GO_BACK_N_WINDOW
-    """Fragments under way at once with go-back-n."""
+    """The number of fragments in flight with go-back-n."""
     max_datagram_bytes: int = limits.MAX_DATAGRAM_BYTES
     receive_buffer_bytes: int = limits.RECEIVE_BUFFER_BYTES
-    """What the kernel really gave the socket: the other side sizes its bursts by it."""
+    """The receive buffer that the kernel granted to the socket: the peer limits its bursts to a share of it."""
     channel_window_bytes: int = limits.CHANNEL_WINDOW_BYTES
     connection_window_bytes: int = limits.CONNECTION_WINDOW_BYTES
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     max_channels: int = limits.MAX_CHANNELS
     max_connections: int = limits.MAX_CONNECTIONS
     max_connections_per_host: int | None = None
-    """Of those that others opened, counted by the host that they came from; None: as many as max_connections."""
+    """The limit on accepted connections from one host; None: max_connections alone limits them."""
     needs_admission: bool = False
-    """Whether the application admits each connection that others opened, with Connection.admit. Until then only channel
-    0 is open and little is stored for it, and it may have to make room for a newcomer."""
+    """Whether the application must admit each accepted connection with Connection.admit. Until then only channel 0 is
+    open, little is buffered for it, and it may be closed to make room for a new connection."""
     send_buffer_bytes: int = limits.SEND_BUFFER_BYTES
     idle_timeout_s: float = limits.IDLE_TIMEOUT_S
     keep_alive_s: float = limits.KEEP_ALIVE_S
     reset_key: bytes = b""
-    """At least 16 bytes. A server that keeps it across restarts can prove its resets; empty: a new one each time."""
+    """At least 16 bytes. A server that keeps the key across restarts can prove its resets; empty: a new random key."""
 
     def __post_init__(self) -> None:
         low = limits.BASE_DATAGRAM_BYTES
@@ -58,7 +61,10 @@ class EndpointConfig:
         _check("reset_key", not 0 < len(self.reset_key) < 16, "is shorter than 16 bytes: make it with os.urandom(32)")
 
     def parameters(self, application: bytes) -> Parameters:
-        """What the other side is told of this in the handshake."""
+        """Return the parameters to send to the peer in the handshake.
+
+        Raises ConfigurationError if `application` is too long.
+        """
         if len(application) > limits.MAX_HANDSHAKE_APPLICATION_BYTES:
             raise ConfigurationError(
                 f"application is {len(application)} bytes long: "

@@ -1,16 +1,24 @@
-"""Congestion control by rate, after BBR (Cardwell et al., version 1): how fast to send, and how much at once.
+"""Congestion control by rate, after BBR (Cardwell et al., version 1), and the pacer that enforces the rate.
 
-A lost datagram is no sign of congestion on the networks that Godwit is for. What the path carries is measured instead:
-the largest delivery rate of the last ten round trips, and the shortest round trip of the last ten seconds. Their
-product is what fits into the path; the pacer sends at the rate, the window keeps twice the product under way.
+On the networks that Godwit is made for, a lost datagram does not indicate congestion. The capacity of the path is
+measured
+instead: the highest delivery rate of the last ten round trips, and the shortest round trip of the last ten seconds.
+Their
+product is what the path holds; the pacer sends at the rate, the window allows twice the product in flight.
 
     STARTUP    the rate more than doubles each round trip, until it stops growing
-    DRAIN      the queue that this built up is let go
-    PROBE_BW   a cycle of eight phases: one faster (is there more?), one slower (drain it), six at the rate
-    PROBE_RTT  every ten seconds without a shorter round trip: almost nothing under way for 200 ms, to see the bare path
+    DRAIN      the queue that this built up is drained
+    PROBE_BW   a cycle of eight phases: one faster (to find more bandwidth), one slower (to drain), six at the rate
+    PROBE_RTT  after ten seconds without a shorter round trip: almost nothing in flight for 200 ms, to measure the path
 
-Where the round trip is under a millisecond (loopback, one switch) the event loop's own pace is longer than the path:
-there the window never falls below some trains, and never takes more than half of the other side's receive buffer.
+If the round trip is under a millisecond (loopback, one switch), a turn of the event loop takes longer than the path:
+then
+the window never falls below some trains, and never exceeds half of the peer's receive buffer.
+
+The pacer is a bucket of bytes that fills at the rate. It holds two milliseconds more than a train, because timers of an
+event loop resolve one: a late timer must not waste bandwidth. A train holds one millisecond's worth, from two datagrams
+up
+to the limit, so that a fast path costs few system calls and a slow one sees no bursts.
 """
 
 from __future__ import annotations
@@ -29,26 +37,26 @@ WINDOW_GAIN: Final = 2.0
 CYCLE: Final = (1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 RATE_WINDOW_ROUNDS: Final = 10
 RATE_WINDOW_S: Final = 0.25
-"""At least so long: ten rounds of a short path are over before a busy machine has had its turn again."""
+"""The shortest rate window: ten rounds of a short path pass before a busy machine schedules the process again."""
 SHORTEST_TRIP_WINDOW_S: Final = 10.0
 PROBE_RTT_S: Final = 0.2
 INITIAL_WINDOW_DATAGRAMS: Final = 10
 SMALLEST_WINDOW_DATAGRAMS: Final = 4
 HEAVY_LOSS: Final = 0.3
-"""A share of lost bytes in one round that only an overflowing queue explains, together with a rate that stands."""
+"""A share of lost bytes in one round that, with a constant rate, only an overflowing queue explains."""
 SLOWEST_DATAGRAM_S: Final = 0.25
-"""A datagram goes at least so often, or each round trip if that is longer: no path is slower for long."""
+"""The longest interval between datagrams, unless the round trip is longer: no path is slower for long."""
 CLOCK_STEP_S: Final = 1e-6
-"""Shorter intervals say more about the clock than about the path."""
+"""Shorter intervals measure the clock, not the path."""
 LOCAL_ROUND_TRIP_S: Final = 0.001
-"""Below this the path is shorter than the event loop's own pace."""
+"""Below this round trip, a turn of the event loop takes longer than the path."""
 LOCAL_WINDOW_TRAINS: Final = (4, 32)
-"""There the window does not fall below this: four trains, up to 32 where the other side has buffer for many more.
-It answers only after a turn of its event loop, which may take several trains; with four the two would wait in turns."""
+"""The smallest window for such a path: four trains, up to 32 if the peer has a buffer for many more. The peer
+replies after a turn of its event loop, which may take several trains; with four, both sides would wait in turns."""
 
 
-class Mode(Enum):
-    """What the control is doing just now."""
+class CongestionMode(Enum):
+    """The phase of the congestion control."""
 
     STARTUP = "startup"
     DRAIN = "drain"
@@ -56,11 +64,11 @@ class Mode(Enum):
     PROBE_RTT = "probe-rtt"
 
 
-_STARTUP: Final = Mode.STARTUP
+_STARTUP: Final = CongestionMode.STARTUP
 
 
 class Flight(msgspec.Struct, gc=False, frozen=True):
-    """The account at the moment a train left: what its acknowledgement will be measured against."""
+    """The counters when a train was sent, to compare with those when it is acknowledged."""
 
     sent_at: float
     delivered_bytes: int
@@ -70,24 +78,23 @@ class Flight(msgspec.Struct, gc=False, frozen=True):
 
 
 class Congestion:
-    """Feed: begin_flight, on_sent, on_delivered, on_lost, on_idle. Look: rate, window and what is in flight."""
+    """The congestion control of one path: sets `rate_bytes_per_s` and `window_bytes`."""
 
     __slots__ = (
-        "_app_limited_until_bytes", "_began", "_comes_from_rest", "_datagram_bytes", "_delivered_at",
-        "_delivered_bytes", "_first_sent_at", "_full_rate", "_gain", "_half_peer_buffer_bytes", "_local_window_bytes",
-        "_lost_in_round_bytes", "_path_is_full", "_phase", "_phase_began", "_probe_rtt_ends", "_rates", "_round",
-        "_round_ends_at_bytes", "_rounds_without_growth", "_shortest_trip_at", "_train_bytes",
-        "_trip_is_guess", "in_flight_bytes", "mode", "rate_bytes_per_s",
-        "shortest_trip_s", "window_bytes",
+        "_app_limited_until_bytes", "_began", "_datagram_bytes", "_delivered_at", "_delivered_bytes", "_first_sent_at",
+        "_full_rate", "_gain", "_half_peer_buffer_bytes", "_local_window_bytes", "_lost_in_round_bytes",
+        "_path_is_full", "_phase", "_phase_began", "_probe_rtt_ends", "_rates", "_round", "_round_ends_at_bytes",
+        "_rounds_without_growth", "_shortest_trip_at", "_started_idle", "_train_bytes", "_trip_is_guess",
+        "in_flight_bytes", "mode", "rate_bytes_per_s", "shortest_trip_s", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, *, now: float, datagram_bytes: int, round_trip_s: float | None, peer_buffer_bytes: int) -> None:
-        """`round_trip_s`: what the handshake showed, if it showed one."""
+        """`round_trip_s`: the round trip of the handshake, or None."""
         self.in_flight_bytes = 0
         self._began = now
-        self._comes_from_rest = True
-        """Nothing was under way when the oldest packets under way were sent."""
-        self.mode = Mode.STARTUP
+        self._started_idle = True
+        """Whether nothing was in flight when the oldest packets in flight were sent."""
+        self.mode = CongestionMode.STARTUP
         self._datagram_bytes = datagram_bytes
         self._half_peer_buffer_bytes = peer_buffer_bytes // 2
         self._train_bytes = train_limit_bytes(peer_buffer_bytes, datagram_bytes)
@@ -95,14 +102,14 @@ class Congestion:
         self._local_window_bytes = max(
             LOCAL_WINDOW_TRAINS[0] * self._train_bytes, min(peer_buffer_bytes // 4, most_trains)
         )
-        # the account that delivery rates are measured by
+        # the counters that delivery rates are measured with
         self._delivered_bytes = 0
         self._delivered_at = now
         self._first_sent_at = now
         self._app_limited_until_bytes = 0
         # the model of the path
         self._rates: list[tuple[int, float, float]] = []
-        """(round, rate, time): the largest rates of the window, falling."""
+        """(round, rate, time): the highest rates of the window, descending."""
         self.shortest_trip_s = INITIAL_ROUND_TRIP_S if round_trip_s is None else round_trip_s
         self._shortest_trip_at = now
         self._trip_is_guess = round_trip_s is None
@@ -124,47 +131,49 @@ class Congestion:
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """The delivery rate that the path has shown, 0 before the first measurement."""
+        """The measured delivery rate of the path, 0 before the first measurement."""
         return self._rates[0][1] if self._rates else 0.0
 
-    # -- feed ---------------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def begin_flight(self, now: float) -> Flight:
-        """A train is about to leave. What comes back is kept with its packets; on_sent tells how long it became."""
+        """Return the counters for a train that is about to be sent. Report its size with handle_sent."""
         if self.in_flight_bytes == 0:
             self._first_sent_at = self._delivered_at = now
-            self._comes_from_rest = True
+            self._started_idle = True
         limited = self._app_limited_until_bytes > self._delivered_bytes
         return Flight(now, self._delivered_bytes, self._delivered_at, self._first_sent_at, limited)
 
     def begin_idle_flight(self, now: float, sent_bytes: int) -> Flight:
-        """A lone packet leaves, of so many bytes, and there is nothing else to send before or after it: on_idle,
-        begin_flight, on_sent, on_idle."""
+        """Return the counters for a single packet, with nothing else to send before or after it.
+
+        The same as handle_idle, begin_flight, handle_sent, handle_idle.
+        """
         delivered_bytes = self._delivered_bytes
         if self.in_flight_bytes == 0:
             self._first_sent_at = self._delivered_at = now
-            self._comes_from_rest = True
+            self._started_idle = True
         limited = self.in_flight_bytes < self.window_bytes or self._app_limited_until_bytes > delivered_bytes
         self.in_flight_bytes += sent_bytes
         if self.in_flight_bytes < self.window_bytes:
             self._app_limited_until_bytes = delivered_bytes + self.in_flight_bytes
         return Flight(now, delivered_bytes, self._delivered_at, self._first_sent_at, limited)
 
-    def on_sent(self, sent_bytes: int) -> None:
+    def handle_sent(self, sent_bytes: int) -> None:
         self.in_flight_bytes += sent_bytes
 
-    def on_idle(self) -> None:
-        """There is room to send but nothing to send: what is under way says little about the path."""
+    def handle_idle(self) -> None:
+        """Note that there is room to send but nothing to send, so packets in flight show little about the path."""
         self._app_limited_until_bytes = self._delivered_bytes + max(self.in_flight_bytes, 1)
 
-    def on_lost(self, lost_bytes: int, sent_at: float) -> None:
-        """Packets are given up. They leave the path; the rate stays, see the module's first lines."""
+    def handle_lost(self, lost_bytes: int, sent_at: float) -> None:
+        """Remove lost packets from the path. The rate does not change: see the top of this module."""
         self.in_flight_bytes -= lost_bytes
         if sent_at >= self._began:
             self._lost_in_round_bytes += lost_bytes
 
-    def on_delivered(self, now: float, delivered_bytes: int, newest: Flight, round_trip_s: float | None) -> None:
-        """An acknowledgement covered so many bytes; `newest` is the flight of the latest packet among them."""
+    def handle_delivered(self, now: float, delivered_bytes: int, newest: Flight, round_trip_s: float | None) -> None:
+        """Handle an acknowledgement of `delivered_bytes`; `newest` is the flight of the latest packet among them."""
         self.in_flight_bytes -= delivered_bytes
         self._delivered_bytes += delivered_bytes
         self._delivered_at = now
@@ -172,9 +181,9 @@ class Congestion:
             return  # sent on another path, before the peer moved
         self._first_sent_at = newest.sent_at
         round_began = newest.delivered_bytes >= self._round_ends_at_bytes
-        if newest.app_limited and self.mode is _STARTUP and self._tells_nothing(now, newest, round_trip_s):
-            # As with most lone packets: only the rounds are counted.
-            self._comes_from_rest = False
+        if newest.app_limited and self.mode is _STARTUP and self._is_uninformative(now, newest, round_trip_s):
+            # Most single packets: only the rounds are counted.
+            self._started_idle = False
             if round_began:
                 self._round += 1
                 self._round_ends_at_bytes = self._delivered_bytes
@@ -192,17 +201,17 @@ class Congestion:
         self._note_trip(now, round_trip_s, trip_expired)
         if round_began and not self._path_is_full and not newest.app_limited:
             self._check_growth(heavy_loss)
-        # A burst after a rest finds an empty path: its first round trip is as good as one that was probed for.
-        self._change_mode(now, trip_expired and not self._comes_from_rest)
-        self._comes_from_rest = False
+        # A burst after an idle time finds an empty path: its first round trip is as good as a probe.
+        self._change_mode(now, trip_expired and not self._started_idle)
+        self._started_idle = False
         self._set_rate_and_window()
 
-    def on_datagram_size(self, datagram_bytes: int) -> None:
-        """The path carries larger or smaller datagrams than thought."""
+    def handle_datagram_size(self, datagram_bytes: int) -> None:
+        """Set the datagram size of the path."""
         self._datagram_bytes = datagram_bytes
 
-    def _tells_nothing(self, now: float, newest: Flight, round_trip_s: float | None) -> bool:
-        """Whether an acknowledgement of what the application limited cannot change the model of the path."""
+    def _is_uninformative(self, now: float, newest: Flight, round_trip_s: float | None) -> bool:
+        """Return whether the acknowledgement of an application-limited flight cannot change the model of the path."""
         if (
             round_trip_s is None
             or round_trip_s <= self.shortest_trip_s
@@ -221,11 +230,11 @@ class Congestion:
     def _note_rate(self, now: float, newest: Flight) -> None:
         interval_s = max(newest.sent_at - newest.first_sent_at, now - newest.delivered_at)
         if interval_s < CLOCK_STEP_S or (interval_s < self.shortest_trip_s and not self._trip_is_guess):
-            return  # shorter than a round trip: the clock or a burst of acknowledgements, not the path
+            return  # shorter than a round trip: a clock step or a burst of acknowledgements
         rate = (self._delivered_bytes - newest.delivered_bytes) / interval_s
-        if newest.app_limited and rate < self.bandwidth_bytes_per_s:
-            return
         rates = self._rates
+        if newest.app_limited and rates and rate < rates[0][1]:
+            return
         while rates and rates[-1][1] <= rate:
             rates.pop()
         rates.append((self._round, rate, now))
@@ -247,35 +256,36 @@ class Congestion:
             self._rounds_without_growth = 0
             return
         self._rounds_without_growth += 1
-        # A queue that overflows says the same as three rounds, and each more would cost a path full of packets.
+        # An overflowing queue shows the same as three rounds, and each further round would cost a path full of packets.
         self._path_is_full = heavy_loss or self._rounds_without_growth >= 3
 
     def _path_bytes(self) -> float:
-        """The bandwidth-delay product: what the path holds without a queue."""
+        """Return the bandwidth-delay product: the bytes that the path holds without a queue."""
         return self.bandwidth_bytes_per_s * self.shortest_trip_s
 
     # -- modes --------------------------------------------------------------------------------------------------------
 
     def _change_mode(self, now: float, trip_expired: bool) -> None:
-        if self.mode is Mode.STARTUP and self._path_is_full:
-            self.mode = Mode.DRAIN
+        if self.mode is CongestionMode.STARTUP and self._path_is_full:
+            self.mode = CongestionMode.DRAIN
             self._gain = DRAIN_GAIN
-        if self.mode is Mode.DRAIN and self.in_flight_bytes <= self._path_bytes():
+        if self.mode is CongestionMode.DRAIN and self.in_flight_bytes <= self._path_bytes():
             self._enter_probe_bw(now)
-        elif self.mode is Mode.PROBE_BW:
+        elif self.mode is CongestionMode.PROBE_BW:
             self._advance_cycle(now)
-        # Under a millisecond there is nothing to find out: the window has a floor there.
-        if trip_expired and self.mode is not Mode.PROBE_RTT and self.shortest_trip_s >= LOCAL_ROUND_TRIP_S:
-            self.mode = Mode.PROBE_RTT
+        # Under a millisecond there is nothing to measure: the window has a lower bound there.
+        if trip_expired and self.mode is not CongestionMode.PROBE_RTT and self.shortest_trip_s >= LOCAL_ROUND_TRIP_S:
+            self.mode = CongestionMode.PROBE_RTT
             self._gain = 1.0
             self._probe_rtt_ends = None
-        if self.mode is Mode.PROBE_RTT:
+        if self.mode is CongestionMode.PROBE_RTT:
             self._probe_round_trip(now)
 
     def _enter_probe_bw(self, now: float) -> None:
-        self.mode = Mode.PROBE_BW
-        # Not all connections begin the cycle at the same place, or they would all probe at once; the place is derived,
-        # not drawn, so that a run can be repeated.
+        self.mode = CongestionMode.PROBE_BW
+        # Connections start the cycle at different phases, or all would probe at once. The phase is derived, not drawn,
+        # so
+        # that a run can be repeated.
         self._phase = 2 + self._round % 6
         self._phase_began = now
         self._gain = CYCLE[self._phase]
@@ -303,25 +313,25 @@ class Congestion:
             if self._path_is_full:
                 self._enter_probe_bw(now)
             else:
-                self.mode = Mode.STARTUP
+                self.mode = CongestionMode.STARTUP
                 self._gain = STARTUP_GAIN
 
     def _set_rate_and_window(self) -> None:
-        bandwidth = self.bandwidth_bytes_per_s
+        bandwidth = self._rates[0][1] if self._rates else 0.0
         if bandwidth == 0.0:
             return
         smallest = SMALLEST_WINDOW_DATAGRAMS * self._datagram_bytes
-        # Where losses leave little of a round, as with go-back-n, what is measured is the pace of the repeats: it would
-        # measure itself, slower each time.
+        # With heavy losses, as in go-back-n, the measured rate is that of the retransmissions: without a lower bound it
+        # would decrease each time.
         slowest = self._datagram_bytes / max(self.shortest_trip_s, SLOWEST_DATAGRAM_S)
         rate = max(self._gain * bandwidth, slowest)
         if self._path_is_full or rate > self.rate_bytes_per_s:
             self.rate_bytes_per_s = rate
-        if self.mode is Mode.PROBE_RTT:
+        if self.mode is CongestionMode.PROBE_RTT:
             self.window_bytes = smallest
             return
         gain = WINDOW_GAIN if self._path_is_full else STARTUP_GAIN
-        # Three trains more than the product: one being made, one on the way, one being acknowledged.
+        # Three trains more than the product: one being built, one in flight, one being acknowledged.
         quantum = min(max(rate * 0.001, 2 * self._datagram_bytes), self._train_bytes)
         window = int(gain * self._path_bytes() + 3 * quantum)
         if not self._path_is_full:
@@ -332,5 +342,43 @@ class Congestion:
 
 
 def train_limit_bytes(peer_buffer_bytes: int, datagram_bytes: int) -> int:
-    """The longest train that the other side's receive buffer takes well: an eighth of it."""
+    """Return the size of the longest train for the peer's receive buffer: an eighth of it."""
     return min(max(peer_buffer_bytes // 8, 2 * datagram_bytes), MAX_TRAIN_BYTES)
+
+
+TRAIN_S: Final = 0.001
+DEPTH_S: Final = 0.002
+SHORTEST_WAIT_S: Final = 1e-5
+"""Far below the resolution of timers, and far above the steps of a clock that counts seconds since boot."""
+
+
+class Pacer:
+    """A token bucket: room_bytes before a train, handle_sent after it; ready_at is when to try again."""
+
+    __slots__ = ("_bucket_bytes", "_filled_at")
+
+    def __init__(self, now: float) -> None:
+        self._bucket_bytes = float("inf")  # the first call of room_bytes cuts it to the depth
+        self._filled_at = now
+
+    def room_bytes(self, now: float, rate_bytes_per_s: float, train_bytes: int) -> float:
+        """Return how many bytes may be sent now."""
+        depth = rate_bytes_per_s * DEPTH_S + train_bytes
+        self._bucket_bytes = min(self._bucket_bytes + (now - self._filled_at) * rate_bytes_per_s, depth)
+        self._filled_at = now
+        # One byte more, so that a timer for the exact moment is not too early by a rounding error.
+        return self._bucket_bytes + 1.0
+
+    def handle_sent(self, sent_bytes: int) -> None:
+        """Remove sent bytes from the bucket. Packets that ignore the pacer (probes) may make it negative."""
+        self._bucket_bytes -= sent_bytes
+
+    def ready_at(self, rate_bytes_per_s: float, needed_bytes: int) -> float:
+        """Return when `needed_bytes` may be sent."""
+        return self._filled_at + max((needed_bytes - self._bucket_bytes) / rate_bytes_per_s, SHORTEST_WAIT_S)
+
+
+def train_bytes(rate_bytes_per_s: float, datagram_bytes: int, limit_bytes: int) -> int:
+    """Return the size of a train at this rate: a whole number of datagrams."""
+    wanted = max(int(rate_bytes_per_s * TRAIN_S), 2 * datagram_bytes)
+    return max(min(wanted, limit_bytes) // datagram_bytes, 1) * datagram_bytes

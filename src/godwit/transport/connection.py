@@ -1,11 +1,11 @@
-"""One peer: joins the parts of a connection and drives them. Sans-IO, as everything here.
+"""One connection to a peer: owns its components and drives them. Sans-IO, like the whole package.
 
-    the application's calls   open_channel, send, consume, confirm, close
-    feed                      receive (packets of a train), handle_timers
-    drain                     next_train, next_timer; events go to the list that the endpoint gave
-    look                      state, peer_address, statistics, buffered_bytes
+    application   open_channel, send, consume, confirm, close
+    input         handle_packets, handle_lone_packet, handle_timers
+    output        next_train, next_timer; events are appended to the list of the endpoint
+    getters       state, peer_address, statistics, buffered_bytes
 
-The states are in state.py.
+The states and their transitions are described in events.py.
 """
 
 from __future__ import annotations
@@ -16,52 +16,57 @@ from typing import Final
 from crc32c import crc32c
 
 from godwit.errors import ConnectionClosedError, UsageError
-from godwit.transport import handshake, statistics
+from godwit.transport import handshake
+from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
 from godwit.transport.arq import SelectiveRepeat
-from godwit.transport.budget import ReceiveBudget
-from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, PathChanged, Received, Writable
-from godwit.transport.farewell import Farewell
-from godwit.transport.handshake import Role
-from godwit.transport.inbound import Delivery, Inbound
-from godwit.transport.parts import Parts
-from godwit.transport.path import Roaming
-from godwit.transport.receive import LimitError, NotAdmittedError
-from godwit.transport.short_in import NOT_TAKEN, ONLY_ACK, ShortInbound
-from godwit.transport.short_out import ShortOutbound
-from godwit.transport.silence import Silence
-from godwit.transport.state import State
-from godwit.transport.statistics import Statistics
-from godwit.transport.timers import Timers
-from godwit.transport.train import Address, Train
-from godwit.transport.transmit import Transmitter
-from godwit.transport.unadmitted import UnadmittedConnections
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.connection_state import Components, Statistics
+from godwit.transport.events import (
+    Address,
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    ConnectionState,
+    Event,
+    Origin,
+    PathChanged,
+    Received,
+    Role,
+    Train,
+    Writable,
+)
+from godwit.transport.fast_path import NOT_HANDLED, ONLY_ACK, FastReceiver, FastSender
+from godwit.transport.path import PathMigration
+from godwit.transport.receive_channels import LimitError, NotAdmittedError
+from godwit.transport.receiver import PacketReceiver, ReceivedFrames
+from godwit.transport.timers import ClosingState, ConnectionTimers, IdleTimer
+from godwit.transport.transmitter import Transmitter
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.packet import INTACT, encode_packet
 from godwit.wire.parameters import Parameters
 
-__all__ = ["Connection", "State", "Statistics"]
+__all__ = ["Connection"]
 
 MAX_CODE: Final = 0xFFFF
 
 
-_OPEN: Final = State.OPEN
+_OPEN: Final = ConnectionState.OPEN
 _CODES: Final = {LimitError: Code.LIMIT, NotAdmittedError: Code.NOT_LOGGED_IN}
-"""What a connection is closed with whose peer broke the protocol; PROTOCOL for all other errors."""
+"""The code of the close that answers a protocol violation; PROTOCOL for all other errors."""
 
 
 class Connection:
-    """Made by an endpoint only."""
+    """One connection, created by an endpoint."""
 
     __slots__ = (
-        "__weakref__", "_awake", "_budget", "_ended", "_events", "_farewell", "_inbound", "_parts", "_roaming",
-        "_short_in", "_short_out", "_silence", "_timers", "_transmitter", "_unadmitted", "id", "is_awake",
-        "peer_address", "rests_until", "role", "scheduled_at", "state",
+        "__weakref__", "_awake", "_budget", "_closing", "_components", "_ended", "_events", "_fast_receiver",
+        "_fast_sender", "_idle_timer", "_migration", "_receiver", "_timers", "_transmitter", "_unadmitted", "id",
+        "idle_until", "is_awake", "peer_address", "role", "scheduled_at", "state",
     )  # fmt: skip
 
     def __init__(
         self,
-        parts: Parts,
+        components: Components,
         address: Address,
         *,
         events: list[Event],
@@ -69,75 +74,76 @@ class Connection:
         budget: ReceiveBudget,
         unadmitted: UnadmittedConnections | None,
     ) -> None:
-        """`unadmitted`: where it stands until the application admits it. None: it is admitted."""
-        self.id = parts.connection_id
-        """What the peer puts into its packets."""
-        self.role: Role = parts.role
+        """`unadmitted`: the endpoint's connections without a login, if the application must admit this one first."""
+        self.id = components.connection_id
+        """The connection id in packets from the peer."""
+        self.role: Role = components.role
         self.peer_address = address
-        self.state = State.CONNECTING
+        self.state = ConnectionState.CONNECTING
         self.scheduled_at: float | None = None
-        """The endpoint's note: when it will look at the timers."""
+        """The time of the timer that the endpoint has scheduled for it."""
         self.is_awake = False
-        """Whether it stands in the endpoint's queue of those that may have something to send, or another timer."""
-        self.rests_until = 0.0
-        """After next_train: another call would give nothing, and no timer is due before this, unless one stands at an
-        earlier time already. 0: unknown."""
+        """Whether it is in the endpoint's queue of connections that may have something to send or a new timer."""
+        self.idle_until = 0.0
+        """Set by next_train: until this time another call returns nothing and no timer is due, except one that is
+        scheduled
+        already. 0: unknown."""
         self._events = events
         self._awake = awake
         self._budget = budget
         self._unadmitted = unadmitted
-        self._parts = parts
-        parts.admit(unadmitted is None)
-        self._roaming = Roaming(parts)
-        self._farewell: Farewell
+        self._components = components
+        components.admit(unadmitted is None)
+        self._migration = PathMigration(components)
+        self._closing: ClosingState
         self._ended: tuple[int, str]
-        """Code and reason of the end. Not the event: that refers back to the connection."""
+        """Code and reason of the close. Not the event, which refers to the connection."""
         # Set by establish.
         self._transmitter: Transmitter
-        self._inbound: Inbound
-        self._silence: Silence
-        self._timers: Timers
-        self._short_in: ShortInbound | None = None
-        self._short_out: ShortOutbound | None = None
+        self._receiver: PacketReceiver
+        self._idle_timer: IdleTimer
+        self._timers: ConnectionTimers
+        self._fast_receiver: FastReceiver | None = None
+        self._fast_sender: FastSender | None = None
 
     def wake(self) -> None:
-        """The endpoint is to ask it for trains and timers again."""
+        """Have the endpoint ask for trains and timers again."""
         if not self.is_awake:
             self.is_awake = True
             self._awake.append(self)
 
     def establish(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> None:
-        """The handshake is done."""
-        self.state = State.OPEN
-        config = self._parts.config
+        """Open the connection: the handshake is complete."""
+        self.state = ConnectionState.OPEN
+        config = self._components.config
         idle_timeout_s = min(config.idle_timeout_s, peer.idle_timeout_ms / 1000)
-        self._silence = Silence(
+        self._idle_timer = IdleTimer(
             role=self.role, now=now, idle_timeout_s=idle_timeout_s, keep_alive_s=config.keep_alive_s
         )
-        excess = self._parts.on_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
-        self._transmitter = Transmitter(self._parts, now)
-        self._inbound = Inbound(self._parts, self._transmitter)
-        self._timers = Timers(
-            self._parts,
+        excess = self._components.handle_peer(peer_id=peer_id, peer=peer, key=key, round_trip_s=round_trip_s, now=now)
+        self._transmitter = Transmitter(self._components, now)
+        self._receiver = PacketReceiver(self._components, self._transmitter)
+        self._timers = ConnectionTimers(
+            self._components,
             transmitter=self._transmitter,
-            inbound=self._inbound,
-            roaming=self._roaming,
-            silence=self._silence,
+            receiver=self._receiver,
+            migration=self._migration,
+            idle_timer=self._idle_timer,
         )
-        policy = self._parts.sending.policy
+        policy = self._components.send_channels.policy
         if isinstance(policy, SelectiveRepeat):
-            self._short_in = ShortInbound(self._parts, self._transmitter, policy)
-            self._short_out = ShortOutbound(self._parts, self._transmitter, policy)
+            self._fast_receiver = FastReceiver(self._components, self._transmitter, policy)
+            self._fast_sender = FastSender(self._components, self._transmitter, policy)
         if self.role == "client":
-            self._parts.announcements.ping()  # the server hears at once that its accept arrived
+            self._components.control_frames.ping()  # the server learns immediately that its accept arrived
         self._events.append(Connected(self, peer.application))
         self.wake()
         if excess:
             self.close(now, Code.LIMIT, excess)
 
-    def on_repeated_connect(self, address: Address) -> None:
-        """The client has not heard the accept, and perhaps fetched a new cookie from a new address, which proves it."""
-        if self._parts.acknowledger.packets == 0:
+    def handle_repeated_connect(self, address: Address) -> None:
+        """Update the address of a client that has not received the accept and connects again, from a proved address."""
+        if self._components.acknowledger.packets == 0:
             self.peer_address = address
 
     @property
@@ -145,143 +151,164 @@ class Connection:
         return self._unadmitted is None
 
     def admit(self) -> None:
-        """Open all channels, because the application knows who the peer is: see EndpointConfig.needs_admission."""
+        """Open all channels, because the application has identified the peer: see EndpointConfig.needs_admission."""
         if self._unadmitted is not None and self.state is _OPEN:
             self._unadmitted.remove(self.id)
             self._unadmitted = None
-            self._parts.admit()
+            self._components.admit()
 
     # -- the application's calls --------------------------------------------------------------------------------------
 
     def open_channel(self) -> int:
-        """A new channel towards the peer: 1, 2, 3 and so on. Channel 0 is always there."""
+        """Open a channel towards the peer and return its number: 1, 2, 3, ... Channel 0 is always open.
+
+        Raises ChannelError if the peer accepts no more channels, ConnectionClosedError if the connection has ended.
+        """
         self._require_usable()
-        return self._parts.sending.open_channel()
+        return self._components.send_channels.open_channel()
 
     def send(self, channel: int, body: bytes, *, reliable: bool = True, last: bool = False) -> bool:
-        """Queues a record. `last` ends the channel behind it. Before the connection is open, records wait.
+        """Queue a record and return whether it is sent reliably. Before the connection is open, records are kept.
 
-        An unreliable record goes reliably while a reliable one of its channel may still be under way before it. Gives
-        whether it goes reliably.
+        Arguments:
+            channel: the number of an open channel.
+            body: the bytes of the record.
+            reliable: whether to send it until it is acknowledged. An unreliable record is sent reliably while a
+            reliable
+                record of its channel may still be in flight before it.
+            last: whether to end the channel after this record.
+
+        Raises ChannelError, RecordTooLargeError or SendBufferFullError if the record is not accepted, and
+        ConnectionClosedError if the connection has ended.
         """
         if self.state is not _OPEN:
             self._require_usable()
-        goes_reliably = self._parts.sending.send(channel, body, reliable=reliable, last=last)
-        self.wake()
+        goes_reliably = self._components.send_channels.send(channel, body, reliable=reliable, last=last)
+        if not self.is_awake:
+            self.wake()
         return goes_reliably
 
     def consume(self, channel: int, body_bytes: int) -> None:
-        """The application has taken a received record of this length: the peer may send as much again."""
+        """Return the credit of a received reliable record of this length to the peer.
+
+        Raises UsageError if no such record was received, or if it was consumed before.
+        """
         if self.state is not _OPEN:
-            return  # nobody wants to hear of it any more
-        if self._parts.receiving.consume(channel, body_bytes):
+            return  # the credit has no use any more
+        if self._components.receive_channels.consume(channel, body_bytes):
             self.wake()
 
     def confirm(self, channel: int, sequence: int, reached: int) -> None:
-        """Tells the peer that everything on its channel up to `sequence` is safe, and how many the last one reached."""
+        """Confirm all records of the peer's channel up to `sequence`; the last one reached `reached` subscribers."""
         if self.state is not _OPEN:
             self._require_usable()
-        self._parts.announcements.confirm(channel, sequence, reached)
+        self._components.control_frames.confirm(channel, sequence, reached)
         if not self.is_awake:
             self.wake()
 
     def close(self, now: float, code: int = Code.NORMAL, reason: str = "") -> None:
-        """Ends the connection at once and tells the peer. What was not acknowledged yet may be lost."""
+        """End the connection immediately and notify the peer. Unacknowledged records may be lost.
+
+        Raises UsageError if `code` is out of range.
+        """
         if not 0 <= code <= MAX_CODE:
             raise UsageError(f"a code of {code}: it lies between 0 and {MAX_CODE}")
-        self._end(State.CLOSING, now, code, reason, "local")
+        self._end(ConnectionState.CLOSING, now, code, reason, "local")
 
     def fail(self, now: float, code: int, reason: str, origin: Origin) -> None:
-        """It has ended without a word of close: refused, reset or timed out."""
-        self._end(State.DRAINING, now, code, reason, origin)
+        """End the connection without sending a close: it was refused, reset or timed out."""
+        self._end(ConnectionState.DRAINING, now, code, reason, origin)
 
-    def _end(self, state: State, now: float, code: int, reason: str, origin: Origin) -> None:
-        if self.state is State.CONNECTING:
-            state = State.CLOSED
-        elif self.state is not State.OPEN:
+    def _end(self, state: ConnectionState, now: float, code: int, reason: str, origin: Origin) -> None:
+        if self.state is ConnectionState.CONNECTING:
+            state = ConnectionState.CLOSED
+        elif self.state is not ConnectionState.OPEN:
             return
         else:
-            parts = self._parts
+            components = self._components
             frame = b""
-            if state is State.CLOSING:
-                mac = handshake.close_mac(parts.key, self.role, code, reason)
-                frame = wire.encode_frame(wire.Close(code, reason, mac))
-            self._farewell = Farewell(frame, now, parts.recovery.round_trip.probe_timeout_s())
+            if state is ConnectionState.CLOSING:
+                mac = handshake.close_mac(components.key, self.role, code, reason)
+                frame = wire.encode_frame(wire.CloseFrame(code, reason, mac))
+            self._closing = ClosingState(frame, now, components.recovery.round_trip.probe_timeout_s())
         self.state = state
         self._ended = code, reason
-        self._parts.release()
+        self._components.release()
         self._budget.update(self, 0, now)
         self._events.append(Closed(self, code, reason, origin))
         self.wake()
 
     def _require_usable(self) -> None:
-        if self.state is not _OPEN and self.state is not State.CONNECTING:
+        if self.state is not _OPEN and self.state is not ConnectionState.CONNECTING:
             raise ConnectionClosedError(*self._ended)
 
-    # -- feed ---------------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, at: int, segment_bytes: int, address: Address, now: float) -> int:
-        """Takes packets of a train from `at` on, while they are for this connection. Gives where it stopped."""
-        if address != self.peer_address or self.state is not State.OPEN:
+    def handle_packets(self, data: bytes, at: int, segment_bytes: int, address: Address, now: float) -> int:
+        """Handle the packets of a train from offset `at` on that are for this connection. Return the offset after
+        them."""
+        if address != self.peer_address or self.state is not ConnectionState.OPEN:
             stop = min(at + segment_bytes, len(data))
             self._receive_elsewhere(data[at:stop], address, now)
             return stop
-        delivery = Delivery()
-        at = self._inbound.receive(data, at, segment_bytes, now, delivery)
-        self._silence.on_heard(self._parts.acknowledger.packets, now)
-        self._publish(delivery, now)
-        self._parts.receiving.settle()
-        self._budget.update(self, self._parts.receiving.unfinished_bytes, now)
+        received = ReceivedFrames()
+        at = self._receiver.handle_packets(data, at, segment_bytes, now, received)
+        self._idle_timer.handle_packets(self._components.acknowledger.packets, now)
+        self._publish(received, now)
+        self._components.receive_channels.settle()
+        self._budget.update(self, self._components.receive_channels.unfinished_bytes, now)
         self.wake()
         return at
 
-    def receive_lone(self, packet: bytes, address: Address, now: float) -> None:
-        """As receive, for a train of one packet that is long enough to be one."""
-        short, out = self._short_in, self._short_out
-        taken = NOT_TAKEN
+    def handle_lone_packet(self, packet: bytes, address: Address, now: float) -> None:
+        """Handle a train of one packet, which has at least the size of the smallest packet."""
+        short, out = self._fast_receiver, self._fast_sender
+        taken = NOT_HANDLED
         if short is not None and out is not None and self.state is _OPEN and address == self.peer_address:
-            taken = short.receive(packet, self, now, self._events)
-        if taken is NOT_TAKEN:
-            self.receive(packet, 0, len(packet), address, now)
+            taken = short.handle_packet(packet, self, now, self._events)
+        if taken is NOT_HANDLED:
+            self.handle_packets(packet, 0, len(packet), address, now)
             return
-        silence = self._silence
-        silence.packets += 1
-        silence.heard_at = now
-        if taken is ONLY_ACK and self.role == "server" and out is not None and out.rests(now):
-            return  # its timers have moved away, if at all (but a client that hears much has one more)
+        idle_timer = self._idle_timer
+        idle_timer.packets += 1
+        idle_timer.last_received_at = now
+        if taken is ONLY_ACK and self.role == "server" and out is not None and out.is_idle(now):
+            return  # no timer has moved to an earlier time (a client has one more timer: see IdleTimer.pause_at)
         if not self.is_awake:
             self.is_awake = True
             self._awake.append(self)
 
     def handle_timers(self, now: float) -> None:
-        """Does what is due. Call it when next_timer has come."""
+        """Handle the timers that are due at `now`."""
         if self.state is _OPEN:
-            silence = self._silence
-            if now >= silence.too_long_at:
-                self.fail(now, Code.TIMEOUT, f"nothing was heard for {now - silence.heard_at:.1f} s", "timeout")
+            idle_timer = self._idle_timer
+            if now >= idle_timer.timeout_at:
+                self.fail(
+                    now, Code.TIMEOUT, f"nothing was received for {now - idle_timer.last_received_at:.1f} s", "timeout"
+                )
             else:
                 self._timers.handle(now)
-        elif self.state is not State.CLOSED and now >= self._farewell.ends_at:
-            self.state = State.CLOSED
+        elif self.state is not ConnectionState.CLOSED and now >= self._closing.ends_at:
+            self.state = ConnectionState.CLOSED
         self.wake()
 
-    # -- drain --------------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def next_train(self, now: float) -> Train | None:
-        """The next thing that may be sent now."""
-        self.rests_until = 0.0
+        """Return the next train to send, or None."""
+        self.idle_until = 0.0
         if self.state is not _OPEN:
-            frame = self._farewell.take(now) if self.state is State.CLOSING else None
+            frame = self._closing.next_frame(now) if self.state is ConnectionState.CLOSING else None
             return self._lone(self.peer_address, frame) if frame else None
-        short = self._short_out
+        short = self._fast_sender
         if short is not None:
-            packet = short.packet(now)
+            packet = short.next_packet(now)
             if packet is not None:
-                self.rests_until = short.rests_until
+                self.idle_until = short.idle_until
                 return Train(self.peer_address, packet, len(packet))
-            if short.rests(now):
-                self.rests_until = short.rests_until
-                return self._next_challenge(now)
+            if short.is_idle(now):
+                self.idle_until = short.idle_until
+                return None if self._migration.candidate is None else self._next_challenge(now)
         train = self._transmitter.next_train(now)
         if train is None and self._timers.ask_for_credit(now):
             train = self._transmitter.next_train(now)
@@ -293,107 +320,129 @@ class Connection:
         return self._next_challenge(now)
 
     def _next_challenge(self, now: float) -> Train | None:
-        challenge = self._roaming.take_challenge(now)
+        challenge = self._migration.next_challenge(now)
         return None if challenge is None else self._lone(*challenge)
 
     def _lone(self, address: Address, frame: bytes) -> Train:
-        packet = encode_packet(self._parts.peer_id, self._transmitter.number(), frame)
+        packet = encode_packet(self._components.peer_id, self._transmitter.number(), frame)
         return Train(address, packet, len(packet))
 
     def next_timer(self) -> float | None:
-        """When handle_timers and next_train want to be called, if nothing else happens before."""
+        """Return when handle_timers or next_train is due if no other input comes first, or None."""
         if self.state is _OPEN:
             return self._timers.next_timer()
-        if self.state in (State.CLOSING, State.DRAINING):
-            return self._farewell.next_timer()
+        if self.state in (ConnectionState.CLOSING, ConnectionState.DRAINING):
+            return self._closing.next_timer()
         return None
 
-    # -- the parts of receiving ---------------------------------------------------------------------------------------
+    # -- received packets ---------------------------------------------------------------------------------------------
 
-    def _publish(self, delivery: Delivery, now: float) -> None:
-        """Turns what a train brought into events."""
+    def _publish(self, received: ReceivedFrames, now: float) -> None:
+        """Append the events of a received train."""
         events = self._events
-        for channel, number, body, reliable, last in delivery.records:
+        for channel, number, body, reliable, last in received.records:
             events.append(Received(self, channel, number, body, reliable, last))
-        for confirm in delivery.confirms:
-            if self._parts.sending.on_confirm(confirm.channel, confirm.sequence):
-                events.append(Confirmed(self, confirm.channel, confirm.sequence, confirm.reached))
+        for confirm in received.confirms:
+            if self._components.send_channels.handle_confirm(confirm.channel, confirm.sequence):
+                events.append(ChannelConfirmed(self, confirm.channel, confirm.sequence, confirm.reached))
             else:
-                self._parts.dropped["old_confirm"] += 1
-        if delivery.writable:
+                self._components.dropped["old_confirm"] += 1
+        if received.writable:
             events.append(Writable(self))
-        if delivery.violation is not None:
-            self._parts.dropped[delivery.violation.reason] += 1
-            self.close(now, _CODES.get(type(delivery.violation), Code.PROTOCOL), str(delivery.violation))
-        elif delivery.close is not None:
-            self._end(State.DRAINING, now, delivery.close.code, delivery.close.reason, "peer")
+        if received.violation is not None:
+            self._components.dropped[received.violation.reason] += 1
+            self.close(now, _CODES.get(type(received.violation), Code.PROTOCOL), str(received.violation))
+        elif received.close is not None:
+            self._end(ConnectionState.DRAINING, now, received.close.code, received.close.reason, "peer")
 
     def _receive_elsewhere(self, packet: bytes, address: Address, now: float) -> None:
-        """A packet from an address that is not the peer's, or on a connection that is not open."""
-        if self.state is not State.OPEN:
-            if self.state is State.CLOSING and address == self.peer_address and crc32c(packet) == INTACT:
-                self._farewell.on_packet(now)
-            self._parts.dropped["closed_connection"] += 1
+        """Handle a packet from another address than the peer's, or on a connection that is not open."""
+        if self.state is not ConnectionState.OPEN:
+            if self.state is ConnectionState.CLOSING and address == self.peer_address and crc32c(packet) == INTACT:
+                self._closing.handle_packet(now)
+            self._components.dropped["closed_connection"] += 1
         elif self.role == "client":
-            self._parts.dropped["wrong_address"] += 1
-        elif (close := self._roaming.proven_close(packet)) is not None:
-            # Perhaps repeated by somebody else: so it ends the connection, but moves it nowhere.
-            self._end(State.DRAINING, now, close.code, close.reason, "peer")
-        elif self._roaming.on_packet(packet, address, now):
+            self._components.dropped["wrong_address"] += 1
+        elif (close := self._migration.proven_close(packet)) is not None:
+            # An attacker may have replayed it, so it ends the connection but does not move it.
+            self._end(ConnectionState.DRAINING, now, close.code, close.reason, "peer")
+        elif self._migration.handle_packet(packet, address, now):
             self._move(address, now)
-            # The packet that proves the address is the first one that is taken from there.
-            self.receive(packet, 0, len(packet), address, now)
+            # The packet that proves the address is the first one that is accepted from it.
+            self.handle_packets(packet, 0, len(packet), address, now)
         self.wake()
 
     def _move(self, address: Address, now: float) -> None:
-        self._silence.heard_at = now
+        self._idle_timer.last_received_at = now
         if address[0] != self.peer_address[0]:
-            # Another host address: another path. A new port alone is a NAT that forgot, and the path is the same.
-            self._parts.on_new_path(now, None)
+            # Another host address is another path. Only a new port is a NAT rebinding on the same path.
+            self._components.handle_new_path(now, None)
         self.peer_address = address
-        self._parts.announcements.ping()
+        self._components.control_frames.ping()
         self._events.append(PathChanged(self, address))
 
-    # -- look ---------------------------------------------------------------------------------------------------------
+    # -- getters ------------------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """Nothing will happen on it any more."""
-        return self.state is State.CLOSED
+        """Whether the connection is closed and can be removed."""
+        return self.state is ConnectionState.CLOSED
 
     @property
     def buffered_bytes(self) -> int:
-        """What it holds for the application in either direction."""
-        return self._parts.sending.buffered_bytes + self._parts.receiving.held_bytes
+        """The bytes that the connection holds for the application, in both directions."""
+        return self._components.send_channels.buffered_bytes + self._components.receive_channels.held_bytes
 
     @property
     def binding(self) -> bytes:
-        """32 bytes that both sides of this connection share, and no other connection: a proof of a name is made for
-        them, so that it is worth nothing elsewhere."""
+        """The 32 bytes that both sides of this connection share and no other connection has: login proofs are bound to
+        them.
+
+        Raises UsageError before the connection is open.
+        """
         if not hasattr(self, "_transmitter"):
-            raise UsageError("the other side is not known yet: wait for the Connected event")
-        return handshake.login_binding(self._parts.key)
+            raise UsageError("the peer is not known yet: wait for the Connected event")
+        return handshake.login_binding(self._components.key)
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything waits to be sent for the first time."""
-        return self._parts.sending.waiting_bytes > 0
+        """Whether anything was queued and never sent."""
+        return self._components.send_channels.waiting_bytes > 0
 
     @property
     def unsent_bytes(self) -> int:
-        """How much waits to be sent for the first time."""
-        return self._parts.sending.waiting_bytes
+        """The bytes that were queued and never sent."""
+        return self._components.send_channels.waiting_bytes
 
     @property
     def train_payload_bytes(self) -> int:
-        """How long a record should be to fill one train: the size that costs least per byte."""
-        if self.state is State.CONNECTING:
+        """The record length that fills one train, which has the lowest cost per byte.
+
+        Raises UsageError before the connection is open.
+        """
+        if self.state is ConnectionState.CONNECTING:
             raise UsageError("the path is not known yet: wait for the Connected event")
         return self._transmitter.train_payload_bytes()
 
     @property
     def statistics(self) -> Statistics:
-        """None of it is known before the connection is open."""
+        """The figures of the connection; all zero before it is open."""
         if not hasattr(self, "_transmitter"):
             return Statistics()
-        return statistics.gather(self._parts, self._transmitter, self._inbound)
+        components = self._components
+        transmitter = self._transmitter
+        return Statistics(
+            packets_sent=transmitter.packets_sent,
+            packets_received=components.acknowledger.packets,
+            packets_lost=self._receiver.packets_lost,
+            packets_spuriously_lost=components.recovery.spurious,
+            bytes_sent=transmitter.bytes_sent,
+            fragments_resent=transmitter.fragments_resent,
+            unreliable_dropped=components.send_channels.unreliable_dropped,
+            round_trip_s=components.recovery.round_trip.smoothed_s,
+            shortest_trip_s=components.congestion.shortest_trip_s,
+            bandwidth_bytes_per_s=components.congestion.bandwidth_bytes_per_s,
+            window_bytes=components.congestion.window_bytes,
+            in_flight_bytes=components.congestion.in_flight_bytes,
+            datagram_bytes=transmitter.datagram_bytes(),
+        )

@@ -1,11 +1,11 @@
-"""One socket's worth of connections: tells packets apart, opens and forgets connections, keeps their timers.
+"""The connections of one socket: routes packets to them, opens and removes them, schedules their timers.
 
-    feed    connect, receive (a train), handle_timers; and the calls on its connections
-    drain   events, next_train (or trains), next_timer
-    look    connections, dropped, buffered_bytes
+    input     connect, receive (a train), handle_timers, and the calls on its connections
+    output    events, next_train (or trains), next_timer
+    getters   connections, dropped, buffered_bytes
 
-After any feed, drain. `now` is monotonic seconds, the same clock everywhere. Bytes from outside never raise: what is
-wrong with them is counted in `dropped` under a short word, see docs/PROTOCOL.md.
+Read all output after any input. `now` is in monotonic seconds, from one clock. Bytes from the network never raise:
+dropped packets are counted in `dropped` under the reasons that docs/PROTOCOL.md lists.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from typing import Final
 
 from godwit.errors import DecodeError, UsageError
 from godwit.limits import BASE_DATAGRAM_BYTES, MAX_ANSWERS_WAITING
-from godwit.transport import handshake
-from godwit.transport.accept import Acceptor
-from godwit.transport.budget import ReceiveBudget
+from godwit.transport.admission import ReceiveBudget, UnadmittedConnections
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
-from godwit.transport.dial import Dial
-from godwit.transport.events import Event
-from godwit.transport.parts import Parts
-from godwit.transport.train import Address, Train
-from godwit.transport.unadmitted import UnadmittedConnections
-from godwit.wire import frames as wire
-from godwit.wire.control import Code
+from godwit.transport.connection import Connection
+from godwit.transport.connection_state import Components
+from godwit.transport.events import Address, ConnectionState, Event, Role, Train
+from godwit.transport.handshake import Acceptor, Dial
+from godwit.wire import packet as wire
+from godwit.wire.control_base import Code
 from godwit.wire.packet import HEADER, SMALLEST_PACKET_BYTES, VERSION, decode_packet, encode_packet
 from godwit.wire.parameters import Parameters, decode_parameters, encode_parameters
 
 SECRET_BYTES: Final = 32
-_OPEN: Final = State.OPEN
+_OPEN: Final = ConnectionState.OPEN
 _HELLO_IN_ALL_VERSIONS: Final = struct.Struct(">BQ16s")
 
 
 class Endpoint:
-    """A client's, or with `config.accepts` a server's, which may connect to others too."""
+    """A client's endpoint, or with `config.accepts` a server's, which may also connect to others.
+
+    Arguments:
+        config: its limits and options.
+        entropy: returns the given number of random bytes.
+        budget: the receive budget, if it is shared with other endpoints.
+    """
 
     def __init__(
         self, config: EndpointConfig, *, entropy: Callable[[int], bytes], budget: ReceiveBudget | None = None
     ) -> None:
-        """`budget`: shared with other endpoints, or one of its own."""
         self.dropped: Counter[str] = Counter()
-        """Why packets were not taken, by a short word."""
+        """The number of dropped packets, by reason."""
         self.now = -inf
-        """When something was fed last."""
+        """The time of the latest input."""
         self._config = config
         self._entropy = entropy
         self._budget = budget or ReceiveBudget(entropy)
@@ -59,7 +60,7 @@ class Endpoint:
         self._by_token: dict[bytes, Connection] = {}
         self._tokens: dict[int, bytes] = {}
         self._hosts: dict[int, str] = {}
-        """Where the connections came from, if their number is limited; moving elsewhere does not change it."""
+        """The host of each accepted connection, if connections per host are limited. Migration does not change it."""
         self._from_host: Counter[str] = Counter()
         self._acceptor = Acceptor(
             secret=entropy(SECRET_BYTES),
@@ -70,13 +71,18 @@ class Endpoint:
         self._events: list[Event] = []
         self._answers: deque[Train] = deque()
         self._awake: deque[Connection] = deque()
-        """The connections that may have something to send or another timer, in the order of their waking."""
+        """Connections that may have something to send or a new timer, in order of arrival."""
         self._timers: list[tuple[float, int]] = []
 
-    # -- feed ---------------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def connect(self, address: Address, now: float, *, application: bytes = b"") -> Connection:
-        """Begins a connection. Records may be queued on it at once; Connected or Closed tells what became of it."""
+        """Start a connection and return it.
+
+        Records may be queued on it immediately. A Connected or a Closed event reports the outcome.
+
+        Raises UsageError if `max_connections` are open.
+        """
         if len(self._connections) + len(self._dials) >= self._config.max_connections:
             raise UsageError(
                 f"{self._config.max_connections} connections are open: close one, or raise max_connections"
@@ -89,7 +95,7 @@ class Endpoint:
         return connection
 
     def receive(self, train: Train, now: float) -> None:
-        """Takes a train of packets from one address."""
+        """Handle a train of packets from one address."""
         self.now = now
         data = train.data
         segment_bytes = train.segment_bytes
@@ -97,19 +103,19 @@ class Endpoint:
         if SMALLEST_PACKET_BYTES <= len(data) <= segment_bytes:
             connection = connections.get(int.from_bytes(data[1:9], "big"))
             if connection is not None:
-                connection.receive_lone(data, train.address, now)
+                connection.handle_lone_packet(data, train.address, now)
                 return
         at = 0
         while at < len(data):
             connection = connections.get(int.from_bytes(data[at + 1 : at + 9], "big"))
             if connection is not None and min(segment_bytes, len(data) - at) >= SMALLEST_PACKET_BYTES:
-                at = connection.receive(data, at, segment_bytes, train.address, now)
+                at = connection.handle_packets(data, at, segment_bytes, train.address, now)
             else:
-                self._receive_stray(data[at : at + segment_bytes], train.address, now)
+                self._handle_stray(data[at : at + segment_bytes], train.address, now)
                 at += segment_bytes
 
     def handle_timers(self, now: float) -> None:
-        """Does what is due by now."""
+        """Handle the timers that are due at `now`."""
         self.now = now
         timers = self._timers
         while timers and timers[0][0] <= now:
@@ -118,7 +124,7 @@ class Endpoint:
             if owner is None or owner.scheduled_at != due_at:
                 heappop(timers)
                 continue
-            owner.scheduled_at = due = owner.rests_until if owner.rests_until > now else owner.next_timer()
+            owner.scheduled_at = due = owner.idle_until if owner.idle_until > now else owner.next_timer()
             if due is not None and due > now:
                 heapreplace(timers, (due, connection_id))
                 continue
@@ -126,16 +132,16 @@ class Endpoint:
             owner.scheduled_at = None
             owner.handle_timers(now)
 
-    # -- drain --------------------------------------------------------------------------------------------------------
+    # -- output -------------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Event]:
-        """What happened since the last call."""
+        """Return and clear the events since the last call."""
         events = self._events[:]
         self._events.clear()
         return events
 
     def next_train(self, now: float) -> Train | None:
-        """The next thing that may be sent now, until it gives None. What it gave must be sent, or counts as lost."""
+        """Return the next train to send, or None. A train that the caller does not send counts as lost."""
         if self._answers:
             return self._answers.popleft()
         awake = self._awake
@@ -143,54 +149,54 @@ class Endpoint:
             connection = awake[0]
             owner = connection if connection.state is _OPEN else self._dials.get(connection.id) or connection
             train = owner.next_train(now)
-            if train is not None and not connection.rests_until:
+            if train is not None and not connection.idle_until:
                 awake.rotate(-1)  # connections take turns
                 return train
             awake.popleft()
             connection.is_awake = False
             if connection.state is not _OPEN and owner.is_over:
                 self._forget(connection.id)
-            elif connection.scheduled_at is None or connection.scheduled_at > connection.rests_until:
+            elif connection.scheduled_at is None or connection.scheduled_at > connection.idle_until:
                 self._schedule(owner, connection.id, now)
             if train is not None:
                 return train
         return None
 
     def trains(self, now: float) -> list[Train]:
-        """All that may be sent now, at once."""
+        """Return all trains that may be sent now."""
         return list(iter(lambda: self.next_train(now), None))
 
     def next_timer(self) -> float | None:
-        """When handle_timers wants to be called, if nothing else happens before."""
+        """Return when handle_timers is due if no other input comes first, or None."""
         timers = self._timers
         while timers:
             due_at, connection_id = timers[0]
-            owner = self._owner(connection_id)
+            owner = self._connections.get(connection_id) or self._dials.get(connection_id)
             if owner is not None and owner.scheduled_at == due_at:
                 return due_at
             heappop(timers)
         return None
 
-    # -- look ---------------------------------------------------------------------------------------------------------
+    # -- getters ------------------------------------------------------------------------------------------------------
 
     @property
     def connections(self) -> Mapping[int, Connection]:
-        """The open ones, and those that are just ending, by their ids."""
+        """The connections that are open or closing, by id."""
         return self._connections
 
     @property
     def buffered_bytes(self) -> int:
-        """What all connections hold for their applications."""
+        """The bytes that all connections hold for their applications."""
         dialing = sum(dial.connection.buffered_bytes for dial in self._dials.values())
         return dialing + sum(connection.buffered_bytes for connection in self._connections.values())
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def _new_connection(self, role: handshake.Role, address: Address, discipline: Parameters) -> Connection:
+    def _new_connection(self, role: Role, address: Address, discipline: Parameters) -> Connection:
         connection_id = 0
         while connection_id == 0 or connection_id in self._connections or connection_id in self._dials:
             connection_id = int.from_bytes(self._entropy(8), "big")
-        parts = Parts(
+        components = Components(
             role=role,
             connection_id=connection_id,
             config=self._config,
@@ -200,7 +206,7 @@ class Endpoint:
         )
         needs_admission = role == "server" and self._config.needs_admission
         return Connection(
-            parts,
+            components,
             address,
             events=self._events,
             awake=self._awake,
@@ -209,8 +215,9 @@ class Endpoint:
         )
 
     def _schedule(self, owner: Connection | Dial, connection_id: int, now: float) -> None:
-        """A later timer than the one that stands is left for then: the owner is asked again when it fires."""
-        due = owner.rests_until if owner.rests_until > now else owner.next_timer()
+        """Schedule the next timer of a connection, unless an earlier one is scheduled: that one will schedule it
+        again."""
+        due = owner.idle_until if owner.idle_until > now else owner.next_timer()
         if due is not None and (owner.scheduled_at is None or due < owner.scheduled_at):
             owner.scheduled_at = due
             heappush(self._timers, (due, connection_id))
@@ -218,20 +225,17 @@ class Endpoint:
                 self._drop_old_timers()
 
     def _drop_old_timers(self) -> None:
-        """A timer that was overtaken by an earlier one stays behind. They are swept out before they become many."""
+        """Rebuild the heap without timers that an earlier one has replaced, before they become many."""
         owners: list[tuple[int, Dial | Connection]] = [*self._dials.items(), *self._connections.items()]
         self._timers = [(owner.scheduled_at, key) for key, owner in owners if owner.scheduled_at is not None]
         heapify(self._timers)
-
-    def _owner(self, connection_id: int) -> Dial | Connection | None:
-        return self._connections.get(connection_id) or self._dials.get(connection_id)
 
     def _forget(self, connection_id: int) -> None:
         if self._dials.pop(connection_id, None) is not None:
             return
         connection = self._connections.pop(connection_id, None)
         if connection is None:
-            return  # long forgotten
+            return  # removed before
         self._unadmitted.remove(connection_id)
         host = self._hosts.pop(connection_id, None)
         if host is not None:
@@ -239,14 +243,14 @@ class Endpoint:
             if not self._from_host[host]:
                 del self._from_host[host]
         token = self._tokens.pop(connection_id, b"")
-        if self._by_token.get(token) is connection:  # a strange server may give the same token twice
+        if self._by_token.get(token) is connection:  # a faulty server may issue the same token twice
             del self._by_token[token]
 
-    # -- packets that belong to no open connection --------------------------------------------------------------------
+    # -- packets without an open connection ---------------------------------------------------------------------------
 
-    def _receive_stray(self, packet: bytes, address: Address, now: float) -> None:
+    def _handle_stray(self, packet: bytes, address: Address, now: float) -> None:
         try:
-            reason = self._stray(packet, address, now)
+            reason = self._handle_unconnected(packet, address, now)
         except DecodeError as error:
             reason = error.reason
             if reason == "version" and self._config.accepts and len(packet) >= BASE_DATAGRAM_BYTES:
@@ -254,28 +258,28 @@ class Endpoint:
         if reason is not None:
             self.dropped[reason] += 1
 
-    def _stray(self, packet: bytes, address: Address, now: float) -> str | None:
-        """Gives the reason to drop it, or None when it was of use."""
+    def _handle_unconnected(self, packet: bytes, address: Address, now: float) -> str | None:
+        """Handle a packet without an open connection. Return the reason to drop it, or None if it was used."""
         connection_id, _, content = decode_packet(packet)
         dial = self._dials.get(connection_id)
         if dial is None and connection_id != 0:
             if self._config.accepts:
                 self._answer(address, self._acceptor.reset(connection_id, len(packet), now))
             return "unknown_connection"
-        # No more than the one frame that matters is looked at: anybody can send this.
+        # Only the first frame is decoded, because any host can send such a packet.
         frame = wire.decode_first_frame(content)
         if dial is not None:
-            return self._on_dial(dial, frame, address, now)
-        if isinstance(frame, wire.Reset):
-            return self._on_reset(frame, address, now)
+            return self._handle_dial_frame(dial, frame, address, now)
+        if isinstance(frame, wire.ResetFrame):
+            return self._handle_reset(frame, address, now)
         if not self._config.accepts:
             return "unasked_handshake"
-        if isinstance(frame, wire.Hello):
-            cookie = self._acceptor.on_hello(frame, len(packet), address, now)
+        if isinstance(frame, wire.HelloFrame):
+            cookie = self._acceptor.handle_hello(frame, len(packet), address, now)
             self._answer(address, cookie)
             return "short_hello" if cookie is None else None
-        if isinstance(frame, wire.Connect):
-            return self._on_connect(frame, address, now)
+        if isinstance(frame, wire.ConnectFrame):
+            return self._handle_connect(frame, address, now)
         return "unasked_handshake"
 
     def _answer(self, address: Address, packet: bytes | None) -> None:
@@ -286,14 +290,14 @@ class Endpoint:
         else:
             self._answers.append(Train(address, packet, len(packet)))
 
-    def _on_dial(self, dial: Dial, frame: wire.Frame, address: Address, now: float) -> str | None:
+    def _handle_dial_frame(self, dial: Dial, frame: wire.Frame, address: Address, now: float) -> str | None:
         connection = dial.connection
         if address != connection.peer_address:
             return "wrong_address"
         if dial.is_over:
             return "late_handshake"
-        reason = dial.on_frame(frame, now)
-        if connection.state in (State.OPEN, State.CLOSING):
+        reason = dial.handle_frame(frame, now)
+        if connection.state in (ConnectionState.OPEN, ConnectionState.CLOSING):
             del self._dials[connection.id]
             self._connections[connection.id] = connection
             self._by_token[dial.token] = connection
@@ -301,21 +305,21 @@ class Endpoint:
         connection.wake()
         return reason
 
-    def _on_reset(self, frame: wire.Reset, address: Address, now: float) -> str | None:
+    def _handle_reset(self, frame: wire.ResetFrame, address: Address, now: float) -> str | None:
         connection = self._by_token.get(frame.token)
         if connection is None or connection.peer_address != address:
             return "forged_reset"
-        connection.fail(now, Code.RESET, "the other side was restarted and does not know the connection", "reset")
+        connection.fail(now, Code.RESET, "the peer was restarted and does not know the connection", "reset")
         return None
 
-    def _on_connect(self, frame: wire.Connect, address: Address, now: float) -> str | None:
+    def _handle_connect(self, frame: wire.ConnectFrame, address: Address, now: float) -> str | None:
         if not self._acceptor.is_proven(frame, address, now):
             return "bad_cookie"
         again = self._acceptor.repeated(frame, now)
         if again is not None:
             packet, connection_id = again
             if connection_id in self._connections:
-                self._connections[connection_id].on_repeated_connect(address)
+                self._connections[connection_id].handle_repeated_connect(address)
             self._answer(address, packet)
             return "repeated_connect"
         try:
@@ -341,20 +345,22 @@ class Endpoint:
         return None
 
     def _too_many(self, address: Address) -> str:
-        """Why no more connections are taken from there, in words; or nothing."""
+        """Return why no more connections are accepted from this host, or an empty string."""
         most_a_host = self._config.max_connections_per_host
         if most_a_host is not None and self._from_host[address[0]] >= most_a_host:
             return f"{most_a_host} connections from {address[0]} are open, which is the limit for one host: close one"
         return ""
 
     def _make_room(self, address: Address, now: float) -> str:
-        """Find a slot for a newcomer, if need be that of a connection without a login. Return why there is none."""
+        """Find a slot for a new connection, if necessary that of one without a login. Return why there is none, or
+        ""."""
         most = self._config.max_connections
         is_full = len(self._connections) + len(self._dials) >= most
         must_have = is_full or (self._config.needs_admission and self._unadmitted.is_full())
         victim = self._unadmitted.victim(address, now, must_have=must_have)
         if victim is not None:
-            # Forgotten at once, because one that waits for stray packets takes a slot: they are answered with resets.
+            # Removed immediately, because a closing connection occupies a slot. Its late packets are answered with
+            # resets.
             evicted = self._connections[victim]
             evicted.close(now, Code.BUSY, "it had no login, and others need its slot")
             close = evicted.next_train(now)
@@ -367,9 +373,10 @@ class Endpoint:
         return ""
 
     def _refuse_version(self, packet: bytes, address: Address) -> None:
-        """A hello of another version is told which one is spoken here. Its fields stand in the same place in all."""
+        """Answer a hello of another version with the version of this server. Its fields have the same layout in all
+        versions."""
         kind, connection_id, nonce = _HELLO_IN_ALL_VERSIONS.unpack_from(packet, HEADER.size)
         if kind == wire.HELLO:
             reason = f"version {packet[0] >> 4} is not spoken here: use version {VERSION}"
-            frame = wire.encode_frame(wire.Refuse(nonce, Code.VERSION, reason))
+            frame = wire.encode_frame(wire.RefuseFrame(nonce, Code.VERSION, reason))
             self._answer(address, encode_packet(connection_id, 0, frame))

@@ -1,30 +1,40 @@
-"""What an endpoint tells the layer above."""
+"""The types that pass between an endpoint and its caller: events, trains of datagrams, the states of a connection.
+
+    CONNECTING --accepted--> OPEN --close()-----------------------------> CLOSING --time--> CLOSED
+         |                    \\-----peer closed, reset, idle timeout---> DRAINING --time--> CLOSED
+         \\--refused, timed out, close()------------------------------------------------> CLOSED
+
+A CLOSING connection answers late packets by repeating its close; a DRAINING one sends nothing. Both wait only until
+late packets have died out.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-
-from godwit.transport.train import Address
 
 if TYPE_CHECKING:
     from godwit.transport.connection import Connection
 
+Role: TypeAlias = Literal["client", "server"]
 Origin: TypeAlias = Literal["local", "peer", "timeout", "reset", "refused"]
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """The handshake is done. `application` is what the other side's layer above said in it."""
+    """The handshake is complete. `application` is the peer application's data from the handshake."""
 
     connection: Connection
     application: bytes
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A whole record. Give the credit of a reliable one back with `connection.consume(channel, len(body))`.
+    """A whole record has arrived.
 
-    An unreliable record costs no credit.
+    Return the credit of a reliable record with `connection.consume(channel, len(body))`. An unreliable record costs no
+    credit.
     """
 
     connection: Connection
@@ -33,11 +43,11 @@ class Received(msgspec.Struct, frozen=True):
     body: bytes
     reliable: bool = True
     last: bool = False
-    """No record follows on this channel."""
+    """Whether this is the last record of its channel."""
 
 
-class Confirmed(msgspec.Struct, frozen=True):
-    """The other side confirmed everything on the channel up to `sequence`; the last one reached so many."""
+class ChannelConfirmed(msgspec.Struct, frozen=True):
+    """The peer has confirmed every record of the channel up to `sequence`; `reached` is the count for the last one."""
 
     connection: Connection
     channel: int
@@ -46,20 +56,20 @@ class Confirmed(msgspec.Struct, frozen=True):
 
 
 class Writable(msgspec.Struct, frozen=True):
-    """There is room in the send buffer again, after a send that found it full."""
+    """The send buffer has room again, after a send that found it full."""
 
     connection: Connection
 
 
 class PathChanged(msgspec.Struct, frozen=True):
-    """The other side has moved to another address, and proved it."""
+    """The peer has moved to another address, and has proved it."""
 
     connection: Connection
     address: Address
 
 
 class Closed(msgspec.Struct, frozen=True):
-    """The connection has ended: the last event of it, and the only one of its kind."""
+    """The connection has ended. This is its last event, and comes exactly once."""
 
     connection: Connection
     code: int
@@ -67,4 +77,43 @@ class Closed(msgspec.Struct, frozen=True):
     origin: Origin
 
 
-Event: TypeAlias = Connected | Received | Confirmed | Writable | PathChanged | Closed
+Event: TypeAlias = Connected | Received | ChannelConfirmed | Writable | PathChanged | Closed
+
+
+Address: TypeAlias = tuple[Any, ...]
+"""A socket address as `socket.recvmsg` returns it: (host, port), or (host, port, flow, scope) with IPv6."""
+
+
+class Train(msgspec.Struct, frozen=True, gc=False):
+    """Datagrams of one size for one address: the unit between transport and socket, moved by one system call.
+
+    A train to send has at most `limits.MAX_TRAIN_DATAGRAMS` datagrams and `limits.MAX_TRAIN_BYTES` bytes.
+    """
+
+    address: Address
+    """The destination of an outgoing train, the source of an incoming one."""
+    data: bytes
+    """The datagrams, concatenated."""
+    segment_bytes: int
+    """The size of every datagram except the last, which may be shorter. At least 1."""
+
+    def datagrams(self) -> Iterator[bytes]:
+        """Yield the datagrams in order."""
+        data = self.data
+        segment_bytes = self.segment_bytes
+        if len(data) <= segment_bytes:
+            if data:
+                yield data  # one datagram, the common case: no copy
+            return
+        for start in range(0, len(data), segment_bytes):
+            yield data[start : start + segment_bytes]
+
+
+class ConnectionState(Enum):
+    """The state of a connection; the transitions are drawn at the top of this module."""
+
+    CONNECTING = "connecting"
+    OPEN = "open"
+    CLOSING = "closing"
+    DRAINING = "draining"
+    CLOSED = "closed"

@@ -18,7 +18,7 @@ from godwit.limits import MAX_CONTROL_DEPTH
 T = TypeVar("T")
 
 _MAX_DETAIL_CHARACTERS: Final = 200
-"""Some errors quote what they found: nobody from outside makes our logs grow by kilobytes."""
+"""The limit for input that is quoted in errors, so that a peer cannot fill the logs."""
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
 """Major types of RFC 8949, section 3.1."""
@@ -58,7 +58,7 @@ _REFUSE: Final[Any] = dict.fromkeys(_BUILT_IN_TAGS, _refuse_tag)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """A struct as a CBOR map; fields that have their default value are left out if the struct says omit_defaults."""
+    """Return a struct as a CBOR map, without fields that have their default value if the struct has omit_defaults."""
     return cbor2.dumps(msgspec.to_builtins(message, builtin_types=(bytes,)))
 
 
@@ -67,7 +67,7 @@ def decode(data: bytes, kind: type[T], *, max_items: int | None = None) -> T:
     return convert(load(data, max_items=max_items), kind)
 
 
-def load(data: bytes, *, max_items: int | None = None) -> Any:
+def load(data: bytes, *, max_items: int | None = None, text_keys: bool = True) -> Any:
     """Return the plain data that the bytes describe; DecodeError if they are anything else.
 
     `max_items` bounds the values in it, with keys and containers counted: what decoding costs goes with their number,
@@ -84,7 +84,7 @@ def load(data: bytes, *, max_items: int | None = None) -> Any:
             max_depth=MAX_CONTROL_DEPTH,
             allow_indefinite=False,
             allow_duplicate_keys=False,
-            strict_hashable_types=True,
+            strict_hashable_types=text_keys,
         )
     except (cbor2.CBORError, ValueError, OverflowError, MemoryError) as error:
         raise DecodeError("control", f"not CBOR: {error}"[:_MAX_DETAIL_CHARACTERS]) from None

@@ -15,24 +15,36 @@ an unknown kind is answered with an error, so that a newer program can talk to a
     anything                             error
 
 In-band: `open` is record 0 of a publisher's channel, answered on channel 0 by `opened` or `refused`; `feed` is record 0
-of a channel towards a subscriber, and `labels` and `gap` stand between the batches there (see godwit.wire.feed).
+of a channel towards a subscriber, and `labels` and `gap` stand between the batches there (see godwit.wire.control).
 Unasked, on channel 0: `refused` for a channel whose right has ended, `kicked` for a subscription that was removed.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+import hmac
+from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from godwit.errors import DecodeError
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_WILL_BYTES
-from godwit.wire import cbor, codes, jobs, message
+from godwit.wire import cbor, control_base, jobs
+from godwit.wire.control_base import (
+    BaseControlMessage,
+    Channel,
+    CodeNumber,
+    Count,
+    Filters,
+    Label,
+    Name,
+    Request,
+    Text,
+    TopicText,
+)
 from godwit.wire.epochs import Epochs
-from godwit.wire.message import Channel, CodeNumber, Count, Filters, Label, Message, Name, Request, Text, TopicText
 
-Code = codes.Code
-Qos = message.Qos
+Code = control_base.Code
+Qos = control_base.Qos
 
 # -- who is there -----------------------------------------------------------------------------------------------------
 
@@ -46,7 +58,7 @@ class Will(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retain: bool = False
 
 
-class Login(Message, frozen=True, kw_only=True, tag="login"):
+class Login(BaseControlMessage, frozen=True, kw_only=True, tag="login"):
     """The first message of a client. Nothing else is answered before it."""
 
     request: Request
@@ -55,7 +67,7 @@ class Login(Message, frozen=True, kw_only=True, tag="login"):
     instance: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
     """Random, one for each run of the client: the same instance may take over its own older connection."""
     proof: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
-    """HMAC-SHA256 under the name's secret, see godwit.wire.proof."""
+    """HMAC-SHA256 under the name's secret, see godwit.wire.control."""
     session_expiry_s: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] = 0
     """How long the broker keeps subscriptions and cursors of this name after the connection has ended."""
     fresh: bool = False
@@ -63,7 +75,7 @@ class Login(Message, frozen=True, kw_only=True, tag="login"):
     will: Will | None = None
 
 
-class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(BaseControlMessage, frozen=True, kw_only=True, tag="welcome"):
     request: Request
     name: Name
     """The client's name from now on."""
@@ -81,7 +93,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 # -- publishing -------------------------------------------------------------------------------------------------------
 
 
-class Open(Message, frozen=True, kw_only=True, tag="open"):
+class PublishOpen(BaseControlMessage, frozen=True, kw_only=True, tag="open"):
     """Record 0 of a publisher's channel: what the channel's batches are."""
 
     topic: TopicText
@@ -91,14 +103,14 @@ class Open(Message, frozen=True, kw_only=True, tag="open"):
     epoch: Count = 0
 
 
-class Opened(Message, frozen=True, kw_only=True, tag="opened"):
+class Opened(BaseControlMessage, frozen=True, kw_only=True, tag="opened"):
     """The channel is in use. `subscribers`: connected subscriptions that match its topic now."""
 
     channel: Channel
     subscribers: Count = 0
 
 
-class Refused(Message, frozen=True, kw_only=True, tag="refused"):
+class PublishRefused(BaseControlMessage, frozen=True, kw_only=True, tag="refused"):
     """The channel is not, or no longer, in use: what was sent on it and not confirmed is dropped."""
 
     channel: Channel
@@ -106,7 +118,7 @@ class Refused(Message, frozen=True, kw_only=True, tag="refused"):
     text: str
 
 
-class Progress(Message, frozen=True, kw_only=True, tag="progress"):
+class ProgressQuery(BaseControlMessage, frozen=True, kw_only=True, tag="progress"):
     """How far has this publisher (QoS 2) come with this topic?"""
 
     request: Request
@@ -114,7 +126,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     publisher: Name | None = None
 
 
-class Progressed(Message, frozen=True, kw_only=True, tag="progressed"):
+class Progressed(BaseControlMessage, frozen=True, kw_only=True, tag="progressed"):
     request: Request
     epoch: Count = 0
     next_sequence: Count = 0
@@ -124,7 +136,7 @@ class Progressed(Message, frozen=True, kw_only=True, tag="progressed"):
 # -- subscribing ------------------------------------------------------------------------------------------------------
 
 
-class Subscribe(Message, frozen=True, kw_only=True, tag="subscribe"):
+class Subscribe(BaseControlMessage, frozen=True, kw_only=True, tag="subscribe"):
     """Deliver what matches one of the filters, each message once."""
 
     request: Request
@@ -143,7 +155,7 @@ class Subscribe(Message, frozen=True, kw_only=True, tag="subscribe"):
     """Retained messages first, though it does not start at latest: they were on their way when a connection broke."""
 
 
-class Subscribed(Message, frozen=True, kw_only=True, tag="subscribed"):
+class Subscribed(BaseControlMessage, frozen=True, kw_only=True, tag="subscribed"):
     request: Request
     subscription: Request
     """The number asked for, or that of the same subscription if the client had it already."""
@@ -155,7 +167,7 @@ class Subscribed(Message, frozen=True, kw_only=True, tag="subscribed"):
     An earlier end than the start means that the log was replaced by an older copy."""
 
 
-class Unsubscribe(Message, frozen=True, kw_only=True, tag="unsubscribe"):
+class Unsubscribe(BaseControlMessage, frozen=True, kw_only=True, tag="unsubscribe"):
     request: Request
     subscription: Request
     keep: bool = False
@@ -166,7 +178,7 @@ class Unsubscribe(Message, frozen=True, kw_only=True, tag="unsubscribe"):
     """With an offset: the epoch of the message before it."""
 
 
-class Commit(Message, frozen=True, kw_only=True, tag="commit"):
+class CursorCommit(BaseControlMessage, frozen=True, kw_only=True, tag="commit"):
     """The subscription goes on from this offset after a break."""
 
     request: Request
@@ -177,32 +189,32 @@ class Commit(Message, frozen=True, kw_only=True, tag="commit"):
     """The epoch of the message before it. In a log that does not have it, or not so far, nothing behind it is done."""
 
 
-class Kicked(Message, frozen=True, kw_only=True, tag="kicked"):
-    """Somebody removed this subscription."""
+class Kicked(BaseControlMessage, frozen=True, kw_only=True, tag="kicked"):
+    """Another client removed this subscription."""
 
     subscription: Request
     by: str
     reason: Text = ""
 
 
-class Feed(Message, frozen=True, kw_only=True, tag="feed"):
+class DeliveryOpen(BaseControlMessage, frozen=True, kw_only=True, tag="feed"):
     """Record 0 of a channel towards a subscriber: whose it is. `live`: the channel of QoS 0."""
 
     subscription: Request
     live: bool = False
 
 
-class Labels(Message, frozen=True, kw_only=True, tag="labels"):
+class Labels(BaseControlMessage, frozen=True, kw_only=True, tag="labels"):
     """In-band: what the numbers in the routes of the batches behind it stand for, on this channel."""
 
     topics: list[Label] = []
     publishers: list[Label] = []
     forget: bool = False
-    """Everything said before on this channel."""
+    """Whether to clear all earlier labels of this channel."""
 
 
-class Gap(Message, frozen=True, kw_only=True, tag="gap"):
-    """In-band: so many offsets before `next_offset` are gone from the log and could not be delivered."""
+class Gap(BaseControlMessage, frozen=True, kw_only=True, tag="gap"):
+    """In-band: `count` offsets before `next_offset` were deleted from the log and are not delivered."""
 
     count: Count
     next_offset: Count
@@ -211,12 +223,12 @@ class Gap(Message, frozen=True, kw_only=True, tag="gap"):
 # -- topics, clients --------------------------------------------------------------------------------------------------
 
 
-class Create(Message, frozen=True, kw_only=True, tag="create"):
+class Create(BaseControlMessage, frozen=True, kw_only=True, tag="create"):
     request: Request
     topic: TopicText
 
 
-class Topics(Message, frozen=True, kw_only=True, tag="topics"):
+class Topics(BaseControlMessage, frozen=True, kw_only=True, tag="topics"):
     """Which topics are there? A page at a time, in the order of their names."""
 
     request: Request
@@ -239,7 +251,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When the last message came; 0: none has."""
 
 
-class TopicList(Message, frozen=True, kw_only=True, tag="topic_list"):
+class TopicList(BaseControlMessage, frozen=True, kw_only=True, tag="topic_list"):
     request: Request
     topics: list[TopicInfo] = []
     more: bool = False
@@ -247,7 +259,7 @@ class TopicList(Message, frozen=True, kw_only=True, tag="topic_list"):
     """Behind which topic the next page begins, if there is more: a page may be short, even empty."""
 
 
-class Clients(Message, frozen=True, kw_only=True, tag="clients"):
+class Clients(BaseControlMessage, frozen=True, kw_only=True, tag="clients"):
     """Who is there? A page at a time, in the order of their names."""
 
     request: Request
@@ -265,14 +277,14 @@ class ClientInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     messages_out: Count = 0
 
 
-class ClientList(Message, frozen=True, kw_only=True, tag="client_list"):
+class ClientList(BaseControlMessage, frozen=True, kw_only=True, tag="client_list"):
     request: Request
     clients: list[ClientInfo] = []
     more: bool = False
 
 
-class Kick(Message, frozen=True, kw_only=True, tag="kick"):
-    """Remove a client, or with filters its subscription to exactly these. The removed one is told why."""
+class Kick(BaseControlMessage, frozen=True, kw_only=True, tag="kick"):
+    """Remove a client, or with filters its subscription to exactly these. The client is notified of the reason."""
 
     request: Request
     client: Name
@@ -280,31 +292,31 @@ class Kick(Message, frozen=True, kw_only=True, tag="kick"):
     reason: Text = ""
 
 
-# -- work: requests about it are in godwit.wire.jobs -------------------------------------------------------------------
+# -- work: requests about it are in godwit.wire.jobs ------------------------------------------------------------------
 
 
-class Work(Message, frozen=True, kw_only=True, tag="work"):
+class Work(BaseControlMessage, frozen=True, kw_only=True, tag="work"):
     """Record 0 of a channel that carries work, in either direction: see godwit.wire.work."""
 
 
 # -- replies that all share -------------------------------------------------------------------------------------------
 
 
-class Ping(Message, frozen=True, kw_only=True, tag="ping"):
+class Ping(BaseControlMessage, frozen=True, kw_only=True, tag="ping"):
     request: Request
 
 
-class Pong(Message, frozen=True, kw_only=True, tag="pong"):
+class Pong(BaseControlMessage, frozen=True, kw_only=True, tag="pong"):
     request: Request
 
 
-class Done(Message, frozen=True, kw_only=True, tag="done"):
+class Done(BaseControlMessage, frozen=True, kw_only=True, tag="done"):
     """The reply to a request that has nothing else to say."""
 
     request: Request
 
 
-class Error(Message, frozen=True, kw_only=True, tag="error"):
+class Error(BaseControlMessage, frozen=True, kw_only=True, tag="error"):
     """The reply to a request that failed; `request` is missing when it could not be read."""
 
     code: CodeNumber
@@ -313,11 +325,11 @@ class Error(Message, frozen=True, kw_only=True, tag="error"):
 
 
 ControlMessage: TypeAlias = (
-    Login | Welcome | Open | Opened | Refused | Progress | Progressed | Subscribe | Subscribed | Unsubscribe | Commit
-    | Kicked | Feed | Labels | Gap | Create | Topics | TopicList | Clients | ClientList | Kick | Work | Ping | Pong
-    | Done | Error
-    | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
-    | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
+    Login | Welcome | PublishOpen | Opened | PublishRefused | ProgressQuery | Progressed | Subscribe | Subscribed
+    | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
+    | ClientList | Kick | Work | Ping | Pong | Done | Error
+    | jobs.Volunteer | jobs.Volunteered | jobs.Watch | jobs.Watched | jobs.Unwatch | jobs.Cancel
+    | jobs.Jobs | jobs.JobList | jobs.Job | jobs.JobShown
 )  # fmt: skip
 
 
@@ -374,3 +386,37 @@ def decode_control(
     except DecodeError as error:
         raise MalformedError(str(error).removeprefix("control: "), request) from None
     return message
+
+
+IN_BAND: Final = 0xFF
+_MARK: Final = bytes((IN_BAND,))
+
+
+def encode_in_band(message: ControlMessage) -> bytes:
+    """A control message as a record of a channel of data."""
+    return _MARK + encode_control(message)
+
+
+def is_in_band(record: bytes) -> bool:
+    return record[:1] == _MARK
+
+
+def decode_in_band(record: bytes) -> ControlMessage | UnknownKind:
+    """The message of a record that is_in_band; DecodeError otherwise."""
+    if not is_in_band(record):
+        raise DecodeError("control", "a record without the mark of a control message")
+    return decode_control(record[1:])
+
+
+PROOF_BYTES: Final = 32
+Side: TypeAlias = Literal["client", "server"]
+
+
+def make_proof(secret: bytes, side: Side, binding: bytes, name: str) -> bytes:
+    """What stands in `login` (side client) or in `welcome` (side server)."""
+    return hmac.digest(secret, b"godwit 1 " + side.encode() + b" " + binding + name.encode(), "sha256")
+
+
+def is_proof(proof: bytes, secret: bytes, side: Side, binding: bytes, name: str) -> bool:
+    """Whether it is the right one, compared without telling by its duration how much of it is."""
+    return hmac.compare_digest(proof, make_proof(secret, side, binding, name))

@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from godwit.wire.message import Count
+from godwit.wire.control_base import Count
 
 EPOCH_ID_BYTES: Final = 8
 MAX_EPOCHS_TOLD: Final = 16

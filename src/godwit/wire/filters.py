@@ -68,13 +68,13 @@ def matches(filter: str, topic: str) -> bool:
 def covers(outer: str, inner: str) -> bool:
     """Whether every topic that `inner` matches is matched by `outer` too. Both may also be plain topics.
 
-    The outer filter is laid over the inner one: a literal over the same literal, a run of wildcards over so many
-    levels, exactly or at least. Nothing exact may lie over what has no fixed length.
+    The outer filter is laid over the inner one: a literal over the same literal, a run of wildcards over its
+    number of levels, exactly or at least. Nothing exact may lie over what has no fixed length.
     """
     if inner.startswith(RESERVED) and split(outer)[0] in WILDCARDS:
         return False
     parts = _parts(inner)
-    least = [0]  # levels that the first so many parts stand for at least
+    least = [0]  # the least number of levels for each prefix of the parts
     for part in parts:
         least.append(least[-1] + (part is not None))
     reached = [0]  # where in the parts the outer filter's items so far can end
@@ -116,7 +116,7 @@ def overlaps(one: str, other: str) -> bool:
 
 
 class _Gap(NamedTuple):
-    """A run of wildcards: so many levels, or at least so many."""
+    """A run of wildcards: exactly `levels` levels, or at least that number."""
 
     levels: int
     is_open: bool

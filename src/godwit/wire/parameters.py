@@ -40,7 +40,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """How many channels towards it may be open at once."""
     idle_timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=2**42)]
     application: Annotated[bytes, msgspec.Meta(max_length=MAX_HANDSHAKE_APPLICATION_BYTES)] = b""
-    """What the layer above wants said in the handshake."""
+    """The application's data for the handshake."""
 
 
 def encode_parameters(parameters: Parameters) -> bytes:

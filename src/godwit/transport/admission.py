@@ -1,0 +1,134 @@
+"""The limits of a server on connections that the application has not admitted, and on unfinished records.
+
+Opening a connection costs an attacker nothing. Connections without a login may therefore use only a share of all slots:
+a new one replaces the oldest of the host that has the most. Admitted connections are never closed for this.
+
+The receive budget bounds the memory of unfinished records over all connections of a server. Credit bounds each
+connection, but a server has thousands of them. Records that are incomplete, or that wait for an earlier record, count
+here at their real cost, because a peer can leave them unfinished indefinitely. Complete records belong to the
+application.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import AddressValueError, IPv6Address
+from typing import TYPE_CHECKING, Final
+
+from godwit.limits import LOGIN_GRACE_S, MAX_UNADMITTED_PER_HOST, MAX_UNFINISHED_BYTES
+from godwit.transport.events import Address
+from godwit.wire.control_base import Code
+
+if TYPE_CHECKING:
+    from godwit.transport.connection import Connection
+
+SHARE: Final = 4
+"""One connection in SHARE may be without a login."""
+
+
+def host_of(address: Address) -> str:
+    """Return the part of an address that a host cannot choose: its IPv4 address, or the first 64 bits of its IPv6
+    address."""
+    host = str(address[0])
+    try:
+        parsed = IPv6Address(host)
+    except AddressValueError:
+        return host
+    return str(parsed.ipv4_mapped) if parsed.ipv4_mapped else parsed.packed[:8].hex()
+
+
+class UnadmittedConnections:
+    """The slots of connections that the application has not admitted, by host."""
+
+    __slots__ = ("_by_host", "_hosts", "_slots")
+
+    def __init__(self, max_connections: int) -> None:
+        self._slots = max(max_connections // SHARE, min(max_connections, MAX_UNADMITTED_PER_HOST))
+        self._by_host: dict[str, dict[int, float]] = {}
+        """The time when each connection was accepted, by host and connection id, oldest first."""
+        self._hosts: dict[int, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def add(self, connection_id: int, address: Address, now: float) -> None:
+        host = host_of(address)
+        self._hosts[connection_id] = host
+        self._by_host.setdefault(host, {})[connection_id] = now
+
+    def remove(self, connection_id: int) -> None:
+        """Remove a connection that was admitted or has ended. Does nothing if it is not here."""
+        host = self._hosts.pop(connection_id, None)
+        if host is not None:
+            connections = self._by_host[host]
+            del connections[connection_id]
+            if not connections:
+                del self._by_host[host]
+
+    def is_full(self) -> bool:
+        return len(self._hosts) >= self._slots
+
+    def victim(self, address: Address, now: float, *, must_have: bool) -> int | None:
+        """Return the connection to close in favour of a new one from this address, or None.
+
+        `must_have`: the new connection has no slot without a victim. A connection keeps its slot against
+        others of its own host for LOGIN_GRACE_S: otherwise many clients that reconnect at once from behind one address
+        would
+        evict each other forever.
+        """
+        host = host_of(address)
+        connections = self._by_host.get(host, {})
+        if must_have:
+            greediest = max(self._by_host.values(), key=len, default=connections)
+            if len(greediest) > len(connections):
+                return next(iter(greediest))
+        elif len(connections) < MAX_UNADMITTED_PER_HOST:
+            return None
+        oldest = next(iter(connections), None)
+        return oldest if oldest is not None and now - connections[oldest] >= LOGIN_GRACE_S else None
+
+
+REASON: Final = "too many unfinished records wait here: try again later"
+
+
+class ReceiveBudget:
+    """The memory that unfinished records of all connections may use together."""
+
+    __slots__ = ("_entropy", "_held", "limit_bytes", "used_bytes")
+
+    def __init__(self, entropy: Callable[[int], bytes], limit_bytes: int = MAX_UNFINISHED_BYTES) -> None:
+        self._entropy = entropy
+        self._held: dict[Connection, int] = {}
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    def update(self, connection: Connection, held_bytes: int, now: float) -> None:
+        """Set the cost of the unfinished records of a connection; 0 if it has none or has ended.
+
+        Close connections while the total exceeds the limit. Their clients reconnect and send again.
+        """
+        known_bytes = self._held.get(connection, 0)
+        if held_bytes == known_bytes:
+            return
+        self.used_bytes += held_bytes - known_bytes
+        if held_bytes:
+            self._held[connection] = held_bytes
+        else:
+            del self._held[connection]
+        while self.used_bytes > self.limit_bytes:
+            self._choose().close(now, Code.BUSY, REASON)
+
+    def _choose(self) -> Connection:
+        """Return the connection to close.
+
+        Prefer the connection with the highest cost among unadmitted connections. Otherwise choose at random among
+        those above the average: choosing the highest cost would always hit the long record that is closest to
+        completion, and of many clients that send long records at once none would ever finish.
+        """
+        held = self._held
+        strangers = [connection for connection in held if not connection.is_admitted]
+        if strangers:
+            return max(strangers, key=held.__getitem__)
+        average = self.used_bytes // len(held)
+        greedy = [connection for connection, held_bytes in held.items() if held_bytes >= average]
+        return greedy[int.from_bytes(self._entropy(4), "big") % len(greedy)]

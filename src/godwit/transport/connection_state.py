@@ -1,0 +1,128 @@
+"""The components of one connection, shared by the parts that receive, send and handle timers; and its statistics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from godwit.limits import BASE_DATAGRAM_BYTES, CONTROL_QUEUE_BYTES, UNADMITTED_BYTES
+from godwit.transport.acknowledgement import Acknowledger
+from godwit.transport.arq import receive_policy, send_policy
+from godwit.transport.config import EndpointConfig
+from godwit.transport.congestion import Congestion
+from godwit.transport.control_frames import ControlFrames
+from godwit.transport.events import Role
+from godwit.transport.path import PathMtu
+from godwit.transport.receive_channels import ReceiveChannels
+from godwit.transport.recovery import Recovery, SentLog
+from godwit.transport.send_channels import SendChannels
+from godwit.wire.parameters import Parameters
+
+
+class Components:
+    """The components. Some exist from the start, so that records can be queued; the others once the peer is known."""
+
+    __slots__ = (
+        "acknowledger", "config", "congestion", "connection_id", "control_frames", "dropped", "entropy", "in_order",
+        "key", "mtu", "peer", "peer_id", "peer_role", "receive_channels", "recovery", "role", "send_channels",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        role: Role,
+        connection_id: int,
+        config: EndpointConfig,
+        discipline: Parameters,
+        dropped: Counter[str],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self.role: Role = role
+        self.peer_role: Role = "server" if role == "client" else "client"
+        self.connection_id = connection_id
+        self.config = config
+        self.dropped = dropped
+        """The endpoint's counts of dropped packets, by reason."""
+        self.entropy = entropy
+        self.send_channels = SendChannels(
+            send_policy(discipline), send_buffer_bytes=config.send_buffer_bytes, max_channels=config.max_channels
+        )
+        self.receive_channels = ReceiveChannels(config, dropped)
+        self.in_order = receive_policy(discipline)
+        # A sender keeps at most half of the receive buffer in flight: an acknowledgement for a sixteenth of that
+        # suffices.
+        max_unacknowledged = max(config.receive_buffer_bytes // 32 // BASE_DATAGRAM_BYTES, 2)
+        self.acknowledger = Acknowledger(at_once=self.in_order is not None, max_unacknowledged=max_unacknowledged)
+        self.control_frames = ControlFrames(self.receive_channels, self.send_channels)
+        # Set by handle_peer.
+        self.peer_id: int
+        self.peer: Parameters
+        self.key: bytes
+        self.recovery: Recovery
+        self.mtu: PathMtu
+        self.congestion: Congestion
+
+    def handle_peer(self, *, peer_id: int, peer: Parameters, key: bytes, round_trip_s: float | None, now: float) -> str:
+        """Store the peer's side of the handshake. Return why queued records exceed its limits, or an empty string."""
+        self.peer_id = peer_id
+        self.peer = peer
+        self.key = key
+        self.handle_new_path(now, round_trip_s)
+        return self.send_channels.handle_limits(peer)
+
+    def admit(self, is_admitted: bool = True) -> None:
+        """Set how much is stored for the peer: little until the application has identified it."""
+        self.receive_channels.is_admitted = is_admitted
+        self.send_channels.control_queue_bytes = CONTROL_QUEUE_BYTES if is_admitted else UNADMITTED_BYTES
+
+    def release(self) -> None:
+        """Drop all records and sent packets, because the connection has ended.
+
+        Channels and their records refer to each other: without this they would stay until the next garbage collection.
+        """
+        self.send_channels.release()
+        self.receive_channels.release()
+        if hasattr(self, "recovery"):
+            self.recovery.sent = SentLog()
+            self.recovery.declared_lost = SentLog()
+
+    def handle_new_path(self, now: float, round_trip_s: float | None) -> None:
+        """Start with a new path of which nothing is known. Packets in flight remain in flight."""
+        in_flight = SentLog()
+        spurious = 0
+        if hasattr(self, "recovery"):
+            in_flight = self.recovery.sent
+            spurious = self.recovery.spurious
+            for run in in_flight:
+                run.is_mtu_probe = False  # its fate shows nothing about the new path
+        self.recovery = Recovery(round_trip_s, now)
+        self.recovery.sent = in_flight
+        self.recovery.spurious = spurious
+        self.mtu = PathMtu(min(self.config.max_datagram_bytes, self.peer.max_datagram_bytes))
+        self.congestion = Congestion(
+            now=now,
+            datagram_bytes=self.mtu.datagram_bytes,
+            round_trip_s=round_trip_s,
+            peer_buffer_bytes=self.peer.receive_buffer_bytes,
+        )
+        self.congestion.handle_sent(sum(run.size_bytes for run in in_flight))
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """The counters of a connection, and the properties of its path."""
+
+    packets_sent: int = 0
+    packets_received: int = 0
+    packets_lost: int = 0
+    packets_spuriously_lost: int = 0
+    bytes_sent: int = 0
+    fragments_resent: int = 0
+    unreliable_dropped: int = 0
+    round_trip_s: float = 0.0
+    shortest_trip_s: float = 0.0
+    bandwidth_bytes_per_s: float = 0.0
+    window_bytes: int = 0
+    in_flight_bytes: int = 0
+    datagram_bytes: int = 0

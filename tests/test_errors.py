@@ -29,7 +29,7 @@ from godwit.errors import (
     UsageError,
     broker_error,
 )
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__]
 

@@ -18,8 +18,7 @@ from godwit.limits import (
     MAX_RECORD_BYTES,
     MAX_UNRELIABLE_BYTES,
 )
-from godwit.wire.frames import DATA_HEADER, FRAGMENT_HEADER, U16, U32
-from godwit.wire.packet import OVERHEAD_BYTES
+from godwit.wire.packet import DATA_HEADER, FRAGMENT_HEADER, OVERHEAD_BYTES, U16, U32
 
 NAMES = [name for name in vars(limits) if name.isupper()]
 

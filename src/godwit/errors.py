@@ -10,7 +10,7 @@
      +-- SendBufferFullError     the network is slower than the program: wait for room, then send again
      +-- BufferFullError         the client's buffer for unconfirmed messages is full: wait for confirmations
      +-- ConnectionClosedError   the connection has ended; `code` and `reason` tell why
-     +-- BrokerError             the broker refused; `code` is one of godwit.wire.control.Code, `text` the reason
+     +-- BrokerError             the broker refused; `code` is one of godwit.wire.control_base.Code, `text` the reason
      |    +-- AccessError             no right to do this, or a wrong secret
      |    +-- TopicError              a topic does not exist, or exists already
      |    |    +-- BadTopicError           an invalid topic name; also a UsageError, as the client checks it too
@@ -92,7 +92,7 @@ class ConnectionClosedError(GodwitError):
             f"the connection is closed (code {code}): {reason}" if reason else f"the connection is closed (code {code})"
         )
         self.code = code
-        """One of godwit.wire.control.Code, or a code of the transport."""
+        """One of godwit.wire.control_base.Code, or a code of the transport."""
         self.reason = reason
 
 
@@ -102,7 +102,7 @@ class BrokerError(GodwitError):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
-        """One of godwit.wire.control.Code."""
+        """One of godwit.wire.control_base.Code."""
         self.text = text
         """The reason that the broker sent."""
 
@@ -164,7 +164,7 @@ class KickedError(BrokerError):
     """Another client, which has the right to do so, removed this client or its subscription."""
 
 
-_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control.Code, which this module may not import
+_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control_base.Code, which this module may not import
     102: AccessError,
     103: TopicError,
     109: NameInUseError,

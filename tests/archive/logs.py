@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from godwit.archive.columns import COLUMNS, MAX_TIME_US
 from godwit.store.block import BlockRow, encode_block
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, decode_batch, decode_head, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import (
+    HAS_ROUTE,
+    HAS_SEQUENCE,
+    Batch,
+    Entry,
+    decode_batch,
+    decode_head,
+    encode_batch,
+    encode_head,
+)
 
 LOG_ID = bytes(range(16))
 NOW_US = 1_700_000_000_000_000
@@ -35,7 +43,17 @@ def make_entry(
     head = decode_head(data)
     flags = head.flags & ~(HAS_SEQUENCE | HAS_ROUTE)
     rest = data[head.rest_at :]
-    return Entry(topic, publisher, flags, batch.published_us, received_us, sequence, epoch, len(payloads), rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=flags,
+        published_us=batch.published_us,
+        received_us=received_us,
+        sequence=sequence,
+        epoch=epoch,
+        count=len(payloads),
+        rest=rest,
+    )
 
 
 def rows_of(entries: Sequence[tuple[int, Entry]]) -> list[dict[str, Any]]:

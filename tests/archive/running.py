@@ -27,8 +27,8 @@ from godwit.server.archive_pipe import (
 )
 from godwit.store.block import decode_block
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import Entry
 from godwit.wire.changes import QueryRow
-from godwit.wire.entry import Entry
 
 PATIENCE_S = 60.0
 

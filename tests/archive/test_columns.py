@@ -22,7 +22,7 @@ from godwit.archive.columns import (
 )
 from godwit.errors import LogDamagedError
 from godwit.store.block import BlockRow, decode_block, encode_block, encode_blocks, open_block
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 SCHEMA = schema_of(logs.LOG_ID)
 

@@ -35,7 +35,7 @@ from godwit.store.connection import transaction
 from godwit.store.reader import LogReader
 from godwit.store.sqlite import SqliteStore
 from godwit.store.state import store_floor
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit.wire.filters import matches
 from godwit.wire.retention_floors import BROKER_WIDE
 

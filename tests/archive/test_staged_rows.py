@@ -22,7 +22,7 @@ from godwit.broker.token_rights import TokenRights
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from godwit.server.archive_pipe import split_blocks
 from godwit.store.block import decode_block, encode_blocks
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 ROWS = pa.schema(
     [

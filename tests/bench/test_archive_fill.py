@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from godwit.store.reader import LogReader
-from godwit.wire.batch import Batch, decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_batch, encode_head
 from godwit_bench.archive_fill import (
     FULL_BATCH_MESSAGES,
     MESSAGE_BYTES,

@@ -8,14 +8,14 @@ import pytest
 from tests.bench.stand_in import StandIn
 
 from godwit.errors import GodwitError
-from godwit.wire import frames as wire
+from godwit.wire import packet as wire
 from godwit.wire.batch import decode_batches
 from godwit.wire.packet import decode_packet, encode_packet
 from godwit_bench.small_senders import send_all
 from godwit_bench.small_senders_godwit import GodwitLane, confirmed_record, connect
 
-ACK = wire.Ack(12, ((3, 4), (0, 1)))
-CONFIRM = wire.Confirm(7, 41, 1)
+ACK = wire.AckFrame(12, ((3, 4), (0, 1)))
+CONFIRM = wire.ConfirmFrame(7, 41, 1)
 
 
 def packet(*frames: wire.Frame) -> bytes:
@@ -28,12 +28,12 @@ def packet(*frames: wire.Frame) -> bytes:
         ((ACK, CONFIRM), 41),
         ((CONFIRM,), 41),
         ((CONFIRM, ACK), 41),
-        ((wire.Ping(), CONFIRM), 41),
-        ((ACK, wire.Credit(7, 9), CONFIRM), 41),
-        ((ACK, wire.Confirm(6, 50, 1), CONFIRM, wire.Confirm(7, 40, 1)), 41),
+        ((wire.PingFrame(), CONFIRM), 41),
+        ((ACK, wire.CreditFrame(7, 9), CONFIRM), 41),
+        ((ACK, wire.ConfirmFrame(6, 50, 1), CONFIRM, wire.ConfirmFrame(7, 40, 1)), 41),
         ((ACK,), -1),
-        ((wire.Ping(),), -1),
-        ((ACK, wire.Confirm(6, 50, 1)), -1),
+        ((wire.PingFrame(),), -1),
+        ((ACK, wire.ConfirmFrame(6, 50, 1)), -1),
     ],
 )
 def test_a_confirm_is_found_wherever_it_stands(frames: tuple[wire.Frame, ...], record: int) -> None:
@@ -46,9 +46,9 @@ def test_a_lane_sends_packets_of_the_protocol() -> None:
         _check(lane.first(), number=10, heard=4, record=1)
         assert lane.on_answer(packet(ACK)) is None
         assert lane.confirmed == 0
-        assert lane.on_answer(packet(ACK, wire.Confirm(7, 0, 0))) is None  # the open
+        assert lane.on_answer(packet(ACK, wire.ConfirmFrame(7, 0, 0))) is None  # the open
         _check(lane.again(), number=11, heard=5, record=1)
-        _check(lane.on_answer(packet(ACK, wire.Confirm(7, 1, 1))), number=12, heard=5, record=2)
+        _check(lane.on_answer(packet(ACK, wire.ConfirmFrame(7, 1, 1))), number=12, heard=5, record=2)
         assert lane.confirmed == 1
 
 
@@ -57,8 +57,8 @@ def _check(sent: bytes | None, *, number: int, heard: int, record: int) -> None:
     connection_id, its_number, content = decode_packet(sent)
     ack, data = wire.decode_frames(content)
     assert (connection_id, its_number) == (0x1122334455667788, number)
-    assert ack == wire.Ack(0, ((0, heard),))
-    assert isinstance(data, wire.Data)
+    assert ack == wire.AckFrame(0, ((0, heard),))
+    assert isinstance(data, wire.DataFrame)
     assert (data.flags, data.channel, data.record) == (wire.WHOLE | wire.LAST, 7, record)
     (batch,) = decode_batches(data.body)
     assert (batch.qos, batch.payloads) == (1, [bytes(100)])

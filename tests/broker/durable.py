@@ -16,8 +16,8 @@ from godwit.server.direct_log import DirectLog
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Slice, Store
 from godwit.wire import changes as ch
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, StoredState
-from godwit.wire.entry import Entry
 
 FULL = "the disk is full: make room"
 

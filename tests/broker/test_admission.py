@@ -13,8 +13,8 @@ from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
 from godwit.wire import control as c
-from godwit.wire.control import Code, Will
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.control import Will, is_proof, make_proof
+from godwit.wire.control_base import Code
 
 SECRET = b"correct horse battery staple"
 EVERYTHING = Rule(clients=("*",), allow=frozenset({"publish", "subscribe", "create", "kick"}), topics=("#",))

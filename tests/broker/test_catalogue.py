@@ -15,7 +15,7 @@ from godwit.broker.settings import Settings
 from godwit.errors import BadTopicError
 from godwit.wire import changes as ch
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 NO_JOURNAL = Journal({}, keeps=False)
 

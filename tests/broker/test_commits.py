@@ -12,9 +12,8 @@ from godwit.broker.effects import Failed, Import
 from godwit.broker.settings import Settings
 from godwit.wire import changes as ch
 from godwit.wire import control as c
-from godwit.wire.batch import LONE, QOS_SHIFT, Batch, encode_batch
-from godwit.wire.control import Code
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Batch, Entry, encode_batch
+from godwit.wire.control_base import Code
 
 WILL = c.Will(topic="state", payload=b"gone", retain=True)
 LONG = {"session_expiry_s": 1000}
@@ -132,7 +131,7 @@ def test_done_means_that_it_is_safe(what: str) -> None:
     alice.subscribe("news", number=1, cursor="mine")
     requests: dict[str, c.ControlMessage] = {
         "create": c.Create(request=70, topic="other"),
-        "commit": c.Commit(request=70, subscription=1, offset=0),
+        "commit": c.CursorCommit(request=70, subscription=1, offset=0),
         "unsubscribe": c.Unsubscribe(request=70, subscription=1),
         "kick": c.Kick(request=70, client="alice", filters=["news"]),
     }
@@ -167,7 +166,7 @@ def test_progress_tells_of_nothing_that_may_still_be_lost() -> None:
     world = DurableWorld()
     alice = world.client("alice")
     channel = alice.open("orders", 2, publisher="till")
-    ask = c.Progress(request=70, topic="orders", publisher="till")
+    ask = c.ProgressQuery(request=70, topic="orders", publisher="till")
     world.hold()
     alice.publish(channel, b"0", b"1", qos=2, sequence=0)
     alice.say(ask)
@@ -175,7 +174,7 @@ def test_progress_tells_of_nothing_that_may_still_be_lost() -> None:
     assert alice.all(c.Progressed) == []
     world.fail()
     assert alice.last(c.Error).code == Code.STORAGE
-    assert alice.expect(c.Progress(request=71, topic="orders", publisher="till"), c.Progressed).next_sequence == 0
+    assert alice.expect(c.ProgressQuery(request=71, topic="orders", publisher="till"), c.Progressed).next_sequence == 0
 
 
 def test_who_is_gone_gets_no_reply() -> None:
@@ -194,7 +193,7 @@ def test_who_is_gone_gets_no_reply() -> None:
 
 
 def refusals(peer: Peer) -> list[tuple[int, Code, str]]:
-    return [(one.channel, Code(one.code), one.text) for one in peer.all(c.Refused)]
+    return [(one.channel, Code(one.code), one.text) for one in peer.all(c.PublishRefused)]
 
 
 def test_publishers_are_told_and_nothing_is_forwarded() -> None:
@@ -227,7 +226,24 @@ def test_what_is_refused_is_not_counted() -> None:
     world.keeping.is_full = True
     alice.publish(alice.open("news"), b"lost", b"too")
     alice.publish(alice.open("news"), b"x")
-    world.server.import_staged(Import(1, "q", 1, [Entry("news", "q", LONE | 1 << QOS_SHIFT, 1, 0, None, 0, 1, b"y")]))
+    world.server.import_staged(
+        Import(
+            1,
+            "q",
+            1,
+            [
+                Entry(
+                    topic="news",
+                    publisher="q",
+                    flags=LONE | 1 << QOS_SHIFT,
+                    published_us=1,
+                    received_us=0,
+                    count=1,
+                    rest=b"y",
+                )
+            ],
+        )
+    )
     world.run()
     world.keeping.is_full = False
     world.client(will=will).die()
@@ -271,7 +287,7 @@ def test_what_is_asked_between_two_failures_is_answered() -> None:
     world.log.waiting.popleft()
     world.server.broker.handle(Failed(FULL), world.now_us)
     world.run()
-    asked = alice.expect(c.Progress(request=70, topic="orders", publisher="till"), c.Progressed)
+    asked = alice.expect(c.ProgressQuery(request=70, topic="orders", publisher="till"), c.Progressed)
     assert asked.next_sequence == 1
     again = alice.open("news")
     alice.publish(again, b"z", retain=True)

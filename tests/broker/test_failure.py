@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from godwit.broker.failure import RequestFailure
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def test_it_has_code_and_text() -> None:

@@ -12,17 +12,24 @@ from godwit.broker import lane as lanes
 from godwit.broker.effects import Effect, Open, Send
 from godwit.broker.lane import Lane, routed
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, RECORD_COST_BYTES
-from godwit.wire.batch import Batch, Route, decode_batches, decode_head, encode_batch
-from godwit.wire.control import Feed, Gap, Labels, decode_control
-from godwit.wire.entry import Entry
-from godwit.wire.feed import decode_in_band, is_in_band
+from godwit.wire.batch import Batch, Entry, Route, decode_batches, decode_head, encode_batch
+from godwit.wire.control import DeliveryOpen, Gap, Labels, decode_control, decode_in_band, is_in_band
 
 
 def entry_of(batch: Batch, topic: str = "t", publisher: str = "p") -> Entry:
     record = encode_batch(batch)
     head = decode_head(record)
     rest = record[head.rest_at : head.end]
-    return Entry(topic, publisher, head.flags & ~0x18, head.published_us, 77, head.sequence, 0, head.count, rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=head.flags & ~0x18,
+        published_us=head.published_us,
+        received_us=77,
+        sequence=head.sequence,
+        count=head.count,
+        rest=rest,
+    )
 
 
 def a_lane() -> tuple[Lane, list[Effect]]:
@@ -58,7 +65,7 @@ def test_a_channel_begins_with_whose_it_is() -> None:
     size = lane.begin(9, live=True, offset=4, after=3)
     assert isinstance(effects[0], Open)
     (body,) = sent(effects)
-    assert decode_control(body) == Feed(subscription=9, live=True)
+    assert decode_control(body) == DeliveryOpen(subscription=9, live=True)
     assert size == len(body) + RECORD_COST_BYTES
 
 

@@ -8,7 +8,7 @@ from godwit.broker.list_queue import MAX_LISTS_WAITING, STEPS_AT_ONCE, STEPS_PER
 from godwit.broker.requests import STEPS_A_PAGE
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 TOPICS = 3 * STEPS_AT_ONCE
 PAGE_S = STEPS_A_PAGE / STEPS_PER_S

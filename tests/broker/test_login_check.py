@@ -9,9 +9,9 @@ from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
-from godwit.wire import proof as proofs
+from godwit.wire import control as proofs
 from godwit.wire.control import Login, Will
-from godwit.wire.frames import Close, encode_frame
+from godwit.wire.packet import CloseFrame, encode_frame
 
 SECRET = b"alice's long secret"
 MINE = Rule(clients=("alice",), allow=frozenset(("publish",)), topics=("mine/#",))
@@ -41,7 +41,7 @@ def answer(name: str, proof: bytes, **fields: Any) -> tuple[bytes, int]:
     assert peer.closed is not None
     assert not peer.said
     code, reason = peer.closed
-    return encode_frame(Close(code, reason, bytes(16))), made
+    return encode_frame(CloseFrame(code, reason, bytes(16))), made
 
 
 @pytest.mark.parametrize("proof", [b"", b"x" * 32, b"short"])

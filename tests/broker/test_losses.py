@@ -10,7 +10,7 @@ from godwit.broker.feed import Feed
 from godwit.broker.losses import count_losses
 from godwit.broker.session import Session
 from godwit.broker.trie import matches
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 TOPICS = ("a", "b", "a/x")
 FILTERS = ("#", "a", "b", "a/#", "+")
@@ -27,7 +27,12 @@ def test_as_counting_one_by_one(
     entries: list[tuple[int, Entry]] = []
     offset = first = data.draw(st.integers(0, 20))
     for topic, count in shape:
-        entries.append((offset, Entry(topic, "me", 0x40, 1, 1, None, 0, count, b"")))
+        entries.append(
+            (
+                offset,
+                Entry(topic=topic, publisher="me", flags=0x40, published_us=1, received_us=1, count=count, rest=b""),
+            )
+        )
         offset += count
     floor = data.draw(st.integers(entries[-1][0] + 1, offset))
     session = Session("me", 1, is_remembered=True)

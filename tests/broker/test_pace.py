@@ -21,7 +21,7 @@ def test_a_client_above_its_rate_gets_its_credit_later() -> None:
     assert alice.consumed[channel] > paid
     other = bob.open("news")
     bob.publish(other, b"x")
-    assert bob.consumed[other] == len(encode_control(c.Open(topic="news"))) + 10
+    assert bob.consumed[other] == len(encode_control(c.PublishOpen(topic="news"))) + 10
 
 
 def test_above_the_rate_what_may_be_lost_is_dropped() -> None:

@@ -14,10 +14,10 @@ from godwit.broker.effects import Losing
 from godwit.broker.journal import SAVED_AT_ONCE
 from godwit.broker.quiet import IDLE_SWEEPS, QuietSubscriptions
 from godwit.store.port import Store
-from godwit.transport.events import Confirmed
+from godwit.transport.events import ChannelConfirmed
 from godwit.wire import control as c
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, SubscriptionRow
-from godwit.wire.entry import Entry
 from godwit.wire.filters import matches
 
 LONG: dict[str, Any] = {"session_expiry_s": 1000}
@@ -87,7 +87,7 @@ def quiet_world(**fields: Any) -> tuple[QuietWorld, Peer]:
     bob.subscribe("news", number=1, **fields)
     published(world, "news")
     if "cursor" in fields:
-        bob.expect(c.Commit(request=90, subscription=1, offset=1), c.Done)
+        bob.expect(c.CursorCommit(request=90, subscription=1, offset=1), c.Done)
     world.pass_s(IDLE_S)
     published(world, "other", 9)
     world.pass_s(IDLE_S)
@@ -310,9 +310,9 @@ def test_who_begins_somewhere_else_is_not_settled_there() -> None:
 def test_a_cursor_that_is_moved_back_is_not_settled() -> None:
     world, bob = quiet_world(cursor="mine")
     assert world.feed_of("bob").is_settled
-    bob.expect(c.Commit(request=91, subscription=1, offset=7), c.Done)  # nothing is in between
+    bob.expect(c.CursorCommit(request=91, subscription=1, offset=7), c.Done)  # nothing is in between
     assert world.feed_of("bob").is_settled
-    bob.expect(c.Commit(request=92, subscription=1, offset=0), c.Done)
+    bob.expect(c.CursorCommit(request=92, subscription=1, offset=0), c.Done)
     assert world.feed_of("bob").resume_at == 0
     world.pass_s(IDLE_S)
     assert not world.feed_of("bob").is_settled
@@ -377,7 +377,7 @@ class Subscriber:
             self.taken_below = self.stored_below = self.known_below = reply.next_offset
         self._read = 0
         for channel in self.peer.lanes:  # whose channel it is needs no application
-            self.world.feed(Confirmed(self.peer, channel, 0, 0))  # type: ignore[arg-type]
+            self.world.feed(ChannelConfirmed(self.peer, channel, 0, 0))  # type: ignore[arg-type]
         self.world.run()
 
     def take(self) -> None:

@@ -11,7 +11,7 @@ from godwit.broker.catalogue import KEPT_COST_BYTES
 from godwit.broker.quotas import UNPROVED, Usage, over_quota, owner_of
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 ALL = Rule(clients=("*",), allow=frozenset(("publish", "subscribe", "create")), topics=("#",))
 SECRET = b"a long enough secret"
@@ -20,11 +20,11 @@ ROOM = 2 * (KEPT_COST_BYTES + 100)
 """For two retained messages of 100 bytes."""
 
 
-def retain(peer: Peer, topic: str, payload: bytes = bytes(100)) -> c.Refused | None:
+def retain(peer: Peer, topic: str, payload: bytes = bytes(100)) -> c.PublishRefused | None:
     """Publishes a retained message; returns why it was refused, if it was."""
-    refusals = len(peer.all(c.Refused))
+    refusals = len(peer.all(c.PublishRefused))
     peer.publish(peer.open(topic), payload, retain=True)
-    found = peer.all(c.Refused)[refusals:]
+    found = peer.all(c.PublishRefused)[refusals:]
     return found[0] if found else None
 
 

@@ -11,15 +11,22 @@ from godwit.broker.retained import keep, last_message
 from godwit.broker.settings import Settings
 from godwit.limits import KIB
 from godwit.wire import control as c
-from godwit.wire.batch import Batch, decode_head, encode_batch
-from godwit.wire.control import Code
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch
+from godwit.wire.control_base import Code
 
 
 def entry_of(batch: Batch) -> Entry:
     record = encode_batch(batch)
     head = decode_head(record)
-    return Entry("t", "p", head.flags, head.published_us, 9, None, 0, head.count, record[head.rest_at :])
+    return Entry(
+        topic="t",
+        publisher="p",
+        flags=head.flags,
+        published_us=head.published_us,
+        received_us=9,
+        count=head.count,
+        rest=record[head.rest_at :],
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +210,7 @@ def test_all_retained_messages_together_are_bounded() -> None:
     alice.publish(first, bytes(1500), retain=True)  # takes the place of the former
     second = alice.open("b")
     alice.publish(second, bytes(1000), retain=True)
-    assert alice.last(c.Refused).code == Code.TOO_MANY
+    assert alice.last(c.PublishRefused).code == Code.TOO_MANY
     unkept = alice.open("c", qos=0)
     alice.publish(unkept, bytes(1000), qos=0, retain=True)
     bob = world.client("bob")

@@ -7,7 +7,7 @@ from tests.broker.world import World
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 SECRETS = {"alice": b"alice's secret", "bob": b"bob's secret"}
 
@@ -40,7 +40,7 @@ def test_channels_are_refused_and_subscriptions_end() -> None:
     channel = alice.open("news")
     number = alice.subscribe("news", "weather").subscription
     change(world, settings("weather"))
-    assert (alice.last(c.Refused).channel, alice.last(c.Refused).code) == (channel, Code.NOT_ALLOWED)
+    assert (alice.last(c.PublishRefused).channel, alice.last(c.PublishRefused).code) == (channel, Code.NOT_ALLOWED)
     assert alice.last(c.Kicked).subscription == number
     assert alice.closed is None
 

@@ -13,8 +13,8 @@ from godwit.broker.topics import check_filter, check_kind, check_topic, matches
 from godwit.client.message import Message
 from godwit.errors import BrokerError, GodwitError, broker_error
 from godwit.net.jobs import Update
-from godwit.wire.codes import Code
 from godwit.wire.control import ClientInfo, TopicInfo
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobInfo, TaskInfo
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import Batch, decode_head, encode_joinable
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_joinable
 
 BEGAN_US = 1_740_830_400_000_000
 """2025-03-01 12:00:00 UTC. A second later the second batch is received, and so on."""
@@ -22,7 +21,15 @@ def entry(topic: str, *payloads: str | bytes, received_us: int = BEGAN_US, qos: 
     published_us = received_us - 1000
     data = encode_joinable(Batch(bodies, published_us, qos, retain))
     head = decode_head(data)
-    return Entry(topic, "sensor-1", head.flags, published_us, received_us, None, 0, head.count, data[head.rest_at :])
+    return Entry(
+        topic=topic,
+        publisher="sensor-1",
+        flags=head.flags,
+        published_us=published_us,
+        received_us=received_us,
+        count=head.count,
+        rest=data[head.rest_at :],
+    )
 
 
 @contextmanager

@@ -33,8 +33,7 @@ from godwit.store.folder import DataFolder
 from godwit.store.maintenance import backup
 from godwit.store.reader import LogReader, TopicSelection
 from godwit.store.state import store_floor
-from godwit.wire.batch import Batch, decode_head, encode_batch, encode_joinable
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch, encode_joinable
 from godwit.wire.retention_floors import BROKER_WIDE
 
 # -- log folder -------------------------------------------------------------------------------------------------------
@@ -190,7 +189,15 @@ TOPICS = ("a", "b", "a", "c", "a", "b", "b", "a")
 def batch_entry(batch: Batch, *, joinable: bool = True) -> Entry:
     data = encode_joinable(batch) if joinable else encode_batch(batch)
     head = decode_head(data)
-    return Entry("a/b", "me", head.flags, batch.published_us, 2_000, None, 0, head.count, data[head.rest_at :])
+    return Entry(
+        topic="a/b",
+        publisher="me",
+        flags=head.flags,
+        published_us=batch.published_us,
+        received_us=2_000,
+        count=head.count,
+        rest=data[head.rest_at :],
+    )
 
 
 @pytest.fixture(params=[1, 2, 3, 8], ids=lambda size: f"commits of {size}")

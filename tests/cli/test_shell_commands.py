@@ -28,7 +28,7 @@ from godwit.cli.text import hanging
 from godwit.cli.worker import TaskRunner
 from godwit.errors import GodwitError, KickedError, UsageError
 from godwit.net.jobs import Update
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 # -- shell words ------------------------------------------------------------------------------------------------------
 

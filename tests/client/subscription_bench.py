@@ -13,9 +13,17 @@ from godwit.client.subscription import Start, Subscription, Subscriptions
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
-from godwit.wire.control import ControlMessage, Feed, Labels, Subscribe, Subscribed, decode_control, encode_control
+from godwit.wire.control import (
+    ControlMessage,
+    DeliveryOpen,
+    Labels,
+    Subscribe,
+    Subscribed,
+    decode_control,
+    encode_control,
+    encode_in_band,
+)
 from godwit.wire.epochs import Epoch
-from godwit.wire.feed import encode_in_band
 
 FEED, LIVE = 1, 2
 
@@ -88,7 +96,7 @@ class SubscriptionBench:
 
     def open(self, number: int = 0) -> None:
         for channel, live in ((FEED + 2 * number, False), (LIVE + 2 * number, True)):
-            self.receive(channel, encode_control(Feed(subscription=number, live=live)))
+            self.receive(channel, encode_control(DeliveryOpen(subscription=number, live=live)))
             labels = Labels(topics=[(1, "a/b"), (2, "a/c")], publishers=[(1, "someone")])
             self.receive(channel, encode_in_band(labels))
 

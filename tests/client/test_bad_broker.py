@@ -14,10 +14,10 @@ from tests.wire import strategies as wire_strategies
 from godwit.client.events import Confirmed, Ended, Offline
 from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 from godwit.wire import control
-from godwit.wire.control import Code, encode_control
-from godwit.wire.feed import encode_in_band
+from godwit.wire.control import encode_control, encode_in_band
+from godwit.wire.control_base import Code
 
 
 def subscribed() -> tuple[Network, FakeBroker, User, Link]:
@@ -80,14 +80,14 @@ HARMLESS: list[tuple[str, Callable[[Link], object]]] = [
     ("a second welcome", lambda link: link.send(control.Welcome(request=0, name="z", max_message_bytes=1))),
     ("subscribed to nothing", lambda link: link.send(control.Subscribed(request=999, subscription=7))),
     ("opened nothing", lambda link: link.send(control.Opened(channel=999))),
-    ("refused nothing", lambda link: link.send(control.Refused(channel=999, code=102, text=""))),
+    ("refused nothing", lambda link: link.send(control.PublishRefused(channel=999, code=102, text=""))),
     ("kicked nothing", lambda link: link.send(control.Kicked(subscription=999, by=""))),
     ("a client's message", lambda link: link.send(control.Login(request=1, instance=bytes(16)))),
     ("a new kind", lambda link: link.connection.send(0, b"\xa1\x64kind\x63new")),
     ("a confirm for nothing", lambda link: link.connection.confirm(1234, 0, 0)),
     (
         "a feed without a subscription",
-        lambda link: new_channel(link, encode_control(control.Feed(subscription=99)), b"junk"),
+        lambda link: new_channel(link, encode_control(control.DeliveryOpen(subscription=99)), b"junk"),
     ),
     ("a gap backwards", lambda link: on_feed(link, encode_in_band(control.Gap(count=2**62, next_offset=0)))),
 ]
@@ -132,7 +132,7 @@ def test_data_before_the_welcome_is_ignored() -> None:
     user.client.subscribe(["a/b"])
     network.run_until(lambda: bool(broker.links and broker.link.login))
     link = broker.link
-    new_channel(link, encode_control(control.Feed(subscription=0)), b"data")
+    new_channel(link, encode_control(control.DeliveryOpen(subscription=0)), b"data")
     link.send(control.Subscribed(request=0, subscription=0))
     link.connection.confirm(1, 5, 0)
     network.run(1)

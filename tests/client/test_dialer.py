@@ -7,9 +7,9 @@ import random
 from godwit.client.dialer import NEXT_ADDRESS_S, Backoff, Dialer
 from godwit.limits import HANDSHAKE_TIMEOUT_S
 from godwit.transport.config import EndpointConfig
-from godwit.transport.connection import Connection, State
+from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Address
+from godwit.transport.events import Address, ConnectionState
 
 ADDRESSES: list[Address] = [("192.0.2.1", 1), ("192.0.2.2", 2), ("192.0.2.3", 3)]
 
@@ -49,7 +49,7 @@ def test_the_first_connection_is_used_and_the_others_are_cancelled() -> None:
     one.handle_timers(NEXT_ADDRESS_S)
     first, second = connections(one)
     assert one.handle_connected(second, 0.3)
-    assert first.state is State.CLOSED
+    assert first.state is ConnectionState.CLOSED
     assert not one.is_dialing
     assert not one.handle_connected(first, 0.4)
     assert not one.handle_closed(first, 0.4)

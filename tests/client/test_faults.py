@@ -18,10 +18,9 @@ from godwit.client.config import ClientConfig
 from godwit.client.events import Confirmed, Ended, Refused
 from godwit.client.publisher import Publisher
 from godwit.errors import BufferFullError
-from godwit.transport.connection import State
-from godwit.transport.train import Address
+from godwit.transport.events import Address, ConnectionState
 from godwit.wire.batch import Batch
-from godwit.wire.control import Code, Qos
+from godwit.wire.control_base import Code, Qos
 
 TOPICS: list[tuple[str, Qos]] = [("one", 1), ("two", 2), ("three", 1)]
 FAULTS = ["restart", "partition", "close", "lossy", "silent", "reset"]
@@ -67,7 +66,7 @@ class Model:
             self.partition = True
             self.network.run(self.rng.choice([0.05, 1.0, 35.0]))
             self.partition = False
-        elif kind == "close" and broker.links and broker.link.connection.state is State.OPEN:
+        elif kind == "close" and broker.links and broker.link.connection.state is ConnectionState.OPEN:
             broker.link.connection.close(self.network.now, self.rng.choice([Code.SHUTDOWN, Code.BUSY, Code.INTERNAL]))
         elif kind == "lossy":
             self.loss = self.rng.choice([0.0, 0.1, 0.4])
@@ -87,7 +86,7 @@ class Model:
     def finish(self) -> None:
         self.loss = 0.0
         self.broker.confirms = True
-        if self.broker.links and self.broker.link.connection.state is State.OPEN:
+        if self.broker.links and self.broker.link.connection.state is ConnectionState.OPEN:
             # Pending messages can be confirmed by a new connection only.
             self.broker.link.connection.close(self.network.now, Code.SHUTDOWN)
         self.network.run_until(lambda: all(publisher.is_idle for publisher in self.publishers), 120.0)

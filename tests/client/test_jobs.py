@@ -34,8 +34,8 @@ from godwit.limits import (
     MAX_TASKS_OF_JOB,
     MAX_WATCHED_AT_ONCE,
 )
-from godwit.wire.codes import Code
 from godwit.wire.control import Error
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs
 from godwit.wire.work import JobUpdate, SubmitReply, SubmitReplyGroup, TaskUpdate
 

@@ -28,11 +28,24 @@ from godwit.client.protocol import ClientProtocol, make_login, welcome_problem
 from godwit.errors import BadFilterError, BadTopicError, BufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS, MIB
 from godwit.transport.config import EndpointConfig
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 from godwit.wire import control
 from godwit.wire.batch import decode_batches
-from godwit.wire.control import Code, Create, Done, Error, Login, Ping, Pong, TopicList, Topics, Welcome, Will
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.control import (
+    Create,
+    Done,
+    Error,
+    Login,
+    Ping,
+    Pong,
+    TopicList,
+    Topics,
+    Welcome,
+    Will,
+    is_proof,
+    make_proof,
+)
+from godwit.wire.control_base import Code
 
 NOWHERE = ("203.0.113.1", 50000)
 
@@ -537,7 +550,7 @@ def test_a_commit_names_subscription_and_offset() -> None:
     subscription = user.client.subscribe(["a/b"], cursor="mine")
     user.client.commit(subscription, 17)
     network.run(1)
-    (commit,) = broker.link.all(control.Commit)
+    (commit,) = broker.link.all(control.CursorCommit)
     assert (commit.subscription, commit.offset) == (subscription.number, 17)
     assert broker.link.all(control.Subscribe)[0].cursor == "mine"
 

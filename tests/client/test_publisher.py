@@ -21,7 +21,8 @@ from godwit.client.publisher import (
 from godwit.errors import BufferFullError, RecordTooLargeError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_UNRELIABLE_BYTES, MIB, RECORD_COST_BYTES
 from godwit.wire.batch import LONE, Batch, decode_batches
-from godwit.wire.control import Code, Open, Qos, decode_control
+from godwit.wire.control import PublishOpen, decode_control
+from godwit.wire.control_base import Code, Qos
 
 NOW_US = 1_700_000_000_000_000
 
@@ -140,7 +141,7 @@ def test_first_record_opens_the_channel() -> None:
     assert one.connection.sent == []
     one.publishers.cut_open_batches()
     message = decode_control(one.connection.sent[0].body)
-    assert message == Open(topic="t", qos=2, publisher="run", epoch=0)
+    assert message == PublishOpen(topic="t", qos=2, publisher="run", epoch=0)
     assert one.connection.sent[1].reliable
 
 

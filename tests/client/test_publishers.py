@@ -12,7 +12,7 @@ from godwit.client.publisher import MAX_IDLE_CHANNELS, OFFLINE_BATCH_BYTES, SMAL
 from godwit.errors import BufferFullError, DecodeError, UsageError
 from godwit.limits import MAX_MESSAGE_BYTES, MIB
 from godwit.wire.batch import decode_batches
-from godwit.wire.control import Code, Qos
+from godwit.wire.control_base import Code, Qos
 
 NOW_US = 1_700_000_000_000_000
 

@@ -16,14 +16,26 @@ from godwit.broker.lane import Lane
 from godwit.broker.session import Link
 from godwit.client.config import ClientConfig
 from godwit.limits import KIB
-from godwit.transport.assembly import Assembly, IncomingChannel
 from godwit.transport.connection import Connection
-from godwit.transport.fragment import OutgoingChannel, OutgoingRecord
-from godwit.transport.parts import Parts
+from godwit.transport.connection_state import Components
+from godwit.transport.receive_channels import Assembly, IncomingChannel
+from godwit.transport.send_channels import OutgoingChannel, OutgoingRecord
 from godwit.wire.control import Kick
 
 PER_CONNECTION = frozenset(
-    (Assembly, Connection, Feed, IncomingChannel, Inlet, Lane, Link, OutgoingChannel, OutgoingRecord, Parts, JobPeer)
+    (
+        Assembly,
+        Connection,
+        Feed,
+        IncomingChannel,
+        Inlet,
+        Lane,
+        Link,
+        OutgoingChannel,
+        OutgoingRecord,
+        Components,
+        JobPeer,
+    )
 )
 
 

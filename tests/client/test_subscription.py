@@ -9,9 +9,8 @@ from tests.client.subscription_bench import FEED, LIVE, SubscriptionBench, batch
 from godwit.client.events import Available, Missed
 from godwit.client.message import Bookmark
 from godwit.client.subscription import MAX_UNRELIABLE_HELD_BYTES, Subscription
-from godwit.wire.control import Done, Gap, Labels, Subscribed
+from godwit.wire.control import Done, Gap, Labels, Subscribed, encode_in_band
 from godwit.wire.epochs import Epoch
-from godwit.wire.feed import encode_in_band
 
 
 def started(next_offset: int = 0) -> tuple[SubscriptionBench, Subscription]:

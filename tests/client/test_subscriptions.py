@@ -8,7 +8,16 @@ from tests.client.subscription_bench import FEED, LIVE, SubscriptionBench, batch
 from godwit.client.events import Available, SubscriptionEnded, SubscriptionStarted
 from godwit.client.subscription import Start, Subscription
 from godwit.errors import DecodeError
-from godwit.wire.control import Code, Feed, Kicked, Subscribe, Subscribed, Unsubscribe, Work, encode_control
+from godwit.wire.control import (
+    DeliveryOpen,
+    Kicked,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Work,
+    encode_control,
+)
+from godwit.wire.control_base import Code
 
 
 def attached() -> SubscriptionBench:
@@ -188,7 +197,7 @@ def test_leaving_and_coming_back_while_there_is_no_broker() -> None:
 
 def test_records_without_a_subscription_are_consumed() -> None:
     bench = attached()
-    bench.receive(7, encode_control(Feed(subscription=42)))
+    bench.receive(7, encode_control(DeliveryOpen(subscription=42)))
     bench.receive(7, batch([b"x"], 0))
     bench.receive(8, b"anything", reliable=False)
     assert [channel for channel, _ in bench.connection.consumed] == [7, 7]

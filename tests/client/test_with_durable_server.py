@@ -11,7 +11,8 @@ from godwit.client.events import Missed, Offline, Online, Refused
 from godwit.client.message import Message
 from godwit.client.subscription import Start
 from godwit.server.direct_log import DirectLog
-from godwit.wire.control import Code, Done
+from godwit.wire.control import Done
+from godwit.wire.control_base import Code
 
 
 class DurableBroker(RealBroker):

@@ -27,23 +27,23 @@ from godwit.server.direct_log import DirectLog
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 from godwit.wire.control import (
     ClientList,
     Clients,
-    Code,
     Create,
     Done,
     Error,
     Kick,
     Ping,
     Pong,
-    Progress,
     Progressed,
+    ProgressQuery,
     TopicList,
     Topics,
     Will,
 )
+from godwit.wire.control_base import Code
 
 
 class RealBroker:
@@ -307,7 +307,7 @@ def test_progress_of_a_publisher_across_its_runs() -> None:
     place.network.run_until(lambda: publisher.is_idle)
     first.client.close(place.network.now)
     second = place.user(ClientConfig(name="p"))
-    asked = second.client.request(lambda number: Progress(request=number, topic="t", publisher="job"))
+    asked = second.client.request(lambda number: ProgressQuery(request=number, topic="t", publisher="job"))
     progressed = place.ask(second, asked)
     assert isinstance(progressed, Progressed)
     assert (progressed.epoch, progressed.next_sequence) == (3, 7)

@@ -35,8 +35,8 @@ from godwit.limits import (
     MAX_WORK_HEAD_BYTES,
     MIB,
 )
-from godwit.wire.codes import Code
 from godwit.wire.control import Work, decode_control, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobSpec
 from godwit.wire.work import (
     JobUpdate,

@@ -24,8 +24,8 @@ from godwit.client.events import (
 from godwit.client.jobs import JobView
 from godwit.client.worker import Lease
 from godwit.errors import BufferFullError, RecordTooLargeError
-from godwit.wire.codes import Code
 from godwit.wire.control import Done
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import CancelJob
 
 

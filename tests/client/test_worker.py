@@ -22,8 +22,8 @@ from godwit.client.events import (
 from godwit.client.worker import BEATS_PER_LEASE, MAX_TEXT, STEP_INTERVAL_S, Lease
 from godwit.errors import BadKindError, BufferFullError, RecordTooLargeError, UsageError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES, MAX_KINDS
-from godwit.wire.codes import Code
 from godwit.wire.control import Error
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Ref, Volunteer
 
 

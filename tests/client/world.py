@@ -17,13 +17,11 @@ from godwit.client.subscription import Subscription
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Received
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Received, Train
 from godwit.wire import control
 from godwit.wire.batch import Batch, Route, decode_batches, encode_batch, encode_joinable
-from godwit.wire.control import Code, ControlMessage, Open, decode_control, encode_control
-from godwit.wire.feed import encode_in_band
-from godwit.wire.proof import make_proof
+from godwit.wire.control import ControlMessage, PublishOpen, decode_control, encode_control, encode_in_band, make_proof
+from godwit.wire.control_base import Code
 
 BROKER: Address = ("198.51.100.7", 50000)
 MAX_STEPS_AT_ONE_TIME = 3000
@@ -140,7 +138,7 @@ class User:
 class PublishedChannel(msgspec.Struct):
     """A channel of a publisher, as the broker sees it."""
 
-    open: Open
+    open: PublishOpen
     records: list[bytes] = []
     ended: bool = False
 
@@ -244,7 +242,7 @@ class FakeBroker:
             link = next(link for link in self.links if link.connection is event.connection)
             if isinstance(event, Closed):
                 link.closed = event
-            elif isinstance(event, Confirmed):
+            elif isinstance(event, ChannelConfirmed):
                 link.confirmed.append((event.channel, event.sequence))
             elif isinstance(event, Received):
                 if event.reliable and self.consumes:
@@ -273,7 +271,7 @@ class FakeBroker:
             start = 0 if message.start == "earliest" else min(start, self.next_offset)
             self.attach(link, message)
             link.send(control.Subscribed(request=message.request, subscription=message.subscription, next_offset=start))
-        elif isinstance(message, control.Unsubscribe | control.Commit | control.Create | control.Kick):
+        elif isinstance(message, control.Unsubscribe | control.CursorCommit | control.Create | control.Kick):
             link.send(control.Done(request=message.request))
         elif isinstance(message, control.Ping):
             link.send(control.Pong(request=message.request))
@@ -300,11 +298,11 @@ class FakeBroker:
         if inlet is None:
             assert event.record == 0
             message = decode_control(event.body)
-            assert isinstance(message, Open)
+            assert isinstance(message, PublishOpen)
             link.published[event.channel] = PublishedChannel(message)
             if message.topic in self.refuses:
                 code, text = self.refuses[message.topic]
-                link.send(control.Refused(channel=event.channel, code=code, text=text))
+                link.send(control.PublishRefused(channel=event.channel, code=code, text=text))
             else:
                 link.send(control.Opened(channel=event.channel, subscribers=3))
             return
@@ -328,7 +326,9 @@ class FakeBroker:
         channels = []
         for live in (False, True):
             channel = link.connection.open_channel()
-            link.connection.send(channel, encode_control(control.Feed(subscription=ask.subscription, live=live)))
+            link.connection.send(
+                channel, encode_control(control.DeliveryOpen(subscription=ask.subscription, live=live))
+            )
             channels.append(channel)
         outlet = link.subscribed[ask.subscription] = SubscriberChannels(ask, *channels)
         labels = control.Labels(topics=[(1, "a/b"), (2, "c")], publishers=[(1, "someone"), (2, "other")])

@@ -11,13 +11,15 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, BrokerEvent, Locate, Read
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry, Slice
-from godwit.transport.connection import State
+from godwit.transport.events import ConnectionState
 
 PATIENCE_S = 20.0
 
 
 def entry(count: int = 1, size_bytes: int = 4, topic: str = "news") -> Entry:
-    return Entry(topic, "alice", 5, 1, 2, None, 0, count, bytes(size_bytes))
+    return Entry(
+        topic=topic, publisher="alice", flags=5, published_us=1, received_us=2, count=count, rest=bytes(size_bytes)
+    )
 
 
 def append(*counts: int) -> Append:
@@ -30,7 +32,7 @@ class Asker:
 
     def __init__(self) -> None:
         self.connection: Any = self
-        self.state = State.OPEN
+        self.state = ConnectionState.OPEN
 
     def read(self, offset: int, max_bytes: int = 100_000) -> Read:
         """For a subscription of its own, which waits for the answer."""

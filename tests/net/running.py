@@ -19,7 +19,7 @@ from godwit.net.loop import LoopThread
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.service import Service
 from godwit.server.configuration import Configuration
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 DEADLINE_S = 30.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

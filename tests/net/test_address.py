@@ -12,7 +12,7 @@ import pytest
 from godwit.errors import AddressError, GodwitError
 from godwit.net.address import family_of, format_address, is_loopback, parse_broker, resolve, resolve_all
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 
 def test_numbers_come_back_in_the_form_of_their_family() -> None:

@@ -21,7 +21,7 @@ from godwit.net.archive_process import NICENESS, UNINTERRUPTED, ArchiveProcess, 
 from godwit.server.archive_pipe import join_blocks
 from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, encode_blocks
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 # A stand-in for the archive: it reports that it is ready, runs the code in its argument, and ends with its input.
 ARCHIVE = """

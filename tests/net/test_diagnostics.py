@@ -19,7 +19,7 @@ from godwit.net.diagnostics import configure_logging, read_drop_counters
 from godwit.net.tasks import Task
 from godwit.net.udp import UdpSocket
 from godwit.net.worker import Worker
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 
 class Records(logging.Handler):

@@ -23,8 +23,17 @@ from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
-from godwit.transport.train import Address, Train
+from godwit.transport.events import (
+    Address,
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    Event,
+    PathChanged,
+    Received,
+    Train,
+    Writable,
+)
 
 DEADLINE_S = 10.0
 HOST = "127.0.0.1"
@@ -452,7 +461,7 @@ def test_two_real_endpoints_exchange_five_megabytes(loop: Loop, kernel_helps: bo
             nonlocal confirmed
             if isinstance(event, Connected | Writable):
                 push()
-            elif isinstance(event, Confirmed):
+            elif isinstance(event, ChannelConfirmed):
                 confirmed = event.sequence
             elif isinstance(event, Received):
                 reply.append(event.body)

@@ -13,8 +13,7 @@ from godwit.net.driver import EndpointDriver, PairDriver, open_driver
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Connected, Event, Received
-from godwit.transport.train import Train
+from godwit.transport.events import Connected, Event, Received, Train
 
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 DEADLINE_S = 10.0

@@ -20,9 +20,8 @@ from godwit.net.durable_log import DurableLog
 from godwit.net.log_writer import COMMIT_BYTES
 from godwit.store.folder import DataFolder
 from godwit.store.retention import RetentionRule
-from godwit.wire.batch import Batch, encode_batch
+from godwit.wire.batch import Batch, Entry, encode_batch
 from godwit.wire.changes import QueryRow
-from godwit.wire.entry import Entry
 
 NOW_US = 1_700_000_000_000_000
 
@@ -30,7 +29,15 @@ NOW_US = 1_700_000_000_000_000
 def entry(topic: str = "news", received_us: int = NOW_US, size_bytes: int = 100) -> Entry:
     """One message, as the broker hands it over."""
     whole = encode_batch(Batch([bytes(size_bytes)], NOW_US))
-    return Entry(topic, "alice", whole[0], NOW_US, received_us, None, 0, 1, whole[9:])
+    return Entry(
+        topic=topic,
+        publisher="alice",
+        flags=whole[0],
+        published_us=NOW_US,
+        received_us=received_us,
+        count=1,
+        rest=whole[9:],
+    )
 
 
 class World:

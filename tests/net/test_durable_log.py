@@ -15,7 +15,7 @@ from godwit.net import durable_log
 from godwit.net.durable_log import READS_A_TURN, FairQueue, ThreadedLog
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.port import Slice
-from godwit.transport.connection import State as ConnectionState
+from godwit.transport.events import ConnectionState
 from godwit.wire.changes import StoredState
 
 FULL = DiskError("the disk is full: make room")

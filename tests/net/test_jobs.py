@@ -29,8 +29,8 @@ from godwit.net.job_options import core_options
 from godwit.net.jobs import AsyncJob, ClientJobs, Countdown, TaskResult, Update
 from godwit.net.tasks import Task
 from godwit.net.worker import Worker
-from godwit.wire.codes import Code
 from godwit.wire.control import ControlMessage, Done
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import CancelJob, JobInfo, JobState
 from godwit.wire.work import JobUpdate, TaskUpdate
 

@@ -25,8 +25,8 @@ from godwit.net.log_writer import (
     LogWriter,
     PendingAppend,
 )
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, QueryRow
-from godwit.wire.entry import Entry
 
 FULL = DiskError("the disk is full: make room")
 BROKEN = LogDamagedError("the file is damaged: run godwit log recover")

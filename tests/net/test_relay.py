@@ -15,7 +15,7 @@ from godwit.errors import SocketError
 from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 DEADLINE_S = 5.0
 HOST = "127.0.0.1"

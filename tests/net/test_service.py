@@ -47,7 +47,7 @@ from godwit.net.service import (
 from godwit.net.udp import UdpSocket
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.store.retention import RetentionRule
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 READ_ONLY = Access(rules=(Rule(clients=("*",), allow=frozenset(("subscribe",)), topics=("#",)),))
 

@@ -19,7 +19,7 @@ from godwit.errors import AccessError, TaskFailedError, UsageError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net import tasks
 from godwit.net.tasks import HandlerThreads, LoopCalls, Task, TaskFailed, failure_text, to_result
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 
 async def echo(task: Task) -> bytes:

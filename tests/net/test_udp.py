@@ -17,7 +17,7 @@ import pytest
 
 from godwit.errors import GodwitError, SocketError
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 LINUX_ONLY = pytest.mark.skipif(sys.platform != "linux", reason="GSO, GRO and SO_RXQ_OVFL are Linux'")
 DEADLINE_S = 5.0

@@ -9,7 +9,8 @@ import pytest
 from tests.sim.broker_truth import Truth, got
 
 from godwit.transport.events import Closed
-from godwit.wire.control import Code, Login
+from godwit.wire.control import Login
+from godwit.wire.control_base import Code
 from godwit_sim.broker_promises import (
     LiveChecker,
     ReachChecker,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.sim.broker_truth import Truth
 
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
     IdentityDeleted,
@@ -21,7 +22,6 @@ from godwit.wire.changes import (
     SubscriptionRow,
     TopicRow,
 )
-from godwit.wire.entry import Entry
 from godwit_sim.broker_restarts import Found, RestartChecker, apply, rows_of
 from godwit_sim.checkers import ViolationError
 

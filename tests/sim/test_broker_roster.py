@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 from tests.sim.broker_truth import Truth
 
-from godwit.transport.events import Closed, Confirmed, Connected, Received
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, Received
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.control import Login, Open, Subscribe, Unsubscribe, encode_control
+from godwit.wire.control import Login, PublishOpen, Subscribe, Unsubscribe, encode_control
 from godwit_sim.broker_ledger import Publication
 from godwit_sim.broker_roster import Roster, Seat
 
@@ -133,7 +133,7 @@ def test_live_messages_are_counted_for_each_subscription() -> None:
     truth = Truth()
     roster = Roster(truth.ledger)
     line = Line(roster, name="a")
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=1)
     messages = [truth.publish(qos=0) for _ in range(4)]
     send(line, messages[0])
     line.subscribe(0, "a/#")
@@ -153,7 +153,7 @@ def test_late_messages_are_left_out() -> None:
     truth = Truth()
     roster = Roster(truth.ledger)
     line = Line(roster, name="a")
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=1)
     first, second, third = (truth.publish(qos=0) for _ in range(3))
     send(line, second, sequence=1)
     send(line, first, sequence=0)
@@ -168,7 +168,7 @@ def test_retained_messages_of_qos_0_are_told() -> None:
     told: list[tuple[Publication, float]] = []
     roster.on_retain = lambda publication, now: told.append((publication, now))
     line = Line(roster, name="a")
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=1)
     first, second = truth.publish(qos=0, retain=True), truth.publish(qos=0, retain=True)
     send(line, first, second, retain=True)
     assert told == [(second, 1.0)]
@@ -180,11 +180,11 @@ def test_junk_is_passed_over() -> None:
     line = Line(roster, name="a")
     line.tell(Received(line.connection, 0, 0, b"junk"), 0.0)
     line.tell(Received(line.connection, 1, 0, b"junk"), 0.0)
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=2)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=2)
     line.tell(Received(line.connection, 2, 1, b"junk"), 0.0)
     strange = Batch([b"nobody's"], 1, 0)
     line.tell(Received(line.connection, 2, 2, encode_batch(strange)), 0.0)
-    line.tell(Confirmed(line.connection, 1, 1, 0), 0.0)
+    line.tell(ChannelConfirmed(line.connection, 1, 1, 0), 0.0)
     assert roster.live == []
 
 
@@ -234,7 +234,7 @@ def test_a_takeover_finds_the_session(is_in: bool, expiry_s: int, resumes: bool 
 def test_a_session_without_subscriptions_need_not_be_kept() -> None:
     roster = Roster(Truth().ledger)
     first = Line(roster, name="a", session_expiry_s=10)
-    first.say(Open(topic="a"), 0.0, channel=1)
+    first.say(PublishOpen(topic="a"), 0.0, channel=1)
     taking_over = Line(roster, b"b" * 16, name="a", session_expiry_s=10)
     first.close(1.0)
     taking_over.close(1.0)

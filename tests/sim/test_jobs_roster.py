@@ -9,8 +9,8 @@ import pytest
 
 from godwit.broker.session import made_name
 from godwit.transport.events import Closed, Connected, Received
-from godwit.wire.codes import Code
 from godwit.wire.control import Login, Work, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobSpec, Ref, Volunteer
 from godwit.wire.work import ReportGroup, SubmitGroup, TaskOutcome, encode_group
 from godwit_sim.jobs_roster import WorkRoster

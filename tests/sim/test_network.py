@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from godwit.impairment import ImpairedLink, LinkSettings
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 from godwit_sim.network import Host, Network, Observer, UnrestError, join_datagrams
 from godwit_sim.trace import Trace
 

@@ -8,7 +8,7 @@ import pytest
 
 from godwit.impairment import LinkSettings
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 from godwit_sim.transfer import Transfer, TransferPlan
 
 LINE = LinkSettings(delay_s=0.01, bandwidth_bits_per_s=10e6, queue_packets=50)

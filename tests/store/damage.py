@@ -12,6 +12,7 @@ from tests.store.entries import LOG_ID, make_entry, make_job, make_task
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import PAGE_BYTES, PageFile, Tree, pointer
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
     IdentityRow,
@@ -25,7 +26,6 @@ from godwit.wire.changes import (
     SubscriptionRow,
     TopicRow,
 )
-from godwit.wire.entry import Entry
 
 SIZES = [0, 10, 300, 2_000, 5_000, 16_000, 16_300, 18_000, 33_000, 90_000]
 

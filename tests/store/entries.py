@@ -6,9 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, decode_head, encode_batch, encode_joinable
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, Batch, Entry, decode_head, encode_batch, encode_joinable
 from godwit.wire.changes import JobRow, TaskRow
-from godwit.wire.entry import Entry
 
 LOG_ID = bytes(range(16))
 
@@ -21,7 +20,17 @@ def make_entry(*payloads: bytes, topic: str = "a/b", publisher: str = "me", rece
     head = decode_head(data)
     flags = head.flags & ~(HAS_SEQUENCE | HAS_ROUTE)
     rest = data[head.rest_at : head.end]
-    return Entry(topic, publisher, flags, head.published_us, received_us, head.sequence, epoch, head.count, rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=flags,
+        published_us=head.published_us,
+        received_us=received_us,
+        sequence=head.sequence,
+        epoch=epoch,
+        count=head.count,
+        rest=rest,
+    )
 
 
 def make_job(job: int, *, state: str = "running", agreed: int | None = 1) -> JobRow:

@@ -15,6 +15,7 @@ from godwit.store.block import encode_blocks
 from godwit.store.schema import APPLICATION_ID, QUERIES, script
 from godwit.store.sqlite_pages import PAGE_BYTES
 from godwit.store.state import LogMeta, store_meta, with_checksum
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     IdentityRow,
     JobDeleted,
@@ -29,7 +30,6 @@ from godwit.wire.changes import (
     TaskRow,
     TopicRow,
 )
-from godwit.wire.entry import Entry
 
 TABLES = {
     TopicRow: "topics",

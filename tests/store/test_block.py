@@ -44,8 +44,7 @@ from godwit.store.block import (
     split_bodies,
     verify_checksum,
 )
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, Entry
 
 
 def numbered(entries: list[Entry], first_offset: int = 0) -> list[tuple[int, Entry]]:

@@ -23,8 +23,8 @@ from godwit.store.recover import recover
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import PAGE_BYTES
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, RetainedRow, TopicRow
-from godwit.wire.entry import Entry
 
 EVERYTHING = 2**40
 

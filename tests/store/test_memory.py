@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from godwit.store.memory import STEPS, MemoryStore, entry_bytes
 from godwit.store.port import Slice
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 LOG_ID = bytes(range(16))
 

@@ -24,8 +24,8 @@ from godwit.store.recover import LOST_JOBS
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import FRAME_BYTES, PAGE_BYTES, WAL_HEAD_BYTES
 from godwit.store.witness import SLOT_BYTES
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, JobPayloadRow, NextJobRow, SubscriptionRow
-from godwit.wire.entry import Entry
 
 EVERYTHING = 2**40
 LATER_US = 10**9

@@ -14,8 +14,8 @@ from tests.store.entries import LOG_ID, make_entry
 from godwit.store.memory import MemoryStore
 from godwit.store.port import ENTRY_COST_BYTES, OffsetRanges, Slice, Store, entry_bytes, joined
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import Entry
 from godwit.wire.changes import StoredState, TopicRow
-from godwit.wire.entry import Entry
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -31,8 +31,8 @@ from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import PAGE_BYTES
 from godwit.store.state import store_floor
+from godwit.wire.batch import Entry
 from godwit.wire.changes import QueryRow, TopicRow
-from godwit.wire.entry import Entry
 
 
 @pytest.fixture

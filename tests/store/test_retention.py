@@ -21,7 +21,7 @@ from godwit.store.block import encode_topic_index, make_row, secret_of
 from godwit.store.retention import Deletion, Retention, RetentionRule
 from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit.wire.retention_floors import BROKER_WIDE, lost_below
 
 HOUR_US = 3_600_000_000
@@ -79,7 +79,10 @@ def test_age(store: SqliteStore) -> None:
     told = work_off(store, [RetentionRule(max_age_s=2 * HOUR_S)], now_us=4 * HOUR_US)
     assert sorted(topics_at(store)) == [3, 4]
     assert [(trimmed.pattern, trimmed.floor) for trimmed in told] == [(BROKER_WIDE, 3), (None, 3)]
-    assert told[0].entries == [(offset, Entry("a", "", 0, 0, 0, None, 0, 1, b"")) for offset in range(3)]
+    assert told[0].entries == [
+        (offset, Entry(topic="a", publisher="", flags=0, published_us=0, received_us=0, count=1, rest=b""))
+        for offset in range(3)
+    ]
     assert told[1].entries == []
     assert store.state().retention_floors == {BROKER_WIDE: 3}
     assert store.first_offset == 3

@@ -9,8 +9,7 @@ import numpy as np
 from tests.system.pour import NUMBER_BYTES
 
 from godwit.store.reader import LogReader
-from godwit.wire.batch import QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import QOS_SHIFT, Entry
 
 READ_BYTES = 8 * 1024 * 1024
 

@@ -16,8 +16,8 @@ from godwit.client.protocol import ClientProtocol
 from godwit.net.address import parse_broker, resolve
 from godwit.net.driver import EndpointDriver
 from godwit.net.udp import UdpSocket
-from godwit.transport.statistics import Statistics
-from godwit.transport.train import Address
+from godwit.transport.connection_state import Statistics
+from godwit.transport.events import Address
 
 AT_ONCE = 50
 """So many log in side by side: what they send at once fits the broker's receive buffer."""

@@ -21,18 +21,16 @@ from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Event, Received
-from godwit.transport.train import Address
-from godwit.wire import frames as wire
+from godwit.transport.events import Address, Closed, Connected, Event, Received
+from godwit.wire import packet as wire
 from godwit.wire.batch import Batch, encode_batch, encode_head
 from godwit.wire.control import (
-    Commit,
     ControlMessage,
+    CursorCommit,
     Kick,
     Login,
-    Open,
     Ping,
-    Qos,
+    PublishOpen,
     Subscribe,
     Topics,
     Unsubscribe,
@@ -40,6 +38,7 @@ from godwit.wire.control import (
     decode_control,
     encode_control,
 )
+from godwit.wire.control_base import Qos
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
 
 TOPICS = 100
@@ -135,7 +134,7 @@ def _garbage(rng: random.Random) -> bytes:
 
 
 def _hello(rng: random.Random) -> bytes:
-    frame = wire.encode_frame(wire.Hello(rng.getrandbits(64), rng.randbytes(wire.NONCE_BYTES)))
+    frame = wire.encode_frame(wire.HelloFrame(rng.getrandbits(64), rng.randbytes(wire.NONCE_BYTES)))
     return encode_packet(0, 0, frame.ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0"))
 
 
@@ -214,8 +213,8 @@ def _spoiled_request(rng: random.Random, connection: Connection) -> None:
         Topics(request=1, filter="#", after="a" * 1000),
         Subscribe(request=2, subscription=rng.randrange(4), filters=["x/" * 31 + "#"] * 64, start=2**63 - 1),
         Subscribe(request=3, subscription=rng.randrange(4), filters=["lies/#", "#", "*/*/*/*"], start="earliest"),
-        Open(topic="lies/open"),
-        Commit(request=4, subscription=rng.randrange(4), offset=2**63 - 1),
+        PublishOpen(topic="lies/open"),
+        CursorCommit(request=4, subscription=rng.randrange(4), offset=2**63 - 1),
         Unsubscribe(request=5, subscription=rng.randrange(4)),
         Kick(request=6, client="nobody", reason="x" * 1024),
     ]
@@ -229,7 +228,7 @@ def _false_batch(rng: random.Random, connection: Connection) -> None:
     """On a channel that was opened well: more messages and bytes are claimed than there are."""
     channel = connection.open_channel()
     qos: Qos = rng.choice((0, 1, 2))
-    connection.send(channel, encode_control(Open(topic=f"lies/{rng.randrange(50)}", qos=qos)))
+    connection.send(channel, encode_control(PublishOpen(topic=f"lies/{rng.randrange(50)}", qos=qos)))
     head = encode_head(qos << 6 | rng.choice((0, 1, 2, 4, 8, 16, 32, 63)), rng.randrange(2**64), None, None)
     counts = (0, 1, 1000, MAX_BATCH_MESSAGES, 2**31, 2**32 - 1)
     claims = struct.pack(">II", rng.choice(counts), rng.choice(counts))
@@ -238,7 +237,7 @@ def _false_batch(rng: random.Random, connection: Connection) -> None:
 
 def _wrong_qos(rng: random.Random, connection: Connection) -> None:
     channel = connection.open_channel()
-    connection.send(channel, encode_control(Open(topic="lies/qos", qos=1)))
+    connection.send(channel, encode_control(PublishOpen(topic="lies/qos", qos=1)))
     connection.send(channel, encode_batch(Batch([b"x"], 1, qos=2, sequence=rng.randrange(2**63))))
 
 

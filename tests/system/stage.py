@@ -25,7 +25,7 @@ from tests.net.running import lossy
 
 from godwit.net import loop
 from godwit.net.relay import Relay
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0

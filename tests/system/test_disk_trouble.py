@@ -20,7 +20,7 @@ from tests.system.stage import MIB, Broker, Stage, needs_linux, run, until
 
 from godwit.errors import BrokerError
 from godwit.net.client import AsyncClient, connect
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 DISK_BYTES = 12 * MIB
 PAYLOAD = bytes(60_000)

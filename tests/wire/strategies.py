@@ -261,13 +261,13 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
         capacity=st.integers(1, MAX_CAPACITY),
         holding=st.lists(refs, max_size=3),
     ),
-    j.Volunteered: st.builds(j.Volunteered, request=u(32), lease_ms=counts),
-    j.Watch: st.builds(j.Watch, request=u(32), jobs=numbers_of_jobs),
-    j.Watched: st.builds(j.Watched, request=u(32), unknown=st.lists(counts, max_size=3)),
-    j.Unwatch: st.builds(j.Unwatch, request=u(32), jobs=numbers_of_jobs),
-    j.Cancel: st.builds(j.Cancel, request=u(32), job=counts, reason=texts),
-    j.Jobs: st.builds(
-        j.Jobs,
+    j.VolunteerReply: st.builds(j.VolunteerReply, request=u(32), lease_ms=counts),
+    j.WatchJobs: st.builds(j.WatchJobs, request=u(32), jobs=numbers_of_jobs),
+    j.WatchReply: st.builds(j.WatchReply, request=u(32), unknown=st.lists(counts, max_size=3)),
+    j.UnwatchJobs: st.builds(j.UnwatchJobs, request=u(32), jobs=numbers_of_jobs),
+    j.CancelJob: st.builds(j.CancelJob, request=u(32), job=counts, reason=texts),
+    j.ListJobs: st.builds(
+        j.ListJobs,
         request=u(32),
         of_kind=st.none() | kinds,
         controller=optional_names,
@@ -277,9 +277,9 @@ CONTROL: dict[type[ControlMessage], st.SearchStrategy[ControlMessage]] = {
     j.JobList: st.builds(
         j.JobList, request=u(32), jobs=st.lists(job_infos, max_size=3), more=st.booleans(), before=counts
     ),
-    j.Job: st.builds(j.Job, request=u(32), job=counts, first_task=counts),
-    j.JobShown: st.builds(
-        j.JobShown, request=u(32), job=job_infos, tasks=st.lists(task_infos, max_size=3), more=st.booleans()
+    j.ShowJob: st.builds(j.ShowJob, request=u(32), job=counts, first_task=counts),
+    j.JobDetails: st.builds(
+        j.JobDetails, request=u(32), job=job_infos, tasks=st.lists(task_infos, max_size=3), more=st.booleans()
     ),
     c.Ping: st.builds(c.Ping, request=u(32)),
     c.Pong: st.builds(c.Pong, request=u(32)),

@@ -15,8 +15,7 @@ from typing import Final
 
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import LONE, QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Entry
 
 MESSAGE_BYTES: Final = 100
 FULL_BATCH_MESSAGES: Final = 600
@@ -60,7 +59,15 @@ def _full_batches() -> Iterator[list[Entry]]:
     rest = lengths + os.urandom(FULL_BATCH_MESSAGES * MESSAGE_BYTES)
     while True:
         now_us = time.time_ns() // 1000
-        entry = Entry("bench/topic", "publisher", _QOS_1, now_us, now_us, None, 0, FULL_BATCH_MESSAGES, rest)
+        entry = Entry(
+            topic="bench/topic",
+            publisher="publisher",
+            flags=_QOS_1,
+            published_us=now_us,
+            received_us=now_us,
+            count=FULL_BATCH_MESSAGES,
+            rest=rest,
+        )
         yield [entry] * FULL_BATCHES_A_COMMIT
 
 

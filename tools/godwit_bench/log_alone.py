@@ -18,8 +18,7 @@ from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
 from godwit.net.log_writer import Answer, LogWriter, PendingAppend
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import QOS_SHIFT, Entry
 
 BATCH_BYTES: Final = 60_000
 """About what one train carries, as from a publisher."""
@@ -50,7 +49,15 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
         began = time.perf_counter()
         while time.perf_counter() < began + seconds and not problems:
             now_us = time.time_ns() // 1000
-            entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, rest)
+            entry = Entry(
+                topic="bench/log",
+                publisher="publisher",
+                flags=_QOS_1,
+                published_us=now_us,
+                received_us=now_us,
+                count=count,
+                rest=rest,
+            )
             room.acquire()
             writer.append(PendingAppend(Append([entry], []), len(rest), 0))
             appends += 1

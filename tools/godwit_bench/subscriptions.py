@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
-from godwit.broker.effects import Open as OpenChannel
+from godwit.broker.effects import PublishOpen as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
 from godwit.server.memory_log import MemoryLog
@@ -23,14 +23,13 @@ from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Received
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Received, Train
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import (
     ControlMessage,
     Login,
-    Open,
     Opened,
+    PublishOpen,
     Subscribe,
     Subscribed,
     Welcome,
@@ -103,7 +102,7 @@ class Client:
                 self.records += 1
                 self.connection.consume(event.channel, len(event.body))
                 self.connection.confirm(event.channel, event.record, 0)
-            elif isinstance(event, Confirmed):
+            elif isinstance(event, ChannelConfirmed):
                 self.confirmed = event.sequence
             elif isinstance(event, Closed):
                 raise GodwitError(f"the server ended a connection: {event.reason} (code {event.code})")
@@ -112,7 +111,7 @@ class Client:
         reply = decode_control(event.body)
         self.connection.consume(0, len(event.body))
         if isinstance(reply, Welcome):
-            if isinstance(self._request, Open):
+            if isinstance(self._request, PublishOpen):
                 self.channel = self.connection.open_channel()
             self.connection.send(self.channel, encode_control(self._request))
         elif isinstance(reply, Opened | Subscribed):
@@ -133,7 +132,7 @@ class Hall:
         self._listener: Listener = self.server.listen(endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES))
         self.spent_s = 0.0
         """Processor time of the server's share: what else runs on the machine does not count."""
-        self.publisher = Client(self, 1, Open(topic=TOPIC))
+        self.publisher = Client(self, 1, PublishOpen(topic=TOPIC))
         self.subscriber = Client(self, 2, Subscribe(request=1, subscription=1, filters=[TOPIC]))
         while not (self.publisher.is_ready and self.subscriber.is_ready):
             self.step()
@@ -194,5 +193,5 @@ class Hall:
             broker.handle(Received(connection, 0, 1, encode_control(request)), now_us)
             for effect in broker.effects():
                 if isinstance(effect, OpenChannel):
-                    broker.handle(Confirmed(connection, effect.channel, 0, 0), now_us)
+                    broker.handle(ChannelConfirmed(connection, effect.channel, 0, 0), now_us)
         self.server.set_wall_clock(self.now, now_us)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from godwit.errors import DecodeError
-from godwit.wire.batch import RETAIN, decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import RETAIN, Entry, decode_batch, encode_head
 from godwit_sim.broker_ledger import Lane, Ledger, Publication, fits_any
 from godwit_sim.checkers import ViolationError
 

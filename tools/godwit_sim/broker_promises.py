@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 from godwit_sim.broker_ledger import Publication
 from godwit_sim.broker_roster import Presence, Roster, Seat
 from godwit_sim.broker_streams import Stream

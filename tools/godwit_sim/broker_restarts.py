@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
     IdentityDeleted,
@@ -33,7 +34,6 @@ from godwit.wire.changes import (
     TopicDeleted,
     TopicRow,
 )
-from godwit.wire.entry import Entry
 from godwit_sim.broker_log import LogChecker
 from godwit_sim.checkers import ViolationError
 

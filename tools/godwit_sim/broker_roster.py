@@ -13,7 +13,7 @@ from typing import Any, Final
 from godwit.errors import DecodeError
 from godwit.transport.events import Closed, Connected, Received
 from godwit.wire.batch import Batch, decode_batches
-from godwit.wire.control import Login, Open, Subscribe, Unsubscribe, decode_control
+from godwit.wire.control import Login, PublishOpen, Subscribe, Unsubscribe, decode_control
 from godwit_sim.broker_ledger import Ledger, Publication, fits_any
 
 CLOSE_CALL_S: Final = 0.1
@@ -53,7 +53,7 @@ class Seat:
     """Its subscriptions, by their numbers."""
     left: dict[int, Presence] = field(default_factory=dict)
     """Those that it had when it ended."""
-    channels: dict[int, Open] = field(default_factory=dict)
+    channels: dict[int, PublishOpen] = field(default_factory=dict)
     next_sequences: dict[int, int] = field(default_factory=dict)
     """Of each channel of QoS 0 whose batches are numbered."""
     closed: Closed | None = None
@@ -166,7 +166,7 @@ class Roster:
             self._on_control(seat, event.body, now)
         elif event.record == 0 and event.channel not in seat.channels:
             message = _control(event.body)
-            if isinstance(message, Open):
+            if isinstance(message, PublishOpen):
                 seat.is_in = True
                 seat.channels[event.channel] = message
         elif (channel := seat.channels.get(event.channel)) is not None and channel.qos == 0:

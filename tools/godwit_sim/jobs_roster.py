@@ -14,8 +14,8 @@ from typing import Any, Final
 from godwit.broker.session import made_name
 from godwit.errors import DecodeError
 from godwit.transport.events import Closed, Connected, Received
-from godwit.wire.codes import Code
 from godwit.wire.control import Login, Work, decode_control
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Ref, Volunteer
 from godwit.wire.work import ReportGroup, TaskOutcome, decode_from_client
 

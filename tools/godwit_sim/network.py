@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from godwit.impairment import ImpairedLink
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 from godwit_sim.packets import describe
 from godwit_sim.trace import Trace
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from godwit.limits import AMPLIFICATION
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Observer
 from godwit_sim.packets import addressed_to, answers, challenges

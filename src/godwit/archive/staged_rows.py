@@ -30,8 +30,7 @@ from godwit.errors import BadTopicError
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MIB
 from godwit.server.archive_pipe import MAX_COMMIT_BATCHES, join_blocks
 from godwit.store.block import encode_blocks
-from godwit.wire.batch import HAS_DELTAS, LONE, QOS_SHIFT, RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, LONE, QOS_SHIFT, RETAIN, Entry
 
 BATCH_BYTES: Final = 64 * KIB
 """Limit of a batch, as publishers use it; a longer message makes a longer batch."""
@@ -141,7 +140,17 @@ def _cut(topics: list[str], kinds: Integers, published: Integers, payloads: pa.A
                 flags |= HAS_DELTAS
                 parts.append((times - base_us).astype(">u4").tobytes())
             rest = b"".join((*parts, body))
-        entries.append(Entry(topics[kind >> 8], publisher, flags, base_us, 0, None, 0, stop - first, rest))
+        entries.append(
+            Entry(
+                topic=topics[kind >> 8],
+                publisher=publisher,
+                flags=flags,
+                published_us=base_us,
+                received_us=0,
+                count=stop - first,
+                rest=rest,
+            )
+        )
     return entries
 
 

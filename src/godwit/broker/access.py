@@ -1,6 +1,6 @@
 """Who may do what: names with secrets, and rules by name, action and filter.
 
-A name that is listed must be proved, see godwit.wire.proof. Everybody else is anonymous, also under a name of its own
+A name that is listed must be proved, see godwit.wire.control. Everybody else is anonymous, also under a name of its own
 choice: it proves nothing, so only rules for everyone ("*") hold for it. What no rule allows is forbidden.
 
 To submit jobs and to work on them are rights on kinds of work, which are written and matched as topics are.

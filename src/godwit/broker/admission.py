@@ -25,9 +25,9 @@ from godwit.broker.session import ANONYMOUS, Link, Session, made_name
 from godwit.broker.sessions import Sessions
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
 from godwit.wire.changes import SessionRow
-from godwit.wire.control import Code, Login, Ping, Welcome, Will, encode_control
+from godwit.wire.control import Login, Ping, Welcome, Will, encode_control, make_proof
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import MAX_EPOCHS_TOLD, Epoch
-from godwit.wire.proof import make_proof
 
 NAME_PING: Final = 0xFFFFFFFF
 """The number of the broker's own ping."""

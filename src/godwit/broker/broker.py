@@ -51,10 +51,11 @@ from godwit.broker.subscribing import Subscribing
 from godwit.errors import DecodeError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FIRST_ITEMS, MAX_OPEN_RECORD_BYTES
 from godwit.transport.connection import Connection
-from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, PathChanged, Received, Writable
 from godwit.wire import control
 from godwit.wire.changes import StoredState
-from godwit.wire.control import Code, ControlMessage, MalformedError, decode_control, encode_control
+from godwit.wire.control import ControlMessage, MalformedError, decode_control, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
 
 SAVE_EVERY_US: Final = 1_000_000
@@ -135,7 +136,7 @@ class Broker:
         )
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Received: self._on_received,
-            Confirmed: self._on_confirmed,
+            ChannelConfirmed: self._on_confirmed,
             Committed: self._on_committed,
             Failed: self._on_failed,
             Connected: self._on_connected,
@@ -303,17 +304,17 @@ class Broker:
         try:
             request = decode_control(event.body, max_bytes=MAX_OPEN_RECORD_BYTES, max_items=MAX_FIRST_ITEMS)
         except MalformedError as error:
-            self._send(link, control.Refused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
+            self._send(link, control.PublishRefused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
             self._publishing.ignore(link, session, event.channel)
             return
-        if isinstance(request, control.Open):
+        if isinstance(request, control.PublishOpen):
             self._publishing.open(link, session, event.channel, request)
         elif isinstance(request, control.Work):
             self._office.handle_open(link, session, event.channel)
         else:
             raise DecodeError("control", "record 0 of a channel is neither open nor work")
 
-    def _on_confirmed(self, event: Confirmed, now_us: int) -> None:
+    def _on_confirmed(self, event: ChannelConfirmed, now_us: int) -> None:
         link = self._links.get(event.connection)
         if link is None:
             return

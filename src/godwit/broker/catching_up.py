@@ -11,9 +11,8 @@ from godwit.broker.lane import routed
 from godwit.broker.session import Link
 from godwit.broker.trie import matches
 from godwit.broker.trim import without_first
-from godwit.wire.batch import RETAIN
+from godwit.wire.batch import RETAIN, Entry
 from godwit.wire.control import Gap
-from godwit.wire.entry import Entry
 
 if TYPE_CHECKING:
     from godwit.broker.delivery import Delivery

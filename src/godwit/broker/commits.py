@@ -29,10 +29,10 @@ from godwit.broker.pace import Pace
 from godwit.broker.retained import keep, retain
 from godwit.broker.session import Link
 from godwit.broker.trim import payload_bytes
-from godwit.wire.batch import RETAIN
+from godwit.wire.batch import RETAIN, Entry
 from godwit.wire.changes import Change, IdentityRow, RetainedRow
-from godwit.wire.control import Code, ControlMessage, Error, encode_control
-from godwit.wire.entry import Entry
+from godwit.wire.control import ControlMessage, Error, encode_control
+from godwit.wire.control_base import Code
 
 RETRY_US: Final = 1_000_000
 """After a failure, what nobody waits for is tried again this much later."""

@@ -17,8 +17,7 @@ from godwit.broker.session import Link
 from godwit.broker.topics import is_pattern
 from godwit.broker.trie import FilterTrie
 from godwit.limits import MAX_UNRELIABLE_BYTES
-from godwit.wire.batch import RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import RETAIN, Entry
 from godwit.wire.retention_floors import lost_below
 
 _serial = attrgetter("serial")

@@ -24,7 +24,8 @@ from godwit.limits import (
     REQUESTS_PER_S,
 )
 from godwit.wire import control, jobs
-from godwit.wire.control import Code, ControlMessage, MalformedError, UnknownKind, decode_control, encode_control
+from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control, encode_control
+from godwit.wire.control_base import Code
 
 REQUEST_BURST_S: Final = 4
 BYTES_A_REQUEST: Final = 256
@@ -67,14 +68,14 @@ class Desk:
             control.Pong: self._pong,
             control.Error: lambda link, session, message, now_us: None,  # answering could go on for ever
             control.Subscribe: lambda link, session, message, now_us: subscribing.subscribe(link, session, message),
-            control.Progress: lambda link, session, message, now_us: requests.progress(session, message),
+            control.ProgressQuery: lambda link, session, message, now_us: requests.progress(session, message),
             jobs.Volunteer: work.volunteer,
             jobs.WatchJobs: lambda link, session, message, now_us: work.watch(link, session, message),
         }
         # These are done or fail: there is nothing else to say.
         self._deeds: dict[type[Any], Callable[[Link, Session, Any, int], None]] = {
             control.Unsubscribe: lambda link, session, message, now_us: subscribing.unsubscribe(link, session, message),
-            control.Commit: lambda link, session, message, now_us: subscribing.commit(link, message),
+            control.CursorCommit: lambda link, session, message, now_us: subscribing.commit(link, message),
             control.Create: lambda link, session, message, now_us: requests.create(session, message),
             control.Kick: lambda link, session, message, now_us: requests.kick(session, message, now_us),
             jobs.UnwatchJobs: lambda link, session, message, now_us: work.unwatch(link, message),

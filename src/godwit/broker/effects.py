@@ -16,10 +16,10 @@ import msgspec
 
 from godwit.broker.token_rights import TokenRights
 from godwit.transport.connection import Connection
-from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, PathChanged, Received, Writable
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change
 from godwit.wire.control import Subscribe
-from godwit.wire.entry import Entry
 
 if TYPE_CHECKING:
     from godwit.broker.feed import Feed
@@ -93,7 +93,7 @@ class Tick(msgspec.Struct, frozen=True):
 BrokerEvent: TypeAlias = (
     Connected
     | Received
-    | Confirmed
+    | ChannelConfirmed
     | Closed
     | Writable
     | PathChanged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 class RequestFailure(Exception):  # noqa: N818  # not an error of the broker: its answer

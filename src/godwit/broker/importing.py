@@ -23,9 +23,8 @@ from godwit.broker.topics import RESERVED, check_topic, shown
 from godwit.broker.trim import longest_message, payload_bytes
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN, Entry
 from godwit.wire.changes import QueryDeleted, QueryRow
-from godwit.wire.entry import Entry
 
 MAX_QUERIES: Final = 100_000
 """Whose batches are remembered."""
@@ -199,13 +198,11 @@ class Importing:
 
 def _received(entry: Entry, now_us: int) -> Entry:
     return Entry(
-        entry.topic,
-        entry.publisher,
-        entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
-        entry.published_us,
-        now_us,
-        None,
-        0,
-        entry.count,
-        entry.rest,
+        topic=entry.topic,
+        publisher=entry.publisher,
+        flags=entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
+        published_us=entry.published_us,
+        received_us=now_us,
+        count=entry.count,
+        rest=entry.rest,
     )

@@ -6,7 +6,8 @@ from godwit.broker.catalogue import Topic
 from godwit.broker.effects import Effect, Send
 from godwit.broker.identities import Key
 from godwit.broker.session import Link, Session
-from godwit.wire.control import Code, Refused, encode_control
+from godwit.wire.control import PublishRefused, encode_control
+from godwit.wire.control_base import Code
 
 
 class Inlet:
@@ -40,7 +41,7 @@ class Inlet:
         if not self.is_refused:
             self._leave()
             self.is_refused = True
-            refused = Refused(channel=self.channel, code=code, text=text)
+            refused = PublishRefused(channel=self.channel, code=code, text=text)
             effects.append(Send(self.link.connection, 0, encode_control(refused)))
 
     def end(self) -> None:

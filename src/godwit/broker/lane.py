@@ -10,10 +10,8 @@ from typing import Final
 from godwit.broker.effects import Effect, Open, Send
 from godwit.limits import MAX_CONTROL_RECORD_BYTES, MAX_LABELS, MAX_TOPIC_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE
-from godwit.wire.control import ControlMessage, Feed, Labels, encode_control
-from godwit.wire.entry import Entry
-from godwit.wire.feed import encode_in_band
+from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE, Entry
+from godwit.wire.control import ControlMessage, DeliveryOpen, Labels, encode_control, encode_in_band
 
 RECORD_BYTES: Final = 60_000
 """Small batches are joined into records of up to this: about what one train carries."""
@@ -83,7 +81,7 @@ class Lane:
     def begin(self, subscription: int, *, live: bool, offset: int, after: int) -> int:
         """Record 0: whose channel this is. Gives what was sent, in bytes."""
         self._effects.append(Open(self.connection, self.channel))
-        return self._send(encode_control(Feed(subscription=subscription, live=live)), offset, after)
+        return self._send(encode_control(DeliveryOpen(subscription=subscription, live=live)), offset, after)
 
     def knows(self, topic: int, publisher: int) -> bool:
         return topic in self._topics and publisher in self._publishers

@@ -14,7 +14,7 @@ from godwit.broker.failure import RequestFailure
 from godwit.broker.rate import Bucket
 from godwit.broker.session import Link
 from godwit.wire import control, jobs
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 ListRequest: TypeAlias = control.Topics | control.Clients | jobs.ListJobs | jobs.ShowJob
 

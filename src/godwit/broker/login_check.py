@@ -15,8 +15,8 @@ from godwit.broker.failure import RequestFailure
 from godwit.broker.session import Link, check_chosen, check_name
 from godwit.broker.topics import RESERVED, check_topic
 from godwit.errors import BadTopicError, UsageError
-from godwit.wire.control import Code, Login, Will
-from godwit.wire.proof import is_proof
+from godwit.wire.control import Login, Will, is_proof
+from godwit.wire.control_base import Code
 
 NO_NAME: Final = "this broker takes only clients that prove a name: connect with a name and its secret"
 NOT_PROVED: Final = "the name is unknown here, or its proof is missing or wrong: check the name and its secret"

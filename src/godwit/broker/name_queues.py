@@ -8,7 +8,8 @@ import msgspec
 
 from godwit.broker.failure import RequestFailure
 from godwit.broker.session import Link
-from godwit.wire.control import Code, Login
+from godwit.wire.control import Login
+from godwit.wire.control_base import Code
 
 MAX_CLAIMANTS: Final = 8
 """Clients that wait for one name."""

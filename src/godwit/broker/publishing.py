@@ -20,9 +20,9 @@ from godwit.broker.trim import longest_message, without_first
 from godwit.errors import BadTopicError, DecodeError
 from godwit.limits import MAX_RECORD_BATCHES
 from godwit.transport.events import Received
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, decode_head
-from godwit.wire.control import Code, Open, Opened, Will, encode_control
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, RETAIN, Entry, decode_head
+from godwit.wire.control import Opened, PublishOpen, Will, encode_control
+from godwit.wire.control_base import Code
 
 _U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
@@ -66,7 +66,7 @@ class Publishing:
 
     # -- channels -----------------------------------------------------------------------------------------------------
 
-    def open(self, link: Link, session: Session, channel: int, request: Open) -> None:
+    def open(self, link: Link, session: Session, channel: int, request: PublishOpen) -> None:
         """Record 0 of a channel."""
         inlet = link.inlets[channel] = Inlet(link, session, channel)
         inlet.qos = request.qos
@@ -78,7 +78,7 @@ class Publishing:
         subscribers = len(self._delivery.routes(inlet.topic))
         self._effects.append(Send(link.connection, 0, encode_control(Opened(channel=channel, subscribers=subscribers))))
 
-    def _open_problem(self, inlet: Inlet, session: Session, request: Open) -> tuple[Code, str] | None:
+    def _open_problem(self, inlet: Inlet, session: Session, request: PublishOpen) -> tuple[Code, str] | None:
         name = request.topic
         access = self._catalogue.settings.access
         if name.startswith(RESERVED):
@@ -140,7 +140,17 @@ class Publishing:
             if published_us > LATEST_US:
                 raise DecodeError("batch", NO_SUCH_TIME)
             rest = body[_HEAD_BYTES:]
-            entries = [Entry(topic.name, session.name, _ONE_OF_QOS_1, published_us, now_us, None, 0, 1, rest)]
+            entries = [
+                Entry(
+                    topic=topic.name,
+                    publisher=session.name,
+                    flags=_ONE_OF_QOS_1,
+                    published_us=published_us,
+                    received_us=now_us,
+                    count=1,
+                    rest=rest,
+                )
+            ]
             count = 1
         else:
             entries, count = self._entries(inlet, body, now_us)
@@ -188,7 +198,15 @@ class Publishing:
                 return None, 0
             stored_flags = head.flags & ~_NOT_IN_LOG
             entry = Entry(
-                topic, publisher, stored_flags, head.published_us, now_us, head.sequence, inlet.epoch, head.count, rest
+                topic=topic,
+                publisher=publisher,
+                flags=stored_flags,
+                published_us=head.published_us,
+                received_us=now_us,
+                sequence=head.sequence,
+                epoch=inlet.epoch,
+                count=head.count,
+                rest=rest,
             )
             if head.flags & RETAIN and not self._may_keep(inlet, entry):
                 return None, 0
@@ -254,7 +272,15 @@ class Publishing:
         if topic is None:
             return
         flags = LONE | (RETAIN if will.retain else 0) | will.qos << QOS_SHIFT
-        entry = Entry(will.topic, session.name, flags, now_us, now_us, None, 0, 1, will.payload)
+        entry = Entry(
+            topic=will.topic,
+            publisher=session.name,
+            flags=flags,
+            published_us=now_us,
+            received_us=now_us,
+            count=1,
+            rest=will.payload,
+        )
         size_bytes = len(will.payload) + WILL_COST_BYTES
         commits = self._commits
         if will.qos and commits.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:
@@ -273,7 +299,15 @@ class Publishing:
 
     def publish_figure(self, topic: Topic, payload: bytes, publisher: int, publisher_name: str, now_us: int) -> None:
         """One of the broker's own figures: QoS 0, retained."""
-        entry = Entry(topic.name, publisher_name, LONE | RETAIN, now_us, now_us, None, 0, 1, payload)
+        entry = Entry(
+            topic=topic.name,
+            publisher=publisher_name,
+            flags=LONE | RETAIN,
+            published_us=now_us,
+            received_us=now_us,
+            count=1,
+            rest=payload,
+        )
         self._commits.forward_live(topic, publisher, [entry])
 
 

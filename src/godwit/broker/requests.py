@@ -17,18 +17,18 @@ from godwit.wire.control import (
     ClientInfo,
     ClientList,
     Clients,
-    Code,
     ControlMessage,
     Create,
     Kick,
     Kicked,
-    Progress,
     Progressed,
+    ProgressQuery,
     TopicInfo,
     TopicList,
     Topics,
     encode_control,
 )
+from godwit.wire.control_base import Code
 
 PAGE_BYTES = 64 * 1024
 """What a page of a list is filled up to: half of what a control message may have."""
@@ -188,7 +188,7 @@ class Requests:
                 kicked = Kicked(subscription=number, by=session.name, reason=request.reason)
                 self._effects.append(Send(link.connection, 0, encode_control(kicked)))
 
-    def progress(self, session: Session, request: Progress) -> ControlMessage:
+    def progress(self, session: Session, request: ProgressQuery) -> ControlMessage:
         owner = session.name if session.is_remembered else ""
         identity = request.publisher or session.instance.hex()
         known = self._identities.get((owner, identity, request.topic))

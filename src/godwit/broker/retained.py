@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, LONE, QOS_SHIFT, RETAIN, Entry
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Catalogue, Topic
@@ -32,7 +31,15 @@ class Kept(msgspec.Struct, frozen=True):
     def entry(self, topic: str) -> Entry:
         """As a batch of its own."""
         flags = LONE | RETAIN | self.qos << QOS_SHIFT
-        return Entry(topic, self.publisher, flags, self.published_us, self.received_us, None, 0, 1, self.payload)
+        return Entry(
+            topic=topic,
+            publisher=self.publisher,
+            flags=flags,
+            published_us=self.published_us,
+            received_us=self.received_us,
+            count=1,
+            rest=self.payload,
+        )
 
 
 def last_message(entry: Entry) -> tuple[bytes, int]:

@@ -8,7 +8,8 @@ from godwit.broker.access import Access
 from godwit.broker.effects import Close, Effect, Notice, Send
 from godwit.broker.session import Link, Session
 from godwit.broker.subscribing import Subscribing
-from godwit.wire.control import Code, Kicked, encode_control
+from godwit.wire.control import Kicked, encode_control
+from godwit.wire.control_base import Code
 
 
 def close(link: Link, code: Code, reason: str, effects: list[Effect]) -> None:

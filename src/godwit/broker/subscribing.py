@@ -17,7 +17,8 @@ from godwit.broker.topics import check_filter, is_pattern, split
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
 from godwit.wire.changes import SubscriptionRow
-from godwit.wire.control import Code, Commit, Subscribe, Subscribed, Unsubscribe, encode_control
+from godwit.wire.control import CursorCommit, Subscribe, Subscribed, Unsubscribe, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch, same_below
 
 LOOKUPS_AT_ONCE: Final = 4
@@ -149,7 +150,7 @@ class Subscribing:
         self._delivery.end(feed)
         self._journal.session(session)  # it may hold nothing any more
 
-    def commit(self, link: Link, request: Commit) -> None:
+    def commit(self, link: Link, request: CursorCommit) -> None:
         feed = self._feed(link, request.subscription)
         if feed.cursor is None:
             raise RequestFailure(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from godwit.wire.batch import HAS_EXTENSION, LONE, Batch, decode_batch, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_EXTENSION, LONE, Batch, Entry, decode_batch, encode_batch, encode_head
 
 _U32: Final = struct.Struct(">I")
 
@@ -30,15 +29,15 @@ def without_first(entry: Entry, count: int) -> Entry:
     head_bytes = len(encode_head(0, 0, None, None))
     sequence = None if entry.sequence is None else entry.sequence + count
     return Entry(
-        entry.topic,
-        entry.publisher,
-        packed[0],
-        entry.published_us,
-        entry.received_us,
-        sequence,
-        entry.epoch,
-        entry.count - count,
-        packed[head_bytes:],
+        topic=entry.topic,
+        publisher=entry.publisher,
+        flags=packed[0],
+        published_us=entry.published_us,
+        received_us=entry.received_us,
+        sequence=sequence,
+        epoch=entry.epoch,
+        count=entry.count - count,
+        rest=packed[head_bytes:],
     )
 
 

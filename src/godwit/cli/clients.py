@@ -26,7 +26,7 @@ from godwit.cli.streams import Output
 from godwit.cli.text import count as counted
 from godwit.cli.text import iso_time, moment, safe, short_moment
 from godwit.errors import BrokerError, BrokerUnreachableError, UsageError
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient

@@ -26,7 +26,7 @@ import msgspec
 
 from godwit.cli.house import ROOMS, RoomReading, Sensor, sensors
 from godwit.errors import BufferFullError, GodwitError
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 if TYPE_CHECKING:
     from godwit.client.message import Message

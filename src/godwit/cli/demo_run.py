@@ -45,7 +45,7 @@ from godwit.errors import GodwitError
 from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.net.address import format_address
 from godwit.net.relay import Direction, Impairment, Relay
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 LINE_BITS_PER_S: Final = 20e6
 DELAY_S: Final = 0.015

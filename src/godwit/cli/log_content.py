@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from godwit.archive.requests import ReadRequest
-    from godwit.wire.entry import Entry
+    from godwit.wire.batch import Entry
 
 
 MAX_RANGES: Final = 8

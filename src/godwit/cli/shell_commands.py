@@ -17,7 +17,7 @@ from godwit.cli.pub import reached_text
 from godwit.cli.text import count, hanging, safe
 from godwit.cli.worker import TaskRunner, check_simulated_seconds, simulated_work
 from godwit.errors import GodwitError, KickedError, TopicError, UsageError
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.net.client import AsyncClient

@@ -26,7 +26,7 @@ from godwit.cli.text import count as counted
 from godwit.cli.text import parse_position, safe, safe_json
 from godwit.errors import TopicError, UsageError
 from godwit.limits import MAX_SESSION_EXPIRY_S
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

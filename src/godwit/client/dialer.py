@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 NEXT_ADDRESS_S: Final = 0.25
 """Delay before the next address of a round is tried too (as RFC 8305 recommends)."""

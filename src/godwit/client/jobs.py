@@ -29,7 +29,7 @@ from godwit.limits import (
     MAX_TASKS_OF_JOB,
     MAX_WATCHED_AT_ONCE,
 )
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import UNASKED, JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs, WatchReply
 from godwit.wire.work import JobUpdate, SubmitReplyGroup, TaskUpdate, UpdateGroup
 

@@ -33,14 +33,12 @@ from godwit.client.worker import Lease
 from godwit.errors import ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
 from godwit.transport.connection import Connection
+from godwit.transport.connection_state import Statistics
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Event, Received, Writable
-from godwit.transport.statistics import Statistics
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Event, Received, Train, Writable
 from godwit.wire.control import (
-    Code,
-    Commit,
     ControlMessage,
+    CursorCommit,
     Done,
     Error,
     Kicked,
@@ -48,15 +46,16 @@ from godwit.wire.control import (
     Opened,
     Ping,
     Pong,
-    Qos,
-    Refused,
+    PublishRefused,
     Subscribed,
     UnknownKind,
     Welcome,
     decode_control,
     encode_control,
+    is_proof,
+    make_proof,
 )
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire.control_base import Code, Qos
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
@@ -188,7 +187,7 @@ class ClientProtocol:
         offset = subscription.reached(offset)
         epochs = subscription.epochs_at(offset)
         return self.request(
-            lambda number: Commit(request=number, subscription=subscription.number, offset=offset, epochs=epochs)
+            lambda number: CursorCommit(request=number, subscription=subscription.number, offset=offset, epochs=epochs)
         )
 
     def request(self, make: Callable[[int], ControlMessage]) -> int:
@@ -457,7 +456,7 @@ class ClientProtocol:
                 self._work.handle_received(event)
             else:
                 self._subscriptions.handle_received(event)
-        elif isinstance(event, Confirmed):
+        elif isinstance(event, ChannelConfirmed):
             if event.channel == self._work.channel.channel:
                 self._work.channel.handle_confirmed(event.sequence)
             else:
@@ -557,7 +556,7 @@ class ClientProtocol:
     def _handle_message(self, message: ControlMessage) -> None:
         if isinstance(message, Opened):
             self._publishers.handle_opened(message.channel, message.subscribers)
-        elif isinstance(message, Refused):
+        elif isinstance(message, PublishRefused):
             self._publishers.handle_refused(message.channel, message.code, message.text)
         elif isinstance(message, Kicked):
             self._subscriptions.handle_kicked(message)

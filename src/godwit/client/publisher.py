@@ -30,7 +30,8 @@ from godwit.errors import (
 )
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_UNRELIABLE_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
-from godwit.wire.control import Code, Open, Qos, encode_control
+from godwit.wire.control import PublishOpen, encode_control
+from godwit.wire.control_base import Code, Qos
 
 TOGETHER_US: Final = 1000
 """Messages of a batch that were published within this time share its time."""
@@ -530,7 +531,7 @@ class Publisher:
             self.channel = connection.open_channel()
             state.by_channel[self.channel] = self
             _end_idle_channels(state, len(state.by_channel) - MAX_IDLE_CHANNELS, IDLE_SEARCH_LIMIT)
-        message = Open(topic=self.topic, qos=self.qos, publisher=self.identity, epoch=self.epoch)
+        message = PublishOpen(topic=self.topic, qos=self.qos, publisher=self.identity, epoch=self.epoch)
         connection.send(self.channel, encode_control(message))
         self._next_record = 1
 

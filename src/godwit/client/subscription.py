@@ -24,8 +24,7 @@ from godwit.limits import MAX_LABELS, MIB, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
 from godwit.transport.events import Received
 from godwit.wire.control import (
-    Code,
-    Feed,
+    DeliveryOpen,
     Gap,
     Kicked,
     Labels,
@@ -34,9 +33,11 @@ from godwit.wire.control import (
     Unsubscribe,
     Work,
     decode_control,
+    decode_in_band,
+    is_in_band,
 )
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
-from godwit.wire.feed import decode_in_band, is_in_band
 
 MAX_UNRELIABLE_HELD_BYTES: Final = MIB
 """Limit for held records of QoS 0, which have no flow control: beyond it the oldest are dropped and count as missed."""
@@ -556,7 +557,7 @@ class Subscriptions:
         if event.record == 0 and isinstance(message, Work):
             self._on_work(event)
             return
-        if event.record != 0 or not isinstance(message, Feed):
+        if event.record != 0 or not isinstance(message, DeliveryOpen):
             raise DecodeError("feed", f"channel {event.channel} does not begin with its subscription")
         subscription = self._subscriptions.get(message.subscription)
         if subscription is None:

@@ -8,7 +8,7 @@ import socket
 from typing import Final
 
 from godwit.errors import AddressError
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 
 DEFAULT_PORT: Final = 50_000
 """The broker's default port."""

@@ -34,7 +34,7 @@ from godwit.server.archive_pipe import (
 )
 from godwit.server.configuration import ArchiveSection
 from godwit.store.block import DamagedBlockError, decode_block
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 
 _logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from godwit.net.jobs import BlockingJob
 from godwit.net.loop import LoopThread, disown_in_children
 from godwit.net.publisher import AsyncPublisher, BlockingPublisher
 from godwit.net.subscription import BlockingSubscription, OnGap, Since
-from godwit.transport.statistics import Statistics
+from godwit.transport.connection_state import Statistics
 from godwit.wire.control import ClientInfo, TopicInfo
 from godwit.wire.jobs import JobInfo, JobState, TaskInfo
 

@@ -36,8 +36,8 @@ from godwit.net.publisher import AsyncPublisher
 from godwit.net.runtime import ClientRuntime, OnState
 from godwit.net.subscription import AsyncSubscription, OnGap, Since
 from godwit.transport.config import EndpointConfig
-from godwit.transport.statistics import Statistics
-from godwit.transport.train import Address
+from godwit.transport.connection_state import Statistics
+from godwit.transport.events import Address
 from godwit.wire.control import (
     ClientInfo,
     ClientList,

@@ -17,7 +17,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from godwit.limits import KIB
 from godwit.net.address import family_of
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 TRAINS_A_TURN: Final = 256
 BYTES_A_TURN: Final = 8 * 64 * KIB

@@ -32,7 +32,7 @@ from godwit.store.reader import LogReader
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 from godwit.transport.connection import Connection
-from godwit.transport.connection import State as ConnectionState
+from godwit.transport.events import ConnectionState
 from godwit.wire.changes import StoredState
 
 READS_A_TURN: Final = 4

@@ -33,7 +33,7 @@ from godwit.errors import DecodeError, FileTransferError
 from godwit.limits import MIB
 from godwit.net.file_inbox import ChunkOutcome, FileInbox, FileProblem, PartialFile, ReceivedFile
 from godwit.net.subscription import AsyncSubscription, BlockingIterator
-from godwit.wire.control import Progress, Progressed
+from godwit.wire.control import Progressed, ProgressQuery
 
 if TYPE_CHECKING:
     from godwit.net.runtime import ClientRuntime
@@ -86,7 +86,7 @@ async def send_file(
             id=file_id(sha256, sent_name, topic), run=0, name=sent_name, size=before.st_size, at=0, sha256=sha256
         )
         identity = publisher_of(header.id)
-        known = await runtime.request(lambda n: Progress(request=n, topic=topic, publisher=identity), Progressed)
+        known = await runtime.request(lambda n: ProgressQuery(request=n, topic=topic, publisher=identity), Progressed)
         run = plan(header.size, known.epoch, known.next_sequence)
         header = msgspec.structs.replace(header, run=run.epoch)
         reached = await _send_chunks(runtime, topic, file, header, run, progress)

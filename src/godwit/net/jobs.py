@@ -24,8 +24,8 @@ from godwit.errors import BufferFullError, GodwitError, JobCancelledError, JobFa
 from godwit.net.job_options import CoreOptions, JobLike, Submission, check_number, check_submissions
 from godwit.net.loop import LoopThread
 from godwit.wire.control import ControlMessage, Done
+from godwit.wire.control_base import MAX_TEXT_CHARACTERS
 from godwit.wire.jobs import CancelJob, JobInfo
-from godwit.wire.message import MAX_TEXT_CHARACTERS
 
 What: TypeAlias = Literal[
     "accepted", "settled", "progress", "result", "failure", "reassigned", "done", "failed", "cancelled"

@@ -16,7 +16,7 @@ from godwit.limits import MIB
 from godwit.net.address import resolve
 from godwit.net.driver import LoopTimer
 from godwit.net.udp import UdpSocket
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 Direction: TypeAlias = Literal["to_target", "to_client"]
 

@@ -45,9 +45,9 @@ from godwit.net.publisher import ClientPublishers
 from godwit.net.subscription import AsyncSubscription
 from godwit.net.tasks import Handler, TaskExecutor
 from godwit.net.udp import UdpSocket
-from godwit.transport.connection import State
-from godwit.transport.train import Address
-from godwit.wire.control import Code, ControlMessage, Error
+from godwit.transport.events import Address, ConnectionState
+from godwit.wire.control import ControlMessage, Error
+from godwit.wire.control_base import Code
 
 CLOSE_TIMEOUT_S: Final = 0.25
 """How long a client waits for the acknowledgement of its close: if the close got lost, the will would be published."""
@@ -129,7 +129,7 @@ class ClientRuntime:
     @property
     def is_answered(self) -> bool:
         """Whether a broker answers at the address, even if it has not accepted the login yet."""
-        return any(connection.state is State.OPEN for connection in self.core.endpoint.connections.values())
+        return any(connection.state is ConnectionState.OPEN for connection in self.core.endpoint.connections.values())
 
     @property
     def is_inherited(self) -> bool:

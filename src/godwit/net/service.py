@@ -36,7 +36,7 @@ from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.folder import DataFolder
 from godwit.store.memory import MemoryStore
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 WALL_CLOCK_INTERVAL_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 0.5

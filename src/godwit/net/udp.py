@@ -15,7 +15,7 @@ from typing import Any, Final
 from godwit.errors import SocketError
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS, MIB
 from godwit.net.address import bind_text, family_of, format_address, resolve
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Train
 
 _logger = logging.getLogger(__name__)
 

@@ -32,12 +32,11 @@ from godwit.broker.effects import (
 from godwit.broker.settings import Settings
 from godwit.errors import ChannelError, ConnectionClosedError, SendBufferFullError, UsageError
 from godwit.server.log import Log
-from godwit.transport.budget import ReceiveBudget
+from godwit.transport.admission import ReceiveBudget
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Connected, Event
-from godwit.transport.train import Train
-from godwit.wire.control import Code
+from godwit.transport.events import Connected, Event, Train
+from godwit.wire.control_base import Code
 
 STOPPING: Final = "the broker is being stopped"
 

@@ -43,8 +43,7 @@ import msgspec
 from crc32c import crc32c
 
 from godwit.limits import MIB
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, Entry
 
 BLOCK_BYTES: Final = 1 * MIB
 """A commit is split into blocks of at most this size. A longer batch makes a longer block."""

@@ -16,7 +16,7 @@ __all__ = ["STEPS", "MemoryStore", "entry_bytes"]
 STEPS: Final = 64
 """A full ring drops one part in this number at once."""
 
-_DROPPED: Final = Entry("", "", 0, 0, 0, None, 0, 1, b"")
+_DROPPED: Final = Entry(topic="", publisher="", flags=0, published_us=0, received_us=0, count=1, rest=b"")
 _MIN_DROP: Final = 1024
 
 

@@ -12,8 +12,8 @@ from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change, StoredState
-from godwit.wire.entry import Entry
 from godwit.wire.epochs import Epoch
 
 __all__ = [

@@ -31,8 +31,8 @@ from godwit.store.connection import DamagedRowError, allow_interrupts, connect, 
 from godwit.store.port import Slice, entry_bytes
 from godwit.store.schema import EPOCHS, QUERIES, VERSION, check_schema, refuse_foreign_file, version_of
 from godwit.store.state import load_floors, load_meta, load_queries, load_topics, select_valid, with_checksum
+from godwit.wire.batch import Entry
 from godwit.wire.changes import TopicRow
-from godwit.wire.entry import Entry
 from godwit.wire.epochs import UNKNOWN, Epoch
 from godwit.wire.filters import matches
 

@@ -40,7 +40,7 @@ from godwit.store.schema import QUERIES
 from godwit.store.sqlite import SqliteStore
 from godwit.store.sqlite_pages import PAGE_BYTES
 from godwit.store.state import load_floors, store_floor
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit.wire.filters import matches
 from godwit.wire.retention_floors import BROKER_WIDE, rule_covers
 
@@ -99,7 +99,18 @@ class _BlockPart(msgspec.Struct, frozen=True, gc=False):
         messages at times, and never of too few.
         """
         for share in self.shares:
-            yield self.row.end_offset - share.messages, Entry(share.name, "", 0, 0, 0, None, 0, share.messages, b"")
+            yield (
+                self.row.end_offset - share.messages,
+                Entry(
+                    topic=share.name,
+                    publisher="",
+                    flags=0,
+                    published_us=0,
+                    received_us=0,
+                    count=share.messages,
+                    rest=b"",
+                ),
+            )
 
 
 class Retention:

@@ -328,8 +328,8 @@ ControlMessage: TypeAlias = (
     Login | Welcome | PublishOpen | Opened | PublishRefused | ProgressQuery | Progressed | Subscribe | Subscribed
     | Unsubscribe | CursorCommit | Kicked | DeliveryOpen | Labels | Gap | Create | Topics | TopicList | Clients
     | ClientList | Kick | Work | Ping | Pong | Done | Error
-    | jobs.Volunteer | jobs.Volunteered | jobs.Watch | jobs.Watched | jobs.Unwatch | jobs.Cancel
-    | jobs.Jobs | jobs.JobList | jobs.Job | jobs.JobShown
+    | jobs.Volunteer | jobs.VolunteerReply | jobs.WatchJobs | jobs.WatchReply | jobs.UnwatchJobs | jobs.CancelJob
+    | jobs.ListJobs | jobs.JobList | jobs.ShowJob | jobs.JobDetails
 )  # fmt: skip
 
 

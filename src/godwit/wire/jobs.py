@@ -28,7 +28,7 @@ from godwit.limits import (
     MAX_TASKS_OF_JOB,
     MAX_WATCHED_AT_ONCE,
 )
-from godwit.wire.message import Count, Fraction, Message, Name, Request, Text
+from godwit.wire.control_base import BaseControlMessage, Count, Fraction, Name, Request, Text
 
 JobState: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
 TaskState: TypeAlias = Literal["waiting", "leased", "finished", "failed", "cancelled"]
@@ -77,7 +77,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The time limit of one attempt at a task; a longer attempt fails."""
 
 
-class Volunteer(Message, frozen=True, kw_only=True, tag="volunteer"):
+class Volunteer(BaseControlMessage, frozen=True, kw_only=True, tag="volunteer"):
     """Set what a worker does from now on, replacing its last `volunteer`. Without kinds it gets no more tasks."""
 
     request: Request
@@ -88,7 +88,7 @@ class Volunteer(Message, frozen=True, kw_only=True, tag="volunteer"):
     """Leases that it still holds: running, or with an unconfirmed report."""
 
 
-class VolunteerReply(Message, frozen=True, kw_only=True, tag="volunteered"):
+class VolunteerReply(BaseControlMessage, frozen=True, kw_only=True, tag="volunteered"):
     """The reply to Volunteer."""
 
     request: Request
@@ -96,14 +96,14 @@ class VolunteerReply(Message, frozen=True, kw_only=True, tag="volunteered"):
     """A worker that reports nothing for this time loses its tasks."""
 
 
-class WatchJobs(Message, frozen=True, kw_only=True, tag="watch"):
+class WatchJobs(BaseControlMessage, frozen=True, kw_only=True, tag="watch"):
     """Request the present state of jobs and all later changes. A controller watches its own jobs without asking."""
 
     request: Request
     jobs: _Numbers
 
 
-class WatchReply(Message, frozen=True, kw_only=True, tag="watched"):
+class WatchReply(BaseControlMessage, frozen=True, kw_only=True, tag="watched"):
     """The reply to WatchJobs."""
 
     request: Request
@@ -111,14 +111,14 @@ class WatchReply(Message, frozen=True, kw_only=True, tag="watched"):
     """Jobs that do not exist, were deleted, or may not be seen by this client."""
 
 
-class UnwatchJobs(Message, frozen=True, kw_only=True, tag="unwatch"):
+class UnwatchJobs(BaseControlMessage, frozen=True, kw_only=True, tag="unwatch"):
     """Request no more changes of jobs."""
 
     request: Request
     jobs: _Numbers
 
 
-class CancelJob(Message, frozen=True, kw_only=True, tag="cancel"):
+class CancelJob(BaseControlMessage, frozen=True, kw_only=True, tag="cancel"):
     """End a job. Leases of its tasks are revoked."""
 
     request: Request
@@ -126,7 +126,7 @@ class CancelJob(Message, frozen=True, kw_only=True, tag="cancel"):
     reason: Text = ""
 
 
-class ListJobs(Message, frozen=True, kw_only=True, tag="jobs"):
+class ListJobs(BaseControlMessage, frozen=True, kw_only=True, tag="jobs"):
     """Request a page of the jobs that this client may see, the newest first."""
 
     request: Request
@@ -164,7 +164,7 @@ class JobInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Why it was cancelled or failed."""
 
 
-class JobList(Message, frozen=True, kw_only=True, tag="job_list"):
+class JobList(BaseControlMessage, frozen=True, kw_only=True, tag="job_list"):
     """The reply to ListJobs."""
 
     request: Request
@@ -174,7 +174,7 @@ class JobList(Message, frozen=True, kw_only=True, tag="job_list"):
     """Where the next page starts, if there are more. A page may be short, or even empty."""
 
 
-class ShowJob(Message, frozen=True, kw_only=True, tag="job"):
+class ShowJob(BaseControlMessage, frozen=True, kw_only=True, tag="job"):
     """Request one job and a page of its tasks."""
 
     request: Request
@@ -203,7 +203,7 @@ class TaskInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     result_bytes: Count = 0
 
 
-class JobDetails(Message, frozen=True, kw_only=True, tag="job_shown"):
+class JobDetails(BaseControlMessage, frozen=True, kw_only=True, tag="job_shown"):
     """The reply to ShowJob."""
 
     request: Request

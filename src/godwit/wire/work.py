@@ -26,8 +26,8 @@ import msgspec
 from godwit.errors import DecodeError
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES, MAX_WORK_ITEMS
 from godwit.wire import cbor
+from godwit.wire.control_base import CodeNumber, Count, Fraction, Text
 from godwit.wire.jobs import JobSpec, JobState, Ref, Size, TaskState
-from godwit.wire.message import CodeNumber, Count, Fraction, Text
 from godwit.wire.parts import add_leases, add_outcomes, add_replies, add_updates, encode_items
 
 _U32: Final = struct.Struct(">I")

@@ -17,7 +17,7 @@ from godwit.limits import LEASE_S
 from godwit.wire import changes as ch
 from godwit.wire import jobs as j
 from godwit.wire import work as w
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def pair(world: DurableWorld, *, capacity: int = 1) -> tuple[JobClient, JobClient]:

@@ -13,7 +13,7 @@ from godwit.broker.settings import Settings
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES
 from godwit.wire import control as c
 from godwit.wire import jobs as j
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 SECRETS = {name: name.encode() for name in ("ann", "bob", "eve", "root")}
 

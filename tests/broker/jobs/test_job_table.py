@@ -15,7 +15,7 @@ from godwit.broker.jobs.job_table import DirtyJobs, job_from_row, job_row, task_
 from godwit.broker.jobs.model import Job, JobTask
 from godwit.broker.jobs.queue import JobQueue
 from godwit.wire import changes as ch
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobSpec
 
 

@@ -11,7 +11,7 @@ from godwit.broker.jobs import scheduler as schedulers
 from godwit.broker.jobs.lifecycle import DEADLINE_PASSED
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, SETTLE_S
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 # -- starts -----------------------------------------------------------------------------------------------------------
 

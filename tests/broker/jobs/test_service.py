@@ -13,7 +13,7 @@ from godwit.broker.settings import Settings
 from godwit.limits import JOB_KEEP_S, LEASE_S, RESTART_GRACE_S, SETTLE_S
 from godwit.wire import control as c
 from godwit.wire import jobs as j
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 ONE_RUN = b"1" * 16
 ANOTHER_RUN = b"2" * 16

@@ -22,7 +22,8 @@ from godwit.transport.connection import Connection
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire import work as w
-from godwit.wire.control import Code, Work, decode_control
+from godwit.wire.control import Work, decode_control
+from godwit.wire.control_base import Code
 from godwit.wire.work import LeasedTask, LeaseGroup, RevokeGroup, decode_from_broker
 
 # -- the channel towards a client -------------------------------------------------------------------------------------

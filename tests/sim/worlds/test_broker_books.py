@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from godwit.client import events as told
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 from godwit_sim.broker_ledger import TOGETHER_US
 from godwit_sim.network import Network
 from godwit_sim.worlds.broker_books import EPOCH_US, ODD_US, Books, Shell, describe

@@ -14,8 +14,7 @@ from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Entry
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Connected
-from godwit.transport.train import Train
+from godwit.transport.events import Connected, Train
 from godwit_sim.broker_ledger import Publication
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Network

@@ -8,7 +8,7 @@ from tests.sim.worlds.jobs_scene import QUIET, quiet, run, worker
 from godwit.broker.session import made_name
 from godwit.client.events import Ended, Leased, Online
 from godwit.client.worker import Lease
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit_sim.checkers import ViolationError
 from godwit_sim.trace import Trace
 from godwit_sim.worlds.jobs import JobsWorld

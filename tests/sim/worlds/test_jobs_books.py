@@ -6,9 +6,8 @@ import msgspec
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET
 
-from godwit.wire.batch import Batch, encode_batch, encode_head
+from godwit.wire.batch import Batch, Entry, encode_batch, encode_head
 from godwit.wire.changes import JobPayloadRow, JobRow
-from godwit.wire.entry import Entry
 from godwit.wire.jobs import JobSpec
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Network
@@ -24,7 +23,15 @@ def entry(topic: str, *payloads: bytes) -> Entry:
     flags = body[0]
     head = encode_head(flags, EPOCH_US, None, None)
     assert body.startswith(head)
-    return Entry(topic, "$broker", flags, EPOCH_US, EPOCH_US, None, 0, len(payloads), body[len(head) :])
+    return Entry(
+        topic=topic,
+        publisher="$broker",
+        flags=flags,
+        published_us=EPOCH_US,
+        received_us=EPOCH_US,
+        count=len(payloads),
+        rest=body[len(head) :],
+    )
 
 
 def books() -> JobBooks:

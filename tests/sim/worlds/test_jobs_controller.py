@@ -9,8 +9,8 @@ from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run
 
 from godwit.client.events import JobRefused, Leased, Reply
 from godwit.client.jobs import JobView
-from godwit.wire.codes import Code
 from godwit.wire.control import Done
+from godwit.wire.control_base import Code
 from godwit_sim.checkers import ViolationError
 from godwit_sim.trace import Trace
 from godwit_sim.worlds.jobs import JobsWorld

@@ -10,10 +10,10 @@ import pytest
 
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.errors import DiskError
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
 from godwit_sim.worlds.jobs_stage import LateLog
 
-ENTRY = Entry("a/b", "boss", 0, 0, 0, None, 0, 1, b"body")
+ENTRY = Entry(topic="a/b", publisher="boss", flags=0, published_us=0, received_us=0, count=1, rest=b"body")
 COMMIT_US = 20_000
 
 

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Received
-from godwit.transport.train import Train
+from godwit.transport.events import Closed, Received, Train
 from godwit_sim.attacker import BLIND, AttackPlan
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import UnrestError

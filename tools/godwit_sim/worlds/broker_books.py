@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
-from godwit.transport.train import Train
-from godwit.wire.entry import Entry
+from godwit.transport.events import Train
+from godwit.wire.batch import Entry
 from godwit_sim.broker_ledger import TOGETHER_US, Ledger
 from godwit_sim.broker_log import LogChecker
 from godwit_sim.broker_promises import ReachChecker, RetainedChecker, SessionChecker, WillChecker

@@ -18,8 +18,9 @@ from godwit.client.config import ClientConfig
 from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.errors import BufferFullError
-from godwit.transport.train import Address
-from godwit.wire.control import Code, Will
+from godwit.transport.events import Address
+from godwit.wire.control import Will
+from godwit.wire.control_base import Code
 from godwit_sim.broker_ledger import Publication
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host

@@ -15,7 +15,8 @@ from godwit.client import events as told
 from godwit.client.message import Message
 from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
-from godwit.wire.control import Code, Done, Error
+from godwit.wire.control import Done, Error
+from godwit.wire.control_base import Code
 from godwit_sim.broker_promises import LiveChecker
 from godwit_sim.broker_restarts import FeedKey
 from godwit_sim.broker_streams import Start, Stream

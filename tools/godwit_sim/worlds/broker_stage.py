@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from godwit.server.server import Listener
 from godwit.store.memory import MemoryStore, entry_bytes
 from godwit.store.port import Change, Entry
-from godwit.transport.events import Event
-from godwit.transport.train import Train
+from godwit.transport.events import Event, Train
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Observer
 from godwit_sim.worlds.broker_books import Books, Shell

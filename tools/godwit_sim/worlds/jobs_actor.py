@@ -14,8 +14,8 @@ from godwit.broker.session import made_name
 from godwit.client import events as told
 from godwit.client.config import ClientConfig
 from godwit.client.protocol import ClientProtocol
-from godwit.transport.train import Address
-from godwit.wire.codes import Code
+from godwit.transport.events import Address
+from godwit.wire.control_base import Code
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host
 from godwit_sim.worlds.broker_books import Shell

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from godwit.broker.admission import RESTART_GRACE_US
-from godwit.wire.batch import decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry, decode_batch, encode_head
 from godwit_sim.jobs_chronicle import Chronicle
 from godwit_sim.jobs_ledger import JobLedger
 from godwit_sim.jobs_roster import WorkRoster

@@ -13,9 +13,9 @@ from typing import Any, Final
 from godwit.client import events as told
 from godwit.client.jobs import JobView
 from godwit.errors import BufferFullError
-from godwit.transport.train import Address
-from godwit.wire.codes import Code
+from godwit.transport.events import Address
 from godwit.wire.control import Done, Error
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import CancelJob, JobDetails, JobList, JobSpec, ListJobs, ShowJob
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_ledger import Order

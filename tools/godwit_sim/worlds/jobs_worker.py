@@ -9,7 +9,7 @@ from typing import Any, Final
 from godwit.client import events as told
 from godwit.client.worker import Lease
 from godwit.errors import BufferFullError
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 from godwit.wire.jobs import Ref
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_ledger import Run

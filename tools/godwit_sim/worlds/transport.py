@@ -18,8 +18,7 @@ from godwit.limits import CONTROL_WINDOW_BYTES, UNRELIABLE_QUEUE_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, PathChanged
-from godwit.transport.train import Address
+from godwit.transport.events import Address, Closed, Connected, PathChanged
 from godwit_sim.attacker import Attacker
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Network, UnrestError

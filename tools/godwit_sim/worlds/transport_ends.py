@@ -12,7 +12,15 @@ from random import Random
 
 from godwit.errors import ConnectionClosedError, SendBufferFullError
 from godwit.transport.connection import Connection
-from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
+from godwit.transport.events import (
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    Event,
+    PathChanged,
+    Received,
+    Writable,
+)
 from godwit_sim.checkers import ConfirmChecker, DeliveryChecker, LifeChecker, ViolationError
 from godwit_sim.network import Host, Network
 from godwit_sim.worlds.transport_plan import CONTROL, ClientPlan, Sending
@@ -124,7 +132,7 @@ class End:
             case Received(_, channel, record, body, reliable, last):
                 life.active(self.name, "Received")
                 self._received(channel, record, body, reliable, last, now)
-            case Confirmed(_, channel, sequence, reached):
+            case ChannelConfirmed(_, channel, sequence, reached):
                 life.active(self.name, "Confirmed")
                 self.books.confirms.got((self.label, self.sends, channel), sequence, reached)
             case Writable():

@@ -23,8 +23,7 @@ from godwit.broker.commits import Commits, Fate, Pending
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobEvent, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.journal import Journal
-from godwit.wire.batch import LONE, QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Entry
 
 MESSAGES_PER_BATCH: Final = 1024
 _QOS: Final = 1 << QOS_SHIFT
@@ -58,9 +57,19 @@ class JobEventPublisher:
 def _batch_entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:
     count = len(payloads)
     if count == 1:
-        return Entry(topic, BROKER_NAME, _QOS | LONE, now_us, now_us, None, 0, 1, payloads[0])
+        return Entry(
+            topic=topic,
+            publisher=BROKER_NAME,
+            flags=_QOS | LONE,
+            published_us=now_us,
+            received_us=now_us,
+            count=1,
+            rest=payloads[0],
+        )
     rest = struct.pack(f">{count + 1}I", count, *map(len, payloads)) + b"".join(payloads)
-    return Entry(topic, BROKER_NAME, _QOS, now_us, now_us, None, 0, count, rest)
+    return Entry(
+        topic=topic, publisher=BROKER_NAME, flags=_QOS, published_us=now_us, received_us=now_us, count=count, rest=rest
+    )
 
 
 class JobListener(Protocol):

@@ -19,7 +19,7 @@ from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.jobs.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_name, job_peer
 from godwit.broker.session import Link, Session
 from godwit.wire import jobs as wire
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 KINDS_SHOWN: Final = 3
 """The number of kinds of work that an event line lists."""

@@ -36,7 +36,7 @@ from godwit.limits import (
     RETURN_PAUSE_S,
     SETTLE_S,
 )
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobSpec
 
 SETTLE_US: Final = int(SETTLE_S * 1_000_000)

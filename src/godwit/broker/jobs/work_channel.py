@@ -23,8 +23,8 @@ from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
 from godwit.transport.events import Received
-from godwit.wire.codes import Code
 from godwit.wire.control import Work, encode_control
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Ref
 from godwit.wire.work import (
     FromBroker,

@@ -63,7 +63,7 @@ class Appender:
         bodies = [body for file in files for body in split_blocks((self._stages / file).read_bytes())]
         entries = [entry for body in bodies for _, entry in decode_block(body)]
         count = sum(entry.count for entry in entries)
-        received = [Entry(*[getattr(entry, name) for name in Entry.__struct_fields__]) for entry in entries]
+        received = [Entry(**{name: getattr(entry, name) for name in Entry.__struct_fields__}) for entry in entries]
         first_offset = self._store.append(received, [QueryRow(query, batch)])
         return CommitDone(0, first_offset=first_offset, count=count)
 

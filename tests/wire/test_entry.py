@@ -106,7 +106,7 @@ def test_it_does_not_change() -> None:
 
 def test_it_takes_keywords_only() -> None:
     with pytest.raises(TypeError):
-        Entry(topic="a", publisher="b", flags=0, published_us=0, received_us=0, count=1, rest=b"")  # type: ignore[call-arg]
+        Entry("a", "b", 0, 0, 0, None, 0, 1, b"")  # type: ignore[call-arg]
 
 
 @given(batches())

@@ -78,7 +78,15 @@ def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
     while True:
         now_us = time.time_ns() // 1000
         yield [
-            Entry(*devices[number % PUBLISHERS], _QOS_1 | LONE, now_us, now_us, None, 0, 1, payload)
-            for number in range(turn, turn + a_commit)
+            Entry(
+                topic=topic,
+                publisher=publisher,
+                flags=_QOS_1 | LONE,
+                published_us=now_us,
+                received_us=now_us,
+                count=1,
+                rest=payload,
+            )
+            for topic, publisher in (devices[number % PUBLISHERS] for number in range(turn, turn + a_commit))
         ]
         turn += a_commit

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
-from godwit.broker.effects import PublishOpen as OpenChannel
+from godwit.broker.effects import Open as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
 from godwit.server.memory_log import MemoryLog

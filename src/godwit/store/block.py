@@ -351,19 +351,33 @@ def decode_block(body: bytes) -> list[tuple[int, Entry]]:
     bodies = join_bodies(body, at, flags, counts, batch_bytes, extension_bytes)
     sequences: Sequence[int | None] = read_u64(body, at.sequence_at, batches)
     sequences = [number if flag & HAS_SEQUENCE else None for number, flag in zip(sequences, flags, strict=True)]
+    columns = zip(
+        read_u32(body, at.topic_at, batches),
+        read_u32(body, at.publisher_at, batches),
+        flags,
+        read_u64(body, at.published_at, batches),
+        read_u64(body, at.received_at, batches),
+        sequences,
+        read_u64(body, at.epoch_at, batches),
+        counts,
+        bodies,
+        strict=True,
+    )
     try:
-        entries = map(
-            Entry,
-            [topics[number] for number in read_u32(body, at.topic_at, batches)],
-            [publishers[number] for number in read_u32(body, at.publisher_at, batches)],
-            [flag & ~HAS_SEQUENCE for flag in flags],
-            read_u64(body, at.published_at, batches),
-            read_u64(body, at.received_at, batches),
-            sequences,
-            read_u64(body, at.epoch_at, batches),
-            counts,
-            bodies,
-        )
+        entries = [
+            Entry(
+                topic=topics[topic],
+                publisher=publishers[publisher],
+                flags=flag & ~HAS_SEQUENCE,
+                published_us=published_us,
+                received_us=received_us,
+                sequence=sequence,
+                epoch=epoch,
+                count=count,
+                rest=rest,
+            )
+            for topic, publisher, flag, published_us, received_us, sequence, epoch, count, rest in columns
+        ]
     except IndexError:
         raise DamagedBlockError("a batch refers to a topic or a publisher that is missing") from None
     offsets = [at.first_offset + delta for delta in read_u32(body, at.offset_delta_at, batches)]

@@ -1,4 +1,4 @@
-"""The architecture as a test: who may import whom, what the sans-IO layers must not touch, and a little tidiness.
+"""The architecture as a test: which layer may import which, what sans-IO layers must not use, and a little tidiness.
 
 The tables below are the documentation; the rest of the file only reads the source with `ast` and compares.
 """
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "godwit"
 
 CORE = "errors limits wire transport"
-MACHINES = f"{CORE} broker store server client"
+MACHINES = f"{CORE} broker native store server client"
 
 # Imports point down. A layer that is not in this table may not exist.
 LAYERS: dict[str, tuple[str, str]] = {
@@ -25,9 +25,10 @@ LAYERS: dict[str, tuple[str, str]] = {
     "limits": ("", ""),
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
-    "broker": (CORE, "msgspec"),  # broker and store do not know each other: server joins them
+    "broker": ("errors limits wire", "msgspec"),  # the core has ports: it knows no protocol, no transport, no store
+    "native": (f"{CORE} broker", "msgspec"),  # the first protocol that uses these ports
     "store": (CORE, "apsw crc32c msgspec"),
-    "server": (f"{CORE} broker store", "msgspec"),
+    "server": (f"{CORE} broker native store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
     "sim": (MACHINES, "apsw msgspec"),  # drives the machines without net ...
     "net": (MACHINES, "apsw msgspec uvloop"),  # ... and net does not know that it can be simulated
@@ -47,8 +48,15 @@ LAYERS: dict[str, tuple[str, str]] = {
     "__init__": ("client errors net sync wire", ""),  # late, by name: `import godwit` alone imports no layer
 }
 
+# Of godwit.wire the core uses values (entries, filters, changes, codes, epochs), never the native protocol's messages.
+# A last will is a value that is defined beside these, because a login carries it.
+NOT_IN_CORE = ("control", "feed", "proof", "frames", "packet", "parameters", "parts", "work", "cbor")
+VALUES_IN_CORE = frozenset(("godwit.wire.control.Will", "godwit.wire.control.Code"))
+# The jobs part of the core still has the native work channel in it.
+UNDIVIDED = "godwit.broker.jobs"
+
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
-SANS_IO = ["errors", "limits", "wire", "transport", "broker", "store", "server", "client", "sim"]
+SANS_IO = ["errors", "limits", "wire", "transport", "broker", "native", "store", "server", "client", "sim"]
 IMPURE: dict[str, str] = {
     "time": "a clock",
     "datetime.datetime.now": "a clock",
@@ -157,6 +165,11 @@ def layer_of(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "__init__"
 
 
+def is_message(name: str) -> bool:
+    """Return whether a dotted name belongs to the native protocol's messages or packets."""
+    return name not in VALUES_IN_CORE and any(within(name, f"godwit.wire.{module}") for module in NOT_IN_CORE)
+
+
 def impurity(layer: str, name: str, *, is_import: bool) -> str | None:
     allowed = EXCEPTIONS.get(layer, set())
     if any(within(name, exception) for exception in allowed):
@@ -178,6 +191,10 @@ def violations(module: str, source: str, *, is_package: bool = False) -> Iterato
     for line, name in names.imported:
         top = name.partition(".")[0]
         if top == "godwit":
+            if module.startswith(f"{UNDIVIDED}."):
+                below |= {"native", "transport"}
+            elif layer == "broker" and is_message(name):
+                yield f"{module}:{line}: the core may not import messages of the native protocol ({name})"
             if (target := layer_of(name)) != layer and target not in below:
                 yield f"{module}:{line}: {layer} may not import {target} ({name})"
         elif top not in packages and top not in sys.stdlib_module_names:
@@ -261,6 +278,10 @@ def test_the_table_of_layers_has_no_circle() -> None:
         ("godwit.wire.packet", "if TYPE_CHECKING:\n    from godwit.sim import link", "wire may not import sim"),
         ("godwit.limits", "from godwit.wire import packet", "limits may not import wire"),
         ("godwit.broker.routing", "from godwit.store import memory", "broker may not import store"),
+        ("godwit.broker.routing", "from godwit.transport import endpoint", "broker may not import transport"),
+        ("godwit.broker.routing", "from godwit.native import peer", "broker may not import native"),
+        ("godwit.broker.routing", "from godwit.wire.control import Login", "messages of the native protocol"),
+        ("godwit.broker.routing", "from godwit.wire import control", "messages of the native protocol"),
         ("godwit.store.memory", "from godwit.broker import routing", "store may not import broker"),
         ("godwit.server.machine", "import godwit.client", "server may not import client"),
         ("godwit.net.relay", "from godwit.sim.link import Link", "net may not import sim"),
@@ -273,8 +294,8 @@ def test_the_table_of_layers_has_no_circle() -> None:
         ("godwit", "from godwit.sim import link", "__init__ may not import sim"),
         ("godwit.wire.packet", "import time", "may not use a clock (time)"),
         ("godwit.wire.packet", "from time import monotonic", "a clock (time.monotonic)"),
-        ("godwit.broker.jobs", "import datetime as d\nd.datetime.now()", ":2: broker is sans-IO"),
-        ("godwit.broker.jobs", "from datetime import datetime\nx = datetime.utcnow", "datetime.datetime.utcnow"),
+        ("godwit.broker.delivery", "import datetime as d\nd.datetime.now()", ":2: broker is sans-IO"),
+        ("godwit.broker.delivery", "from datetime import datetime\nx = datetime.utcnow", "datetime.datetime.utcnow"),
         ("godwit.transport.endpoint", "import socket", "a socket"),
         ("godwit.transport.endpoint", "import asyncio.events", "an event loop"),
         ("godwit.transport.endpoint", "from os import urandom", "os.urandom"),

@@ -13,7 +13,7 @@ from godwit.archive.gathering import Gathering
 from godwit.archive.requests import BadRequestError, StageRequest
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenRightsError
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.server.archive_pipe import split_blocks
 from godwit.store.block import decode_block
 from godwit.wire.entry import Entry

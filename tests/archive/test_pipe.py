@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from godwit.archive.pipe import BrokerPipe
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.server.archive_pipe import (
     Commit,
     CommitDone,

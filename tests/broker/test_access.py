@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.wire.filter_strategies import filters, filters_with_topics
 
 from godwit.broker.access import ACTIONS, Access, Action, Rule, is_like, secret_in
-from godwit.broker.topics import matches
 from godwit.errors import ConfigurationError
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_SECRET_BYTES
+from godwit.wire.filters import matches
 
 SECRET = b"0123456789abcdef"
 NAMES = ["sensor-1", "sensor-2", "operator", "a/b", "+", "$sys", "x*"]

@@ -8,7 +8,7 @@ import pytest
 from tests.broker.world import LOG_ID, Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.name_queues import MAX_CLAIMANTS
+from godwit.broker.admission import MAX_CLAIMANTS
 from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
@@ -68,7 +68,7 @@ def test_a_client_without_a_name_gets_one_and_no_session() -> None:
     assert first.name.startswith("anonymous-")
     world.peers[0].subscribe("a")
     world.peers[0].leave()
-    assert first.name not in world.server.broker._admission.sessions
+    assert first.name not in world.server.broker.sessions
     assert world.server.broker.figures()["subscriptions"] == 0
 
 
@@ -87,7 +87,7 @@ def test_a_wrong_proof_is_refused() -> None:
         peer.try_login("alice", proof=proof)
         assert refused(peer) is Code.NOT_ALLOWED
         assert "secret" in (peer.closed or (0, ""))[1]
-    assert not world.server.broker._admission.sessions
+    assert not world.server.broker.sessions
 
 
 def test_what_the_broker_said_proves_nothing() -> None:
@@ -214,7 +214,7 @@ def test_claimants_that_do_not_answer_either_are_passed_over_one_by_one() -> Non
     world.pass_s(3 * NAME_PING_S + 0.1)
     assert [run.end for run in runs] == [Code.TIMEOUT] * 3 + [None]
     assert runs[-1].last(c.Welcome).name == "alice"
-    assert len(world.server.broker._admission._queues) == 0
+    assert len(world.server.broker._admission._names) == 0
 
 
 def test_only_so_many_wait_for_a_name() -> None:
@@ -229,7 +229,7 @@ def test_only_so_many_wait_for_a_name() -> None:
         claimant.die()
     world.pass_s(NAME_PING_S + 0.1)
     assert claimants[0].last(c.Welcome).name == "alice"
-    assert len(world.server.broker._admission._queues) == 0
+    assert len(world.server.broker._admission._names) == 0
 
 
 def test_the_same_run_of_a_client_keeps_its_place_on_another_connection() -> None:
@@ -251,11 +251,11 @@ def test_many_that_wait_for_names_do_not_make_every_login_slow() -> None:
         world.client(f"holder {number}").answers_pings = False
         world.peer().try_login(f"holder {number}", instance=b"w" * 16)
     admission = world.server.broker._admission
-    assert len(admission._queues) == 50
+    assert len(admission._names) == 50
     world.peers[1].die()
-    assert len(admission._queues) == 49
+    assert len(admission._names) == 49
     world.pass_s(NAME_PING_S + 0.1)
-    assert len(admission._queues) == 0
+    assert len(admission._names) == 0
     assert len([peer for peer in world.peers if peer.all(c.Welcome) and peer.closed is None]) == 50
 
 
@@ -476,7 +476,7 @@ def test_sessions_that_anybody_can_leave_behind_do_not_lock_out_who_proves_a_nam
     assert late.end == Code.TOO_MANY
     for name in ("b", "c"):
         world.client(name, secret=secrets[name])
-    assert set(world.server.broker._admission.sessions) == {"a", "b", "c"}
+    assert set(world.server.broker.sessions) == {"a", "b", "c"}
     last = world.peer()
     last.try_login("d", proof=make_proof(secrets["d"], "client", last.binding, "d"))
     assert last.end == Code.TOO_MANY

@@ -9,15 +9,15 @@ from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
 from godwit.broker import catalogue as catalogues
-from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError, Topic
-from godwit.broker.journal import Journal
+from godwit.broker.catalogue import Catalogue, PublisherNumbers, TooManyTopicsError, Topic
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.settings import Settings
 from godwit.errors import BadTopicError
 from godwit.wire import changes as ch
 from godwit.wire import control as c
 from godwit.wire.control import Code
 
-NO_JOURNAL = Journal({}, keeps=False)
+NO_JOURNAL = DirtyState({}, is_durable=False)
 
 
 def found(places: Iterator[tuple[str, Topic | None]]) -> list[str]:
@@ -67,7 +67,7 @@ def test_new_settings_change_the_policy_of_what_is_there() -> None:
 
 def test_a_name_keeps_its_number_while_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogues, "MAX_NAMES", 3)
-    names = Names()
+    names = PublisherNumbers()
     first = names.number("a")
     seen = {first}
     for number in range(10):

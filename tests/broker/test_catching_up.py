@@ -45,7 +45,7 @@ def test_catching_up_loses_and_repeats_nothing(seed: int) -> None:
 
 
 def test_filters_without_end_are_laid_over_topics_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.catching_up.LOOKS_A_TURN", 20)
+    monkeypatch.setattr("godwit.broker.delivery.MATCHES_PER_TURN", 20)
     world = World()
     alice, bob = world.client("alice"), world.client("bob")
     topics = [f"a/b/c/{number}" for number in range(50)]
@@ -86,15 +86,15 @@ def test_the_log_may_have_more_than_was_forwarded_yet() -> None:
     alice.publish(channel, b"1")
     bob.say(c.Subscribe(request=70, subscription=1, filters=["news"], start=0))
     for event in world._fed:
-        world.server.broker.handle(event, world.now_us)
+        world.server.native.handle(event, world.now_us)
     world._fed.clear()
-    (read,) = [effect for effect in world.server.broker.effects() if type(effect).__name__ == "Read"]
+    (read,) = [effect for effect in world.server.broker.end_turn() if type(effect).__name__ == "Read"]
     effect = world.log.waiting.popleft()
     offset = world.keeping.append(effect.entries, effect.changes)
     found = world.keeping.read(0, 9999)
     assert len(found.entries) == 2
     world.server.broker.handle(Found(read, found.entries, found.next_offset), world.now_us)  # type: ignore[arg-type]
-    feed = read.feed  # type: ignore[union-attr]
+    feed = read.subscription
     assert feed.position == 1
     world.server.broker.handle(Committed(offset), world.now_us)
     assert feed.sent_below == 2

@@ -6,8 +6,8 @@ import pytest
 from tests.broker.durable import FULL, DurableWorld
 from tests.broker.world import Peer, World
 
-from godwit.broker import commits, publishing
-from godwit.broker.commits import RETRY_US
+from godwit.broker import publications
+from godwit.broker.append_queue import RETRY_US
 from godwit.broker.effects import Failed, Import
 from godwit.broker.settings import Settings
 from godwit.wire import changes as ch
@@ -50,24 +50,24 @@ def test_without_a_log_that_keeps_there_are_no_changes_and_nothing_waits() -> No
     world = World()
     alice = world.client("alice", will=WILL, **LONG)
     alice.expect(c.Create(request=5, topic="news"), c.Done)
-    assert not world.server.broker._commits._under_way
-    assert not world.server.broker._journal.is_marked
-    assert not world.server.broker._journal.has_unsaved
+    assert not world.server.broker.append_queue._under_way
+    dirty = world.server.broker._dirty
+    assert (dirty.is_marked, dirty.used, dirty.moved) == (False, {}, {})
 
 
 def test_it_tells_whether_there_is_something_to_append() -> None:
     world = DurableWorld()
-    commits = world.server.broker._commits
-    assert not commits.is_filled(world.now_us)
+    queue = world.server.broker.append_queue
+    assert not queue.is_filled(world.now_us)
     alice = world.client("alice")
     channel = alice.open("a")
     alice.record(channel, lone(b"x"))
     fed, world._fed = world._fed, []
     for event in fed:
-        world.server.broker.handle(event, world.now_us)
-    assert commits.is_filled(world.now_us)
+        world.server.native.handle(event, world.now_us)
+    assert queue.is_filled(world.now_us)
     world.run()
-    assert not commits.is_filled(world.now_us)
+    assert not queue.is_filled(world.now_us)
 
 
 def test_a_change_without_a_message_is_an_append_too() -> None:
@@ -246,7 +246,7 @@ def test_what_was_published_later_fails_too() -> None:
     alice.publish(other, b"1", qos=2, sequence=1)
     alice.record(channel, lone(b"2", qos=2, sequence=2))
     for event in world._fed:
-        world.server.broker.handle(event, world.now_us)  # fresh: it is in no append yet
+        world.server.native.handle(event, world.now_us)  # fresh: it is in no append yet
     world._fed.clear()
     world.fail()
     assert {channel for channel, _, _ in refusals(alice)} == {channel, other}
@@ -401,8 +401,8 @@ def test_what_can_never_be_written_is_not_tried_again() -> None:
 
 
 def test_wills_wait_in_bounded_room_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    most_bytes = 5 * (1000 + publishing.WILL_COST_BYTES)
-    monkeypatch.setattr(publishing, "MAX_WILLS_WAITING_BYTES", most_bytes)
+    most_bytes = 5 * (1000 + publications.WILL_COST_BYTES)
+    monkeypatch.setattr(publications, "MAX_WILLS_WAITING_BYTES", most_bytes)
     world = DurableWorld()
     watcher = world.client("watcher")
     watcher.subscribe("state")
@@ -460,7 +460,7 @@ def test_they_are_delivered_all_the_same_when_they_cannot_be_logged() -> None:
 
 
 def test_what_the_log_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.publishing.MAX_UNRELIABLE_WAITING_BYTES", 1000)
+    monkeypatch.setattr("godwit.broker.publications.MAX_UNRELIABLE_WAITING_BYTES", 1000)
     world = DurableWorld(LOGGED)
     alice, bob = world.client("alice"), world.client("bob")
     bob.subscribe("#")
@@ -473,7 +473,7 @@ def test_what_the_log_cannot_keep_up_with_is_dropped_and_counted(monkeypatch: py
     assert world.server.broker.figures()["messages/dropped"] == 7
     alice.publish(channel, b"room again", qos=0, reliable=False)
     assert bob.payloads[-1] == b"room again"
-    assert commits.MAX_UNRELIABLE_WAITING_BYTES > 1000
+    assert publications.MAX_UNRELIABLE_WAITING_BYTES == 1000
 
 
 # -- retained messages ------------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ def test_live_and_logged_messages_do_not_mix_their_numbers() -> None:
 
 
 def test_labels_are_forgotten_when_they_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.lane.MAX_LABELS", 10)
+    monkeypatch.setattr("godwit.native.subscriber_channel.MAX_LABELS", 10)
     world = World()
     _, _, bob = pair(world, pattern="#")
     alice = world.client("many")
@@ -383,7 +383,11 @@ def test_a_client_has_few_reads_under_way_however_many_subscriptions_it_has() ->
     while world.log.questions:
         asked.append(world.answer_one())
         assert len(world.log.questions) <= READS_AT_ONCE + 1
-    firsts = [question.feed for question in asked if isinstance(question, Read) and question.feed.session.name == "bob"]
+    firsts = [
+        question.subscription
+        for question in asked
+        if isinstance(question, Read) and question.subscription.session.name == "bob"
+    ]
     assert len(set(firsts[:20])) == 20  # each had its turn before any had a second one
     assert len(bob.got) == 20 * 40
     assert len(other.got) == 40
@@ -407,8 +411,8 @@ def test_reads_of_subscriptions_that_ended_give_their_place_to_others() -> None:
     gone = [world.log.questions.popleft() for _ in range(READS_AT_ONCE)]
     for question in gone:
         assert isinstance(question, Read)
-        bob.expect(c.Unsubscribe(request=bob.number(), subscription=question.feed.number), c.Done)
-        assert question.feed.reading is None
+        bob.expect(c.Unsubscribe(request=bob.number(), subscription=question.subscription.outbound.number), c.Done)
+        assert question.subscription.reading is None
     assert len(world.log.questions) == READS_AT_ONCE
     world.log.questions.extendleft(gone)  # answers that nobody waits for any more
     while world.log.questions:

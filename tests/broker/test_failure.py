@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from godwit.broker.failure import RequestFailure
+from godwit.broker.ports import RequestFailure
 from godwit.wire.control import Code
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.broker.durable import FULL, DurableWorld
 
-from godwit.broker import importing
-from godwit.broker.access import Access
+from godwit.broker import imports
+from godwit.broker.access import Access, TokenRights
 from godwit.broker.effects import Import, Imported
 from godwit.broker.settings import Settings
-from godwit.broker.token_rights import TokenRights
 from godwit.limits import MAX_BATCH_MESSAGES
 from godwit.wire import control as c
 from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
@@ -62,19 +61,19 @@ def test_one_without_messages_is_done_and_not_remembered() -> None:
     """There is nothing in it that could come twice; so nobody fills the memory with them, or ends a query by one."""
     world = DurableWorld()
     assert bring(world, 1, entry(b"a")) == [Imported(1, count=1)]
-    assert bring(world, importing.LAST_BATCH) == [Imported(1)]
+    assert bring(world, imports.LAST_BATCH) == [Imported(1)]
     assert bring(world, 0, query="other") == [Imported(1)]
     assert set(world.keeping.of("query")) == {"q"}
     assert bring(world, 2, entry(b"b")) == [Imported(1, first_offset=1, count=1)]
     assert bring(world, 1) == [Imported(1, was_known=True)]
 
 
-@pytest.mark.parametrize("batch", [-1, importing.LAST_BATCH + 1, 2**63, 2**64])
+@pytest.mark.parametrize("batch", [-1, imports.LAST_BATCH + 1, 2**63, 2**64])
 def test_a_batch_that_nobody_counts_to_is_refused(batch: int) -> None:
     world = DurableWorld()
     assert "2^53" in bring(world, batch, entry(b"a"))[0].problem
     assert world.keeping.next_offset == 0
-    assert bring(world, importing.LAST_BATCH, entry(b"a")) == [Imported(1, count=1)]
+    assert bring(world, imports.LAST_BATCH, entry(b"a")) == [Imported(1, count=1)]
 
 
 def test_its_offset_is_behind_what_came_before_it_in_the_turn() -> None:
@@ -85,7 +84,7 @@ def test_its_offset_is_behind_what_came_before_it_in_the_turn() -> None:
     alice.publish(channel, b"0", b"1")
     alice.record(channel, b"\x41" + bytes(8) + b"2")
     for event in world._fed:
-        world.server.broker.handle(event, world.now_us)
+        world.server.native.handle(event, world.now_us)
     world._fed.clear()
     assert bring(world, 1, entry(b"a")) == []
     assert bring(world, 1, entry(b"a"), key=2) == []  # what it repeats may not be safe yet
@@ -169,7 +168,7 @@ def test_what_nobody_could_deliver_is_refused_whole(bad: Entry) -> None:
 
 
 def test_queries_have_names_and_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "MAX_QUERIES", 2)
+    monkeypatch.setattr(imports, "MAX_QUERIES", 2)
     world = DurableWorld()
     assert "query" in bring(world, 1, query="x" * 300)[0].problem
     assert [bring(world, 1, entry(b"x"), query=name)[0].problem for name in ("a", "b")] == ["", ""]
@@ -179,12 +178,12 @@ def test_queries_have_names_and_there_are_only_so_many(monkeypatch: pytest.Monke
 
 def test_the_query_that_was_silent_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """And only when it was silent for long: a repeat of its last batch would not be known any more."""
-    monkeypatch.setattr(importing, "MAX_QUERIES", 2)
+    monkeypatch.setattr(imports, "MAX_QUERIES", 2)
     world = DurableWorld()
     bring(world, 7, entry(b"x"), query="old")
     world.pass_s(60)
     bring(world, 7, entry(b"x"), query="used")
-    world.pass_s(importing.QUERY_EXPIRY_US // 1_000_000 - 61)
+    world.pass_s(imports.QUERY_EXPIRY_US // 1_000_000 - 61)
     assert "no room" in bring(world, 1, entry(b"x"), query="new")[0].problem
     world.restart(after_s=2)
     assert bring(world, 1, entry(b"x"), query="new")[0].problem == ""
@@ -208,7 +207,7 @@ def test_one_that_fails_with_an_older_append_leaves_nothing_behind() -> None:
 
 
 def test_queries_whose_first_batch_failed_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importing, "MAX_QUERIES", 1)
+    monkeypatch.setattr(imports, "MAX_QUERIES", 1)
     world = DurableWorld()
     world.keeping.is_full = True
     assert bring(world, 1, entry(b"x"), query="a")[0].problem == FULL

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from tests.broker.durable import DurableWorld
 
-from godwit.broker import journal as journals
-from godwit.broker.feed import Feed
-from godwit.broker.identities import Progress
+from godwit.broker import dirty_state as journals
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.identities import PublisherProgress
 from godwit.broker.jobs.model import Job
 from godwit.broker.jobs.ready import Queue
-from godwit.broker.journal import Journal
 from godwit.broker.session import Session
+from godwit.broker.subscription import BrokerSubscription
 from godwit.wire import changes as ch
 from godwit.wire import control as c
 
@@ -23,7 +23,7 @@ def a_session(sessions: dict[str, Session], *filters: str) -> Session:
     session.instance = bytes(16)
     session.expiry_s = 100
     for serial, text in enumerate(filters):
-        session.feeds[(text,), None] = Feed(serial, session, (text,), None, 7)
+        session.subscriptions[(text,), None] = BrokerSubscription(serial, session, (text,), None, 7)
     return session
 
 
@@ -37,11 +37,11 @@ def feed_kept(text: str, resume_at: int = 7, lost: int = 0, quiet_from: int | No
 
 def test_a_journal_that_does_not_keep_takes_nothing() -> None:
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=False)
+    journal = DirtyState(sessions, is_durable=False)
     session = a_session(sessions, "a")
     assert not journal.session(session)
-    assert not any(journal.feed(feed) for feed in session.feeds.values())
-    journal.identity(KEY, Progress(1, 2, 3))
+    assert not any(journal.subscription(feed) for feed in session.subscriptions.values())
+    journal.identity(KEY, PublisherProgress(1, 2, 3))
     journal.query(ch.QueryDone("q", 1))
     assert not journal.is_marked
     assert journal.take(0)[0] == []
@@ -49,12 +49,12 @@ def test_a_journal_that_does_not_keep_takes_nothing() -> None:
 
 def test_what_is_written_is_how_it_stands_in_the_end() -> None:
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=True)
+    journal = DirtyState(sessions, is_durable=True)
     session = a_session(sessions, "a")
-    (feed,) = session.feeds.values()
+    (feed,) = session.subscriptions.values()
     assert journal.session(session)
-    assert journal.feed(feed)
-    progress = Progress(1, 2, 3)
+    assert journal.subscription(feed)
+    progress = PublisherProgress(1, 2, 3)
     journal.identity(KEY, progress)
     feed.resume_at, feed.lost, progress.next_sequence = 9, 3, 8
     changes, _ = journal.take(0)
@@ -65,7 +65,7 @@ def test_what_is_written_is_how_it_stands_in_the_end() -> None:
 
 def test_a_session_without_anything_to_remember_is_not_written() -> None:
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=True)
+    journal = DirtyState(sessions, is_durable=True)
     session = a_session(sessions)
     assert not journal.session(session)
     session.will = WILL
@@ -78,52 +78,52 @@ def test_a_session_without_anything_to_remember_is_not_written() -> None:
 
 def test_subscriptions_of_a_session_that_ends_with_its_connection_are_not_written() -> None:
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=True)
+    journal = DirtyState(sessions, is_durable=True)
     session = a_session(sessions, "a")
     session.expiry_s, session.will = 0, WILL
     journal.session(session)
-    for feed in session.feeds.values():
-        journal.feed(feed)
+    for feed in session.subscriptions.values():
+        journal.subscription(feed)
     assert journal.take(0)[0] == [kept(session)]
 
 
 def test_what_is_over_comes_before_what_has_its_name() -> None:
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=True)
+    journal = DirtyState(sessions, is_durable=True)
     old = a_session(sessions, "a", "b")
     journal.session(old)
-    for feed in old.feeds.values():
-        journal.feed(feed)
+    for feed in old.subscriptions.values():
+        journal.subscription(feed)
     journal.take(0)
     new = a_session(sessions, "a")
     journal.session(new)
     journal.session(old)
-    for feed in (*old.feeds.values(), *new.feeds.values()):
-        journal.feed(feed)
+    for feed in (*old.subscriptions.values(), *new.subscriptions.values()):
+        journal.subscription(feed)
     assert journal.take(0)[0] == [ch.SessionGone("bob"), kept(new), feed_kept("a")]
 
 
 def test_a_subscription_that_is_over_and_one_like_it() -> None:
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=True)
+    journal = DirtyState(sessions, is_durable=True)
     session = a_session(sessions, "a", "b")
-    first, other = session.feeds.values()
+    first, other = session.subscriptions.values()
     for feed in (first, other):
-        journal.feed(feed)
+        journal.subscription(feed)
     journal.take(0)
-    del session.feeds[("a",), None]
-    journal.feed(first)
+    del session.subscriptions[("a",), None]
+    journal.subscription(first)
     assert journal.take(0)[0] == [ch.FeedGone("bob", ("a",), None)]
-    session.feeds[("a",), None] = again = Feed(5, session, ("a",), None, 11)
-    journal.feed(first)
-    journal.feed(again)
+    session.subscriptions[("a",), None] = again = BrokerSubscription(5, session, ("a",), None, 11)
+    journal.subscription(first)
+    journal.subscription(again)
     assert journal.take(0)[0] == [feed_kept("a", 11)]
 
 
 def test_what_failed_is_written_again_as_it_stands_by_then() -> None:
     """The end of a session could not be written; a new one of its name could. Then the end comes again."""
     sessions: dict[str, Session] = {}
-    journal = Journal(sessions, keeps=True)
+    journal = DirtyState(sessions, is_durable=True)
     old = a_session(sessions, "a")
     journal.session(old)
     journal.take(0)
@@ -133,8 +133,8 @@ def test_what_failed_is_written_again_as_it_stands_by_then() -> None:
     assert changes == [ch.SessionGone("bob")]
     new = a_session(sessions, "b")
     journal.session(new)
-    for feed in new.feeds.values():
-        journal.feed(feed)
+    for feed in new.subscriptions.values():
+        journal.subscription(feed)
     assert journal.take(0)[0] == [kept(new), feed_kept("b")]
     journal.put_back(failed)
     assert journal.is_marked
@@ -142,8 +142,8 @@ def test_what_failed_is_written_again_as_it_stands_by_then() -> None:
 
 
 def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
-    journal = Journal({}, keeps=True)
-    journal.identity(KEY, Progress(1, 2, 3))
+    journal = DirtyState({}, is_durable=True)
+    journal.identity(KEY, PublisherProgress(1, 2, 3))
     _, failed = journal.take(0)
     journal.identity(KEY, None)
     journal.put_back(failed)
@@ -151,7 +151,7 @@ def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
 
 
 def test_jobs_are_written_put_back_and_forgotten() -> None:
-    journal = Journal({}, keeps=True)
+    journal = DirtyState({}, is_durable=True)
     job = Job(7, "ann", "k", Queue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
     journal.work([job], job.tasks, [3], 8)
     changes, marks = journal.take(0)
@@ -163,13 +163,13 @@ def test_jobs_are_written_put_back_and_forgotten() -> None:
 
 
 def test_a_journal_that_does_not_keep_takes_no_jobs() -> None:
-    journal = Journal({}, keeps=False)
+    journal = DirtyState({}, is_durable=False)
     journal.work([], [], [3], 8)
     assert not journal.is_marked
 
 
 def test_a_query_belongs_to_its_append() -> None:
-    journal = Journal({}, keeps=True)
+    journal = DirtyState({}, is_durable=True)
     journal.query(ch.QueryDone("q", 5))
     changes, failed = journal.take(0)
     assert changes == [ch.QueryDone("q", 5)]

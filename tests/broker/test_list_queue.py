@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from tests.broker.world import Peer, World
 
-from godwit.broker.list_queue import MAX_LISTS_WAITING, STEPS_AT_ONCE, STEPS_PER_S
-from godwit.broker.requests import STEPS_A_PAGE
+from godwit.broker.administration import MAX_LISTS_WAITING, STEPS_PER_S, STEPS_PER_SEARCH, STEPS_PER_TURN
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
 from godwit.wire.control import Code
 
-TOPICS = 3 * STEPS_AT_ONCE
-PAGE_S = STEPS_A_PAGE / STEPS_PER_S
+TOPICS = 3 * STEPS_PER_TURN
+PAGE_S = STEPS_PER_SEARCH / STEPS_PER_S
 
 
 def crowded() -> World:
@@ -31,7 +30,7 @@ def test_requests_that_match_nothing_do_not_stop_the_broker() -> None:
     alice.say(c.Ping(request=77))
     world.run()
     answered = len(eve.all(c.TopicList))
-    assert answered <= STEPS_AT_ONCE // STEPS_A_PAGE + 1, "one turn answers only a few"
+    assert answered <= STEPS_PER_TURN // STEPS_PER_SEARCH + 1, "one turn answers only a few"
     assert alice.last(c.Pong).request == 77
     world.pass_s(120 * PAGE_S)
     pages = eve.all(c.TopicList)
@@ -69,7 +68,7 @@ def test_requests_of_a_client_that_left_are_dropped() -> None:
     world.run()
     eve.die()
     world.pass_s(2 * PAGE_S)
-    assert world.server.broker._desk.lists.due_us is None
+    assert world.server.broker.lists.due_us is None
 
 
 def test_a_bad_request_in_the_queue_is_answered_with_its_error() -> None:

@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.broker.effects import Losing
-from godwit.broker.feed import Feed
-from godwit.broker.losses import count_losses
 from godwit.broker.session import Session
-from godwit.broker.trie import matches
+from godwit.broker.subscription import BrokerSubscription, count_losses
 from godwit.wire.entry import Entry
+from godwit.wire.filters import matches
 
 TOPICS = ("a", "b", "a/x")
 FILTERS = ("#", "a", "b", "a/#", "+")
@@ -31,10 +30,10 @@ def test_as_counting_one_by_one(
         offset += count
     floor = data.draw(st.integers(entries[-1][0] + 1, offset))
     session = Session("me", 1, is_remembered=True)
-    feeds = [Feed(at, session, (pattern,), None, 0) for at, (pattern, _) in enumerate(wants)]
+    feeds = [BrokerSubscription(at, session, (pattern,), None, 0) for at, (pattern, _) in enumerate(wants)]
     needs = {feed: start for feed, (_, start) in zip(feeds, wants, strict=True) if start < floor}
 
-    def matching(topic: str) -> list[Feed]:
+    def matching(topic: str) -> list[BrokerSubscription]:
         return [feed for feed in feeds if matches(feed.filters[0], topic)]
 
     count_losses(Losing(entries, floor), needs, matching)

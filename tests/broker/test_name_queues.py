@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.world import World
 
-from godwit.broker.failure import RequestFailure
-from godwit.broker.name_queues import MAX_CLAIMANTS, Claimant, NameQueues
-from godwit.broker.session import Link
-from godwit.wire.control import Login
+from godwit.broker.admission import MAX_CLAIMANTS, Claimant, NameQueues
+from godwit.broker.ports import Credentials, Peer, RequestFailure
 
 
 def claimant(number: int) -> Claimant:
-    link = Link(World().peer(), "an address", 0, 0)  # type: ignore[arg-type]
-    return Claimant(link, Login(request=1, name="a", instance=number.to_bytes(16, "big")))
+    credentials = Credentials(name="a", instance=number.to_bytes(16, "big"))
+    return Claimant(Peer("an address", "a host"), credentials, lambda session, resumed: None)
 
 
 def test_claimants_are_taken_in_their_order() -> None:
@@ -32,9 +29,9 @@ def test_the_same_run_takes_its_own_place() -> None:
     queues = NameQueues()
     first, second, again = claimant(1), claimant(2), claimant(1)
     queues.begin("a", [first, second], 7)
-    assert queues.join("a", again) is first.link
+    assert queues.join("a", again) is first.peer
     assert len(queues) == 2
-    queues.leave(first.link)
+    queues.leave(first.peer)
     assert queues.take("a") == [again, second]
 
 
@@ -46,6 +43,6 @@ def test_a_queue_is_bounded_and_ends_when_all_have_left() -> None:
     with pytest.raises(RequestFailure, match="8 clients wait for it"):
         queues.join("a", claimant(100))
     for one in many:
-        queues.leave(one.link)
+        queues.leave(one.peer)
     assert queues.first_due() == ("b", 8)
     assert ("a" in queues, len(queues)) == (False, 1)

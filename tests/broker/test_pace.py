@@ -54,8 +54,8 @@ def test_who_is_gone_is_owed_nothing() -> None:
     for _ in range(30):
         alice.publish(channel, b"x")
     paid = alice.consumed[channel]
-    owing = [world.server.broker._pace.is_owing]
+    owing = [bool(world.server.broker.deferred_credit.waiting)]
     alice.leave()
     world.pass_s(10)
-    assert [*owing, world.server.broker._pace.is_owing] == [True, False]
+    assert [*owing, bool(world.server.broker.deferred_credit.waiting)] == [True, False]
     assert alice.consumed[channel] == paid

@@ -10,9 +10,9 @@ import pytest
 from tests.broker.durable import DurableWorld, KeepingStore
 from tests.broker.world import Peer, World
 
+from godwit.broker.dirty_state import SAVED_AT_ONCE
 from godwit.broker.effects import Losing
-from godwit.broker.journal import SAVED_AT_ONCE
-from godwit.broker.quiet import IDLE_SWEEPS, QuietSubscriptions
+from godwit.broker.subscription import IDLE_SWEEPS, QuietSubscriptions
 from godwit.store.port import Store
 from godwit.transport.events import Confirmed
 from godwit.wire import control as c
@@ -245,10 +245,10 @@ def test_one_that_leaves_does_not_settle_while_its_message_is_under_way(is_commi
     alice.publish(channel, b"under way")
     if is_committed_first:  # in the same turn, behind the goodbye
         bob.closed = 0, ""
-        session = world.server.broker._admission.sessions["bob"]
-        link = session.link
-        assert link is not None
-        world.server.broker._admission.on_gone(link, world.now_us, was_expected=True, reason="")
+        session = world.server.broker.sessions["bob"]
+        peer = session.peer
+        assert peer is not None
+        world.server.broker._admission.on_gone(peer, world.now_us, was_expected=True, reason="")
         world.commit()
     else:
         bob.leave()

@@ -7,7 +7,7 @@ from tests.broker.durable import DurableWorld
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.catalogue import KEPT_COST_BYTES
+from godwit.broker.catalogue import RETAINED_COST_BYTES
 from godwit.broker.quotas import UNPROVED, Usage, over_quota, owner_of
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
@@ -16,7 +16,7 @@ from godwit.wire.control import Code
 ALL = Rule(clients=("*",), allow=frozenset(("publish", "subscribe", "create")), topics=("#",))
 SECRET = b"a long enough secret"
 LISTED = Access(secrets={"alice": SECRET}, rules=(ALL,), allows_anonymous=True)
-ROOM = 2 * (KEPT_COST_BYTES + 100)
+ROOM = 2 * (RETAINED_COST_BYTES + 100)
 """For two retained messages of 100 bytes."""
 
 
@@ -180,8 +180,7 @@ def test_a_host_has_a_quota_of_sessions_under_names_that_were_not_proved() -> No
     assert world.client("bob").closed is None, "it has its session already"
     assert world.client().closed is None, "a nameless client leaves none"
     assert world.client("alice", secret=SECRET).closed is None
-    elsewhere = world.peer()
-    elsewhere.peer_address = ("198.51.100.7", 1)
+    elsewhere = world.peer("198.51.100.7")
     elsewhere.try_login("dave")
     assert elsewhere.closed is None
 
@@ -195,11 +194,10 @@ def test_a_session_that_ends_or_moves_makes_room() -> None:
     bob.leave()
     carol = world.client("carol", session_expiry_s=1000, instance=b"c" * 16)
     carol.subscribe("news")
-    moved = world.peer()
-    moved.peer_address = ("198.51.100.7", 1)
+    moved = world.peer("198.51.100.7")
     moved.login("carol", instance=b"c" * 16)
     assert world.client("dave").closed is None
-    assert world.server.broker._admission.sessions.of_host("198.51.100.7") == 1
+    assert world.server.broker.sessions.of_host("198.51.100.7") == 1
 
 
 @pytest.mark.parametrize("name", ["max_client_retained_bytes", "max_topics_per_client", "max_sessions_per_host"])

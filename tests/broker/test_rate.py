@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.broker.rate import Bucket
+from godwit.broker.quotas import Bucket
 
 
 def test_a_burst_then_the_rate() -> None:

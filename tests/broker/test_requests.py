@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.requests import STEPS_A_PAGE
+from godwit.broker.administration import STEPS_PER_SEARCH
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_CONTROL_RECORD_BYTES
 from godwit.wire import control as c
@@ -167,7 +167,7 @@ def test_a_client_is_removed_and_told_why() -> None:
     bob.subscribe("news")
     admin.expect(c.Kick(request=50, client="bob", reason="maintenance"), c.Done)
     assert bob.closed == (Code.KICKED, "admin removed this client: maintenance")
-    assert "bob" not in world.server.broker._admission.sessions
+    assert "bob" not in world.server.broker.sessions
     assert not world.peer().login("bob").resumed
     assert world.told("kicked") == ["admin removed bob: maintenance"]
 
@@ -231,7 +231,7 @@ def test_who_kicks_himself_is_gone() -> None:
 
 def test_topics_that_a_client_may_not_see_are_passed_over_in_bounded_steps() -> None:
     seen = Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), topics=("z/#",))
-    names = tuple(f"hidden/{number}" for number in range(STEPS_A_PAGE + 5))
+    names = tuple(f"hidden/{number}" for number in range(STEPS_PER_SEARCH + 5))
     world = World(Settings(topics=(*names, "z/1"), access=Access(rules=(seen,))))
     alice = world.client("alice")
     first = alice.expect(c.Topics(request=50), c.TopicList)
@@ -240,7 +240,7 @@ def test_topics_that_a_client_may_not_see_are_passed_over_in_bounded_steps() -> 
 
 
 def test_a_filter_that_matches_little_is_answered_in_short_pages_with_a_place_to_continue() -> None:
-    names = tuple(f"room{number}/temperature" for number in range(2 * STEPS_A_PAGE))
+    names = tuple(f"room{number}/temperature" for number in range(2 * STEPS_PER_SEARCH))
     world = World(Settings(topics=(*names, "room17/", "room17/zzz", "zzz")))
     alice = world.client("alice")
     after, pages, found = "", 0, []

@@ -13,8 +13,8 @@ from tests.broker.world import LOG_ID, START_US, Got, Peer
 
 from godwit.broker.admission import RESTART_GRACE_US
 from godwit.broker.effects import Import, Imported
-from godwit.broker.importing import LAST_BATCH
-from godwit.broker.publishing import LATEST_US
+from godwit.broker.imports import LAST_BATCH
+from godwit.broker.publications import LATEST_US
 from godwit.broker.settings import Settings
 from godwit.limits import PUBLISHER_EXPIRY_S
 from godwit.store.sqlite import SqliteStore
@@ -144,7 +144,7 @@ def test_what_a_session_had_given_up_stays_so() -> None:
     bob.subscribe("b", number=2)
     bob.expect(c.Unsubscribe(request=70, subscription=1), c.Done)
     world.restart()
-    (kept,) = world.server.broker._admission.sessions["bob"].feeds
+    (kept,) = world.server.broker.sessions["bob"].subscriptions
     assert kept == (("b",), None)
     bob = world.client("bob", fresh=True, **LONG)
     assert world.keeping.of("feed") == {}
@@ -168,9 +168,9 @@ def test_a_session_expires_while_the_broker_is_away() -> None:
     bob.subscribe("news")
     bob.leave()
     world.restart(after_s=999)
-    assert "bob" in world.server.broker._admission.sessions
+    assert "bob" in world.server.broker.sessions
     world.restart(after_s=2)
-    assert world.server.broker._admission.sessions == {}
+    assert world.server.broker.sessions == {}
     assert world.keeping.of("session") == {}
 
 
@@ -180,9 +180,9 @@ def test_one_that_does_not_come_back_is_kept_for_as_long_as_was_asked() -> None:
     bob.subscribe("news")
     world.restart()
     world.pass_s(GRACE_S + 999)
-    assert "bob" in world.server.broker._admission.sessions
+    assert "bob" in world.server.broker.sessions
     world.pass_s(2)
-    assert world.server.broker._admission.sessions == {}
+    assert world.server.broker.sessions == {}
 
 
 def test_sessions_that_hold_nothing_are_not_written() -> None:

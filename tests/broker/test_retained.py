@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.broker.world import Peer, World
 
-from godwit.broker.retained import keep, last_message
+from godwit.broker.catalogue import RetainedMessage
+from godwit.broker.entries import last_message
 from godwit.broker.settings import Settings
 from godwit.limits import KIB
 from godwit.wire import control as c
@@ -39,8 +40,8 @@ def test_the_last_message_of_a_batch(batch: Batch, last: tuple[bytes, int]) -> N
 
 
 def test_an_empty_one_is_not_kept() -> None:
-    assert keep(entry_of(Batch([b"x", b""], 5)), 3, 1) is None
-    kept = keep(entry_of(Batch([b"x"], 5)), 3, 1)
+    assert RetainedMessage.of(entry_of(Batch([b"x", b""], 5)), 3, 1) is None
+    kept = RetainedMessage.of(entry_of(Batch([b"x"], 5)), 3, 1)
     assert kept is not None
     assert (kept.payload, kept.offset, kept.qos) == (b"x", 3, 1)
 

@@ -6,7 +6,7 @@ import pytest
 from tests.broker.world import World
 
 from godwit.broker.access import Access
-from godwit.broker.session import Link, check_name, network_of
+from godwit.broker.session import check_name, network_of
 from godwit.broker.settings import Settings
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
@@ -21,13 +21,6 @@ def test_names_that_a_client_may_have(name: str) -> None:
 def test_names_that_it_may_not(name: str) -> None:
     with pytest.raises(UsageError):
         check_name(name)
-
-
-def test_a_link_gives_out_channels_one_by_one_and_in_pairs() -> None:
-    link = Link(World().peer(), "192.0.2.1:1", 0, 1000)  # type: ignore[arg-type]
-    assert link.take_channels() == (1, 2)
-    assert link.take_channel() == 3
-    assert link.take_channels() == (4, 5)
 
 
 @pytest.mark.parametrize(

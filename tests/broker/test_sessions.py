@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from godwit.broker.session import Session
-from godwit.broker.sessions import Sessions
+from godwit.broker.session import Session, Sessions
 
 
 def test_sessions_are_listed_in_order_while_they_come_and_go() -> None:

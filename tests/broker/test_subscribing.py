@@ -6,7 +6,7 @@ import pytest
 from tests.broker.durable import DurableWorld, KeepingStore
 from tests.broker.world import Peer, World
 
-from godwit.broker import subscribing
+from godwit.broker import subscriptions
 from godwit.broker.access import Access, Rule
 from godwit.broker.effects import Losing
 from godwit.broker.settings import Settings
@@ -342,7 +342,7 @@ def test_the_levels_of_all_filters_of_a_client_are_bounded() -> None:
 
 
 def test_all_clients_together_have_so_many_filters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.subscribing.MAX_FILTER_PLACES", 5)
+    monkeypatch.setattr("godwit.broker.subscriptions.MAX_FILTER_PLACES", 5)
     world = World()
     for name in ("alice", "bob"):
         peer = world.client(name, session_expiry_s=100)
@@ -370,15 +370,15 @@ def test_a_client_has_few_starts_looked_up_at_once_and_few_that_wait() -> None:
     world = DurableWorld()
     bob = world.client("bob")
     world.log.has_slow_reader = True
-    most = subscribing.LOOKUPS_AT_ONCE + subscribing.MAX_TO_LOCATE
+    most = subscriptions.LOOKUPS_AT_ONCE + subscriptions.MAX_LOOKUPS
     for number in range(most + 5):
         ask(bob, number)
     world.run()
-    assert len(world.log.questions) == subscribing.LOOKUPS_AT_ONCE
+    assert len(world.log.questions) == subscriptions.LOOKUPS_AT_ONCE
     assert [error.code for error in bob.all(c.Error)] == [Code.TOO_MANY] * 5
     while world.log.questions:
         world.answer_one()
-        assert len(world.log.questions) <= subscribing.LOOKUPS_AT_ONCE
+        assert len(world.log.questions) <= subscriptions.LOOKUPS_AT_ONCE
     assert subscribed(bob) == list(range(most))
     ask(bob, 500)
     world.run()
@@ -396,7 +396,7 @@ def test_a_lookup_that_was_given_up_counts_until_it_is_answered() -> None:
             bob.say(c.Unsubscribe(request=200 + number, subscription=number))
     world.run()
     assert len(bob.all(c.Done)) == 15
-    assert len(world.log.questions) == subscribing.LOOKUPS_AT_ONCE
+    assert len(world.log.questions) == subscriptions.LOOKUPS_AT_ONCE
     while world.log.questions:
         world.answer_one()
     assert subscribed(bob) == list(range(0, 30, 2))
@@ -420,7 +420,7 @@ def test_who_leaves_has_no_more_looked_up() -> None:
         ask(bob, number)
     world.run()
     bob.leave()
-    for _ in range(subscribing.LOOKUPS_AT_ONCE):
+    for _ in range(subscriptions.LOOKUPS_AT_ONCE):
         world.answer_one()
     assert not world.log.questions
     assert world.server.broker.figures()["subscriptions"] == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import ConfigurationError
 
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.broker.topics import check_filter, check_kind, check_topic, is_pattern, shown
+from godwit.broker.topics import check_filter, check_kind, check_topic, shown
 from godwit.errors import BadFilterError, BadKindError, BadTopicError, UsageError
 from godwit.limits import MAX_KIND_BYTES, MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
+from godwit.wire.filters import is_pattern
 
 GOOD_TOPICS = [
     "a",

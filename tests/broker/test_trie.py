@@ -11,8 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 from tests.wire.filter_strategies import filters, filters_with_topics, topics
 from tests.wire.test_filters import VECTORS
 
-from godwit.broker.trie import FilterTrie, TopicTree, matches
+from godwit.broker.topics import FilterTrie, TopicTree
 from godwit.limits import MAX_TOPIC_LEVELS
+from godwit.wire.filters import matches
 
 values = st.integers(0, 5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.broker.trim import longest_message, payload_bytes, without_first
+from godwit.broker.entries import longest_message, payload_bytes, without_first
 from godwit.wire.batch import Batch, decode_batch, decode_head, encode_batch, encode_head
 from godwit.wire.entry import Entry
 

@@ -11,16 +11,16 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from godwit.broker.effects import BrokerEvent, Notice
-from godwit.broker.list_queue import ListRequest
 from godwit.broker.settings import Settings
 from godwit.errors import ConnectionClosedError
 from godwit.limits import RING_BYTES
+from godwit.native.control_router import ListRequest
 from godwit.server.direct_log import DirectLog
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Closed, Confirmed, Connected, Origin, Received
+from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, Received
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_batches, encode_batch
 from godwit.wire.control import Code, ControlMessage, UnknownKind, decode_control, encode_control
@@ -322,7 +322,7 @@ class World:
         self.start(log or MemoryLog(self.store))
         self.peers: list[Peer] = []
         self.notices: list[Notice] = []
-        self._fed: list[BrokerEvent] = []
+        self._fed: list[Event | BrokerEvent] = []
         self._later: list[tuple[Peer, bytes]] = []
 
     def start(self, log: DirectLog) -> None:
@@ -339,7 +339,7 @@ class World:
     def now_us(self) -> int:
         return START_US + round((self.now - 1000.0) * 1e6)
 
-    def feed(self, event: BrokerEvent) -> None:
+    def feed(self, event: Event | BrokerEvent) -> None:
         self._fed.append(event)
 
     def later(self, peer: Peer, body: bytes) -> None:
@@ -350,8 +350,11 @@ class World:
         for _ in range(10_000):
             fed, self._fed = self._fed, []
             for event in fed:
-                self.server.broker.handle(event, self.now_us)
-            self.notices += self.server.turn()
+                if isinstance(event, BrokerEvent):
+                    self.server.broker.handle(event, self.now_us)
+                else:
+                    self.server.native.handle(event, self.now_us)
+            self.notices += self.server.run_turn()
             later, self._later = self._later, []
             for peer, body in later:
                 if peer.closed is None:
@@ -372,9 +375,9 @@ class World:
         self._clock.handle_timers(self.now)
         self.run()
 
-    def peer(self) -> Peer:
+    def peer(self, host: str = "192.0.2.1") -> Peer:
         """A connection that has not logged in."""
-        peer = Peer(self, ("192.0.2.1", 40_000 + len(self.peers)))
+        peer = Peer(self, (host, 40_000 + len(self.peers)))
         self.peers.append(peer)
         self.feed(Connected(peer, b""))  # type: ignore[arg-type]
         self.run()

@@ -207,11 +207,11 @@ def test_all_listeners_have_one_bound_for_unfinished_records() -> None:
 def test_the_clock_on_the_wall_never_goes_backwards() -> None:
     wire = Wire()
     server = wire.server
-    before_us = server._now_us
+    before_us = server.now_us
     server.set_wall_clock(wire.now, START_US - 10**9)
-    assert server._now_us == before_us
+    assert server.now_us == before_us
     server.set_wall_clock(wire.now, START_US + 10**9)
-    assert server._now_us == START_US + 10**9
+    assert server.now_us == START_US + 10**9
 
 
 def test_a_listener_offers_what_the_settings_say() -> None:
@@ -239,6 +239,6 @@ def test_staged_messages_are_appended_once_and_answered() -> None:
     entries = [Entry("news", "spark", whole[0], 1, 0, None, 0, 1, whole[9:])] * 3
     for key in (7, 8):
         wire.server.import_staged(Import(key, "query", 1, entries))
-        wire.server.turn()
+        wire.server.run_turn()
     assert wire.server.imported == [Imported(7, first_offset=0, count=3), Imported(8, was_known=True)]
     assert wire.server.log.next_offset == 3

@@ -25,8 +25,7 @@ from tests.wire.protocol_page import (
     to_plain,
 )
 
-from godwit.broker.topics import check_filter, check_topic, matches
-from godwit.broker.trie import FilterTrie, TopicTree
+from godwit.broker.topics import FilterTrie, TopicTree, check_filter, check_topic
 from godwit.client.files import CHUNK_BYTES, FileHeader, decode_header
 from godwit.errors import BadFilterError, BadTopicError
 from godwit.limits import BASE_DATAGRAM_BYTES
@@ -40,6 +39,7 @@ from godwit.wire import frames as f
 from godwit.wire.batch import decode_batches
 from godwit.wire.control import Code, ControlMessage, Login, Opened, UnknownKind, Welcome, decode_control
 from godwit.wire.feed import decode_in_band
+from godwit.wire.filters import matches
 from godwit.wire.frames import Frame, decode_frames, encode_frame
 from godwit.wire.packet import decode_packet, expand_number
 from godwit.wire.parameters import decode_parameters

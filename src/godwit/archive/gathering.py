@@ -11,7 +11,7 @@ from godwit.archive.requests import BadRequestError
 from godwit.archive.stages import MAX_STAGE_BYTES, Stage
 from godwit.archive.staging import staged_entries
 from godwit.archive.tokens import require
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.limits import MIB
 from godwit.server.archive_pipe import MAX_COMMIT_BATCHES, join_blocks
 from godwit.store.block import encode_blocks

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, Literal
 
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import DecodeError
 from godwit.limits import KIB
 from godwit.server.archive_pipe import (

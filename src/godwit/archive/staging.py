@@ -21,11 +21,12 @@ import pyarrow as pa
 
 from godwit.archive.columns import MAX_TIME_US
 from godwit.archive.requests import BadRequestError
-from godwit.broker.topics import RESERVED, check_topic, shown
+from godwit.broker.topics import check_topic, shown
 from godwit.errors import BadTopicError
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from godwit.wire.batch import HAS_DELTAS, LONE, QOS_SHIFT, RETAIN
 from godwit.wire.entry import Entry
+from godwit.wire.filters import RESERVED
 
 BATCH_BYTES: Final = 64 * KIB
 """A batch is cut here, as a publisher cuts it; one longer message makes a longer batch."""

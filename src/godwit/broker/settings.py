@@ -7,8 +7,9 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from godwit import limits
 from godwit.broker.access import Access
-from godwit.broker.topics import RESERVED, check_filter, check_topic, matches, shown
+from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
+from godwit.wire.filters import RESERVED, matches
 
 Policy: TypeAlias = Literal["open", "publishers", "explicit"]
 """Who brings a topic into being: whoever uses it / whoever publishes to it / only whoever creates it."""

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from godwit.broker.rate import Bucket
+from godwit.broker.quotas import Bucket
 
 _Key: TypeAlias = tuple[str, str]
 """Kind of event; client or host, or EVERYBODY."""

@@ -10,12 +10,13 @@ from typing import Any, Final, cast
 
 from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_like, secret_in
 from godwit.broker.settings import BOUNDS, POLICIES, Policy, Settings
-from godwit.broker.topics import RESERVED, check_filter, check_topic, shown
+from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import MAX_TOPICS
 from godwit.server.log_sections import ArchiveSection, read_archive_section, read_log_section
 from godwit.server.toml_table import Table
 from godwit.store.retention import Rule as RetentionRule
+from godwit.wire.filters import RESERVED
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
 SHORT_SECRET_BYTES: Final = 12

@@ -152,7 +152,7 @@ def test_a_submission_with_a_field_that_cannot_be_closes_the_connection(submissi
     ann, _ = pair(world)
     ann.send(w.Submit(jobs=[w.Submission(**submission)]))  # type: ignore[arg-type]
     assert ann.peer.end == Code.PROTOCOL
-    assert world.server.broker._office._board.jobs == {}
+    assert world.server.broker.jobs._board.jobs == {}
 
 
 def test_a_group_has_a_bounded_number_of_parts() -> None:
@@ -329,7 +329,7 @@ def test_a_submission_that_the_disk_refuses_never_was() -> None:
         (key, 0, Code.STORAGE, FULL) for key in ("x", "x", "y")
     ]
     assert ann.confirmed == 2
-    assert world.server.broker._office._board.jobs == {}
+    assert world.server.broker.jobs._board.jobs == {}
     world.pass_s(5)
     assert (ann.updates, bob.leases, world.keeping.of("job")) == ([], [], {})
     ann.submit("resize", b"x")

@@ -205,7 +205,7 @@ def test_a_job_that_ends_with_its_submission_is_discarded_with_it() -> None:
     world.fail()
     assert [job.code for job in ann.taken] == [Code.STORAGE]
     world.pass_s(2)
-    ledger = world.server.broker._office._ledger
+    ledger = world.server.broker.jobs._ledger
     assert (ann.updates, world.keeping.of("job"), ledger._unsafe) == ([], {}, {})
 
 

@@ -376,9 +376,9 @@ def test_nothing_happens_for_work_when_there_is_none() -> None:
     channel = alice.open("news")
     broker = world.server.broker
     alice.publish(channel, b"x")
-    assert not broker._office._ledger.is_stirred
-    assert broker._office._ledger.given == 0
-    assert broker._office.due_us is None
+    assert not broker.jobs._ledger.is_stirred
+    assert broker.jobs._ledger.given == 0
+    assert broker.jobs.due_us is None
 
 
 def test_a_second_channel_for_work_closes_the_connection() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.broker.jobs.benches import KEEP_S, Bench
 
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import shelf
 from godwit.broker.jobs.model import Job
+from godwit.broker.ports import RequestFailure
 from godwit.wire.codes import Code
 
 

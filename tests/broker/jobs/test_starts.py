@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.broker.jobs.benches import Bench, holders
 
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import board, shelf, starts
 from godwit.broker.jobs.board import Board
+from godwit.broker.ports import RequestFailure
 from godwit.limits import SETTLE_S
 from godwit.wire.codes import Code
 

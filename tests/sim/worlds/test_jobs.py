@@ -13,7 +13,8 @@ import msgspec
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, storm, worker
 
-from godwit.broker.commits import Commits
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.jobs import ends, marks, restore
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.crew import Crew
@@ -22,7 +23,6 @@ from godwit.broker.jobs.ends import Ends
 from godwit.broker.jobs.ready import Queue
 from godwit.broker.jobs.shelf import Shelf
 from godwit.broker.jobs.starts import Starts
-from godwit.broker.journal import Journal
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
 from godwit.sim.checkers import ViolationError
@@ -298,7 +298,7 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
         (mixed, Queue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
         (restarts, Shelf, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
         (storm, Board, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
-        (slow, Commits, "wait", says_at_once, "told: .*not safe"),
+        (slow, AppendQueue, "wait", says_at_once, "told: .*not safe"),
         (slow, Crew, "heard", nothing, "chronicle: lost .*was heard in time"),
         (fails, ends, "_MAX_RETRY_DELAY_MS", 0, "chronicle: leased .*it was to wait until"),
         (fails, Ends, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
@@ -308,7 +308,7 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
         (vanishes, Crew, "on_silence", nothing, "liveness: .*has not ended"),
         (waits, Starts, "settle", nothing, "liveness: .*has not ended"),
         (cancels, Ends, "cancel", nothing, "told: .*is over"),
-        (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
+        (storm, DirtyState, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
         (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
-from godwit.broker.effects import Confirm, Effect
-from godwit.broker.failure import RequestFailure
+from godwit.broker.effects import Effect
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.ledger import Ledger
 from godwit.broker.jobs.party import Answer, Arrived, Party
 from godwit.broker.jobs.telling import Telling
+from godwit.broker.ports import RequestFailure
 from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES
+from godwit.native.effects import ConfirmRecord
 from godwit.transport.events import Received
 from godwit.wire.control import Code
 from godwit.wire.work import Report, Submit, TakenJob, decode_from_client
@@ -142,7 +143,7 @@ class Intake:
                 if last.answers:
                     self._answer(party, last)
             if last is not None:
-                self._effects.append(Confirm(party.link.connection, party.channel, last.record, 0, -1))
+                self._effects.append(ConfirmRecord(party.link.connection, party.channel, last.record, 0, -1))
                 self._telling.stir(party)
             if not party.arrived:
                 del self._waiting[party]

@@ -12,14 +12,14 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from godwit.broker.commits import Commits
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.model import Happening, Job, Task
 from godwit.broker.jobs.party import Party
 from godwit.broker.jobs.recording import Recording
 from godwit.broker.jobs.states import ENDED
 from godwit.broker.jobs.telling import Telling
-from godwit.broker.journal import Journal
 
 
 class _Page:
@@ -80,8 +80,8 @@ class Ledger:
     def __init__(
         self,
         board: Board,
-        journal: Journal,
-        commits: Commits,
+        journal: DirtyState,
+        commits: AppendQueue,
         recording: Recording,
         telling: Telling,
         workers: dict[str, Party],

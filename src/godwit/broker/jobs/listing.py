@@ -10,10 +10,10 @@ from bisect import bisect_left
 from typing import Final
 
 from godwit.broker.catalogue import JOBS, Catalogue
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.model import Job, Task
 from godwit.broker.jobs.party import who
+from godwit.broker.ports import RequestFailure
 from godwit.broker.session import Session
 from godwit.wire import jobs as wire
 from godwit.wire.control import Code

@@ -1,4 +1,4 @@
-"""Which jobs and tasks are to be written down: the part of godwit.broker.journal that knows about work.
+"""Which jobs and tasks are to be written down: the part of godwit.broker.dirty_state that knows about work.
 
 Marked are objects, as everywhere in the journal: what is written is how they stand at the end of the turn.
 """

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from godwit.broker.catalogue import Catalogue, Names
-from godwit.broker.commits import Commits
-from godwit.broker.effects import Effect, Notice, Send
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.catalogue import Catalogue, PublisherNumbers
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.effects import Effect, Notice
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.intake import Intake
 from godwit.broker.jobs.ledger import Ledger
@@ -23,10 +24,11 @@ from godwit.broker.jobs.party import Party, party_of, who
 from godwit.broker.jobs.recording import Recording
 from godwit.broker.jobs.requests import JobRequests
 from godwit.broker.jobs.telling import Telling
-from godwit.broker.journal import Journal
-from godwit.broker.session import Link, Session
+from godwit.broker.session import Session
 from godwit.errors import DecodeError
 from godwit.limits import MAX_WATCHED_AT_ONCE
+from godwit.native.effects import SendRecord
+from godwit.native.peer import NativePeer
 from godwit.wire.changes import State
 from godwit.wire.control import encode_control
 from godwit.wire.jobs import UNASKED, Watched
@@ -36,7 +38,12 @@ class Office:
     """See the module's first lines."""
 
     def __init__(
-        self, catalogue: Catalogue, names: Names, journal: Journal, commits: Commits, effects: list[Effect]
+        self,
+        catalogue: Catalogue,
+        names: PublisherNumbers,
+        journal: DirtyState,
+        commits: AppendQueue,
+        effects: list[Effect],
     ) -> None:
         self._catalogue = catalogue
         self._effects = effects
@@ -66,7 +73,7 @@ class Office:
 
     # -- who takes part -----------------------------------------------------------------------------------------------
 
-    def open(self, link: Link, session: Session, channel: int) -> None:
+    def open(self, link: NativePeer, session: Session, channel: int) -> None:
         """Record 0 of a client's channel was `work`. DecodeError if it has such a channel already."""
         party = party_of(link, session, self._effects)
         if party.channel:
@@ -85,7 +92,7 @@ class Office:
             self._board.logged_in(name, session.instance, now_us)
             self._ledger.is_stirred = True
 
-    def on_gone(self, link: Link, now_us: int) -> None:
+    def on_gone(self, link: NativePeer, now_us: int) -> None:
         """The connection is over. A worker that has not left may come back to its tasks."""
         party, link.party = link.party, None
         if party is None:
@@ -106,7 +113,7 @@ class Office:
             self._board.leave(name, now_us)
             self._ledger.is_stirred = True
 
-    def on_settings(self, links: Iterable[Link], now_us: int) -> None:
+    def on_settings(self, links: Iterable[NativePeer], now_us: int) -> None:
         """New rules: who lost a right loses what it had by it. Jobs that were submitted stay."""
         settings = self._catalogue.settings
         self._board.change(lease_us=int(settings.lease_s * 1e6), keep_us=int(settings.job_keep_s * 1e6))
@@ -128,7 +135,7 @@ class Office:
             self._telling.unwatch(party, number)
         for at in range(0, len(hidden), MAX_WATCHED_AT_ONCE):
             told = Watched(request=UNASKED, unknown=hidden[at : at + MAX_WATCHED_AT_ONCE])
-            self._effects.append(Send(party.link.connection, 0, encode_control(told)))
+            self._effects.append(SendRecord(party.link.connection, 0, encode_control(told)))
 
     def _take_kinds(self, party: Party, now_us: int) -> None:
         """Those that it may no longer work on."""

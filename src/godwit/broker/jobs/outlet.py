@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from godwit.broker.effects import Effect, Open, Send
-from godwit.broker.session import Link
+from godwit.broker.effects import Effect
 from godwit.limits import RECORD_COST_BYTES, WORK_WINDOW_BYTES
+from godwit.native.effects import OpenChannel, SendRecord
+from godwit.native.peer import NativePeer
 from godwit.wire.control import Work, encode_control
 from godwit.wire.work import FromBroker, encode_group
 
@@ -23,7 +24,7 @@ class Outlet:
 
     __slots__ = ("_effects", "_link", "_next_record", "_unconfirmed", "_unconfirmed_bytes", "channel")
 
-    def __init__(self, link: Link, effects: list[Effect]) -> None:
+    def __init__(self, link: NativePeer, effects: list[Effect]) -> None:
         self.channel = 0
         """0: not opened yet."""
         self._link = link
@@ -41,12 +42,12 @@ class Outlet:
     def send(self, group: FromBroker, payloads: Sequence[bytes] = ()) -> None:
         if not self.channel:
             self.channel = self._link.take_channel()
-            self._effects.append(Open(self._link.connection, self.channel))
+            self._effects.append(OpenChannel(self._link.connection, self.channel))
             self._send(_OPENING)
         self._send(encode_group(group, payloads))
 
     def _send(self, body: bytes) -> None:
-        self._effects.append(Send(self._link.connection, self.channel, body))
+        self._effects.append(SendRecord(self._link.connection, self.channel, body))
         size = len(body) + RECORD_COST_BYTES
         self._unconfirmed.append((self._next_record, size))
         self._unconfirmed_bytes += size

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from godwit.broker.effects import Effect
 from godwit.broker.jobs.outlet import Outlet
-from godwit.broker.session import Link, Session, made_name
+from godwit.broker.session import Session, made_name
+from godwit.native.peer import NativePeer
 from godwit.wire.jobs import Ref
 from godwit.wire.work import JobUpdate, TakenJob
 
@@ -64,7 +65,7 @@ class Party:
         "revokes", "session", "taken", "updates", "watched",
     )  # fmt: skip
 
-    def __init__(self, link: Link, session: Session, effects: list[Effect]) -> None:
+    def __init__(self, link: NativePeer, session: Session, effects: list[Effect]) -> None:
         self.link = link
         self.session = session
         self.name = who(session)
@@ -94,7 +95,7 @@ class Party:
         """The ends of jobs that were forgotten before it took their updates."""
 
 
-def party_of(link: Link, session: Session, effects: list[Effect]) -> Party:
+def party_of(link: NativePeer, session: Session, effects: list[Effect]) -> Party:
     """The part that this connection takes, from now on if it took none."""
     party = link.party
     if party is None:

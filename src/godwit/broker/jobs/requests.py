@@ -6,7 +6,6 @@ from typing import Final
 
 from godwit.broker.catalogue import Catalogue
 from godwit.broker.effects import Effect, Notice
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.board import Board
 from godwit.broker.jobs.intake import MAX_REVOKES_WAITING, NOT_YOURS
 from godwit.broker.jobs.ledger import Ledger
@@ -14,9 +13,11 @@ from godwit.broker.jobs.listing import Listing
 from godwit.broker.jobs.party import Party, party_of, who
 from godwit.broker.jobs.states import ENDED
 from godwit.broker.jobs.telling import MAX_WATCHED, Telling
-from godwit.broker.session import Link, Session
+from godwit.broker.ports import RequestFailure
+from godwit.broker.session import Session
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
+from godwit.native.peer import NativePeer
 from godwit.wire import jobs as wire
 from godwit.wire.control import Code
 
@@ -47,7 +48,7 @@ class JobRequests:
         self.jobs = listing.jobs
         self.job = listing.job
 
-    def volunteer(self, link: Link, session: Session, request: wire.Volunteer, now_us: int) -> wire.Volunteered:
+    def volunteer(self, link: NativePeer, session: Session, request: wire.Volunteer, now_us: int) -> wire.Volunteered:
         settings = self._catalogue.settings
         kinds = tuple(dict.fromkeys(request.kinds))
         for kind in kinds:
@@ -84,7 +85,7 @@ class JobRequests:
         else:
             self._effects.append(Notice("withdrew", f"{name} withdrew: it takes no more tasks", fields))
 
-    def watch(self, link: Link, session: Session, request: wire.Watch) -> wire.Watched:
+    def watch(self, link: NativePeer, session: Session, request: wire.Watch) -> wire.Watched:
         party = party_of(link, session, self._effects)
         unknown: list[int] = []
         for number in dict.fromkeys(request.jobs):
@@ -98,7 +99,7 @@ class JobRequests:
             self._telling.tell_all(party, job)
         return wire.Watched(request=request.request, unknown=unknown)
 
-    def unwatch(self, link: Link, request: wire.Unwatch) -> None:
+    def unwatch(self, link: NativePeer, request: wire.Unwatch) -> None:
         party = link.party
         if party is not None:
             for number in request.jobs:

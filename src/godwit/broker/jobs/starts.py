@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.dispatch import Dispatch
 from godwit.broker.jobs.model import Happening, Job, Task
 from godwit.broker.jobs.ready import Queue
@@ -13,6 +12,7 @@ from godwit.broker.jobs.shelf import Shelf
 from godwit.broker.jobs.states import job_after
 from godwit.broker.jobs.timers import Timers
 from godwit.broker.jobs.turn import TimerOwner, Turn
+from godwit.broker.ports import RequestFailure
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
 from godwit.limits import MAX_DUE_AT_ONCE, MAX_TASKS_OF_JOB, SETTLE_S

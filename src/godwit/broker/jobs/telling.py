@@ -17,11 +17,12 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from godwit.broker.effects import Consume, Effect
+from godwit.broker.effects import Effect
 from godwit.broker.jobs.model import Job, Task
 from godwit.broker.jobs.party import AllTasks, Party
 from godwit.broker.jobs.states import ENDED
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES
+from godwit.native.effects import ReturnCredit
 from godwit.wire.jobs import JobState, Ref
 from godwit.wire.work import JobUpdate, Lease, LeasedTask, Revoke, Taken, TakenJob, TaskUpdate, Update
 
@@ -221,7 +222,7 @@ class Telling:
                 break
         if party.owed and not party.taken and not party.revokes:
             connection = party.link.connection
-            self._effects += [Consume(connection, party.channel, body_bytes) for body_bytes in party.owed]
+            self._effects += [ReturnCredit(connection, party.channel, body_bytes) for body_bytes in party.owed]
             party.owed.clear()
 
     def _send_updates(self, party: Party) -> None:

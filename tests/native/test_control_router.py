@@ -7,7 +7,6 @@ import pytest
 from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
-from godwit.broker.desk import BYTES_A_REQUEST, REQUEST_BURST_S
 from godwit.limits import (
     MAX_CAPACITY,
     MAX_CHANNELS,
@@ -22,6 +21,7 @@ from godwit.limits import (
     MAX_WILL_BYTES,
     REQUESTS_PER_S,
 )
+from godwit.native.peer import BYTES_PER_REQUEST, REQUEST_BURST_S
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire.control import Code, encode_control
@@ -141,7 +141,7 @@ def test_a_steady_rate_of_requests_is_fine() -> None:
 
 
 def test_only_so_many_replies_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("godwit.broker.desk.MAX_AWAITED", 10)
+    monkeypatch.setattr("godwit.native.peer.MAX_PENDING_REPLIES", 10)
     world = DurableWorld()
     alice, bob = world.client("alice"), world.client("bob")
     world.hold()
@@ -218,7 +218,7 @@ def test_a_worker_with_all_leases_that_it_may_have_is_understood() -> None:
 def test_long_records_count_as_many_requests_even_if_they_are_malformed(body: bytes) -> None:
     world = World()
     alice = world.client("alice")
-    allowed = REQUESTS_PER_S * REQUEST_BURST_S * BYTES_A_REQUEST // len(body)
+    allowed = REQUESTS_PER_S * REQUEST_BURST_S * BYTES_PER_REQUEST // len(body)
     for number in range(allowed + 10):
         alice.receive(0, number, body)
     world.run()

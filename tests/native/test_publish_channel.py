@@ -1,10 +1,9 @@
-"""A channel on which a client publishes: it counts for its topic for as long as it is in use, and is refused once."""
+"""A channel on which a client publishes: it counts for its topic while it is in use, and is refused once."""
 
 from __future__ import annotations
 
 from tests.broker.world import World
 
-from godwit.broker.effects import Effect
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import Code
@@ -21,11 +20,11 @@ def test_a_channel_that_is_refused_with_its_last_record_is_over() -> None:
     alice = world.client("alice")
     old = alice.open("news", 2, publisher="p", epoch=1)
     alice.open("news", 2, publisher="p", epoch=2)
-    link = world.server.broker._links[alice]  # type: ignore[index]
+    peer = world.server.native._peers[alice]  # type: ignore[index]
     alice.record(old, encode_batch(Batch([b"x"], 0, qos=2, sequence=0)), last=True)
     world.run()
     assert alice.last(c.Refused).code == Code.STALE_EPOCH
-    assert old not in link.inlets
+    assert old not in peer.publish_channels
     topic = world.server.broker._catalogue.get("news")
     assert topic is not None
     assert topic.publishers == 1
@@ -36,16 +35,17 @@ def test_it_is_refused_once_and_leaves_its_topic_once() -> None:
     alice, bob = world.client("alice"), world.client("bob")
     channel = alice.open("news")
     bob.open("news")
-    (inlet,) = world.server.broker._links[alice].inlets.values()  # type: ignore[index]
+    peer = world.server.native._peers[alice]  # type: ignore[index]
+    (publish_channel,) = peer.publish_channels.values()
     assert publishers(world, "news") == 2
-    effects: list[Effect] = []
-    inlet.refuse(Code.STORAGE, "full", effects)
-    inlet.refuse(Code.STORAGE, "full", effects)
-    assert len(effects) == 1
+    publish_channel.refuse(Code.STORAGE, "full")
+    publish_channel.refuse(Code.STORAGE, "full")
+    assert len(world.server.broker.effects) == 1
     assert publishers(world, "news") == 1
-    inlet.end()
+    alice.record(channel, b"", last=True)
+    world.run()
     assert publishers(world, "news") == 1
-    assert channel not in world.server.broker._links[alice].inlets  # type: ignore[index]
+    assert channel not in peer.publish_channels
 
 
 def test_one_that_never_was_in_use_counts_for_nothing() -> None:

@@ -9,13 +9,13 @@ import pytest
 from tests.client.test_with_server import Place
 from tests.client.world import User
 
-from godwit.broker.feed import Feed
-from godwit.broker.inlet import Inlet
 from godwit.broker.jobs.party import Party
-from godwit.broker.lane import Lane
-from godwit.broker.session import Link
+from godwit.broker.subscription import BrokerSubscription
 from godwit.client.config import ClientConfig
 from godwit.limits import KIB
+from godwit.native.peer import NativePeer
+from godwit.native.publish_channel import PublishChannel
+from godwit.native.subscriber_channel import SubscriberChannel
 from godwit.transport.assembly import Assembly, IncomingChannel
 from godwit.transport.connection import Connection
 from godwit.transport.fragment import OutgoingChannel, OutgoingRecord
@@ -23,7 +23,19 @@ from godwit.transport.parts import Parts
 from godwit.wire.control import Kick
 
 PER_CONNECTION = frozenset(
-    (Assembly, Connection, Feed, IncomingChannel, Inlet, Lane, Link, OutgoingChannel, OutgoingRecord, Parts, Party)
+    (
+        Assembly,
+        Connection,
+        BrokerSubscription,
+        IncomingChannel,
+        PublishChannel,
+        SubscriberChannel,
+        NativePeer,
+        OutgoingChannel,
+        OutgoingRecord,
+        Parts,
+        Party,
+    )
 )
 
 
@@ -81,7 +93,7 @@ def test_a_client_that_leaves_with_work_undone_leaves_nothing_behind(end: Callab
         publisher.send(bytes(10 * KIB), place.network.now_us, False)
     place.network.run(0.5)
     between = alive()
-    assert between["Link"] == before["Link"] + 1
+    assert between["NativePeer"] == before["NativePeer"] + 1
     assert between["Lane"] == before["Lane"] + 4
     assert between["OutgoingRecord"] > before["OutgoingRecord"]
     place.network.lost = lambda source, target: False

@@ -17,11 +17,10 @@ from typing import Final, Protocol, TypeAlias
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Notice, Read
+from godwit.broker.ports import Peer
 from godwit.net.fair_queue import FairQueue
 from godwit.net.log_writer import Answer, Chore, Job, LogWriter, WritableStore, text_of
 from godwit.store.port import Slice
-from godwit.transport.connection import Connection
-from godwit.transport.connection import State as ConnectionState
 from godwit.wire.changes import State
 
 READS_A_TURN: Final = 4
@@ -261,15 +260,12 @@ class _Reader:
                 )
                 self._log.on_notice(Notice("warning", text + "See what else is with `godwit log verify`"))
             return Found(question, found.entries, found.next_offset, found.damaged)
-        return Located(question.connection, question.request, self._reader.offset_at(question.time_us))
+        return Located(question, self._reader.offset_at(question.time_us))
 
 
-def _asker(question: Question) -> Connection | None:
-    """Whose turn it takes; None if nobody waits for the answer any more.
+def _asker(question: Question) -> Peer | None:
+    """Return the client that waits for the answer; None if it is no longer needed.
 
-    The reader's thread looks at what the loop's changes: at worst it looks something up that is thrown away then.
+    The reader's thread reads what the loop's thread changes: at worst it looks up something that is discarded then.
     """
-    if isinstance(question, Locate):
-        return question.connection if question.connection.state is ConnectionState.OPEN else None
-    link = question.feed.link
-    return link.connection if link is not None and question.feed.reading is question else None
+    return question.peer

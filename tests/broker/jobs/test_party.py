@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from tests.broker.world import START_US
+from tests.broker.world import World
 
 from godwit.broker.jobs.model import Job
 from godwit.broker.jobs.party import Answer, party_of, who
 from godwit.broker.jobs.ready import Queue
-from godwit.broker.session import Link, Session
-from godwit.transport.connection import Connection
+from godwit.broker.session import Session
+from godwit.native.peer import NativePeer
 
 
 def session(name: str, instance: bytes, *, is_remembered: bool) -> Session:
@@ -31,7 +29,7 @@ def test_a_nameless_client_is_called_after_its_run() -> None:
 
 
 def test_a_connection_has_one_part() -> None:
-    link = Link(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
+    link = NativePeer(World().peer(), 1000, [])  # type: ignore[arg-type]
     ann = session("ann", bytes(16), is_remembered=True)
     party = party_of(link, ann, [])
     assert party_of(link, ann, []) is party is link.party

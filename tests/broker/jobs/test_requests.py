@@ -125,7 +125,7 @@ def test_a_watcher_is_told_how_it_stands_then_what_changes_until_it_ends() -> No
     bob.finish(*bob.leases, result=b"small")
     assert eve.states == [(1, "running"), (1, "done")]
     assert eve.results == {(1, 0): b"small"}
-    link = world.server.broker._admission.sessions["eve"].link
+    link = world.server.broker.sessions["eve"].peer
     assert link is not None
     assert link.party is not None
     assert not link.party.watched

@@ -25,7 +25,7 @@ def pair(world: World, *, capacity: int = 1) -> tuple[Hand, Hand]:
 
 
 def party(world: World, name: str) -> Party:
-    link = world.server.broker._admission.sessions[name].link
+    link = world.server.broker.sessions[name].peer
     assert link is not None
     assert link.party is not None
     return link.party
@@ -137,7 +137,7 @@ def test_a_quick_task_is_told_once() -> None:
     bob.finish((2, 0, 1))
     world.pass_s(1)
     assert ann.states[2:] == [(2, "done")]
-    assert world.server.broker._office._telling.due_us is None
+    assert world.server.broker.jobs._telling.due_us is None
 
 
 def test_progress_and_what_is_not_the_first_lease_are_told_at_once() -> None:
@@ -163,7 +163,7 @@ def test_who_leaves_is_not_told_later() -> None:
     assert bob.leases[-1] == (4, 0, 1)
     ann.peer.die()
     world.pass_s(1)
-    assert world.server.broker._office._telling.due_us is None
+    assert world.server.broker.jobs._telling.due_us is None
 
 
 # -- windows -----------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_what_is_forgotten_before_a_slow_watcher_heard_of_it_is_told_without_res
     assert eve.watch(1, 2) == []
     bob.finish((2, 0, 1), result=b"lost")
     world.pass_s(3)
-    assert world.server.broker._office._board.jobs == {}
+    assert world.server.broker.jobs._board.jobs == {}
     assert not party(world, "eve").updates
     eve.peer.confirms_itself = True
     world.run()
@@ -291,4 +291,4 @@ def test_everybody_who_watches_is_told(count: int) -> None:
     others[0].peer.die()
     bob.finish(*bob.leases)
     assert [one.states[-1] for one in others] == [(1, "running")] + [(1, "done")] * (count - 1)
-    assert world.server.broker._office._telling._watchers == {}
+    assert world.server.broker.jobs._telling._watchers == {}

@@ -12,16 +12,17 @@ import msgspec
 import pytest
 from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, STALE, client, messages, run
 
-from godwit.broker import commits
 from godwit.broker.admission import Admission
+from godwit.broker.catalogue import Catalogue
 from godwit.broker.delivery import Delivery
-from godwit.broker.effects import Append, Confirm, Send
-from godwit.broker.feed import Feed
+from godwit.broker.effects import Append
 from godwit.broker.identities import Identities
-from godwit.broker.lane import Lane
+from godwit.broker.subscription import BrokerSubscription
 from godwit.client.client import Client
 from godwit.client.subscription import Subscription
 from godwit.limits import KIB
+from godwit.native.effects import ConfirmRecord, SendRecord
+from godwit.native.subscriber_channel import NativeOutbound
 from godwit.server.server import Server
 from godwit.sim.checkers import ViolationError
 from godwit.sim.link import LinkSettings
@@ -29,7 +30,6 @@ from godwit.sim.trace import Trace
 from godwit.sim.worlds import WORLDS, run_seed
 from godwit.sim.worlds.broker import run_broker
 from godwit.sim.worlds.broker_plan import BrokerPlan, Fault, FaultKind, HostilePlan, ReadingPlan
-from godwit.wire.control import Gap
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -135,20 +135,28 @@ class Spoils(Server):
 
     count = 0
 
-    def _send(self, effect: Send) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._apply[SendRecord] = self._send
+
+    def _send(self, effect: SendRecord) -> None:
         self.count += effect.channel > 0 and effect.reliable
         if self.count == 10 and effect.channel and effect.reliable:
             self.count += 1
             effect = self.spoil(effect)
-        super()._send(effect)
+        self.native._send(effect)
 
-    def spoil(self, effect: Send) -> Send:
+    def spoil(self, effect: SendRecord) -> SendRecord:
         return msgspec.structs.replace(effect, body=effect.body[:-1] + bytes((effect.body[-1] ^ 1,)))
 
 
 class TellsTooMany(Server):
-    def _confirm(self, effect: Confirm) -> None:
-        super()._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._apply[ConfirmRecord] = self._confirm
+
+    def _confirm(self, effect: ConfirmRecord) -> None:
+        self.native._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
 
 
 class ConfirmsWhatItLoses(Server):
@@ -168,15 +176,15 @@ class Leaks(Server):
 
 
 class Raises(Server):
-    def turn(self) -> Any:
+    def run_turn(self) -> Any:
         raise ZeroDivisionError("on purpose")
 
 
 class Sleeps(Server):
     """Does nothing more after a while."""
 
-    def turn(self) -> Any:
-        return super().turn() if self._now < 6.0 else []
+    def run_turn(self) -> Any:
+        return super().run_turn() if self._now < 6.0 else []
 
 
 @pytest.mark.parametrize(
@@ -210,20 +218,14 @@ def nothing(*_: Any, **__: Any) -> None:
     """Forgets to do it."""
 
 
-def silent(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are not told."""
-    return lambda lane, message, *offsets: 0 if isinstance(message, Gap) else say(lane, message, *offsets)
+def silent(_: Callable[..., None]) -> Callable[..., None]:
+    """Gaps are not reported."""
+    return nothing
 
 
-def belittled(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are told too small."""
-
-    def wrong(lane: Lane, message: Any, *offsets: int) -> int:
-        if isinstance(message, Gap):
-            message = msgspec.structs.replace(message, count=message.count - 1)
-        return say(lane, message, *offsets)
-
-    return wrong
+def belittled(gap: Callable[..., None]) -> Callable[..., None]:
+    """Gaps are reported too small."""
+    return lambda self, count, next_offset: gap(self, count - 1, next_offset)
 
 
 def early(on_gone: Callable[..., None]) -> Callable[..., None]:
@@ -271,14 +273,20 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (PLAN, commits, "retain", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
+        (PLAN, Catalogue, "retain_last", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(passed over|waits for offsets)"),
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
-        (SLOW, Lane, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (SLOW, Lane, "say", belittled, "stream: .*told"),
-        (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that is gone was for it"),
+        (SLOW, NativeOutbound, "gap", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
+        (SLOW, NativeOutbound, "gap", belittled, "stream: .*told"),
+        (
+            STALE,
+            BrokerSubscription,
+            "is_resumed_from",
+            lambda _: lambda *_: False,
+            "stream: .*none that is gone was for it",
+        ),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
         (PLAN, Client, "next_timer", lambda _: nothing, "timers: "),
     ],

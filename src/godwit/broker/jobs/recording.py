@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from godwit.broker.catalogue import BROKER_NAME, JOBS, Catalogue, Names
-from godwit.broker.commits import Commits, Fate, Pending
+from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
+from godwit.broker.catalogue import BROKER_NAME, JOBS, Catalogue, PublisherNumbers
 from godwit.broker.jobs.model import Happening
 from godwit.wire.batch import LONE, QOS_SHIFT
 from godwit.wire.entry import Entry
@@ -22,7 +22,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class Recording:
     """Feed: record. It goes into the line of commits."""
 
-    def __init__(self, catalogue: Catalogue, names: Names, commits: Commits) -> None:
+    def __init__(self, catalogue: Catalogue, names: PublisherNumbers, commits: AppendQueue) -> None:
         self._catalogue = catalogue
         self._commits = commits
         self._number = names.number(BROKER_NAME)
@@ -40,7 +40,7 @@ class Recording:
             topic.payload_bytes += sum(map(len, payloads))
             topic.last_us = now_us
             # If they cannot be written the office brings them again, but for those of jobs that it discards.
-            self._commits.fresh.append(Pending(None, topic, self._number, 0, 0, entries, Fate.DROPPED))
+            self._commits.fresh.append(Pending(None, topic, self._number, 0, entries, OnFailure.DROPPED))
 
 
 def _entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:

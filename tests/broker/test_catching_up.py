@@ -85,15 +85,13 @@ def test_the_log_may_have_more_than_was_forwarded_yet() -> None:
     world.hold()
     alice.publish(channel, b"1")
     bob.say(c.Subscribe(request=70, subscription=1, filters=["news"], start=0))
-    for event in world._fed:
-        world.server.native.handle(event, world.now_us)
-    world._fed.clear()
+    world.handle_fed()
     (read,) = [effect for effect in world.server.broker.end_turn() if type(effect).__name__ == "Read"]
     effect = world.log.waiting.popleft()
     offset = world.keeping.append(effect.entries, effect.changes)
     found = world.keeping.read(0, 9999)
     assert len(found.entries) == 2
-    world.server.broker.handle(Found(read, found.entries, found.next_offset), world.now_us)  # type: ignore[arg-type]
+    world.server.broker.handle(Found(read, found.entries, found.next_offset), world.now_us)
     feed = read.subscription
     assert feed.position == 1
     world.server.broker.handle(Committed(offset), world.now_us)

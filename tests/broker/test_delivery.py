@@ -11,6 +11,7 @@ from godwit.broker.delivery import READS_AT_ONCE
 from godwit.broker.effects import Read
 from godwit.broker.settings import Settings
 from godwit.limits import KIB, MAX_UNRELIABLE_BYTES
+from godwit.native.subscriber_channel import NativeOutbound
 from godwit.wire import control as c
 
 WINDOW = 64 * KIB
@@ -411,7 +412,9 @@ def test_reads_of_subscriptions_that_ended_give_their_place_to_others() -> None:
     gone = [world.log.questions.popleft() for _ in range(READS_AT_ONCE)]
     for question in gone:
         assert isinstance(question, Read)
-        bob.expect(c.Unsubscribe(request=bob.number(), subscription=question.subscription.outbound.number), c.Done)
+        outbound = question.subscription.outbound
+        assert isinstance(outbound, NativeOutbound)
+        bob.expect(c.Unsubscribe(request=bob.number(), subscription=outbound.number), c.Done)
         assert question.subscription.reading is None
     assert len(world.log.questions) == READS_AT_ONCE
     world.log.questions.extendleft(gone)  # answers that nobody waits for any more

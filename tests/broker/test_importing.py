@@ -83,9 +83,7 @@ def test_its_offset_is_behind_what_came_before_it_in_the_turn() -> None:
     world.hold()
     alice.publish(channel, b"0", b"1")
     alice.record(channel, b"\x41" + bytes(8) + b"2")
-    for event in world._fed:
-        world.server.native.handle(event, world.now_us)
-    world._fed.clear()
+    world.handle_fed()
     assert bring(world, 1, entry(b"a")) == []
     assert bring(world, 1, entry(b"a"), key=2) == []  # what it repeats may not be safe yet
     world.commit()

@@ -345,15 +345,19 @@ class World:
     def later(self, peer: Peer, body: bytes) -> None:
         self._later.append((peer, body))
 
+    def handle_fed(self) -> None:
+        """Hand everything that was fed to the server, without a turn."""
+        fed, self._fed = self._fed, []
+        for event in fed:
+            if isinstance(event, BrokerEvent):
+                self.server.broker.handle(event, self.now_us)
+            else:
+                self.server.native.handle(event, self.now_us)
+
     def run(self) -> None:
         """Everything that was fed, and what follows from it, until nothing happens any more."""
         for _ in range(10_000):
-            fed, self._fed = self._fed, []
-            for event in fed:
-                if isinstance(event, BrokerEvent):
-                    self.server.broker.handle(event, self.now_us)
-                else:
-                    self.server.native.handle(event, self.now_us)
+            self.handle_fed()
             self.notices += self.server.run_turn()
             later, self._later = self._later, []
             for peer, body in later:

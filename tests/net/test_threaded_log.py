@@ -240,7 +240,7 @@ def test_a_question_that_nobody_asks_any_more_is_not_tried_again(world: World, m
     hopeless = read(1)
     world.log.read(hopeless)
     world.work_until(1)
-    hopeless.feed.link = None
+    hopeless.subscription.peer = None
     last = read(2)
     world.log.read(last)
     while 2 not in world.reader.reads:

@@ -270,7 +270,7 @@ class Service:
             if durable is not None:
                 rest.push_async_callback(durable.close)
                 rest.callback(
-                    self.server.turn
+                    self.server.run_turn
                 )  # how far subscribers have got: they ask for the rest when they are back
             if archive is not None:
                 rest.push_async_callback(archive.stop)

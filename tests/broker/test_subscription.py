@@ -1,4 +1,4 @@
-"""Quiet subscriptions: what the store has of them is true at every moment, and costs nothing while others publish."""
+"""The state of a subscription: what it matches, what is processed, when it is quiet, what it misses."""
 
 from __future__ import annotations
 
@@ -7,18 +7,72 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.broker.durable import DurableWorld, KeepingStore
 from tests.broker.world import Peer, World
 
 from godwit.broker.dirty_state import SAVED_AT_ONCE
 from godwit.broker.effects import Losing
-from godwit.broker.subscription import IDLE_SWEEPS, QuietSubscriptions
+from godwit.broker.session import Session
+from godwit.broker.subscription import IDLE_SWEEPS, BrokerSubscription, QuietSubscriptions, count_losses
 from godwit.store.port import Store
 from godwit.transport.events import Confirmed
 from godwit.wire import control as c
 from godwit.wire.changes import Change, FeedKept
 from godwit.wire.entry import Entry
 from godwit.wire.filters import matches
+
+
+def test_it_matches_by_any_of_its_filters() -> None:
+    feed = BrokerSubscription(0, Session("bob", 1, is_remembered=True), ("a/+", "b"), None, 0)
+    assert feed.matches("a/x")
+    assert feed.matches("b")
+    assert not feed.matches("a")
+
+
+def test_what_is_processed_follows_the_oldest_message_that_is_not_acknowledged() -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("news", number=1)
+    channel = alice.open("news")
+    (feed,) = world.server.broker.sessions["bob"].subscriptions.values()
+    assert feed.is_live
+    alice.publish(alice.open("other"), b"x")
+    assert feed.done_below(world.store.next_offset) == 1  # nothing is under way: what was not for it counts as done
+    bob.confirms_itself = False
+    alice.publish(channel, b"1")
+    alice.publish(channel, b"2")
+    assert feed.done_below(world.store.next_offset) == 1
+    bob.confirms_itself = True
+    world.run()
+    assert feed.done_below(world.store.next_offset) == 3
+    assert feed.restart_position(3) == (3, 3, 0)
+    feed.note_sent(4, 6)
+    feed.note_sent(6, 7)
+    feed.note_sent(9, 10)
+    assert list(feed.sent) == [[4, 7], [9, 10]]
+    assert feed.restart_position(20) == (4, 3, 0)
+    world.server.broker.acknowledge(feed, 5)  # in the middle of a batch
+    assert feed.restart_position(20) == (5, 5, 0)
+    world.server.broker.acknowledge(feed, 7)
+    assert feed.restart_position(20) == (9, 7, 0)
+    world.server.broker.acknowledge(feed, 10)
+    assert feed.restart_position(20) == (20, 10, 0)
+
+
+def test_what_it_would_get_from_an_offset_depends_on_what_is_lost() -> None:
+    feed = BrokerSubscription(0, Session("bob", 1, is_remembered=True), ("a",), "mine", 20)
+    feed.quiet_from = 10
+    assert [feed.is_resumed_from(offset, 50) for offset in (9, 10, 20, 21)] == [False, True, True, False]
+    feed.lost = 3
+    assert [feed.is_resumed_from(offset, 50) for offset in (9, 10, 19, 20, 30)] == [False, True, True, False, False]
+    feed.counted_from, feed.resume_at = 15, 30
+    assert [feed.is_resumed_from(offset, 50) for offset in (10, 14, 15, 30)] == [True, True, False, False]
+
+
+# -- quiet ------------------------------------------------------------------------------------------------------------
+
 
 LONG: dict[str, Any] = {"session_expiry_s": 1000}
 IDLE_S = 2 * IDLE_SWEEPS + 2.0
@@ -513,3 +567,38 @@ def test_the_check_notices_a_rule_that_is_broken(name: str, monkeypatch: pytest.
     monkeypatch.setattr(QuietSubscriptions, name, lambda *_: None)
     with pytest.raises(AssertionError, match=r"but the log has|lacks"):
         run_all()
+
+
+# -- losses -----------------------------------------------------------------------------------------------------------
+
+
+TOPICS = ("a", "b", "a/x")
+FILTERS = ("#", "a", "b", "a/#", "+")
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(1, 4)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.sampled_from(FILTERS), st.integers(0, 60)), max_size=6),
+    st.data(),
+)
+def test_as_counting_one_by_one(
+    shape: list[tuple[str, int]], wants: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    entries: list[tuple[int, Entry]] = []
+    offset = first = data.draw(st.integers(0, 20))
+    for topic, count in shape:
+        entries.append((offset, Entry(topic, "me", 0x40, 1, 1, None, 0, count, b"")))
+        offset += count
+    floor = data.draw(st.integers(entries[-1][0] + 1, offset))
+    session = Session("me", 1, is_remembered=True)
+    feeds = [BrokerSubscription(at, session, (pattern,), None, 0) for at, (pattern, _) in enumerate(wants)]
+    needs = {feed: start for feed, (_, start) in zip(feeds, wants, strict=True) if start < floor}
+
+    def matching(topic: str) -> list[BrokerSubscription]:
+        return [feed for feed in feeds if matches(feed.filters[0], topic)]
+
+    count_losses(Losing(entries, floor), needs, matching)
+    topic_at = {at: entry.topic for begin, entry in entries for at in range(begin, begin + entry.count)}
+    for feed, (pattern, start) in zip(feeds, wants, strict=True):
+        lost = [at for at in range(max(first, start), floor) if matches(pattern, topic_at[at])]
+        assert feed.lost == len(lost)

@@ -102,7 +102,7 @@ def test_topics_by_filter_and_the_brokers_own_when_asked_for() -> None:
     assert alice.refusal(c.Topics(request=90, filter="a/#/b")) is Code.BAD_FILTER
 
 
-def test_nobody_sees_topics_that_are_none_of_his_business() -> None:
+def test_topics_are_hidden_from_clients_without_rights() -> None:
     settings = rules(("*", "subscribe", "open/#"), ("*", "publish", "inbox"))
     world = World(Settings(access=settings.access, topics=("open/a", "inbox", "secret")))
     assert [info.name for info in all_topics(world.client("alice"))] == ["inbox", "open/a"]
@@ -215,7 +215,7 @@ def test_kicks_that_cannot_be() -> None:
     world = World()
     admin = world.client("admin")
     world.client("bob").subscribe("news")
-    assert admin.refusal(c.Kick(request=50, client="nobody")) is Code.NO_SUCH_CLIENT
+    assert admin.refusal(c.Kick(request=50, client="unknown")) is Code.NO_SUCH_CLIENT
     assert admin.refusal(c.Kick(request=51, client="bob", filters=["#"])) is Code.NOT_SUBSCRIBED
     alice = World(rules(("*", "subscribe publish", "#"))).client("alice")
     assert alice.refusal(c.Kick(request=50, client="alice")) is Code.NOT_ALLOWED

@@ -111,7 +111,7 @@ def test_a_broker_for_known_clients_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "$broker", "\x7f", "\u00fc" * (MAX_CLIENT_NAME_BYTES // 2 + 1)])
-def test_names_that_nobody_may_have(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     peer = World().peer()
     peer.try_login(name)
     assert refused(peer) is Code.BAD_NAME
@@ -487,7 +487,7 @@ def test_sessions_that_anybody_can_leave_behind_do_not_lock_out_who_proves_a_nam
 
 
 def test_names_that_the_broker_makes_cannot_be_chosen() -> None:
-    """Else whoever is told a nameless controller's name could come as that one."""
+    """Otherwise a client that learns the name of a nameless controller could take its place."""
     world = World()
     welcome = world.peer().login(instance=b"i" * 16)
     assert welcome.name == made_name(b"i" * 16)
@@ -533,7 +533,7 @@ def answer(name: str, proof: bytes, **fields: Any) -> tuple[bytes, int]:
 @pytest.mark.parametrize("proof", [b"", b"x" * 32, b"short"])
 @pytest.mark.parametrize("will", [None, Will(topic="mine/there", payload=b""), Will(topic="no/such", payload=b"")])
 def test_an_unknown_name_and_a_wrong_proof_are_answered_alike(proof: bytes, will: Will | None) -> None:
-    known, unknown = answer("alice", proof, will=will), answer("nobody", proof, will=will)
+    known, unknown = answer("alice", proof, will=will), answer("unlisted", proof, will=will)
     assert known == unknown
     assert known[1] == 1
 
@@ -545,11 +545,11 @@ def test_a_will_tells_nothing_about_topics_before_the_proof() -> None:
 
 def test_the_operator_reads_what_was_wrong() -> None:
     world = closed_world()
-    for name in ("alice", "nobody"):
+    for name in ("alice", "unlisted"):
         world.peer().try_login(name, proof=b"x" * 32)
     texts = world.told("refused")
     assert texts[0].endswith("the proof of the name 'alice' is missing or wrong")
-    assert texts[1].endswith("no client 'nobody' is listed")
+    assert texts[1].endswith("no client 'unlisted' is listed")
 
 
 def test_the_right_proof_opens_the_door() -> None:

@@ -41,7 +41,7 @@ def test_what_was_received_before_the_end_is_kept() -> None:
     alice.record(channel, encode_batch(Batch([b"last words"], 0)))
     alice.die()
     assert bob.payloads == [b"last words"]
-    assert channel not in alice.confirmed  # nobody is there to hear it
+    assert channel not in alice.confirmed  # no client is connected
 
 
 def test_a_client_that_moves_is_listed_at_its_new_address() -> None:

@@ -136,7 +136,7 @@ def test_a_topic_is_written_with_its_first_message() -> None:
     assert [change.name for change in changes if isinstance(change, ch.TopicKept)] == ["news"]
 
 
-def test_topics_that_nobody_needs_make_room() -> None:
+def test_unused_topics_make_room() -> None:
     """First those of no use at all; what is created, retained or in use stays, and who subscribes notices nothing."""
     world = DurableWorld(Settings(max_topics=6, topics=("configured",)))
     alice, bob = world.client("alice"), world.client("bob")
@@ -194,7 +194,7 @@ def test_the_topics_of_jobs_make_room_when_they_are_idle(policy: str) -> None:
 
 
 def test_what_is_retained_by_a_topic_that_is_gone_meanwhile_is_not_lost() -> None:
-    """Its message was on the way into the log for so long that its room was given to another."""
+    """Its message was on the way into the log until its room was given to another topic."""
     world = DurableWorld(Settings(max_topics=1))
     alice = world.client("alice")
     channel = alice.open("slow")

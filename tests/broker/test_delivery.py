@@ -420,7 +420,7 @@ def test_reads_of_subscriptions_that_ended_give_their_place_to_others() -> None:
         bob.expect(c.Unsubscribe(request=bob.number(), subscription=outbound.number), c.Done)
         assert question.subscription.reading is None
     assert len(world.log.questions) == READS_AT_ONCE
-    world.log.questions.extendleft(gone)  # answers that nobody waits for any more
+    world.log.questions.extendleft(gone)  # answers that are no longer needed
     while world.log.questions:
         world.answer_one()
     assert len(bob.got) == (20 - READS_AT_ONCE) * 40

@@ -116,7 +116,7 @@ def test_the_counts_of_owners_are_right(senders: list[tuple[str, int]]) -> None:
 
 
 def test_an_open_alone_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves no row, and costs nobody else his place; yet a newer run retires one that has sent nothing either."""
+    """It leaves no row and pushes out no other publisher; yet a newer run retires one that has sent nothing either."""
     monkeypatch.setattr(identities, "MAX_OPENED", 3)
     world = DurableWorld()
     alice, bob = world.client("alice"), world.client("bob")

@@ -58,7 +58,7 @@ def test_they_are_appended_once_and_delivered() -> None:
 
 
 def test_one_without_messages_is_done_and_not_remembered() -> None:
-    """There is nothing in it that could come twice; so nobody fills the memory with them, or ends a query by one."""
+    """Nothing in it could be appended twice; and such batches must not fill the memory, or end a query."""
     world = DurableWorld()
     assert bring(world, 1, entry(b"a")) == [Imported(1, count=1)]
     assert bring(world, imports.LAST_BATCH) == [Imported(1)]
@@ -69,7 +69,7 @@ def test_one_without_messages_is_done_and_not_remembered() -> None:
 
 
 @pytest.mark.parametrize("batch", [-1, imports.LAST_BATCH + 1, 2**63, 2**64])
-def test_a_batch_that_nobody_counts_to_is_refused(batch: int) -> None:
+def test_a_batch_number_out_of_range_is_refused(batch: int) -> None:
     world = DurableWorld()
     assert "2^53" in bring(world, batch, entry(b"a"))[0].problem
     assert world.keeping.next_offset == 0
@@ -157,7 +157,7 @@ def test_topics_are_created_as_a_publisher_would() -> None:
         Entry("alerts", "spark", ONE, 2**63, 0, None, 0, 1, b""),
     ],
 )
-def test_what_nobody_could_deliver_is_refused_whole(bad: Entry) -> None:
+def test_an_import_with_an_invalid_entry_is_refused_whole(bad: Entry) -> None:
     world = DurableWorld(Settings(max_message_bytes=1000))
     (answer,) = bring(world, 1, entry(b"fine"), bad)
     assert answer.problem

@@ -18,7 +18,7 @@ def test_a_publication_is_confirmed_with_the_number_reached() -> None:
     alice = world.client("alice")
     channel = alice.open("news")
     assert alice.last(c.Opened).subscribers == 0
-    assert alice.publish(channel, b"nobody hears it") == 1
+    assert alice.publish(channel, b"no subscriber") == 1
     assert alice.confirmed[channel] == (1, 0)
     for name in ("bob", "carol"):
         world.client(name).subscribe("news")

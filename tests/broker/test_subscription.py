@@ -76,7 +76,7 @@ def test_what_it_would_get_from_an_offset_depends_on_what_is_lost() -> None:
 
 LONG: dict[str, Any] = {"session_expiry_s": 1000}
 IDLE_S = 2 * IDLE_SWEEPS + 2.0
-"""After so long every subscription that has everything is stored as settled."""
+"""After this time every subscription that has everything is stored as settled."""
 
 
 class CheckedStore(KeepingStore):
@@ -135,7 +135,7 @@ def published(world: World, topic: str, count: int = 1) -> None:
 
 
 def quiet_world(**fields: Any) -> tuple[QuietWorld, Peer]:
-    """With one message for bob, who has taken it, and then others for nobody."""
+    """With one message for bob, which he has acknowledged, and then others that match no subscription."""
     world = QuietWorld()
     bob = world.client("bob", **LONG)
     bob.subscribe("news", number=1, **fields)
@@ -155,7 +155,7 @@ def back(world: World, start: Any, **fields: Any) -> Peer:
 
 
 STARTS = [None, 1, 5]
-"""A new run of the client, the same one, which knows the message that it got last, and somebody who asks for more."""
+"""A new run of the client, the same run, which knows the last message that it got, and a client that asks for more."""
 
 
 @pytest.mark.parametrize("start", STARTS)

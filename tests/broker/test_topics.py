@@ -274,7 +274,7 @@ def test_the_result_belongs_to_the_caller() -> None:
 
 
 def test_many_wildcards_are_walked_once() -> None:
-    """Without visiting each place once a level, this would take longer than anybody lives."""
+    """If nodes were visited more than once per level, this would not end."""
     trie: FilterTrie[int] = FilterTrie()
     for number in range(1, MAX_TOPIC_LEVELS + 1):
         trie.add("/".join(["*"] * number), number)
@@ -461,4 +461,4 @@ def test_a_literal_level_is_looked_up_not_searched() -> None:
     for number in range(1000):
         tree.add(f"home/room{number}/temperature")
     assert tree.match("home/room7/+") == ["home/room7/temperature"]
-    assert tree._root.below["home"].order is None, "nobody needed the order of all rooms"
+    assert tree._root.below["home"].order is None, "the order of all rooms was not needed"

@@ -328,7 +328,7 @@ class World:
     def start(self, log: DirectLog) -> None:
         self.server = Server(self.settings, log, entropy=self._bytes, now=self.now, epoch_us=self.now_us)
         self._clock = self.server.listen(EndpointConfig(accepts=True))
-        """Nobody connects to it: it only tells the server what time it is."""
+        """No client connects to it: it only gives the server the time."""
         self._clock.handle_timers(self.now)
 
     def _bytes(self, count: int) -> bytes:

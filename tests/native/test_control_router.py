@@ -118,7 +118,7 @@ def test_an_error_and_an_unasked_pong_are_never_answered() -> None:
     assert len(alice.said) == before
 
 
-def test_a_flood_of_requests_ends_the_connection_and_hurts_nobody() -> None:
+def test_a_flood_of_requests_ends_the_connection_and_no_other() -> None:
     world = World()
     alice, bob = world.client("alice"), world.client("bob")
     ping = encode_control(c.Ping(request=1))

@@ -1,4 +1,4 @@
-"""Logins: which clients are admitted, under which name, and what becomes of a session when its client disconnects.
+"""Logins: which clients are admitted, under which name, and the end of sessions whose clients disconnect.
 
 A name belongs to the client that proves it, or to the run of the client (its instance) that has it. Another client that
 claims it waits while the present holder is pinged. Several claimants wait in the order in which they came.
@@ -258,7 +258,7 @@ class Admission:
             return False
         secret = access.secret_of(name)
         if secret is None and access.allows_anonymous:
-            return False  # without the work of a proof: that an admitted name is not listed is no secret
+            return False  # without the work of a proof: such a name is admitted anyway
         is_right = credentials.proves(self._decoy if secret is None else secret)
         if secret is None:
             raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"no client {name!r} is listed")

@@ -4,11 +4,11 @@
                                                     \\--Failed----> refused; changed state is retried
 
 Appends are answered in the order in which they were given out. A record that brings nothing new (a repeat with QoS 2)
-waits in the queue like the others, because what it repeats may not be stored yet; so does a reply that promises
+waits in the queue like the others, because the repeated messages may not be stored yet; so does a reply that promises
 something.
 
-A Failed ends every append under way, because the log fails these too, and what is fresh: so a message is never in the
-log without the messages that its publisher sent before.
+A Failed ends every append under way, because the log fails these too, and the fresh batches: so a message is never in
+the log without the messages that its publisher sent before.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class OnDurable(msgspec.Struct, frozen=True):
 
 
 class _SealedAppend(msgspec.Struct):
-    """What one append stands for."""
+    """The batches, callbacks and marks of one append."""
 
     pendings: list[Pending]
     callbacks: list[OnDurable]

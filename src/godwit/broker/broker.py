@@ -1,4 +1,4 @@
-"""The broker core: decides what becomes of every message and request. Sans-IO, and without a protocol or a store.
+"""The broker core: routes messages, keeps sessions and answers requests. Sans-IO, without a protocol or a store.
 
     protocols    call the functions that godwit.broker.ports lists
     the log      handle(event, now_us): answers to Append, Read and Locate (godwit.broker.effects), and time
@@ -58,8 +58,8 @@ class Broker:
     ) -> None:
         """`state`: what the log has stored of the run before. `keeps_state`: whether the log stores changes of it."""
         self.effects: list[Effect] = []
-        """What is to be done, in this order. A protocol may add effects of its own, for which it gives the server
-        handlers: so its output keeps its order among the core's. `end_turn` takes them."""
+        """The effects of this turn, in order. A protocol may add its own, for which it registers handlers with the
+        server: so its output keeps its order among the core's. `end_turn` returns and clears them."""
         self.inputs = 0
         """How many events `handle` has had: if it has changed, end_turn is to be called."""
         self.now_us = now_us
@@ -171,7 +171,7 @@ class Broker:
     ) -> None:
         """A connection has ended, whether Peer.close was called or not.
 
-        `was_expected`: the client said goodbye, so its will is not published. `is_stopping`: the broker is being
+        `was_expected`: the client announced it, so its will is not published. `is_stopping`: the broker is being
         stopped, and the client will return to the next run.
         """
         if peer not in self._peers:
@@ -246,7 +246,7 @@ class Broker:
     # -- output -------------------------------------------------------------------------------------------------------
 
     def end_turn(self) -> list[Effect]:
-        """Return what is to be done, in this order."""
+        """End the turn and return its effects, which are to be executed in this order."""
         now_us = self.now_us
         queue = self.append_queue
         delivery = self._delivery

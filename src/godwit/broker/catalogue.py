@@ -295,7 +295,7 @@ class Catalogue:
     def retain_last(self, topic: Topic, entry: Entry, offset: int) -> bool:
         """Retain the last message of a batch, which has this offset.
 
-        Return False if there is no room: it was checked when the message arrived, but others were faster.
+        Return False if there is no room: it was used up after the check when the message arrived.
         """
         message = RetainedMessage.of(entry, offset, self.retained_version + 1)
         if message is not None and self.retain_problem(topic, message.publisher, len(message.payload)):

@@ -98,7 +98,7 @@ class Delivery:
         outbound.subscription = subscription
         subscription.is_live = subscription.is_abandoned = subscription.is_full = subscription.is_steady = False
         if not resumes:
-            # How many of these matched is known only of those that were deleted while it was absent.
+            # How many of them matched is known only of messages that were deleted while it was absent.
             missed = max(self.first_offset - offset, 0)
             thinned_below = lost_below(self.marks, subscription.filters)
             if offset >= subscription.counted_from:
@@ -266,7 +266,7 @@ class Delivery:
         return len(routes)
 
     def flush(self) -> None:
-        """End a turn: what was put is sent."""
+        """End a turn: have all batches sent that were put."""
         for outbound in self.unflushed:
             outbound.flush()
         self.unflushed.clear()
@@ -356,7 +356,7 @@ class Delivery:
         self._pump(peer)
 
     def _send_found(self, subscription: BrokerSubscription, peer: Peer, found: Found) -> None:
-        """Send what was read, as far as there is room."""
+        """Send matching batches of the answer, as far as there is room."""
         # The log may have more by now than has been forwarded to live subscriptions.
         end_offset = min(found.next_offset, self.next_offset)
         damaged = found.damaged[::-1]
@@ -464,7 +464,7 @@ class Delivery:
         return bool(late_subscriptions(self._absent, self._lagging, floor))
 
     def on_losing(self, losing: Losing, now_us: int) -> None:
-        """Count for every subscription what it will not get."""
+        """Count the messages that each subscription will miss."""
         late = late_subscriptions(self._absent, self._lagging, losing.floor)
         lose(losing, late, self.marks, self._trie.match)
         if losing.pattern is None:

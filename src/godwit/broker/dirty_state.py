@@ -191,7 +191,7 @@ class DirtyState:
         return changes, dirty
 
     def _session_changes(self, dirty: DirtySet, end_offset: int) -> list[Change]:
-        """First what has ended, because something new may have the same name."""
+        """Return the changes, deletions first: a new session may have the same name."""
         sessions, subscriptions = dict(dirty.sessions), dict(dirty.subscriptions)
         gone: dict[str, None] = {}
         for session in dirty.sessions:

@@ -1,4 +1,4 @@
-"""What goes into the broker core besides the calls of protocols, and what it wants done.
+"""The core's input besides the calls of protocols, and its output.
 
     in      Committed, Failed, Found, Located, Losing (the log's answers and reports), Import, Tick
     out     Append, Read, Locate (for the log), Imported, Notice
@@ -35,7 +35,7 @@ class Failed(msgspec.Struct, frozen=True):
     """The oldest unanswered Append could not be written: nothing of it is in the log."""
 
     text: str
-    """What is wrong and what to do, for the publishers."""
+    """The problem and its remedy, for the publishers."""
     is_lasting: bool = False
     """Whether another attempt to write the same would fail too: then its changes are dropped, not retried."""
 

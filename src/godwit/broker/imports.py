@@ -113,7 +113,7 @@ class Imports:
         self._queue.wait(stored, failed)
 
     def _find(self, event: Import, now_us: int) -> _Query:
-        """Return what is known of the query, or a new one."""
+        """Return the query as it is known, or a new one."""
         if not 0 <= event.batch <= LAST_BATCH:
             raise _ImportError(f"batch {event.batch} is out of range: batches are counted from 0 to 2^53 at most")
         query = self._queries.get(event.query)

@@ -1,4 +1,4 @@
-"""The border of the broker core: what a protocol implements, and what it may call.
+"""The border of the broker core: the classes that a protocol implements, and the functions that it calls.
 
 The core knows clients, topics, subscriptions and the log. It knows no packets, channels or sockets: these belong to a
 protocol, such as godwit.native, which lives beside the core and joins it through the classes in this module.
@@ -63,7 +63,7 @@ class RequestFailure(Exception):  # noqa: N818  # not a defect of the broker: it
 
 
 class Credentials(msgspec.Struct, kw_only=True):
-    """Who a client claims to be, and what it asks for. A protocol overrides `proves`."""
+    """The identity that a client claims, and the session that it asks for. A protocol overrides `proves`."""
 
     name: str | None = None
     """None: the client has no session, and the broker chooses a name."""
@@ -90,7 +90,7 @@ class Peer:
     )  # fmt: skip
 
     def __init__(self, address: str, host: str) -> None:
-        """`address`: for people, with the port. `host`: what quotas count by, see godwit.broker.session.network_of."""
+        """`address`: for people, with the port. `host`: the key of quotas, see godwit.broker.session.network_of."""
         self.address = address
         self.host = host
         self.since_us = 0
@@ -253,7 +253,7 @@ class Outbound:
     def gap(self, count: int, next_offset: int) -> None:
         """Report that messages are missing before the next one: up to `count`, with offsets below `next_offset`.
 
-        The report counts as received when Broker.acknowledge is told so (argument `gaps`).
+        The report counts as received when Broker.acknowledge is called with `gaps`.
         """
         raise NotImplementedError
 
@@ -261,7 +261,7 @@ class Outbound:
         """The turn ends: send what `put` has collected. Called once for every outbound that was put to."""
 
     def close(self) -> None:
-        """The subscription has ended or is paused, and the connection goes on. Nothing is put any more."""
+        """The subscription has ended or is paused, and the connection remains. Nothing is put any more."""
 
     def removed(self, by: str, reason: str) -> None:
         """An operator or new access rules have removed the subscription; `close` has been called."""

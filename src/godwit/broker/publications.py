@@ -170,7 +170,7 @@ class Publications:
             if len(entry.rest) > max_bytes and longest_message(entry.flags, entry.count, entry.rest) > max_bytes:
                 text = f"a message is longer than the {max_bytes} bytes that this broker takes"
                 raise RequestFailure(Code.TOO_LARGE, text)
-            if entry.flags & RETAIN and publication.qos:  # what QoS 0 brings is delivered even if it is not retained
+            if entry.flags & RETAIN and publication.qos:  # QoS 0 is delivered even if it is not retained
                 self._queue.is_retaining = True
                 payload, _ = last_message(entry)
                 problem = (

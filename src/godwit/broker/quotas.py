@@ -102,6 +102,6 @@ def owner_of(name: str, access: Access) -> str:
 
 
 def over_quota(owner: str, what: str, limit: int, key: str, advice: str) -> str:
-    """Return the text of the error: whose quota of what it is, how large, and what to do."""
+    """Return the text of the error: the owner, the quota, its size, and the remedy."""
     who = f"client {owner!r}" if owner else "all clients together that have not proved a name"
     return f"{who} may have at most {limit:,} {what} on this broker: {advice}, or have its operator raise limits.{key}"

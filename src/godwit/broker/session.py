@@ -1,4 +1,4 @@
-"""Sessions: what outlives a connection under a client's name."""
+"""Sessions: the state that outlives a connection under a client's name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def made_name(instance: bytes) -> str:
 
 
 def network_of(host: str) -> str:
-    """Return what quotas count a client by: its IPv4 address, or the 64-bit network of its IPv6 address."""
+    """Return the key of a client's quotas: its IPv4 address, or the 64-bit network of its IPv6 address."""
     if ":" not in host:
         return host
     address = IPv6Address(host.partition("%")[0])
@@ -54,7 +54,7 @@ def check_chosen(name: str) -> None:
 
 
 class Session:
-    """A client's name and what belongs to it."""
+    """A client's name, with its subscriptions, its will and its connection."""
 
     __slots__ = (
         "ends_at_us", "expiry_s", "filter_levels", "host", "instance", "is_awaited", "is_proved", "is_remembered",

@@ -7,8 +7,8 @@
 A live subscription gets every batch as it is committed. One that is behind reads the log at the pace of its client, so
 that a slow subscriber costs no more memory than its window.
 
-Also here: quiet subscriptions (QuietSubscriptions), and the count of what subscriptions miss when the log deletes its
-oldest batches (lose).
+Also here: quiet subscriptions (QuietSubscriptions), and the count of missed messages when the log deletes its oldest
+batches (lose).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class BrokerSubscription:
         self.reading: Read | None = None
         """The question to the log that is not answered yet; answers to older ones are ignored."""
         self.is_full = False
-        """There was no room for what it read last: it waits until its outbound has room."""
+        """There was no room for the last batch: it waits until its outbound has room."""
         self.is_abandoned = False
         """Publishers no longer wait for it, until it has caught up once."""
         self.is_steady = False
@@ -127,8 +127,8 @@ class BrokerSubscription:
         self.lost = 0
         """Messages that were deleted unsent and are not reported yet."""
         self.holes_below = 0
-        """Up to here retention has deleted some of what it will read, without a count for this subscription: every
-        missing offset there counts as lost."""
+        """Up to here retention has deleted messages that it has not read, without a count for this subscription:
+        every missing offset there counts as lost."""
         self.thinned_below = 0
         """Up to here retention had deleted messages when the client asked for whatever exists: these are no loss."""
         self.is_stored = False
@@ -165,7 +165,7 @@ class BrokerSubscription:
         return self.quiet_from <= offset <= self.resumes_at(end_offset)
 
     def restart_position(self, end_offset: int) -> tuple[int, int, int]:
-        """Return where it would resume after a restart, since where nothing matched, and what it would have missed."""
+        """Return where a restart would resume it, since where nothing matched, and how many messages it missed."""
         lost = self.lost + self.unsettled_gaps()
         if self.peer is not None and self.cursor is None:
             quiet_from = self.acknowledged_below if self.sent else self.sent_below
@@ -279,7 +279,7 @@ class QuietSubscriptions:
         self.watched: dict[BrokerSubscription, tuple[int, int]] = {}
         """Connected and not settled: `sent_below` at which sweep, the oldest first. Sweeps are needed while any."""
         self.candidates: dict[BrokerSubscription, None] = {}
-        """Those that settle at the end of the turn, unless an append has something for them."""
+        """Subscriptions that settle at the end of the turn, unless an append has a message for them."""
         self._sweeps = 0
         self._settlings = 0
         """Incremented when a subscription settles: topics that were examined before are examined again."""

@@ -176,7 +176,7 @@ class NativeProtocol:
             peer.address = address_of(event.connection)
 
     def _ignore(self, event: Writable, now_us: int) -> None:
-        """The protocol limits what is under way by its own window, see NativePeer.window_bytes."""
+        """Ignore it: the protocol has a window of its own, see NativePeer.window_bytes."""
 
     # -- effects ------------------------------------------------------------------------------------------------------
 

@@ -95,7 +95,7 @@ class PublishChannel(Publication):
             self.peer.send(Opened(channel=self.number, subscribers=subscribers))
 
     def refuse(self, code: Code, text: str) -> None:
-        """Discard what comes on this channel from now on, and report why."""
+        """Discard all further records of this channel, and report why."""
         if not self.is_refused:
             self.is_refused = True
             self.broker.close_publication(self)

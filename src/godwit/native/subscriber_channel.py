@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 RECORD_BYTES: Final = 60_000
 """Small batches are joined into records of up to this length: about what one train carries."""
 WINDOW_SHARE: Final = 3
-"""A subscription may hold at most this many times what is free of its client's window: alone three quarters of it. So
-the other subscriptions of a client continue if one of them is not confirmed."""
+"""A subscription may hold at most this many times the free part of its client's window: alone, three quarters of the
+window. So the other subscriptions of a client continue if one of them is not confirmed."""
 LABEL_COST_BYTES: Final = 16
 """Of a label in its message, besides the name."""
 NATIVE: Final = "native"
@@ -102,7 +102,7 @@ class SubscriberChannel:
         """Name the labels of a batch before the record in which they are used."""
         topic, publisher = batch.topic.number, batch.publisher_number
         if len(self.topics) + len(self.publishers) >= MAX_LABELS:
-            # All labels are introduced again; what waits is sent first, because it uses them.
+            # All labels are introduced again; the collected batches are sent first, because they use them.
             self.cut()
             self.topics.clear()
             self.publishers.clear()
@@ -122,7 +122,7 @@ class SubscriberChannel:
         self._peer.unconfirmed_bytes += size
 
     def cut(self) -> None:
-        """Send what was added as a record, its labels before it."""
+        """Send the collected batches as a record, their labels before it."""
         if not self.pieces:
             return
         if self._new_topics or self._new_publishers:
@@ -136,7 +136,7 @@ class SubscriberChannel:
         self._send(body)
 
     def cut_unreliable(self) -> None:
-        """Send what was added as a record that may get lost. Its labels may not."""
+        """Send the collected batches as a record that may get lost, after their labels, which may not."""
         if not self.pieces:
             return
         if self._new_topics or self._new_publishers:
@@ -149,7 +149,7 @@ class SubscriberChannel:
         self.pieces_bytes = 0
 
     def send_message(self, message: ControlMessage, *, gaps: int = 0) -> None:
-        """Send a control message between the batches, behind what was added."""
+        """Send a control message between the batches, behind the collected ones."""
         self.cut()
         self._send(encode_in_band(message), gaps)
 
@@ -185,7 +185,7 @@ class SubscriberChannel:
         self._effects.append(SendRecord(peer.connection, self.number, body))
         size = len(body) + RECORD_COST_BYTES
         offset = self.sent_below
-        if before_pieces:  # what was added is not sent yet
+        if before_pieces:  # the collected batches are not sent yet
             offset = self.unconfirmed[-1][1] if self.unconfirmed else 0
         self.unconfirmed.append((self.next_record, offset, size, gaps))
         self.held_bytes += size

@@ -56,7 +56,7 @@ class Log(Protocol):
         ...
 
     def work(self, now_us: int) -> None:
-        """Do what is due, a bounded part of it."""
+        """Do a bounded part of the pending work."""
         ...
 
     @property

@@ -81,7 +81,7 @@ class MemoryLog(DirectLog):
         super().work(now_us)
 
     def _append_waiting(self, now_us: int) -> None:
-        """Append what may be appended now, in order."""
+        """Append as many waiting appends as the ring allows now, in order."""
         while self._waiting:
             effect, size_bytes = self._waiting[0]
             floor = self.store.floor_after(size_bytes)
@@ -102,7 +102,7 @@ class MemoryLog(DirectLog):
         return True
 
     def _must_wait_for(self, late: list[BrokerSubscription], now_us: int) -> bool:
-        """Return whether publishers wait for any of these subscribers. Gives up those whose time is over."""
+        """Return whether publishers wait for any of these subscribers. Stops waiting for those whose time is over."""
         if self._held_since_us is None:
             self._held_since_us = now_us
             refill_us = (now_us - self._reserve_at_us) // REFILL_TIMES

@@ -213,7 +213,7 @@ def endpoint_config(settings: Settings, *, receive_buffer_bytes: int) -> Endpoin
         max_record_bytes=max_record_bytes,
         connection_window_bytes=settings.client_window_bytes,
         channel_window_bytes=min(limits.CHANNEL_WINDOW_BYTES, settings.client_window_bytes),
-        # The native protocol limits what is under way by its windows; one record may be longer than the rest of each.
+        # The native protocol has windows of its own; one record may be longer than the rest of each.
         send_buffer_bytes=settings.client_window_bytes
         + max_record_bytes
         + limits.WORK_WINDOW_BYTES

@@ -32,7 +32,8 @@ def entry_of(batch: Batch, topic: str = "t", publisher: str = "p") -> Entry:
 
 def outbound(batch: Batch, offset: int, topic: int = 1, publisher: int = 2, name: str = "") -> OutboundBatch:
     entry = entry_of(batch, publisher=f"publisher {publisher}")
-    return OutboundBatch(Topic(name or f"topic {topic}", topic, Settings()), publisher, entry, entry.flags, offset)
+    named = Topic(name or f"topic {topic}", topic, Settings())
+    return OutboundBatch(named, publisher, entry, entry.flags, offset, offset + entry.count)
 
 
 class Stand:

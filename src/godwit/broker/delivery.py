@@ -226,8 +226,8 @@ class Delivery:
             self._matching(topic)
         routes = topic.routes
         if routes:
-            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, offset)
             end = offset + entry.count
+            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
             for one in routes:
                 if one.is_live:
                     peer = one.peer
@@ -253,7 +253,7 @@ class Delivery:
         """Forward a batch of QoS 0 that is not logged. Return how many connected subscriptions it is for."""
         routes = self.routes(topic)
         if routes:
-            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, 0)
+            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
             for one in routes:
                 peer = one.peer
                 assert peer is not None
@@ -391,16 +391,24 @@ class Delivery:
             entry = without_first(entry, subscription.position - offset)
             offset = subscription.position
         topic = self._catalogue.adopt(entry.topic)
-        if not self._put(subscription, peer, topic, entry, entry.flags & ~RETAIN, offset):
+        end = offset + entry.count
+        if not self._put(subscription, peer, topic, entry, entry.flags & ~RETAIN, offset, end):
             subscription.is_full = True
             return False
-        subscription.note_sent(offset, offset + entry.count)
+        subscription.note_sent(offset, end)
         return True
 
     def _put(
-        self, subscription: BrokerSubscription, peer: Peer, topic: Topic, entry: Entry, flags: int, offset: int
+        self,
+        subscription: BrokerSubscription,
+        peer: Peer,
+        topic: Topic,
+        entry: Entry,
+        flags: int,
+        offset: int,
+        end_offset: int,
     ) -> bool:
-        batch = OutboundBatch(topic, self._numbers.number(entry.publisher), entry, flags, offset)
+        batch = OutboundBatch(topic, self._numbers.number(entry.publisher), entry, flags, offset, end_offset)
         if not subscription.outbound.put(batch):
             return False
         peer.messages_out += entry.count
@@ -437,10 +445,13 @@ class Delivery:
                         and not (message.qos and message.offset >= subscription.position)
                     ):  # else it is newer than the subscription: it came live, or comes from the log
                         entry = message.entry(topic.name)
-                        if not self._put(subscription, peer, topic, entry, entry.flags, message.offset):
+                        start = subscription.position
+                        if not self._put(subscription, peer, topic, entry, entry.flags, message.offset, start):
                             pending.append((index, after))
                             subscription.is_full = True
                             return
+                        if not subscription.sent:  # it has not everything until this is acknowledged
+                            subscription.sent.append([start, start])
                         left -= 1
                 after = position
 

@@ -210,9 +210,11 @@ class SubscribeReply(Protocol):
 class OutboundBatch:
     """Messages of one topic and publisher on their way to subscribers; the same object for all of them."""
 
-    __slots__ = ("encodings", "entry", "flags", "offset", "publisher_number", "size_bytes", "topic")
+    __slots__ = ("encodings", "end_offset", "entry", "flags", "offset", "publisher_number", "topic")
 
-    def __init__(self, topic: Topic, publisher_number: int, entry: Entry, flags: int, offset: int) -> None:
+    def __init__(
+        self, topic: Topic, publisher_number: int, entry: Entry, flags: int, offset: int, end_offset: int
+    ) -> None:
         self.topic = topic
         self.publisher_number = publisher_number
         """Stands for the name entry.publisher: no two names ever have the same number."""
@@ -221,7 +223,8 @@ class OutboundBatch:
         """Those of the entry; RETAIN is set only if this is a retained message that is older than the subscription."""
         self.offset = offset
         """Of the first message in the log; 0 for a message of QoS 0 that is not in the log."""
-        self.size_bytes = len(entry.rest)
+        self.end_offset = end_offset
+        """What Broker.acknowledge is called with when the client has processed the batch."""
         self.encodings: dict[str, Any] = {}
         """Where a protocol, by its name, may keep the encoded form for the next subscriber."""
 

@@ -22,7 +22,7 @@ from godwit.limits import (
 )
 from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
-from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE, RETAIN
+from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE
 from godwit.wire.control import ControlMessage, Feed, Gap, Kicked, Labels, encode_control
 from godwit.wire.feed import encode_in_band
 
@@ -242,8 +242,7 @@ class NativeOutbound(Outbound):
         channel.pieces_bytes += size
         channel.held_bytes += size
         peer.unconfirmed_bytes += size
-        if not batch.flags & RETAIN:
-            channel.sent_below = batch.offset + batch.entry.count
+        channel.sent_below = batch.end_offset
         return True
 
     def put_live(self, batch: OutboundBatch) -> bool:

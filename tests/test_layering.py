@@ -1,4 +1,4 @@
-"""The architecture as a test: who may import whom, what the sans-IO layers must not touch, and a little tidiness.
+"""The architecture as a test: which layer may import which, what sans-IO layers must not use, and a little tidiness.
 
 The tables below are the documentation; the rest of the file only reads the source with `ast` and compares.
 """
@@ -13,46 +13,50 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "src"
-TOOLS = ROOT / "tools"
+SOURCE = ROOT / "src" / "godwit"
 
 CORE = "errors limits wire transport"
-MACHINES = f"{CORE} broker store server client"
+MACHINES = f"{CORE} broker native store server client"
 
 # Imports point down. A layer that is not in this table may not exist.
 LAYERS: dict[str, tuple[str, str]] = {
     # layer: (what it may import of godwit, and which packages beside the standard library)
     "errors": ("", ""),
     "limits": ("", ""),
-    "impairment": ("", ""),  # a bad network, for the relay and the simulator
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
-    "broker": (CORE, "msgspec"),  # broker and store do not know each other: server joins them
+    "broker": ("errors limits wire", "msgspec"),  # the core has ports: it knows no protocol, no transport, no store
+    "native": (f"{CORE} broker", "msgspec"),  # the first protocol that uses these ports
     "store": (CORE, "apsw crc32c msgspec"),
-    "server": (f"{CORE} broker store", "msgspec"),
+    "server": (f"{CORE} broker native store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
-    "net": (MACHINES, "apsw msgspec uvloop"),
+    "sim": (MACHINES, "apsw msgspec"),  # drives the machines without net ...
+    "net": (MACHINES, "apsw msgspec uvloop"),  # ... and net does not know that it can be simulated
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
     "pipeline": ("spark", "deltalake py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
+    "bench": (
+        f"{MACHINES} net archive sim spark pipeline",
+        "apsw crc32c greenstalk msgspec nats numpy pyarrow pyspark rich uvloop zenoh",
+    ),
     "cli": (
-        f"__init__ {MACHINES} impairment net archive spark pipeline console",
+        f"__init__ {MACHINES} net archive sim spark pipeline console bench",
         "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
     ),
     "sync": ("net", ""),
     "__init__": ("client errors net sync wire", ""),  # late, by name: `import godwit` alone imports no layer
-    # Development tools, outside what users install: no layer above may import them.
-    "godwit_sim": (f"{MACHINES} impairment", "apsw msgspec"),  # drives the machines without net
-    "godwit_bench": (
-        f"{MACHINES} impairment net archive spark pipeline godwit_sim",
-        "apsw crc32c greenstalk msgspec nats numpy pyarrow pyspark rich uvloop zenoh",
-    ),
-    "godwit_tools": ("cli errors godwit_sim godwit_bench", "rich typer"),
 }
 
+# Of godwit.wire the core uses values (entries, filters, changes, codes, epochs), never the native protocol's messages.
+# A last will is a value that is defined beside these, because a login carries it.
+NOT_IN_CORE = ("control", "feed", "proof", "frames", "packet", "parameters", "parts", "work", "cbor")
+VALUES_IN_CORE = frozenset(("godwit.wire.control.Will", "godwit.wire.control.Code"))
+# The jobs part of the core still has the native work channel in it.
+UNDIVIDED = "godwit.broker.jobs"
+
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
-SANS_IO = ["errors", "limits", "wire", "transport", "broker", "store", "server", "client", "impairment", "godwit_sim"]
+SANS_IO = ["errors", "limits", "wire", "transport", "broker", "native", "store", "server", "client", "sim"]
 IMPURE: dict[str, str] = {
     "time": "a clock",
     "datetime.datetime.now": "a clock",
@@ -84,8 +88,7 @@ IMPURE: dict[str, str] = {
 }
 EXCEPTIONS: dict[str, set[str]] = {
     "client": {"random.Random"},  # seeded instances, handed down
-    "impairment": {"random.Random"},
-    "godwit_sim": {"random.Random"},
+    "sim": {"random.Random"},
 }
 
 MAX_MODULE_LINES = 800
@@ -157,11 +160,14 @@ def within(name: str, prefix: str) -> bool:
 
 
 def layer_of(module: str) -> str:
-    """Return the layer that a dotted name belongs to: `godwit.wire.packet` -> `wire`; the package is `__init__`."""
+    """The layer that a dotted name belongs to: `godwit.wire.packet` -> `wire`; the package itself is `__init__`."""
     parts = module.split(".")
-    if parts[0] != "godwit":
-        return parts[0]
     return parts[1] if len(parts) > 1 and parts[1] in LAYERS else "__init__"
+
+
+def is_message(name: str) -> bool:
+    """Return whether a dotted name belongs to the native protocol's messages or packets."""
+    return name not in VALUES_IN_CORE and any(within(name, f"godwit.wire.{module}") for module in NOT_IN_CORE)
 
 
 def impurity(layer: str, name: str, *, is_import: bool) -> str | None:
@@ -175,8 +181,7 @@ def impurity(layer: str, name: str, *, is_import: bool) -> str | None:
 
 def violations(module: str, source: str, *, is_package: bool = False) -> Iterator[str]:
     """What this source, as that module, does against the tables."""
-    package, _, rest = module.partition(".")
-    layer = rest.partition(".")[0] or "__init__" if package == "godwit" else package
+    layer = module.split(".")[1] if "." in module else "__init__"
     if layer not in LAYERS:
         yield f"{module}: the layer {layer!r} is not in the table LAYERS"
         return
@@ -185,7 +190,11 @@ def violations(module: str, source: str, *, is_package: bool = False) -> Iterato
     below, packages = (set(column.split()) for column in LAYERS[layer])
     for line, name in names.imported:
         top = name.partition(".")[0]
-        if top == "godwit" or top in LAYERS:
+        if top == "godwit":
+            if module.startswith(f"{UNDIVIDED}."):
+                below |= {"native", "transport"}
+            elif layer == "broker" and is_message(name):
+                yield f"{module}:{line}: the core may not import messages of the native protocol ({name})"
             if (target := layer_of(name)) != layer and target not in below:
                 yield f"{module}:{line}: {layer} may not import {target} ({name})"
         elif top not in packages and top not in sys.stdlib_module_names:
@@ -200,16 +209,16 @@ def violations(module: str, source: str, *, is_package: bool = False) -> Iterato
 
 
 def source_files() -> list[Path]:
-    return sorted([*SOURCE.rglob("*.py"), *TOOLS.rglob("*.py")])
+    return sorted(SOURCE.rglob("*.py"))
 
 
 def dotted(path: Path) -> str:
-    parts = path.relative_to(TOOLS if path.is_relative_to(TOOLS) else SOURCE).with_suffix("").parts
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def short(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
+    return path.relative_to(SOURCE).as_posix()
 
 
 def report(lines: list[str]) -> str:
@@ -265,24 +274,28 @@ def test_the_table_of_layers_has_no_circle() -> None:
         ("godwit.wire.packet", "from ..transport import endpoint", "wire may not import transport"),
         ("godwit.wire.packet", "from .. import transport", "wire may not import transport"),
         ("godwit.wire.packet", "import godwit", "wire may not import __init__"),
-        ("godwit.wire.packet", "def f():\n    from godwit_sim import disk", "wire may not import godwit_sim"),
-        ("godwit.wire.packet", "if TYPE_CHECKING:\n    from godwit_sim import disk", "wire may not import godwit_sim"),
+        ("godwit.wire.packet", "def f():\n    from godwit.sim import link", "wire may not import sim"),
+        ("godwit.wire.packet", "if TYPE_CHECKING:\n    from godwit.sim import link", "wire may not import sim"),
         ("godwit.limits", "from godwit.wire import packet", "limits may not import wire"),
         ("godwit.broker.routing", "from godwit.store import memory", "broker may not import store"),
+        ("godwit.broker.routing", "from godwit.transport import endpoint", "broker may not import transport"),
+        ("godwit.broker.routing", "from godwit.native import peer", "broker may not import native"),
+        ("godwit.broker.routing", "from godwit.wire.control import Login", "messages of the native protocol"),
+        ("godwit.broker.routing", "from godwit.wire import control", "messages of the native protocol"),
         ("godwit.store.memory", "from godwit.broker import routing", "store may not import broker"),
         ("godwit.server.machine", "import godwit.client", "server may not import client"),
-        ("godwit.net.relay", "from godwit_sim.network import Network", "net may not import godwit_sim"),
-        ("godwit_sim.world", "from godwit.net import udp", "godwit_sim may not import net"),
+        ("godwit.net.relay", "from godwit.sim.link import Link", "net may not import sim"),
+        ("godwit.sim.world", "from godwit.net import udp", "sim may not import net"),
         ("godwit.spark.source", "from godwit.errors import GodwitError", "spark may not import errors"),
         ("godwit.spark.source", "import msgspec", "spark may not use the package msgspec"),
-        ("godwit.transport.send_channels", "import numpy as np", "transport may not use the package numpy"),
-        ("godwit_bench.run", "from godwit.cli import main", "godwit_bench may not import cli"),
+        ("godwit.transport.send", "import numpy as np", "transport may not use the package numpy"),
+        ("godwit.bench.run", "from godwit.cli import main", "bench may not import cli"),
         ("godwit.plumbing.pipe", "", "the layer 'plumbing' is not in the table"),
-        ("godwit", "from godwit_sim import disk", "__init__ may not import godwit_sim"),
+        ("godwit", "from godwit.sim import link", "__init__ may not import sim"),
         ("godwit.wire.packet", "import time", "may not use a clock (time)"),
         ("godwit.wire.packet", "from time import monotonic", "a clock (time.monotonic)"),
-        ("godwit.broker.jobs", "import datetime as d\nd.datetime.now()", ":2: broker is sans-IO"),
-        ("godwit.broker.jobs", "from datetime import datetime\nx = datetime.utcnow", "datetime.datetime.utcnow"),
+        ("godwit.broker.delivery", "import datetime as d\nd.datetime.now()", ":2: broker is sans-IO"),
+        ("godwit.broker.delivery", "from datetime import datetime\nx = datetime.utcnow", "datetime.datetime.utcnow"),
         ("godwit.transport.endpoint", "import socket", "a socket"),
         ("godwit.transport.endpoint", "import asyncio.events", "an event loop"),
         ("godwit.transport.endpoint", "from os import urandom", "os.urandom"),
@@ -293,12 +306,12 @@ def test_the_table_of_layers_has_no_circle() -> None:
         ("godwit.transport.endpoint", "import random", "the global random generator"),
         ("godwit.transport.endpoint", "import importlib", "cannot see"),
         ("godwit.store.writer", "from concurrent.futures import Future", "a thread"),
-        ("godwit_sim.world", "import random\nrandom.shuffle([])", "(random.shuffle)"),
-        ("godwit_sim.world", "from random import choice", "(random.choice)"),
-        ("godwit_sim.world", "from random import *", "(random.*)"),
-        ("godwit_sim.world", "import random\nrng = random", "(random)"),
-        ("godwit_sim.world", "import random\nrng = random.SystemRandom()", "(random.SystemRandom)"),
-        ("godwit_sim.world", "from random import Random\nrng = Random()", "without a seed"),
+        ("godwit.sim.world", "import random\nrandom.shuffle([])", "(random.shuffle)"),
+        ("godwit.sim.world", "from random import choice", "(random.choice)"),
+        ("godwit.sim.world", "from random import *", "(random.*)"),
+        ("godwit.sim.world", "import random\nrng = random", "(random)"),
+        ("godwit.sim.world", "import random\nrng = random.SystemRandom()", "(random.SystemRandom)"),
+        ("godwit.sim.world", "from random import Random\nrng = Random()", "without a seed"),
     ],
 )
 def test_checker_finds(module: str, source: str, complaint: str) -> None:
@@ -317,10 +330,10 @@ def test_checker_finds(module: str, source: str, complaint: str) -> None:
         ("godwit.transport.endpoint", "def f(time, random):\n    return time.monotonic() + random.random()"),
         ("godwit.transport.endpoint", "import os.path\nos.path.join('a')"),
         ("godwit.broker.jobs", "from datetime import datetime, timedelta\ndatetime.fromtimestamp(0)"),
-        ("godwit_sim.world", "import random\ndef f(seed: int) -> random.Random:\n    return random.Random(seed)"),
-        ("godwit_sim.world", "from random import Random\nfrom godwit.client import publisher"),
+        ("godwit.sim.world", "import random\ndef f(seed: int) -> random.Random:\n    return random.Random(seed)"),
+        ("godwit.sim.world", "from random import Random\nfrom godwit.client import publisher"),
         ("godwit.net.udp", "import socket, time, asyncio, os\nos.urandom(16)"),
-        ("godwit.cli.main", "import godwit\nimport typer\nfrom godwit.impairment import LinkSettings"),
+        ("godwit.cli.main", "import godwit\nimport typer\nfrom godwit.sim import world\nfrom godwit.bench import run"),
     ],
 )
 def test_checker_accepts(module: str, source: str) -> None:

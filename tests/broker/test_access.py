@@ -1,4 +1,4 @@
-"""Who may do what: what no rule allows is forbidden, and no rule is read too generously."""
+"""Access rules, what a change of them ends, and the rights of archive tokens."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.broker.world import World
 from tests.wire.filter_strategies import filters, filters_with_topics
 
-from godwit.broker.access import ACTIONS, Access, Action, Rule, is_like, secret_in
-from godwit.broker.topics import matches
+from godwit.broker.access import ACTIONS, Access, Action, Rule, TokenRights, is_like, secret_in
+from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_SECRET_BYTES
+from godwit.wire import control as c
+from godwit.wire.control import Code
+from godwit.wire.filters import matches
 
 SECRET = b"0123456789abcdef"
 NAMES = ["sensor-1", "sensor-2", "operator", "a/b", "+", "$sys", "x*"]
@@ -32,9 +36,9 @@ def test_an_open_broker_allows_everything(action: Action) -> None:
     found = Access.open()
     assert found.is_open
     assert found.allows_anonymous
-    assert found.secret_of("anybody") is None
+    assert found.secret_of("stranger") is None
     assert found.may(None, False, action, "$sys/#")
-    assert found.may("anybody", False, action, "a")
+    assert found.may("stranger", False, action, "a")
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -221,3 +225,123 @@ def test_later_changes_of_the_secrets_given_change_nothing() -> None:
 @pytest.mark.parametrize(("data", "secret"), [(b"abc\n", b"abc"), (b"abc\r\n", b"abc"), (b" a\nb ", b" a\nb ")])
 def test_a_secret_in_a_file_ends_before_its_line_end(data: bytes, secret: bytes) -> None:
     assert secret_in(data) == secret
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+SECRETS = {"alice": b"alice's secret", "bob": b"bob's secret"}
+
+
+def settings(*allowed: str, secrets: dict[str, bytes] = SECRETS, anonymous: bool = True) -> Settings:
+    rules = (Rule(clients=("*",), allow=frozenset(("publish", "subscribe")), topics=allowed),) if allowed else ()
+    return Settings(access=Access(secrets=secrets, rules=rules, allows_anonymous=anonymous))
+
+
+def change(world: World, new: Settings) -> None:
+    world.server.change_settings(new)
+    world.run()
+
+
+def test_who_keeps_its_rights_notices_nothing() -> None:
+    world = World(settings("#"))
+    alice = world.client("alice", secret=SECRETS["alice"])
+    channel = alice.open("news")
+    alice.subscribe("news")
+    said = len(alice.said)
+    change(world, settings("news"))
+    alice.publish(channel, b"x")
+    assert alice.payloads == [b"x"]
+    assert alice.said[said:] == []
+
+
+def test_channels_are_refused_and_subscriptions_end() -> None:
+    world = World(settings("#"))
+    alice = world.client("alice", secret=SECRETS["alice"])
+    channel = alice.open("news")
+    number = alice.subscribe("news", "weather").subscription
+    change(world, settings("weather"))
+    assert (alice.last(c.Refused).channel, alice.last(c.Refused).code) == (channel, Code.NOT_ALLOWED)
+    assert alice.last(c.Kicked).subscription == number
+    assert alice.closed is None
+
+
+def test_who_proved_a_secret_that_holds_no_more_is_closed() -> None:
+    world = World(settings("#"))
+    alice, bob, carol = (world.client(name, secret=SECRETS.get(name, b"")) for name in ("alice", "bob", "carol"))
+    change(world, settings("#", secrets={"alice": b"another", "bob": SECRETS["bob"]}, anonymous=False))
+    assert (alice.end, bob.end, carol.end) == (Code.NOT_ALLOWED, None, Code.NOT_ALLOWED)
+    assert world.told("closed") == [
+        f"closed {name}: the broker's access rules have changed: connect again" for name in ("alice", "carol")
+    ]
+
+
+def test_a_name_that_is_listed_from_now_on_must_be_proved() -> None:
+    world = World(settings("#"))
+    carol = world.client("carol")
+    change(world, settings("#", secrets={"carol": b"hers"}))
+    assert carol.end == Code.NOT_ALLOWED
+
+
+def test_who_has_not_logged_in_is_left_alone() -> None:
+    world = World(settings("#"))
+    stranger = world.peer()
+    change(world, settings("#", anonymous=False))
+    assert stranger.closed is None
+
+
+# -- token rights -----------------------------------------------------------------------------------------------------
+
+
+def test_without_rights_everything_but_names_with_a_secret() -> None:
+    rights = TokenRights()
+    assert not rights.read_problem([])
+    assert not rights.read_problem(["$jobs/#"])
+    assert not rights.publish_problem("any/topic")
+    assert not rights.name_problem("spark", has_secret=False)
+    assert not rights.staging_problem()
+    assert "'pump', which has a secret: choose another name, or ask" in rights.name_problem("pump", has_secret=True)
+
+
+def test_listed_names_may_have_a_secret_and_others_are_refused() -> None:
+    rights = TokenRights(names=("pump-?", "spark"))
+    assert not rights.name_problem("pump-1", has_secret=True)
+    assert not rights.name_problem("spark", has_secret=False)
+    for has_secret in (True, False):
+        assert "it may publish under 'pump-?', 'spark'" in rights.name_problem("pump-12", has_secret=has_secret)
+
+
+def test_topics_to_publish_to() -> None:
+    rights = TokenRights(publish=("alerts/#", "home/+/state"))
+    assert not rights.publish_problem("alerts/a/b")
+    assert not rights.publish_problem("home/kitchen/state")
+    assert "may not publish to 'home/kitchen'" in rights.publish_problem("home/kitchen")
+    assert "it may publish to nothing" in TokenRights(publish=()).publish_problem("a")
+
+
+def test_filters_to_read() -> None:
+    rights = TokenRights(read=("home/#", "#"))
+    assert not rights.read_problem(["home/+", "garage"])
+    assert "it may read 'home/#', '#'" in rights.read_problem(["home/+", "$jobs/#"])
+    assert "may not read all topics" in rights.read_problem([])
+    assert "may read nothing" in TokenRights(read=()).read_problem(["a"])
+
+
+@pytest.mark.parametrize("rights", [TokenRights(publish=()), TokenRights(names=())])
+def test_tokens_that_only_read(rights: TokenRights) -> None:
+    assert rights.staging_problem() == "the token may only read"
+
+
+@pytest.mark.parametrize(
+    ("rights", "complaint"),
+    [
+        (TokenRights(read=("a/#/b",)), "'#' before its end"),
+        (TokenRights(publish=("",)), "is empty"),
+        (TokenRights(names=("x" * 2000,)), "must have 1 to"),
+        (TokenRights(names=("x",) * 65), "names has 65 entries: at most 64"),
+    ],
+)
+def test_what_cannot_be_meant(rights: TokenRights, complaint: str) -> None:
+    TokenRights(read=("a/#",), publish=("+",), names=("*",)).check()
+    with pytest.raises(ConfigurationError, match=complaint):
+        rights.check()

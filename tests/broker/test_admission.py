@@ -1,4 +1,4 @@
-"""Who comes in under which name, who takes over from whom, and what happens to a client that is gone."""
+"""Logins: names and their proof, sessions that begin, resume and end, clients that wait for a name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import pytest
 from tests.broker.world import LOG_ID, Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.name_queues import MAX_CLAIMANTS
+from godwit.broker.admission import MAX_CLAIMANTS, Claimant, NameQueues
+from godwit.broker.ports import Credentials, RequestFailure
+from godwit.broker.ports import Peer as CorePeer
 from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
 from godwit.wire import control as c
-from godwit.wire.control import Will, is_proof, make_proof
-from godwit.wire.control_base import Code
+from godwit.wire import proof as proofs
+from godwit.wire.control import Code, Login, Will
+from godwit.wire.frames import Close, encode_frame
+from godwit.wire.proof import is_proof, make_proof
 
 SECRET = b"correct horse battery staple"
 EVERYTHING = Rule(clients=("*",), allow=frozenset({"publish", "subscribe", "create", "kick"}), topics=("#",))
@@ -68,7 +72,7 @@ def test_a_client_without_a_name_gets_one_and_no_session() -> None:
     assert first.name.startswith("anonymous-")
     world.peers[0].subscribe("a")
     world.peers[0].leave()
-    assert first.name not in world.server.broker._admission.sessions
+    assert first.name not in world.server.broker.sessions
     assert world.server.broker.figures()["subscriptions"] == 0
 
 
@@ -87,7 +91,7 @@ def test_a_wrong_proof_is_refused() -> None:
         peer.try_login("alice", proof=proof)
         assert refused(peer) is Code.NOT_ALLOWED
         assert "secret" in (peer.closed or (0, ""))[1]
-    assert not world.server.broker._admission.sessions
+    assert not world.server.broker.sessions
 
 
 def test_what_the_broker_said_proves_nothing() -> None:
@@ -107,7 +111,7 @@ def test_a_broker_for_known_clients_only() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "$broker", "\x7f", "\u00fc" * (MAX_CLIENT_NAME_BYTES // 2 + 1)])
-def test_names_that_nobody_may_have(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     peer = World().peer()
     peer.try_login(name)
     assert refused(peer) is Code.BAD_NAME
@@ -214,7 +218,7 @@ def test_claimants_that_do_not_answer_either_are_passed_over_one_by_one() -> Non
     world.pass_s(3 * NAME_PING_S + 0.1)
     assert [run.end for run in runs] == [Code.TIMEOUT] * 3 + [None]
     assert runs[-1].last(c.Welcome).name == "alice"
-    assert len(world.server.broker._admission._queues) == 0
+    assert len(world.server.broker._admission._names) == 0
 
 
 def test_only_so_many_wait_for_a_name() -> None:
@@ -229,7 +233,7 @@ def test_only_so_many_wait_for_a_name() -> None:
         claimant.die()
     world.pass_s(NAME_PING_S + 0.1)
     assert claimants[0].last(c.Welcome).name == "alice"
-    assert len(world.server.broker._admission._queues) == 0
+    assert len(world.server.broker._admission._names) == 0
 
 
 def test_the_same_run_of_a_client_keeps_its_place_on_another_connection() -> None:
@@ -251,11 +255,11 @@ def test_many_that_wait_for_names_do_not_make_every_login_slow() -> None:
         world.client(f"holder {number}").answers_pings = False
         world.peer().try_login(f"holder {number}", instance=b"w" * 16)
     admission = world.server.broker._admission
-    assert len(admission._queues) == 50
+    assert len(admission._names) == 50
     world.peers[1].die()
-    assert len(admission._queues) == 49
+    assert len(admission._names) == 49
     world.pass_s(NAME_PING_S + 0.1)
-    assert len(admission._queues) == 0
+    assert len(admission._names) == 0
     assert len([peer for peer in world.peers if peer.all(c.Welcome) and peer.closed is None]) == 50
 
 
@@ -476,17 +480,120 @@ def test_sessions_that_anybody_can_leave_behind_do_not_lock_out_who_proves_a_nam
     assert late.end == Code.TOO_MANY
     for name in ("b", "c"):
         world.client(name, secret=secrets[name])
-    assert set(world.server.broker._admission.sessions) == {"a", "b", "c"}
+    assert set(world.server.broker.sessions) == {"a", "b", "c"}
     last = world.peer()
     last.try_login("d", proof=make_proof(secrets["d"], "client", last.binding, "d"))
     assert last.end == Code.TOO_MANY
 
 
 def test_names_that_the_broker_makes_cannot_be_chosen() -> None:
-    """Else whoever is told a nameless controller's name could come as that one."""
+    """Otherwise a client that learns the name of a nameless controller could take its place."""
     world = World()
     welcome = world.peer().login(instance=b"i" * 16)
     assert welcome.name == made_name(b"i" * 16)
     peer = world.peer()
     peer.try_login(welcome.name)
     assert refused(peer) is Code.BAD_NAME
+
+
+# -- login check ------------------------------------------------------------------------------------------------------
+
+
+SECRET_LOGIN_CHECK = b"alice's long secret"
+MINE = Rule(clients=("alice",), allow=frozenset(("publish",)), topics=("mine/#",))
+
+
+def closed_world(**more: Any) -> World:
+    access = Access(secrets={"alice": SECRET_LOGIN_CHECK}, rules=(MINE,), allows_anonymous=False)
+    return World(Settings(access=access, **more))
+
+
+def answer(name: str, proof: bytes, **fields: Any) -> tuple[bytes, int]:
+    """The bytes that end the connection of a refused login, and how many proofs the broker worked out for it."""
+    world = closed_world(default_policy="explicit", topics=("mine/there",))
+    peer = world.peer()
+    made = 0
+
+    def counting(*args: Any) -> bytes:
+        nonlocal made
+        made += 1
+        return make_proof(*args)
+
+    make_proof = proofs.make_proof
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(proofs, "make_proof", counting)
+        peer.say(Login(request=1, name=name, instance=bytes(16), proof=proof, **fields))
+        world.run()
+    assert peer.closed is not None
+    assert not peer.said
+    code, reason = peer.closed
+    return encode_frame(Close(code, reason, bytes(16))), made
+
+
+@pytest.mark.parametrize("proof", [b"", b"x" * 32, b"short"])
+@pytest.mark.parametrize("will", [None, Will(topic="mine/there", payload=b""), Will(topic="no/such", payload=b"")])
+def test_an_unknown_name_and_a_wrong_proof_are_answered_alike(proof: bytes, will: Will | None) -> None:
+    known, unknown = answer("alice", proof, will=will), answer("unlisted", proof, will=will)
+    assert known == unknown
+    assert known[1] == 1
+
+
+def test_a_will_tells_nothing_about_topics_before_the_proof() -> None:
+    wills = [Will(topic=topic, payload=b"") for topic in ("mine/there", "mine/missing", "$sys/x", "bad/+")]
+    assert len({answer("alice", b"", will=will) for will in wills}) == 1
+
+
+def test_the_operator_reads_what_was_wrong() -> None:
+    world = closed_world()
+    for name in ("alice", "unlisted"):
+        world.peer().try_login(name, proof=b"x" * 32)
+    texts = world.told("refused")
+    assert texts[0].endswith("the proof of the name 'alice' is missing or wrong")
+    assert texts[1].endswith("no client 'unlisted' is listed")
+
+
+def test_the_right_proof_opens_the_door() -> None:
+    assert closed_world().client("alice", secret=SECRET_LOGIN_CHECK).closed is None
+
+
+# -- name queues ------------------------------------------------------------------------------------------------------
+
+
+def claimant(number: int) -> Claimant:
+    credentials = Credentials(name="a", instance=number.to_bytes(16, "big"))
+    return Claimant(CorePeer("an address", "a host"), credentials, lambda session, resumed: None)
+
+
+def test_claimants_are_taken_in_their_order() -> None:
+    queues = NameQueues()
+    queues.begin("a", [], 7)
+    first, second = claimant(1), claimant(2)
+    assert queues.join("a", first) is None
+    assert queues.join("a", second) is None
+    assert ("a" in queues, "b" in queues, len(queues)) == (True, False, 2)
+    assert queues.first_due() == ("a", 7)
+    assert queues.take("a") == [first, second]
+    assert (queues.take("a"), len(queues), queues.first_due()) == ([], 0, None)
+
+
+def test_the_same_run_takes_its_own_place() -> None:
+    queues = NameQueues()
+    first, second, again = claimant(1), claimant(2), claimant(1)
+    queues.begin("a", [first, second], 7)
+    assert queues.join("a", again) is first.peer
+    assert len(queues) == 2
+    queues.leave(first.peer)
+    assert queues.take("a") == [again, second]
+
+
+def test_a_queue_is_bounded_and_ends_when_all_have_left() -> None:
+    queues = NameQueues()
+    many = [claimant(number) for number in range(MAX_CLAIMANTS)]
+    queues.begin("a", list(many), 7)
+    queues.begin("b", [claimant(99)], 8)
+    with pytest.raises(RequestFailure, match="8 clients wait for it"):
+        queues.join("a", claimant(100))
+    for one in many:
+        queues.leave(one.peer)
+    assert queues.first_due() == ("b", 8)
+    assert ("a" in queues, len(queues)) == (False, 1)

@@ -11,17 +11,17 @@ from tests.broker.durable import DurableWorld
 from tests.broker.world import World
 
 from godwit.broker import identities
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.identities import Identities
-from godwit.broker.journal import Journal
 from godwit.limits import PUBLISHER_EXPIRY_S
 from godwit.wire import control as c
-from godwit.wire.control_base import Code
+from godwit.wire.control import Code
 
 KEY = ("alice", "till", "orders")
 
 
 def test_what_is_known_is_counted() -> None:
-    known = Identities(Journal({}, keeps=False))
+    known = Identities(DirtyState({}, is_durable=False))
     assert known.open(KEY, 0)
     assert known.new_messages(KEY, 0, 0, 3, 0) == 0
     assert known.new_messages(KEY, 0, 0, 3, 0) == 3
@@ -33,7 +33,7 @@ def test_what_is_known_is_counted() -> None:
 
 
 def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
-    known = Identities(Journal({}, keeps=False))
+    known = Identities(DirtyState({}, is_durable=False))
     assert known.open(KEY, 1)
     assert known.new_messages(KEY, 1, 0, 5, 0) == 0
     assert known.open(KEY, 2)
@@ -43,7 +43,7 @@ def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
 
 
 def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
-    known = Identities(Journal({}, keeps=False))
+    known = Identities(DirtyState({}, is_durable=False))
     assert known.new_messages(KEY, 5, 7, 2, 0) == 0  # its channel is still open
     assert known.open(KEY, 6)
     assert known.new_messages(KEY, 8, 0, 2, 0) == 0  # so is that of a newer run
@@ -51,9 +51,9 @@ def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
 
 
 def test_what_is_not_in_the_log_is_new_again() -> None:
-    known = Identities(Journal({}, keeps=True))
+    known = Identities(DirtyState({}, is_durable=True))
     assert known.new_messages(KEY, 1, 0, 3, 0) == 0
-    known.on_safe(KEY, 1, 2)
+    known.on_stored(KEY, 1, 2)
     known.rewind([KEY, ("never", "heard", "of")])
     assert known.new_messages(KEY, 1, 0, 3, 0) == 2
     assert known.open(KEY, 2)
@@ -65,7 +65,7 @@ def test_what_is_not_in_the_log_is_new_again() -> None:
 
 
 def test_what_was_silent_for_long_is_forgotten() -> None:
-    known = Identities(Journal({}, keeps=False))
+    known = Identities(DirtyState({}, is_durable=False))
     known.new_messages(KEY, 0, 0, 1, 0)
     known.new_messages(("bob", "x", "y"), 0, 0, 1, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
     assert known.get(KEY) is None
@@ -74,7 +74,7 @@ def test_what_was_silent_for_long_is_forgotten() -> None:
 
 def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 3)
-    known = Identities(Journal({}, keeps=False))
+    known = Identities(DirtyState({}, is_durable=False))
     for number in range(5):
         known.new_messages(("alice", str(number), "t"), 0, 0, 1, number)
     assert len(known) == 3
@@ -84,7 +84,7 @@ def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_owner_does_not_push_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 6)
-    known = Identities(Journal({}, keeps=False))
+    known = Identities(DirtyState({}, is_durable=False))
     few = [("bob", "1", "t"), ("carol", "1", "t"), ("carol", "2", "t")]
     for key in few:
         known.new_messages(key, 0, 0, 1, 0)
@@ -105,7 +105,7 @@ def test_one_owner_does_not_push_out_the_others(monkeypatch: pytest.MonkeyPatch)
 def test_the_counts_of_owners_are_right(senders: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 8)
-        known = Identities(Journal({}, keeps=False))
+        known = Identities(DirtyState({}, is_durable=False))
         for now_us, (owner, number) in enumerate(senders):
             known.new_messages((owner, str(number), "t"), 0, 0, 1, now_us)
             counts = Counter(key[0] for key in known._known)
@@ -116,8 +116,8 @@ def test_the_counts_of_owners_are_right(senders: list[tuple[str, int]]) -> None:
 
 
 def test_an_open_alone_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves no row, and costs nobody else his place; yet a newer run retires one that has sent nothing either."""
-    monkeypatch.setattr(identities, "MAX_BEGUN", 3)
+    """It leaves no row and pushes out no other publisher; yet a newer run retires one that has sent nothing either."""
+    monkeypatch.setattr(identities, "MAX_OPENED", 3)
     world = DurableWorld()
     alice, bob = world.client("alice"), world.client("bob")
     alice.publish(alice.open("orders", 2, publisher="till", epoch=3), b"0", qos=2, sequence=0)
@@ -186,7 +186,7 @@ def test_an_old_epoch_is_refused_also_in_the_middle() -> None:
     new = alice.open("orders", 2, publisher="till", epoch=2)
     alice.publish(new, b"0 of run 2", qos=2, sequence=0)
     alice.publish(old, b"1", qos=2, sequence=1)
-    refused = alice.last(c.PublishRefused)
+    refused = alice.last(c.Refused)
     assert (refused.channel, refused.code) == (old, Code.STALE_EPOCH)
     assert alice.refused_open("orders", 2, publisher="till", epoch=1) is Code.STALE_EPOCH
     assert world.store.next_offset == 2
@@ -202,9 +202,9 @@ def test_progress_tells_where_to_go_on() -> None:
     world = World()
     alice = world.client("alice")
     ask = {"topic": "orders", "publisher": "till"}
-    assert alice.expect(c.ProgressQuery(request=1, **ask), c.Progressed) == c.Progressed(request=1)
+    assert alice.expect(c.Progress(request=1, **ask), c.Progressed) == c.Progressed(request=1)
     alice.publish(alice.open("orders", 2, publisher="till", epoch=5), b"0", b"1", qos=2, sequence=0)
     expected = c.Progressed(request=2, epoch=5, next_sequence=2)
-    assert alice.expect(c.ProgressQuery(request=2, **ask), c.Progressed) == expected
+    assert alice.expect(c.Progress(request=2, **ask), c.Progressed) == expected
     bob = world.client("bob")
-    assert bob.expect(c.ProgressQuery(request=1, **ask), c.Progressed) == c.Progressed(request=1)  # not his till
+    assert bob.expect(c.Progress(request=1, **ask), c.Progressed) == c.Progressed(request=1)  # not his till

@@ -1,30 +1,32 @@
-"""No client has all of what is there for everybody, and an error says whose quota it is and what to do."""
+"""Limits of one client: rates with a burst, deferred credit, amounts."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.broker.durable import DurableWorld
 from tests.broker.world import Peer, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.catalogue import KEPT_COST_BYTES
-from godwit.broker.quotas import UNPROVED, Usage, over_quota, owner_of
+from godwit.broker.catalogue import RETAINED_COST_BYTES
+from godwit.broker.quotas import UNPROVED, Bucket, Usage, over_quota, owner_of
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
-from godwit.wire.control_base import Code
+from godwit.wire.control import Code, encode_control
 
 ALL = Rule(clients=("*",), allow=frozenset(("publish", "subscribe", "create")), topics=("#",))
 SECRET = b"a long enough secret"
 LISTED = Access(secrets={"alice": SECRET}, rules=(ALL,), allows_anonymous=True)
-ROOM = 2 * (KEPT_COST_BYTES + 100)
+ROOM = 2 * (RETAINED_COST_BYTES + 100)
 """For two retained messages of 100 bytes."""
 
 
-def retain(peer: Peer, topic: str, payload: bytes = bytes(100)) -> c.PublishRefused | None:
+def retain(peer: Peer, topic: str, payload: bytes = bytes(100)) -> c.Refused | None:
     """Publishes a retained message; returns why it was refused, if it was."""
-    refusals = len(peer.all(c.PublishRefused))
+    refusals = len(peer.all(c.Refused))
     peer.publish(peer.open(topic), payload, retain=True)
-    found = peer.all(c.PublishRefused)[refusals:]
+    found = peer.all(c.Refused)[refusals:]
     return found[0] if found else None
 
 
@@ -180,8 +182,7 @@ def test_a_host_has_a_quota_of_sessions_under_names_that_were_not_proved() -> No
     assert world.client("bob").closed is None, "it has its session already"
     assert world.client().closed is None, "a nameless client leaves none"
     assert world.client("alice", secret=SECRET).closed is None
-    elsewhere = world.peer()
-    elsewhere.peer_address = ("198.51.100.7", 1)
+    elsewhere = world.peer("198.51.100.7")
     elsewhere.try_login("dave")
     assert elsewhere.closed is None
 
@@ -195,11 +196,10 @@ def test_a_session_that_ends_or_moves_makes_room() -> None:
     bob.leave()
     carol = world.client("carol", session_expiry_s=1000, instance=b"c" * 16)
     carol.subscribe("news")
-    moved = world.peer()
-    moved.peer_address = ("198.51.100.7", 1)
+    moved = world.peer("198.51.100.7")
     moved.login("carol", instance=b"c" * 16)
     assert world.client("dave").closed is None
-    assert world.server.broker._admission.sessions.of_host("198.51.100.7") == 1
+    assert world.server.broker.sessions.of_host("198.51.100.7") == 1
 
 
 @pytest.mark.parametrize("name", ["max_client_retained_bytes", "max_topics_per_client", "max_sessions_per_host"])
@@ -210,3 +210,101 @@ def test_the_defaults_leave_half_to_others(name: str) -> None:
         "max_sessions_per_host": "max_sessions",
     }
     assert getattr(Settings(), name) * 2 == getattr(Settings(), totals[name])
+
+
+# -- rate -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_burst_then_the_rate() -> None:
+    bucket = Bucket(10, 5, 0)
+    assert all(bucket.take(1, 0) for _ in range(5))
+    assert not bucket.take(1, 0)
+    assert bucket.due_us == 100_001
+    assert bucket.take(1, 200_000)
+
+
+def test_it_holds_no_more_than_its_burst() -> None:
+    bucket = Bucket(10, 5, 0)
+    assert not bucket.take(6, 10**9)
+
+
+def test_time_that_goes_backwards_gives_nothing() -> None:
+    bucket = Bucket(1, 1, 1_000_000)
+    assert bucket.take(1, 1_000_000)
+    assert not bucket.take(1, 0)
+    assert bucket.due_us > 1_000_000
+
+
+@given(st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10**7)), max_size=50))
+def test_never_more_than_rate_and_burst(steps: list[tuple[int, int]]) -> None:
+    bucket = Bucket(3, 7, 0)
+    now_us = taken = 0
+    for count, wait_us in steps:
+        now_us += wait_us
+        if bucket.take(count, now_us):
+            taken += count
+    assert taken <= 7 + 3 * now_us / 1e6 + 1e-6
+
+
+def test_what_is_there_can_be_looked_at_without_taking_it() -> None:
+    bucket = Bucket(1, 2, 0)
+    assert bucket.has(2, 0)
+    assert not bucket.has(3, 0)
+    assert bucket.take(2, 0)
+    assert not bucket.has(1, 999_999)
+    assert bucket.has(1, 1_000_000)
+
+
+# -- pace -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_above_its_rate_gets_its_credit_later() -> None:
+    world = World(Settings(messages_per_s=10))
+    alice, bob = world.client("alice"), world.client("bob")
+    channel = alice.open("news")
+    for _ in range(25):
+        alice.publish(channel, b"x")
+    paid = alice.consumed[channel]
+    assert alice.confirmed[channel][0] == 25  # safe all the same
+    world.pass_s(2)
+    assert alice.consumed[channel] > paid
+    other = bob.open("news")
+    bob.publish(other, b"x")
+    assert bob.consumed[other] == len(encode_control(c.Open(topic="news"))) + 10
+
+
+def test_above_the_rate_what_may_be_lost_is_dropped() -> None:
+    world = World(Settings(messages_per_s=10))
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("news")
+    channel = alice.open("news", 0)
+    for _ in range(25):
+        alice.publish(channel, b"x", qos=0, reliable=False)
+    assert len(bob.got) == 10
+    assert world.server.broker.figures()["messages/dropped"] == 15
+
+
+def test_a_live_publisher_beyond_its_rate_gets_its_credit_back_without_help_of_others() -> None:
+    world = World(Settings(messages_per_s=10))
+    alice = world.client("alice")
+    channel = alice.open("news", 0)
+    before = alice.consumed[channel]
+    for _ in range(30):
+        alice.publish(channel, b"x" * 20, qos=0)
+    assert alice.consumed[channel] - before < 30 * 29
+    world.pass_s(10)
+    assert alice.consumed[channel] - before == 30 * 29
+
+
+def test_who_is_gone_is_owed_nothing() -> None:
+    world = World(Settings(messages_per_s=10))
+    alice = world.client("alice")
+    channel = alice.open("news")
+    for _ in range(30):
+        alice.publish(channel, b"x")
+    paid = alice.consumed[channel]
+    owing = [bool(world.server.broker.deferred_credit.waiting)]
+    alice.leave()
+    world.pass_s(10)
+    assert [*owing, bool(world.server.broker.deferred_credit.waiting)] == [True, False]
+    assert alice.consumed[channel] == paid

@@ -1,12 +1,14 @@
-"""Names, and the channels of a link."""
+"""Sessions and the names of clients."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 from tests.broker.world import World
 
 from godwit.broker.access import Access
-from godwit.broker.session import Link, check_name, network_of
+from godwit.broker.session import Session, Sessions, check_name, network_of
 from godwit.broker.settings import Settings
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
@@ -21,13 +23,6 @@ def test_names_that_a_client_may_have(name: str) -> None:
 def test_names_that_it_may_not(name: str) -> None:
     with pytest.raises(UsageError):
         check_name(name)
-
-
-def test_a_link_gives_out_channels_one_by_one_and_in_pairs() -> None:
-    link = Link(World().peer(), "192.0.2.1:1", 0, 1000)  # type: ignore[arg-type]
-    assert link.take_channels() == (1, 2)
-    assert link.take_channel() == 3
-    assert link.take_channels() == (4, 5)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +52,29 @@ def test_event_lines_of_clients_that_proved_nothing_name_their_network() -> None
         ("connected", "bob"): "192.0.2.1",
         ("disconnected", "bob"): "192.0.2.1",
     }
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_are_listed_in_order_while_they_come_and_go() -> None:
+    rng = random.Random(5)
+    sessions = Sessions()
+    for step in range(500):
+        name = f"client-{rng.randrange(40)}"
+        if name in sessions and rng.random() < 0.5:
+            del sessions[name]
+        else:
+            sessions[name] = Session(name, 1, is_remembered=True)
+        if step % 7 == 0:
+            after = rng.choice([None, "client-2", "client-39", "a", "z"])
+            expected = sorted(known for known in sessions if after is None or known > after)
+            assert [session.name for session in sessions.after(after)] == expected
+
+
+def test_a_session_that_is_replaced_is_listed_once() -> None:
+    sessions = Sessions()
+    sessions["a"] = Session("a", 1, is_remembered=True)
+    assert len(list(sessions.after(None))) == 1
+    newer = sessions["a"] = Session("a", 2, is_remembered=True)
+    assert list(sessions.after(None)) == [newer]

@@ -11,28 +11,21 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from godwit.broker.effects import BrokerEvent, Notice
-from godwit.broker.list_queue import ListRequest
 from godwit.broker.settings import Settings
 from godwit.errors import ConnectionClosedError
 from godwit.limits import RING_BYTES
+from godwit.native.control_router import ListRequest
 from godwit.server.direct_log import DirectLog
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import ChannelConfirmed, Closed, Connected, Origin, Received
+from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, Received
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_batches, encode_batch
-from godwit.wire.control import (
-    ControlMessage,
-    UnknownKind,
-    decode_control,
-    decode_in_band,
-    encode_control,
-    is_in_band,
-    make_proof,
-)
-from godwit.wire.control_base import Code
+from godwit.wire.control import Code, ControlMessage, UnknownKind, decode_control, encode_control
+from godwit.wire.feed import decode_in_band, is_in_band
+from godwit.wire.proof import make_proof
 from godwit.wire.work import FromBroker, decode_from_broker
 
 START_US = 1_763_200_000_000_000
@@ -57,7 +50,7 @@ class Got(msgspec.Struct, frozen=True):
 class Lane:
     """One channel towards the peer."""
 
-    def __init__(self, feed: c.DeliveryOpen | c.Work) -> None:
+    def __init__(self, feed: c.Feed | c.Work) -> None:
         self.feed = feed
         self.topics: dict[int, str] = {}
         self.publishers: dict[int, str] = {}
@@ -114,7 +107,7 @@ class Peer:
                 self.world.later(self, encode_control(c.Pong(request=message.request)))
         elif channel not in self.lanes:
             message = decode_control(body)
-            assert isinstance(message, c.DeliveryOpen | c.Work)
+            assert isinstance(message, c.Feed | c.Work)
             assert reliable
             self.lanes[channel] = Lane(message)
         elif reliable or not self.loses_unreliable:
@@ -170,7 +163,7 @@ class Peer:
     def _take_batch(self, lane: Lane, batch: Batch) -> None:
         route = batch.route
         assert route is not None
-        assert isinstance(lane.feed, c.DeliveryOpen)
+        assert isinstance(lane.feed, c.Feed)
         assert batch.sequence is None
         for place, payload in enumerate(batch.payloads):
             delta_us = batch.deltas_us[place] if batch.deltas_us is not None else 0
@@ -238,7 +231,7 @@ class Peer:
         """Opens a channel and gives its number; what the broker says of it is in `said`."""
         channel = self._next_channel
         self._next_channel += 1
-        self.record(channel, encode_control(c.PublishOpen(topic=topic, qos=qos, **fields)))
+        self.record(channel, encode_control(c.Open(topic=topic, qos=qos, **fields)))
         self.world.run()
         return channel
 
@@ -249,7 +242,7 @@ class Peer:
 
     def refused_open(self, topic: str, qos: c.Qos = 1, **fields: Any) -> Code:
         channel = self.start(topic, qos, **fields)
-        refused = self.last(c.PublishRefused)
+        refused = self.last(c.Refused)
         assert refused.channel == channel
         assert refused.text
         return Code(refused.code)
@@ -284,7 +277,7 @@ class Peer:
         for channel, lane in self.lanes.items():
             if lane.records - 1 > self._confirmed_by_me.get(channel, -1) and self.closed is None:
                 self._confirmed_by_me[channel] = lane.records - 1
-                self.world.feed(ChannelConfirmed(self, channel, lane.records - 1, 0))  # type: ignore[arg-type]
+                self.world.feed(Confirmed(self, channel, lane.records - 1, 0))  # type: ignore[arg-type]
                 is_news = True
         return is_news
 
@@ -329,13 +322,13 @@ class World:
         self.start(log or MemoryLog(self.store))
         self.peers: list[Peer] = []
         self.notices: list[Notice] = []
-        self._fed: list[BrokerEvent] = []
+        self._fed: list[Event | BrokerEvent] = []
         self._later: list[tuple[Peer, bytes]] = []
 
     def start(self, log: DirectLog) -> None:
         self.server = Server(self.settings, log, entropy=self._bytes, now=self.now, epoch_us=self.now_us)
         self._clock = self.server.listen(EndpointConfig(accepts=True))
-        """Nobody connects to it: it only tells the server what time it is."""
+        """No client connects to it: it only gives the server the time."""
         self._clock.handle_timers(self.now)
 
     def _bytes(self, count: int) -> bytes:
@@ -346,19 +339,26 @@ class World:
     def now_us(self) -> int:
         return START_US + round((self.now - 1000.0) * 1e6)
 
-    def feed(self, event: BrokerEvent) -> None:
+    def feed(self, event: Event | BrokerEvent) -> None:
         self._fed.append(event)
 
     def later(self, peer: Peer, body: bytes) -> None:
         self._later.append((peer, body))
 
+    def handle_fed(self) -> None:
+        """Hand everything that was fed to the server, without a turn."""
+        fed, self._fed = self._fed, []
+        for event in fed:
+            if isinstance(event, BrokerEvent):
+                self.server.broker.handle(event, self.now_us)
+            else:
+                self.server.native.handle(event, self.now_us)
+
     def run(self) -> None:
         """Everything that was fed, and what follows from it, until nothing happens any more."""
         for _ in range(10_000):
-            fed, self._fed = self._fed, []
-            for event in fed:
-                self.server.broker.handle(event, self.now_us)
-            self.notices += self.server.turn()
+            self.handle_fed()
+            self.notices += self.server.run_turn()
             later, self._later = self._later, []
             for peer, body in later:
                 if peer.closed is None:
@@ -379,9 +379,9 @@ class World:
         self._clock.handle_timers(self.now)
         self.run()
 
-    def peer(self) -> Peer:
+    def peer(self, host: str = "192.0.2.1") -> Peer:
         """A connection that has not logged in."""
-        peer = Peer(self, ("192.0.2.1", 40_000 + len(self.peers)))
+        peer = Peer(self, (host, 40_000 + len(self.peers)))
         self.peers.append(peer)
         self.feed(Connected(peer, b""))  # type: ignore[arg-type]
         self.run()

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import DecodeError
 from godwit.server import archive_pipe
 from godwit.server.archive_pipe import (

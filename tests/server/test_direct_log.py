@@ -8,11 +8,11 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, BrokerEvent, Committed, Failed, Found, Read
 from godwit.broker.settings import Settings
 from godwit.errors import DiskError
-from godwit.server.direct_log import READS_A_TURN, DirectLog
+from godwit.server.direct_log import READS_PER_TURN, DirectLog
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry
 
-ENTRY = Entry(topic="news", publisher="alice", flags=5, published_us=1, received_us=2, count=3, rest=b"rest")
+ENTRY = Entry("news", "alice", 5, 1, 2, None, 0, 3, b"rest")
 
 
 class Listening(Broker):
@@ -55,13 +55,13 @@ def test_reads_are_done_a_few_at_a_time() -> None:
     log, broker = begun(MemoryStore(log_id=b"id"))
     log.append(Append([ENTRY]), 5)
     broker.told.clear()
-    reads = [Read(None, 0, 100) for _ in range(READS_A_TURN + 1)]  # type: ignore[arg-type]
+    reads = [Read(None, 0, 100) for _ in range(READS_PER_TURN + 1)]  # type: ignore[arg-type]
     for read in reads:
         log.read(read)
     assert log.due_us == 0
     log.work(5)
-    assert broker.told == [Found(read, [(0, ENTRY)], 3) for read in reads[:READS_A_TURN]]
+    assert broker.told == [Found(read, [(0, ENTRY)], 3) for read in reads[:READS_PER_TURN]]
     assert log.due_us == 0
     log.work(5)
-    assert len(broker.told) == READS_A_TURN + 1
+    assert len(broker.told) == READS_PER_TURN + 1
     assert log.due_us is None

@@ -46,7 +46,7 @@ def test_when_it_was_taken_publishers_go_on_and_nothing_is_lost() -> None:
     assert world.server.log.held_bytes == 0
 
 
-def test_after_a_while_nobody_waits_any_longer_and_the_slow_one_is_told() -> None:
+def test_after_a_while_publishers_wait_no_longer_and_the_slow_subscriber_is_notified() -> None:
     world, alice, channel, bob = held()
     world.pass_s(11)
     assert world.told("slow") == ["bob is too slow for news: it will miss messages"]

@@ -1,24 +1,25 @@
-"""Who may do what: names with secrets, and rules by name, action and filter.
+"""Access rules: names with secrets, and rules by name, action and filter. Also the rights of archive tokens.
 
-A name that is listed must be proved, see godwit.wire.control. Everybody else is anonymous, also under a name of its own
-choice: it proves nothing, so only rules for everyone ("*") hold for it. What no rule allows is forbidden.
+A client must prove a name that is listed. Every other client is anonymous, also under a name that it chose: only rules
+for everyone ("*") apply to it. What no rule allows is forbidden.
 
 To submit jobs and to work on them are rights on kinds of work, which are written and matched as topics are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias, get_args
 
-from godwit.broker.topics import RESERVED, WILDCARDS, check_filter, covers, shown, split
-from godwit.errors import BadFilterError, ConfigurationError
-from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_SECRET_BYTES
+import msgspec
 
-__all__ = ["ACTIONS", "CLIENT", "EVERYONE", "Access", "Action", "Rule", "covers", "is_like", "secret_in"]
+from godwit.broker.topics import check_filter, shown
+from godwit.errors import BadFilterError, ConfigurationError
+from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_FILTERS, MAX_SECRET_BYTES
+from godwit.wire.filters import RESERVED, WILDCARDS, covers, split
 
 Action: TypeAlias = Literal["publish", "subscribe", "create", "submit", "work", "kick"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
@@ -30,13 +31,13 @@ _WITHOUT_TOPIC: Final = frozenset(("kick",))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """These clients may do this on these topics, or (submit, work) on these kinds of work."""
+    """Allow these clients these actions on these topics, or (submit, work) on these kinds of work."""
 
     clients: tuple[str, ...]
-    """Names, in which * stands for any characters and ? for one; "*" alone is everyone."""
+    """Names, in which * stands for any characters and ? for one; "*" alone stands for every client."""
     allow: frozenset[Action]
     topics: tuple[str, ...] = ()
-    """Filters. To kick no topic is needed."""
+    """Topic filters; not needed to kick."""
 
     def __post_init__(self) -> None:
         if not self.clients or "" in self.clients:
@@ -52,7 +53,7 @@ class Rule:
             check_rule_filter(text)
 
     def is_for(self, name: str) -> bool:
-        """Whether it holds for a client that has proved this name."""
+        """Return whether the rule applies to a client that has proved this name."""
         return any(is_like(name, glob) for glob in self.clients)
 
     @property
@@ -60,7 +61,10 @@ class Rule:
         return EVERYONE in self.clients
 
     def allows(self, name: str | None, action: Action, topic: str) -> bool:
-        """Whether it allows this on the topic, filter or kind. `name`: as proved; None for an anonymous client."""
+        """Return whether the rule allows the action on a topic, filter or kind.
+
+        `name`: the proved name; None for an anonymous client.
+        """
         if action not in self.allow:
             return False
         if action in _WITHOUT_TOPIC:
@@ -70,15 +74,15 @@ class Rule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Access:
-    """The names and rules of one broker. Without arguments: nobody is known, nothing is allowed but to connect."""
+    """The names and rules of one broker. Without arguments: no name is listed, and clients may only connect."""
 
     secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False, hash=False)
-    """Of each listed name."""
+    """The secret of each listed name."""
     rules: tuple[Rule, ...] = ()
     allows_anonymous: bool = True
-    """Whether somebody without a listed name may connect."""
+    """Whether clients without a listed name may connect."""
     is_open: bool = False
-    """Whether everybody may do everything; rules are then not looked at."""
+    """Whether every client may do everything; the rules are then ignored."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "secrets", MappingProxyType(dict(self.secrets)))
@@ -97,17 +101,17 @@ class Access:
 
     @classmethod
     def open(cls) -> Access:
-        """Everybody may do everything: a broker without access rules."""
+        """Return the access of a broker without access rules: every client may do everything."""
         return cls(is_open=True)
 
     def secret_of(self, name: str) -> bytes | None:
-        """What this name is proved with; None: it is nobody's, and who uses it is anonymous."""
+        """Return the secret of a name; None if it is not listed, so that clients with this name are anonymous."""
         return self.secrets.get(name)
 
     def may(self, name: str | None, proved: bool, action: Action, topic: str = "") -> bool:
-        """Whether a client may do this on a topic, (subscribe) on a whole filter or (submit, work) on a kind of work.
+        """Return whether a client may do this on a topic, a whole filter (subscribe) or a kind of work (submit, work).
 
-        None of these is needed to kick.
+        No topic is needed to kick.
         """
         if self.is_open:
             return True
@@ -124,12 +128,12 @@ class Access:
 
 
 def is_like(name: str, glob: str) -> bool:
-    """Whether a name fits a glob, in which only * and ? are special."""
+    """Return whether a name matches a glob, in which only * and ? are special."""
     return fnmatchcase(name, glob.replace("[", "[[]"))
 
 
 def check_rule_filter(text: str) -> None:
-    """ConfigurationError if it is no filter for a rule, where a level may also be {client}."""
+    """Raise ConfigurationError if this is not a filter for a rule, where a level may also be {client}."""
     try:
         check_filter(text)
     except BadFilterError as error:
@@ -143,17 +147,92 @@ def check_rule_filter(text: str) -> None:
 
 
 def secret_in(data: bytes) -> bytes:
-    """The secret that a file holds: its bytes without the line ends behind them, which editors add."""
+    """Return the secret in a file: its bytes without the line ends that editors add."""
     return data.rstrip(b"\r\n")
 
 
 def _covers_for(name: str | None, rule_filter: str, topic: str) -> bool:
     if CLIENT not in rule_filter:
         return covers(rule_filter, topic)
-    # An anonymous client has no name of its own, and a name that is no plain level would change the filter's meaning.
+    # An anonymous client has no name of its own, and a name with a slash or wildcard would change the filter.
     if name is None or "/" in name or any(character in name for character in WILDCARDS):
         return False
     if rule_filter.startswith(CLIENT) and name.startswith(RESERVED):
         return False
     levels = [name if level == CLIENT else level for level in split(rule_filter)]
     return covers("/".join(levels), topic)
+
+
+class TokenRights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The rights of an archive token: the topics it reads and publishes to, and the names it publishes under.
+
+    A client proves a listed name with its secret. An archive token proves no name, so without a right of its own it
+    must not publish under a name that has a secret: subscribers would take its messages for those of that client.
+
+    Each `*_problem` method returns why something is not allowed, or an empty text if it is.
+    """
+
+    read: tuple[str, ...] | None = None
+    """Topic filters; None: all topics, also those that begin with $."""
+    publish: tuple[str, ...] | None = None
+    """Topic filters; None: all topics. Topics that begin with $ are the broker's own in any case."""
+    names: tuple[str, ...] | None = None
+    """Publisher names, in which * stands for any characters and ? for one; None: all names that have no secret."""
+
+    def check(self) -> None:
+        """Raise ConfigurationError if a filter or a name is invalid, or there are too many."""
+        for key in ("read", "publish", "names"):
+            texts = getattr(self, key) or ()
+            if len(texts) > MAX_FILTERS:
+                raise ConfigurationError(f"{key} has {len(texts)} entries: at most {MAX_FILTERS} are allowed")
+        for text in (*(self.read or ()), *(self.publish or ())):
+            try:
+                check_filter(text)
+            except BadFilterError as error:
+                raise ConfigurationError(str(error)) from error
+        for name in self.names or ():
+            if not 1 <= len(name.encode(errors="replace")) <= MAX_CLIENT_NAME_BYTES:
+                raise ConfigurationError(f"the name {shown(name)} must have 1 to {MAX_CLIENT_NAME_BYTES} bytes")
+
+    def read_problem(self, filters: Sequence[str]) -> str:
+        """Check a request for these filters; an empty list is a request for all topics."""
+        if self.read is None:
+            return ""
+        allowed = ", ".join(map(shown, self.read)) or "nothing"
+        if not filters:
+            return f"the token may not read all topics: give filters; it may read {allowed}"
+        for text in filters:
+            if not any(covers(right, text) for right in self.read):
+                return f"the token may not read {shown(text)}: it may read {allowed}"
+        return ""
+
+    def publish_problem(self, topic: str) -> str:
+        """Check a topic to publish to."""
+        if self.publish is None or any(covers(right, topic) for right in self.publish):
+            return ""
+        allowed = ", ".join(map(shown, self.publish)) or "nothing"
+        return (
+            f"the token may not publish to {shown(topic)}: it may publish to {allowed}; "
+            "ask the operator of the broker for a token that may"
+        )
+
+    def name_problem(self, name: str, *, has_secret: bool) -> str:
+        """Check a name to publish under."""
+        if self.names is None:
+            if not has_secret:
+                return ""
+            return (
+                f"the token may not publish under the name {shown(name)}, which has a secret: choose another name, "
+                "or ask the operator of the broker for a token that lists this one"
+            )
+        if any(is_like(name, pattern) for pattern in self.names):
+            return ""
+        allowed = ", ".join(map(shown, self.names)) or "no name"
+        return (
+            f"the token may not publish under the name {shown(name)}: it may publish under {allowed}; "
+            "choose one of these, or ask the operator of the broker for a token that may"
+        )
+
+    def staging_problem(self) -> str:
+        """Check whether the token may stage, commit and abort anything at all."""
+        return "the token may only read" if () in (self.publish, self.names) else ""

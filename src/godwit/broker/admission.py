@@ -1,157 +1,189 @@
-"""Who may come in, under which name, and what becomes of a session when its client is gone.
+"""Logins: which clients are admitted, under which name, and the end of sessions whose clients disconnect.
 
 A name belongs to the client that proves it, or to the run of the client (its instance) that has it. Another client that
-asks for it waits while the present holder is pinged. Several wait in the order in which they came.
+claims it waits while the present holder is pinged. Several claimants wait in the order in which they came.
+
+On a broker that admits only clients that prove a name, the reply to a refused login is the same whether the name exists
+or not, and costs the same work: otherwise names could be guessed one by one. The difference is reported to the operator
+alone. Nothing else of a login is examined before its proof.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from godwit.broker.catalogue import Catalogue, Names, TooManyTopicsError
-from godwit.broker.commits import Commits
-from godwit.broker.delivery import Delivery
-from godwit.broker.effects import Admit, Close, Effect, Notice, Send
-from godwit.broker.failure import RequestFailure
-from godwit.broker.jobs.service import JobService
-from godwit.broker.journal import Journal
-from godwit.broker.login_check import LoginCheck, LoginRefusal
-from godwit.broker.name_queues import Claimant, NameQueues
-from godwit.broker.publishing import Publishing
-from godwit.broker.rate import Bucket
-from godwit.broker.session import ANONYMOUS, Link, Session, made_name
-from godwit.broker.sessions import Sessions
-from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
-from godwit.wire.changes import SessionRow
-from godwit.wire.control import Login, Ping, Welcome, Will, encode_control, make_proof
-from godwit.wire.control_base import Code
-from godwit.wire.epochs import MAX_EPOCHS_TOLD, Epoch
+import msgspec
 
-NAME_PING: Final = 0xFFFFFFFF
-"""The number of the broker's own ping."""
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.catalogue import Catalogue, PublisherNumbers
+from godwit.broker.delivery import Delivery
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.effects import Effect, Notice
+from godwit.broker.jobs.office import Office
+from godwit.broker.ports import Credentials, OnWelcome, Peer, RequestFailure
+from godwit.broker.publications import Publications
+from godwit.broker.quotas import ANONYMOUS, Bucket
+from godwit.broker.session import Session, Sessions, check_chosen, check_name, made_name
+from godwit.broker.topics import check_topic
+from godwit.errors import BadTopicError, UsageError
+from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
+from godwit.wire.changes import SessionKept
+from godwit.wire.codes import Code
+from godwit.wire.control import Will
+from godwit.wire.filters import RESERVED
+
 RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
-"""So long a restarted broker waits for those who were connected: they may notice only by their idle time-out."""
+"""How long a restarted broker waits for the clients that were connected: they may notice by their idle timeout only."""
 assert IDLE_TIMEOUT_S * 1.5e6 < RESTART_GRACE_US
+MAX_CLAIMANTS: Final = 8
+"""Clients that wait for one name."""
+NO_NAME: Final = "this broker takes only clients that prove a name: connect with a name and its secret"
+NOT_PROVED: Final = "the name is unknown here, or its proof is missing or wrong: check the name and its secret"
+DECOY_BYTES: Final = 32
+
+
+class LoginRefusal(RequestFailure):
+    """A refused login; `detail` is for the operator only."""
+
+    def __init__(self, code: Code, text: str, detail: str) -> None:
+        super().__init__(code, text)
+        self.detail = detail
+
+
+class Claimant(msgspec.Struct):
+    """A client that claims a name that is in use."""
+
+    peer: Peer
+    credentials: Credentials
+    welcome: OnWelcome
+
+
+class _NameQueue(msgspec.Struct):
+    claimants: list[Claimant]
+    until_us: int
 
 
 class Admission:
-    """Feed: login, on_pong, on_gone, expire. The sessions are here."""
+    """Input: login, on_alive, on_gone, on_stopped, expire. Holds the sessions."""
 
     def __init__(
         self,
         catalogue: Catalogue,
-        names: Names,
+        numbers: PublisherNumbers,
         delivery: Delivery,
-        publishing: Publishing,
-        commits: Commits,
-        journal: Journal,
-        office: JobService,
+        publications: Publications,
+        queue: AppendQueue,
+        dirty: DirtyState,
+        jobs: Office,
         effects: list[Effect],
         *,
         sessions: Sessions,
         entropy: Callable[[int], bytes],
-        log_id: bytes,
-        epochs: Sequence[Epoch],
     ) -> None:
         self._catalogue = catalogue
-        self._names = names
+        self._numbers = numbers
         self._delivery = delivery
-        self._publishing = publishing
-        self._commits = commits
-        self._journal = journal
-        self._office = office
+        self._publications = publications
+        self._queue = queue
+        self._dirty = dirty
+        self._jobs = jobs
         self._effects = effects
         self._entropy = entropy
-        self._log_id = log_id
-        self._epochs = list(epochs[-MAX_EPOCHS_TOLD:])
-        self._check = LoginCheck(catalogue, entropy)
+        self._decoy = entropy(DECOY_BYTES)
+        """Used in place of the secret of a name that does not exist."""
         self.sessions = sessions
-        self._queues = NameQueues()
+        self._names = NameQueues()
         self._endings: list[tuple[int, int, Session]] = []
-        """A heap of when absent sessions end. One that came back is passed over."""
+        """A heap of the times when absent sessions end. Entries of sessions that resumed are skipped."""
         self._serial = 0
 
-    # -- coming in ----------------------------------------------------------------------------------------------------
+    # -- logins -------------------------------------------------------------------------------------------------------
 
-    def login(self, link: Link, login: Login, now_us: int) -> None:
-        """The first message of a connection. Who may not come in is told why and closed."""
-        link.login_by_us = None
+    def login(self, peer: Peer, credentials: Credentials, welcome: OnWelcome, now_us: int) -> None:
+        """Begin or resume a session for a connection. A client that is refused is closed with the reason."""
+        peer.login_by_us = None
         try:
-            is_proved = self._check.is_proved(link, login)
+            is_proved = self._check(credentials)
         except RequestFailure as failure:
-            self.turn_away(link, failure)
+            self._refuse(peer, failure)
             return
-        if login.name is None:
-            name = made_name(login.instance)
-            while name in self.sessions:  # its former connection has not been missed yet
+        name = credentials.name
+        if name is None:
+            name = made_name(credentials.instance)
+            while name in self.sessions:  # its former connection is not known to have ended
                 name = f"{ANONYMOUS}{self._entropy(8).hex()}"
-            self._admit(link, login, Session(name, self._names.number(name), is_remembered=False), False, now_us)
+            session = Session(name, self._numbers.number(name), is_remembered=False)
+            self._admit(peer, credentials, welcome, session, False, now_us)
             return
-        session = self.sessions.get(login.name)
-        if session is None or session.link is None or is_proved or session.instance == login.instance:
-            self._enter(link, login, is_proved, now_us)
+        known = self.sessions.get(name)
+        if known is None or known.peer is None or is_proved or known.instance == credentials.instance:
+            self._enter(Claimant(peer, credentials, welcome), name, is_proved, now_us)
         else:
-            self._wait(link, login, session.link, now_us)
+            self._claim(Claimant(peer, credentials, welcome), name, known.peer, now_us)
 
-    def _wait(self, link: Link, login: Login, holder: Link, now_us: int) -> None:
-        """Ping the holder of the name and wait for its answer, behind those that wait for the name already."""
-        name = login.name or ""
-        if name not in self._queues:
-            self._ping(name, holder, [], now_us)
+    def _claim(self, claimant: Claimant, name: str, holder: Peer, now_us: int) -> None:
+        """Ping the holder of the name and wait for its answer, behind other claimants."""
+        is_first = name not in self._names
+        if is_first:
+            self._names.begin(name, [], now_us + int(NAME_PING_S * 1e6))
         try:
-            former = self._queues.join(name, Claimant(link, login))
+            former = self._names.join(name, claimant)
         except RequestFailure as failure:
-            self.turn_away(link, failure)
+            self._refuse(claimant.peer, failure)
             return
         if former is not None:
-            self.turn_away(former, RequestFailure(Code.TAKEN_OVER, f"{name} asks again, from {link.address}"))
+            text = f"{name} asks again, from {claimant.peer.address}"
+            self._refuse(former, RequestFailure(Code.TAKEN_OVER, text))
+        if is_first:
+            holder.ping()
 
-    def _ping(self, name: str, holder: Link, claimants: list[Claimant], now_us: int) -> None:
-        self._effects.append(Send(holder.connection, 0, encode_control(Ping(request=NAME_PING))))
-        self._queues.begin(name, claimants, now_us + int(NAME_PING_S * 1e6))
-
-    def _enter(self, link: Link, login: Login, is_proved: bool, now_us: int) -> None:
-        """Under a name: with the session that there is, or a new one. The former connection is told."""
-        name = login.name
-        assert name is not None
+    def _enter(self, claimant: Claimant, name: str, is_proved: bool, now_us: int) -> None:
+        """Begin or resume the session of a name. The former connection is closed."""
+        peer, credentials = claimant.peer, claimant.credentials
         session = self.sessions.get(name)
         if session is not None:
-            former = session.link
+            former = session.peer
+            is_same = session.instance == credentials.instance
             if former is not None:
-                self._refuse_waiting(name)  # somebody with a better right is here
-                self._effects.append(
-                    Close(former.connection, Code.TAKEN_OVER, f"{name} has connected again, from {link.address}")
-                )
-                self.on_gone(former, now_us, was_expected=session.instance == login.instance, reason="taken over")
-            elif session.is_awaited and session.instance != login.instance:
-                self.abandon(session, now_us)  # that run of the client will not come back
-            session = self.sessions.get(name)  # one that does not outlive its connection is gone now
-        if session is not None and login.fresh:
+                self._refuse_claimants(name)  # this client has a better right
+                former.close(Code.TAKEN_OVER, f"{name} has connected again, from {peer.address}")
+                self.on_gone(former, now_us, was_expected=is_same, reason="taken over")
+            elif session.is_awaited and not is_same:
+                self.abandon(session, now_us)  # that run of the client will not return
+            session = self.sessions.get(name)  # a session that does not outlive its connection is deleted now
+        if session is not None and credentials.is_clean:
             self.forget(session)
             session = None
-        is_full = len(self.sessions) >= self._catalogue.settings.max_sessions
-        if session is None and is_full and not (is_proved and self._give_way()):
-            self.turn_away(link, RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here"))
-            return
-        limit = self._catalogue.settings.max_sessions_per_host
-        if session is None and not is_proved and self.sessions.of_host(link.host) >= limit:
-            text = (
-                f"{link.host} may have at most {limit:,} sessions under names that were not proved: prove the name, "
-                "connect without one, or have the broker's operator raise limits.sessions_per_host"
-            )
-            self.turn_away(link, RequestFailure(Code.TOO_MANY, text))
-            return
+        if session is None:
+            try:
+                self._require_room(peer, is_proved)
+            except RequestFailure as failure:
+                self._refuse(peer, failure)
+                return
         resumed = session is not None
         if session is None:
-            session = Session(name, self._names.number(name), is_remembered=True)
-        self._admit(link, login, session, resumed, now_us, is_proved=is_proved)
+            session = Session(name, self._numbers.number(name), is_remembered=True)
+        self._admit(peer, credentials, claimant.welcome, session, resumed, now_us, is_proved=is_proved)
 
-    def _give_way(self) -> bool:
-        """Anybody can leave sessions behind under names of his choice: the oldest makes room for who has proved one."""
+    def _require_room(self, peer: Peer, is_proved: bool) -> None:
+        settings = self._catalogue.settings
+        is_full = len(self.sessions) >= settings.max_sessions
+        if is_full and not (is_proved and self._make_room()):
+            raise RequestFailure(Code.TOO_MANY, "there are as many sessions as there may be here")
+        limit = settings.max_sessions_per_host
+        if not is_proved and self.sessions.of_host(peer.host) >= limit:
+            text = (
+                f"{peer.host} may have at most {limit:,} sessions under names that were not proved: prove the name, "
+                "connect without one, or have the broker's operator raise limits.sessions_per_host"
+            )
+            raise RequestFailure(Code.TOO_MANY, text)
+
+    def _make_room(self) -> bool:
+        """Delete the oldest absent session without a proved name: any client can create such sessions."""
         for session in self.sessions.values():
-            if session.link is None and not session.is_proved:
+            if session.peer is None and not session.is_proved:
                 self.forget(session)
                 text = f"the session of {session.name} made room for a client that proved its name"
                 self._effects.append(Notice("session_expired", text, session.fields()))
@@ -159,129 +191,178 @@ class Admission:
         return False
 
     def _admit(
-        self, link: Link, login: Login, session: Session, resumed: bool, now_us: int, *, is_proved: bool = False
+        self,
+        peer: Peer,
+        credentials: Credentials,
+        welcome: OnWelcome,
+        session: Session,
+        resumed: bool,
+        now_us: int,
+        *,
+        is_proved: bool = False,
     ) -> None:
         settings = self._catalogue.settings
         self.sessions[session.name] = session
-        session.link = link
-        session.instance = login.instance
+        session.peer = peer
+        session.instance = credentials.instance
         session.is_proved = is_proved
-        self.sessions.move(session, "" if is_proved else link.host)
-        session.expiry_s = min(login.session_expiry_s, settings.max_session_expiry_s) if session.is_remembered else 0
+        self.sessions.move(session, "" if is_proved else peer.host)
+        expiry_s = min(credentials.session_expiry_s, settings.max_session_expiry_s)
+        session.expiry_s = expiry_s if session.is_remembered else 0
         session.ends_at_us = None
         session.is_awaited = False
-        session.will = login.will
-        link.session = session
-        self._effects.append(Admit(link.connection))
-        self._office.handle_login(session, now_us)
+        session.will = credentials.will
+        peer.session = session
+        peer.admit()
+        self._jobs.on_logged_in(session, now_us)
+        self._queue.has_job_news = True
         if settings.messages_per_s is not None:
-            link.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
-        proof = b""
-        secret = settings.access.secret_of(session.name) if is_proved else None
-        if secret is not None:
-            proof = make_proof(secret, "server", link.connection.binding, session.name)
-        welcome = Welcome(
-            request=login.request,
-            name=session.name,
-            resumed=resumed,
-            proof=proof,
-            log=self._log_id,
-            epochs=self._epochs,
-            max_message_bytes=settings.max_message_bytes,
-        )
-        if self._journal.session(session):  # what it leaves with the broker must be safe first
-            self._commits.say(link, welcome)
+            peer.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
+        if self._dirty.session(session):  # its will must be stored first
+            self._queue.when_stored(peer, lambda: welcome(session, resumed))
         else:
-            self._effects.append(Send(link.connection, 0, encode_control(welcome)))
+            welcome(session, resumed)
         verb = "came back" if resumed else "connected"
-        text = f"{session.name} {verb} from {link.address}"
-        self._effects.append(Notice("connected", text, session.fields(address=link.address)))
+        text = f"{session.name} {verb} from {peer.address}"
+        self._effects.append(Notice("connected", text, session.fields(address=peer.address)))
 
-    def turn_away(self, link: Link, failure: RequestFailure) -> None:
-        """Before it is in. The connection's Closed will come and clean up."""
-        self._effects.append(Close(link.connection, failure.code, failure.text))
-        fields = {"address": link.address, "host": link.host, "code": int(failure.code)}
+    def _refuse(self, peer: Peer, failure: RequestFailure) -> None:
+        """Close a connection that is not admitted. Broker.disconnect follows and cleans up."""
+        peer.close(failure.code, failure.text)
+        fields = {"address": peer.address, "host": peer.host, "code": int(failure.code)}
         why = failure.detail if isinstance(failure, LoginRefusal) else failure.text
-        self._effects.append(Notice("refused", f"refused {link.address}: {why}", fields))
+        self._effects.append(Notice("refused", f"refused {peer.address}: {why}", fields))
 
-    def on_pong(self, link: Link) -> None:
-        """The holder of a name lives: who asked for it must choose another."""
-        if link.session is not None:
-            self._refuse_waiting(link.session.name)
+    # -- checks -------------------------------------------------------------------------------------------------------
 
-    def _refuse_waiting(self, name: str) -> None:
-        for claimant in self._queues.take(name):
-            self.turn_away(claimant.link, RequestFailure(Code.NAME_IN_USE, _in_use(name)))
+    def _check(self, credentials: Credentials) -> bool:
+        """Return whether the login proves its name. Raises RequestFailure if the client is not admitted."""
+        name = credentials.name
+        if name is not None:
+            try:
+                check_name(name)
+                check_chosen(name)
+            except UsageError as error:
+                raise RequestFailure(Code.BAD_NAME, str(error)) from None
+        is_proved = self._check_proof(credentials)
+        if credentials.will is not None:
+            self._check_will(credentials.will, name, is_proved)
+        return is_proved
+
+    def _check_proof(self, credentials: Credentials) -> bool:
+        access = self._catalogue.settings.access
+        name = credentials.name
+        if name is None:
+            if not access.allows_anonymous:
+                raise RequestFailure(Code.NOT_ALLOWED, NO_NAME)
+            return False
+        secret = access.secret_of(name)
+        if secret is None and access.allows_anonymous:
+            return False  # without the work of a proof: such a name is admitted anyway
+        is_right = credentials.proves(self._decoy if secret is None else secret)
+        if secret is None:
+            raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"no client {name!r} is listed")
+        if not is_right:
+            raise LoginRefusal(Code.NOT_ALLOWED, NOT_PROVED, f"the proof of the name {name!r} is missing or wrong")
+        return True
+
+    def _check_will(self, will: Will, name: str | None, is_proved: bool) -> None:
+        try:
+            check_topic(will.topic)
+        except BadTopicError as error:
+            raise RequestFailure(Code.BAD_TOPIC, f"the last will: {error}") from None
+        settings = self._catalogue.settings
+        if will.topic.startswith(RESERVED):
+            raise RequestFailure(Code.NOT_ALLOWED, f"the last will: topic {will.topic!r} is the broker's own")
+        if not settings.access.may(name or "", is_proved, "publish", will.topic):
+            raise RequestFailure(Code.NOT_ALLOWED, f"a last will on {will.topic!r} is not allowed for this client")
+        if self._catalogue.get(will.topic) is None and settings.policy_of(will.topic) == "explicit":
+            raise RequestFailure(Code.NO_SUCH_TOPIC, f"the last will: topic {will.topic!r} does not exist")
+
+    # -- names in use -------------------------------------------------------------------------------------------------
+
+    def on_alive(self, peer: Peer) -> None:
+        """The holder of a name has answered a ping: the claimants are refused."""
+        if peer.session is not None:
+            self._refuse_claimants(peer.session.name)
+
+    def _refuse_claimants(self, name: str) -> None:
+        text = f"the name {name!r} is in use by another client that answers: choose another name, or prove this one"
+        for claimant in self._names.take(name):
+            self._refuse(claimant.peer, RequestFailure(Code.NAME_IN_USE, text))
 
     def _admit_next(self, name: str, now_us: int) -> None:
-        """The name is free: the first that waits for it gets it, and the others wait whether that one answers."""
-        claimants = self._queues.take(name)
+        """The name is free: its first claimant gets it, and the others wait whether that one answers."""
+        claimants = self._names.take(name)
         while claimants:
             claimant = claimants.pop(0)
-            if self._let_in(claimant, name, now_us):
+            if self._admit_claimant(claimant, name, now_us):
                 if claimants:
-                    self._ping(name, claimant.link, claimants, now_us)
+                    self._names.begin(name, claimants, now_us + int(NAME_PING_S * 1e6))
+                    claimant.peer.ping()
                 return
 
-    def _let_in(self, claimant: Claimant, name: str, now_us: int) -> bool:
+    def _admit_claimant(self, claimant: Claimant, name: str, now_us: int) -> bool:
         """Return whether it has the name now."""
         try:
-            is_proved = self._check.is_proved(claimant.link, claimant.login)  # the rules may have changed meanwhile
+            is_proved = self._check(claimant.credentials)  # the rules may have changed meanwhile
         except RequestFailure as failure:
-            self.turn_away(claimant.link, failure)
+            self._refuse(claimant.peer, failure)
             return False
-        self._enter(claimant.link, claimant.login, is_proved, now_us)
+        self._enter(claimant, name, is_proved, now_us)
         session = self.sessions.get(name)
-        return session is not None and session.link is claimant.link
+        return session is not None and session.peer is claimant.peer
 
-    # -- going --------------------------------------------------------------------------------------------------------
+    # -- disconnected clients -----------------------------------------------------------------------------------------
 
-    def on_gone(self, link: Link, now_us: int, *, was_expected: bool, reason: str) -> None:
-        """The connection is over. Unexpected: the will is published."""
-        if not link.is_open:
+    def on_gone(self, peer: Peer, now_us: int, *, was_expected: bool, reason: str) -> None:
+        """The connection has ended. If that is unexpected, the will is published."""
+        if not peer.is_open:
             return
-        link.is_open = False
-        self._queues.leave(link)
-        session = link.session
+        peer.is_open = False
+        self._names.leave(peer)
+        session = peer.session
         if session is None:
             return
-        self._let_go(link, session, now_us)
+        self._release(peer, session, now_us)
         will, session.will = session.will, None
         if will is not None and not was_expected:
-            self._publish_will(session, will, now_us)
+            self._publications.publish_will(session, will, now_us)
         text = f"{session.name} left: {reason}" if reason else f"{session.name} left"
         self._effects.append(Notice("disconnected", text, session.fields(expected=was_expected)))
         self._keep_for_later(session, now_us)
         self._admit_next(session.name, now_us)
 
-    def on_stopped(self, link: Link, now_us: int) -> None:
-        """The broker itself is being stopped. It waits for the client when it is there again, as after a crash."""
-        self._queues.leave(link)
-        session = link.session
-        is_open, link.is_open = link.is_open, False
+    def on_stopped(self, peer: Peer, now_us: int) -> None:
+        """The broker itself is being stopped. The next run waits for the client, as after a crash."""
+        self._names.leave(peer)
+        session = peer.session
+        is_open, peer.is_open = peer.is_open, False
         if not is_open or session is None:
             return
-        self._let_go(link, session, now_us)
+        self._release(peer, session, now_us)
         if session.outlives_restart:
             session.is_awaited = True
             self._end_at(session, now_us + RESTART_GRACE_US)
         else:
             self.forget(session)
 
-    def _let_go(self, link: Link, session: Session, now_us: int) -> None:
-        link.locating.clear()
-        link.to_locate.clear()
-        for inlet in list(link.inlets.values()):
-            inlet.end()
-        for feed in list(link.feeds.values()):
-            self._delivery.detach(feed)
-        self._office.handle_disconnect(link, now_us)
-        session.link = None
+    def _release(self, peer: Peer, session: Session, now_us: int) -> None:
+        peer.lookups.clear()
+        for publication in list(peer.publications):
+            self._publications.close(publication)
+        for subscription in list(peer.subscriptions):
+            self._delivery.detach(subscription)
+        if peer.party is not None:
+            self._jobs.on_gone(peer.party.link, now_us)
+            self._queue.has_job_news = True
+        session.peer = None
 
     def _keep_for_later(self, session: Session, now_us: int) -> None:
-        if session.expiry_s and session.is_remembered and session.feeds:  # one without subscriptions holds nothing
+        # A session without subscriptions has nothing to remember.
+        if session.expiry_s and session.is_remembered and session.subscriptions:
             self._end_at(session, now_us + session.expiry_s * 1_000_000)
-            self._journal.session(session)
+            self._dirty.session(session)
         else:
             self.forget(session)
 
@@ -293,30 +374,30 @@ class Admission:
             self._drop_old_endings()
 
     def abandon(self, session: Session, now_us: int) -> None:
-        """It was connected when the broker stopped, and did not come back: it is gone, and not by its own will."""
+        """Its client was connected when the broker stopped, and has not returned: it is gone unexpectedly."""
         session.is_awaited = False
         will, session.will = session.will, None
         if will is not None:
-            self._publish_will(session, will, now_us)
+            self._publications.publish_will(session, will, now_us)
         text = f"{session.name} did not come back after the broker's restart"
         self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
 
-    def restore(self, kept: SessionRow, now_us: int) -> Session:
-        """One that was there before the broker was restarted, as yet without its subscriptions."""
-        session = Session(kept.name, self._names.number(kept.name), is_remembered=True)
-        session.instance = kept.instance
-        session.is_proved = kept.is_proved
-        session.expiry_s = kept.expiry_s
-        session.will = kept.will
+    def restore(self, row: SessionKept, now_us: int) -> Session:
+        """Add a session that existed before the broker was restarted, as yet without its subscriptions."""
+        session = Session(row.name, self._numbers.number(row.name), is_remembered=True)
+        session.instance = row.instance
+        session.is_proved = row.is_proved
+        session.expiry_s = row.expiry_s
+        session.will = row.will
         session.is_stored = True
-        session.is_awaited = kept.ends_at_us is None
-        self.sessions[kept.name] = session
-        self._end_at(session, now_us + RESTART_GRACE_US if kept.ends_at_us is None else kept.ends_at_us)
+        session.is_awaited = row.ends_at_us is None
+        self.sessions[row.name] = session
+        self._end_at(session, now_us + RESTART_GRACE_US if row.ends_at_us is None else row.ends_at_us)
         return session
 
     def _drop_old_endings(self) -> None:
-        """A client that comes and goes leaves one behind each time."""
+        """Remove the entries of sessions that have resumed since: each disconnect adds one."""
         self._endings = [
             ending
             for ending in self._endings
@@ -324,30 +405,17 @@ class Admission:
         ]
         heapify(self._endings)
 
-    def _publish_will(self, session: Session, will: Will, now_us: int) -> None:
-        access = self._catalogue.settings.access
-        if not access.may(session.name, session.is_proved, "publish", will.topic):
-            return  # it was allowed at the login; the rules have changed
-        if self._catalogue.get(will.topic) is None:
-            if self._catalogue.settings.policy_of(will.topic) == "explicit":
-                return
-            try:
-                self._catalogue.create(will.topic, creator=session.name)
-            except TooManyTopicsError:
-                return
-        self._publishing.publish_own(session, will, now_us)
-
     def forget(self, session: Session) -> None:
-        """The session and its subscriptions are over."""
-        for feed in list(session.feeds.values()):
-            self._delivery.end(feed)
-        session.feeds.clear()
+        """Delete a session and its subscriptions."""
+        for subscription in list(session.subscriptions.values()):
+            self._delivery.end(subscription)
+        session.subscriptions.clear()
         if self.sessions.get(session.name) is session:
             del self.sessions[session.name]
-        self._journal.session(session)
+        self._dirty.session(session)
 
     def expire(self, now_us: int) -> int | None:
-        """What time has ended: sessions, and the wait for a sign of life. Gives when the next is due."""
+        """End expired sessions, and disconnect holders of names that did not answer. Return when the next is due."""
         endings = self._endings
         while endings and endings[0][0] <= now_us:
             ends_at_us, _, session = heappop(endings)
@@ -361,20 +429,80 @@ class Admission:
                     Notice("session_expired", f"the session of {session.name} expired", session.fields())
                 )
         next_us = [endings[0][0]] if endings else []
-        while (due := self._queues.first_due()) is not None:
+        while (due := self._names.first_due()) is not None:
             name, until_us = due
             if until_us > now_us:
                 next_us.append(until_us)
                 break
-            holder = self.sessions[name].link if name in self.sessions else None
+            holder = self.sessions[name].peer if name in self.sessions else None
             if holder is None:
                 self._admit_next(name, now_us)
                 continue
             reason = "no answer while another asked for the name"
-            self._effects.append(Close(holder.connection, Code.TIMEOUT, reason))
-            self.on_gone(holder, now_us, was_expected=False, reason=reason)  # lets the next one in
+            holder.close(Code.TIMEOUT, reason)
+            self.on_gone(holder, now_us, was_expected=False, reason=reason)  # admits the next claimant
         return min(next_us, default=None)
 
 
-def _in_use(name: str) -> str:
-    return f"the name {name!r} is in use by another client that answers: choose another name, or prove this one"
+class NameQueues:
+    """The clients that wait for a name that is in use, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, _NameQueue] = {}
+        """The one that ends first comes first: all have the same duration."""
+        self._names: dict[Peer, str] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._queues
+
+    def __len__(self) -> int:
+        """Return the number of waiting clients."""
+        return len(self._names)
+
+    def begin(self, name: str, claimants: list[Claimant], until_us: int) -> None:
+        """Begin a queue for a name that has none. `until_us`: when the holder of the name loses it."""
+        self._queues[name] = _NameQueue(claimants, until_us)
+        self._names.update((claimant.peer, name) for claimant in claimants)
+
+    def join(self, name: str, claimant: Claimant) -> Peer | None:
+        """Add a client at the end of a queue.
+
+        Return its former connection if this run of it is in the queue already: then it takes that position. Raises
+        RequestFailure if too many wait.
+        """
+        claimants = self._queues[name].claimants
+        for index, other in enumerate(claimants):
+            if other.credentials.instance == claimant.credentials.instance:
+                claimants[index] = claimant
+                del self._names[other.peer]
+                self._names[claimant.peer] = name
+                return other.peer
+        if len(claimants) >= MAX_CLAIMANTS:
+            text = f"the name {name!r} is in use, and {MAX_CLAIMANTS} clients wait for it: choose another name"
+            raise RequestFailure(Code.NAME_IN_USE, text)
+        claimants.append(claimant)
+        self._names[claimant.peer] = name
+        return None
+
+    def leave(self, peer: Peer) -> None:
+        """Remove a connection from the queue that it may be in."""
+        name = self._names.pop(peer, None)
+        if name is not None:
+            queue = self._queues[name]
+            queue.claimants = [claimant for claimant in queue.claimants if claimant.peer is not peer]
+            if not queue.claimants:
+                del self._queues[name]
+
+    def take(self, name: str) -> list[Claimant]:
+        """End the queue of a name; return the claimants, the first one first."""
+        queue = self._queues.pop(name, None)
+        claimants = queue.claimants if queue is not None else []
+        for claimant in claimants:
+            del self._names[claimant.peer]
+        return claimants
+
+    def first_due(self) -> tuple[str, int] | None:
+        """Return the name whose holder must answer first, and by when."""
+        for name, queue in self._queues.items():
+            return name, queue.until_us
+        return None

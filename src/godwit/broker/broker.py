@@ -1,65 +1,43 @@
-"""The broker: decides what becomes of every record and request. Sans-IO, and without a store: it only says what to do.
+"""The broker core: routes messages, keeps sessions and answers requests. Sans-IO, without a protocol or a store.
 
-    feed     handle(event, now_us): the transport's events, and the store's answers (godwit.broker.effects)
-    drain    effects(): what is to be done, in this order; call it once at the end of a turn, because it joins what the
-             turn brought into large appends and records
-    look     next_timer_us, figures, overrun, needs_below
+    protocols    call the functions that godwit.broker.ports lists
+    the log      handle(event, now_us): answers to Append, Read and Locate (godwit.broker.effects), and time
+    output       end_turn(): what the log is to do, notices for the operator; call it once at the end of a turn, because
+                 it joins everything that the turn brought into large appends and records
+    getters      next_timer_us, figures, overrun, needs_below, sessions
 
 Times are microseconds since the epoch and never go backwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from godwit.broker.administration import Administration, ListQueue
 from godwit.broker.admission import Admission
-from godwit.broker.catalogue import Catalogue, Names
-from godwit.broker.commits import Commits
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.catalogue import BROKER_NAME, Catalogue, PublisherNumbers
 from godwit.broker.delivery import Delivery
-from godwit.broker.desk import Desk, FloodError, require_open_rate
-from godwit.broker.effects import (
-    BrokerEvent,
-    Committed,
-    Consume,
-    Effect,
-    Failed,
-    Found,
-    Import,
-    Located,
-    Losing,
-    Notice,
-    Send,
-    Tick,
-)
-from godwit.broker.failure import RequestFailure
-from godwit.broker.feed import Feed
-from godwit.broker.figures import Figures
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.effects import BrokerEvent, Committed, Effect, Failed, Found, Import, Located, Losing, Notice, Tick
 from godwit.broker.identities import Identities
-from godwit.broker.importing import Importing
-from godwit.broker.jobs.service import JobService
-from godwit.broker.journal import Journal
-from godwit.broker.pace import Pace
-from godwit.broker.publishing import Publishing
-from godwit.broker.requests import Requests
-from godwit.broker.restoring import restore
-from godwit.broker.rules import apply_rules, close
-from godwit.broker.session import Link
-from godwit.broker.sessions import Sessions
+from godwit.broker.imports import Imports
+from godwit.broker.jobs.office import Office
+from godwit.broker.ports import Credentials, OnWelcome, Peer
+from godwit.broker.publications import Publications
+from godwit.broker.quotas import DeferredCredit
+from godwit.broker.session import Sessions
 from godwit.broker.settings import Settings
-from godwit.broker.subscribing import Subscribing
-from godwit.errors import DecodeError
-from godwit.limits import LOGIN_TIMEOUT_S, MAX_FIRST_ITEMS, MAX_OPEN_RECORD_BYTES
-from godwit.transport.connection import Connection
-from godwit.transport.events import ChannelConfirmed, Closed, Connected, PathChanged, Received, Writable
-from godwit.wire import control
-from godwit.wire.changes import StoredState
-from godwit.wire.control import ControlMessage, MalformedError, decode_control, encode_control
-from godwit.wire.control_base import Code
+from godwit.broker.subscription import BrokerSubscription
+from godwit.broker.subscriptions import SubscriptionRequests
+from godwit.limits import LOGIN_TIMEOUT_S
+from godwit.wire.changes import State
+from godwit.wire.codes import Code
 from godwit.wire.epochs import Epoch
 
 SAVE_EVERY_US: Final = 1_000_000
-"""How often that is saved which changes all the time, see godwit.broker.journal."""
+"""How often the state that changes all the time is saved, see godwit.broker.dirty_state."""
 
 
 class Broker:
@@ -75,318 +53,293 @@ class Broker:
         first_offset: int = 0,
         next_offset: int = 0,
         epochs: Sequence[Epoch] = (),
-        state: StoredState | None = None,
+        state: State | None = None,
         keeps_state: bool = True,
     ) -> None:
-        """`state`: what the log had kept. `keeps_state`: whether it goes on keeping what changes."""
-        self._effects: list[Effect] = []
-        self._links: dict[Connection, Link] = {}
-        self._unknown: dict[Link, None] = {}
-        """Those that have not logged in, the oldest first."""
-        self._now_us = now_us
+        """`state`: what the log has stored of the run before. `keeps_state`: whether the log stores changes of it."""
+        self.effects: list[Effect] = []
+        """The effects of this turn, in order. A protocol may add its own, for which it registers handlers with the
+        server: so its output keeps its order among the core's. `end_turn` returns and clears them."""
+        self.inputs = 0
+        """How many events `handle` has had: if it has changed, end_turn is to be called."""
+        self.now_us = now_us
+        self.log_id = log_id
+        self.epochs = epochs
+        self._peers: dict[Peer, None] = {}
+        self._not_logged_in: dict[Peer, None] = {}
+        """The oldest first."""
         self._figures_at_us = now_us
         self._pay_at_us: int | None = None
         self._expire_at_us: int | None = None
         self._save_at_us: int | None = None
-        names = Names()
-        sessions = Sessions()
-        self._journal = journal = Journal(sessions, keeps=keeps_state)
-        self._pace = pace = Pace(self._effects)
-        identities = Identities(journal)
-        self._catalogue = catalogue = Catalogue(settings, journal)
-        self._delivery = delivery = Delivery(catalogue, names, journal, self._effects)
+        effects = self.effects
+        numbers = PublisherNumbers()
+        self.sessions = sessions = Sessions()
+        self._dirty = dirty = DirtyState(sessions, is_durable=keeps_state)
+        self._identities = identities = Identities(dirty)
+        self._catalogue = catalogue = Catalogue(settings, dirty)
+        self._delivery = delivery = Delivery(catalogue, numbers, dirty, effects)
         delivery.first_offset = first_offset
         delivery.next_offset = next_offset
-        self._commits = commits = Commits(catalogue, delivery, identities, journal, pace, self._effects)
-        self._publishing = Publishing(catalogue, delivery, identities, commits, journal, pace, self._effects)
-        self._subscribing = Subscribing(catalogue, delivery, commits, journal, self._effects, epochs)
-        self._importing = Importing(catalogue, names, commits, journal, self._effects)
-        self._office = office = JobService(catalogue, names, journal, commits, self._effects)
-        self._admission = Admission(
+        self.append_queue = queue = AppendQueue(catalogue, delivery, identities, dirty, effects)
+        self._publications = publications = Publications(catalogue, delivery, identities, queue, dirty, effects)
+        self._subscriptions = subscriptions = SubscriptionRequests(catalogue, delivery, queue, dirty, effects, epochs)
+        self._imports = Imports(catalogue, numbers, queue, dirty, effects)
+        self.jobs = jobs = Office(catalogue, numbers, dirty, queue, effects)
+        self._admission = admission = Admission(
             catalogue,
-            names,
+            numbers,
             delivery,
-            self._publishing,
-            commits,
-            journal,
-            office,
-            self._effects,
+            publications,
+            queue,
+            dirty,
+            jobs,
+            effects,
             sessions=sessions,
             entropy=entropy,
-            log_id=log_id,
-            epochs=epochs,
         )
-        requests = Requests(catalogue, delivery, identities, self._subscribing, self._admission, office, self._effects)
-        self._desk = Desk(self._admission, self._subscribing, requests, office.requests, commits, self._effects)
+        self.administration = Administration(
+            catalogue, delivery, identities, publications, subscriptions, admission, queue, jobs, effects
+        )
+        self.lists = ListQueue()
+        self.deferred_credit = DeferredCredit()
         if state is not None:
-            restore(
-                state,
-                catalogue,
-                delivery,
-                identities,
-                self._admission,
-                self._subscribing,
-                self._importing,
-                office,
-                now_us,
-            )
-            self._expire_at_us = now_us
-        self._sys = Figures(
-            catalogue, names, delivery, self._publishing, self._office, sessions=sessions, started_us=now_us
-        )
+            self._restore(state, now_us)
+        self._started_us = now_us
+        self._broker_number = numbers.number(BROKER_NAME)
+        self._published_figures: dict[str, str] = {}
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
-            Received: self._on_received,
-            ChannelConfirmed: self._on_confirmed,
-            Committed: self._on_committed,
-            Failed: self._on_failed,
-            Connected: self._on_connected,
-            Closed: self._on_closed,
-            Found: self._on_found,
-            Located: self._on_located,
-            Losing: self._on_losing,
-            Import: self._on_import,
+            Committed: queue.on_committed,
+            Failed: queue.on_failed,
+            Found: delivery.on_found,
+            Located: subscriptions.on_located,
+            Losing: delivery.on_losing,
+            Import: self._imports.handle,
             Tick: self._on_tick,
-            Writable: self._ignore,
-            PathChanged: self._on_path_changed,
         }
+        # The ports that are called for every message or request are the parts' own methods, without a layer in between.
+        self.open_publication = publications.open
+        self.close_publication = publications.close
+        self.publish = publications.publish
+        self.publish_once = publications.publish_once
+        self.subscribe = subscriptions.subscribe
+        self.unsubscribe = subscriptions.unsubscribe
+        self.commit = subscriptions.commit
+        self.acknowledge = delivery.acknowledge
+        self.resume = delivery.resume
+        self.handle_alive = admission.on_alive
 
-    # -- feed and drain -----------------------------------------------------------------------------------------------
+    def _restore(self, state: State, now_us: int) -> None:
+        """Begin with the stored state. Limits that were lowered since do not remove anything of it."""
+        self._delivery.marks.update(state.marks)
+        for topic in state.topics:
+            self._catalogue.restore(topic)
+        for retained in state.retained:
+            self._catalogue.restore_retained(retained)
+        for identity in state.identities:
+            self._identities.restore(identity)
+        for session in state.sessions:
+            self._admission.restore(session, now_us)
+        for row in state.feeds:
+            owner = self.sessions.get(row.session)
+            if owner is not None:
+                self._subscriptions.restore(owner, row)
+        self._imports.restore(state.queries)
+        self.jobs.restore(state, now_us)
+        self._expire_at_us = now_us
+
+    # -- ports of protocols: connections (for the others see the end of __init__) --------------------------------------
+
+    def connect(self, peer: Peer, now_us: int) -> None:
+        """A connection exists. It is closed unless `login` is called in time."""
+        peer.since_us = now_us
+        peer.login_by_us = now_us + int(LOGIN_TIMEOUT_S * 1e6)
+        self._peers[peer] = None
+        self._not_logged_in[peer] = None
+
+    def login(self, peer: Peer, credentials: Credentials, welcome: OnWelcome, now_us: int) -> None:
+        """Begin or resume a session. `welcome` is called when it is stored; a client that is refused is closed.
+
+        If the name is in use, the client waits until the present holder has answered a ping or its time is over.
+        """
+        if self._not_logged_in.pop(peer, peer) is None:
+            self._admission.login(peer, credentials, welcome, now_us)
+            self._expire_at_us = now_us  # it may wait for its name
+
+    def disconnect(
+        self, peer: Peer, now_us: int, *, was_expected: bool, reason: str = "", is_stopping: bool = False
+    ) -> None:
+        """A connection has ended, whether Peer.close was called or not.
+
+        `was_expected`: the client announced it, so its will is not published. `is_stopping`: the broker is being
+        stopped, and the client will return to the next run.
+        """
+        if peer not in self._peers:
+            return
+        del self._peers[peer]
+        self._not_logged_in.pop(peer, None)
+        if is_stopping:
+            self._admission.on_stopped(peer, now_us)
+            return
+        if was_expected and peer.session is not None:
+            self.jobs.leave(peer.session, now_us)
+            self.append_queue.has_job_news = True
+        self._admission.on_gone(peer, now_us, was_expected=was_expected, reason=reason)
+        self._expire_at_us = now_us
+
+    def close(self, peer: Peer, code: Code, reason: str) -> None:
+        """Close a connection because of something that it did, with a notice to the operator."""
+        peer.close(code, reason)
+        session = peer.session
+        name = session.name if session is not None else peer.address
+        fields = session.fields() if session is not None else {"client": name, "host": peer.host}
+        self.effects.append(Notice("closed", f"closed {name}: {reason}", {**fields, "code": int(code)}))
+
+    # -- the log's answers, time, settings ----------------------------------------------------------------------------
+
+    def advance(self, now_us: int) -> int:
+        """Set the time of a turn; return it, or the time before if that was later."""
+        self.now_us = now_us = max(now_us, self.now_us)
+        return now_us
 
     def handle(self, event: BrokerEvent, now_us: int) -> None:
-        """Takes one event."""
-        self._now_us = now_us = max(now_us, self._now_us)
+        """Take one event."""
+        self.inputs += 1
+        self.now_us = now_us = max(now_us, self.now_us)
         self._handlers[type(event)](event, now_us)
 
-    def handle_all(self, events: Sequence[BrokerEvent], now_us: int) -> None:
-        """Takes what one turn brought."""
-        self._now_us = now_us = max(now_us, self._now_us)
-        handlers = self._handlers
-        for event in events:
-            handlers[type(event)](event, now_us)
-
-    def effects(self) -> list[Effect]:
-        """What is to be done, in this order. Ends the turn."""
-        self._office.finish_turn(self._now_us)
-        self._commits.seal(self._now_us)
-        self._office.send_output(self._now_us)
-        if self._pay_at_us is None and self._pace.is_owing:
-            self._pay_at_us = self._now_us
-        if self._save_at_us is None and (self._journal.has_unsaved or self._delivery.quiet.is_watching):
-            self._save_at_us = self._now_us + SAVE_EVERY_US
-        self._delivery.flush()
-        effects = self._effects[:]
-        self._effects.clear()
-        return effects
-
     def change_settings(self, settings: Settings) -> None:
-        """New rules: who has lost a right is told, and what it was doing ends."""
+        """Apply new settings: clients are notified of the rights that they have lost."""
         former = self.settings.access
         self._catalogue.on_settings(settings)
-        links = list(self._links.values())
-        apply_rules(links, settings.access, former, self._subscribing, self._effects)
-        self._office.handle_settings(links, self._now_us)
+        for peer in list(self._peers):
+            if peer.session is not None:
+                problem = self.administration.apply_rules(peer, peer.session, settings.access, former)
+                if problem is not None:
+                    self.close(peer, Code.NOT_ALLOWED, problem)
+        self.jobs.on_settings([peer.party.link for peer in self._peers if peer.party is not None], self.now_us)
+        self.append_queue.has_job_news = True
+
+    def _on_tick(self, event: Tick, now_us: int) -> None:
+        for peer in list(self._not_logged_in):
+            if peer.login_by_us is not None and peer.login_by_us > now_us:
+                break
+            del self._not_logged_in[peer]
+            self.close(peer, Code.NOT_LOGGED_IN, f"no login within {LOGIN_TIMEOUT_S:g} s")
+        if self._pay_at_us is not None and self._pay_at_us <= now_us:
+            self._pay_at_us = self.deferred_credit.pay(now_us)
+        if self._expire_at_us is not None and self._expire_at_us <= now_us:
+            self._expire_at_us = self._admission.expire(now_us)
+        if self.jobs.due_us is not None and self.jobs.due_us <= now_us:
+            self.jobs.on_tick(now_us)
+            self.append_queue.has_job_news = True
+        if self.lists.waiting:
+            self.lists.serve(now_us)
+        if self._save_at_us is not None and self._save_at_us <= now_us:
+            self._save_at_us = None
+            self._dirty.save_some()
+            self._delivery.quiet.sweep()
+        if self._figures_at_us <= now_us:
+            self._figures_at_us = now_us + int(self.settings.sys_interval_s * 1e6)
+            self._publish_figures(now_us)
+
+    # -- output -------------------------------------------------------------------------------------------------------
+
+    def end_turn(self) -> list[Effect]:
+        """End the turn and return its effects, which are to be executed in this order."""
+        now_us = self.now_us
+        queue = self.append_queue
+        delivery = self._delivery
+        has_jobs = queue.has_job_news or self.jobs.due_us is not None
+        if has_jobs:
+            queue.has_job_news = False
+            self.jobs.seal(now_us)
+        if queue.fresh or queue.callbacks or queue.again or self._dirty.is_marked or delivery.quiet.candidates:
+            queue.seal(now_us)
+        if has_jobs or queue.has_job_news:
+            queue.has_job_news = False
+            self.jobs.flush(now_us)
+        if self._pay_at_us is None and self.deferred_credit.waiting:
+            self._pay_at_us = now_us
+        if self._save_at_us is None and (self._dirty.used or self._dirty.moved or delivery.quiet.watched):
+            self._save_at_us = now_us + SAVE_EVERY_US
+        if delivery.unflushed:
+            delivery.flush()
+        effects = self.effects[:]
+        self.effects.clear()
+        return effects
+
+    def next_timer_us(self) -> int:
+        """Return when a Tick is needed, if nothing else happens before."""
+        at_us = self._figures_at_us
+        if self._not_logged_in:
+            login_by_us = next(iter(self._not_logged_in)).login_by_us
+            at_us = min(at_us, login_by_us if login_by_us is not None else self.now_us)
+        if self._pay_at_us is not None and self._pay_at_us < at_us:
+            at_us = self._pay_at_us
+        if self._expire_at_us is not None and self._expire_at_us < at_us:
+            at_us = self._expire_at_us
+        if self._save_at_us is not None and self._save_at_us < at_us:
+            at_us = self._save_at_us
+        queue = self.append_queue
+        if (queue.again or self._dirty.is_marked) and queue.retry_at_us < at_us:
+            at_us = queue.retry_at_us
+        jobs_us = self.jobs.due_us
+        if jobs_us is not None and jobs_us < at_us:
+            at_us = jobs_us
+        if self.lists.waiting:
+            lists_us = self.lists.due_us
+            if lists_us is not None and lists_us < at_us:
+                at_us = lists_us
+        return at_us
+
+    # -- getters, and what a log in memory asks -----------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:
         return self._catalogue.settings
 
-    # -- look ---------------------------------------------------------------------------------------------------------
-
-    def next_timer_us(self) -> int:
-        """When a Tick is wanted, if nothing else happens before."""
-        timers = [self._figures_at_us]
-        if self._unknown:
-            login_by_us = next(iter(self._unknown)).login_by_us
-            timers.append(login_by_us if login_by_us is not None else self._now_us)
-        others = (
-            self._pay_at_us,
-            self._expire_at_us,
-            self._save_at_us,
-            self._commits.due_us,
-            self._office.due_us,
-            self._desk.lists.due_us,
-        )
-        timers += [at for at in others if at is not None]
-        return min(timers)
-
-    def overrun(self, floor: int) -> list[Feed]:
-        """The connected subscriptions that still need something of the log below this offset."""
+    def overrun(self, floor: int) -> list[BrokerSubscription]:
+        """Return the connected subscriptions that still need something of the log below this offset."""
         return self._delivery.overrun(floor)
 
-    def abandon(self, feeds: Iterable[Feed]) -> None:
-        """Publishers no longer wait for these, until they have caught up once."""
-        for feed in feeds:
-            feed.is_abandoned = True
-            feed.lane.is_steady = False
-            text = f"{feed.session.name} is too slow for {', '.join(feed.filters)}: it will miss messages"
-            self._effects.append(Notice("slow", text, feed.session.fields(filters=list(feed.filters))))
+    def abandon(self, subscriptions: Iterable[BrokerSubscription]) -> None:
+        """Let publishers no longer wait for these subscriptions, until they have caught up once."""
+        for one in subscriptions:
+            one.is_abandoned = True
+            one.is_steady = False
+            text = f"{one.session.name} is too slow for {', '.join(one.filters)}: it will miss messages"
+            self.effects.append(Notice("slow", text, one.session.fields(filters=list(one.filters))))
 
     def needs_below(self, floor: int) -> bool:
-        """Whether any subscription, also an absent one, will miss something when the log begins at this offset."""
+        """Return whether a subscription, also an absent one, will miss something when the log begins at this offset."""
         return self._delivery.needs_below(floor)
 
     def figures(self) -> dict[str, int | str]:
-        """What stands under `$sys/`."""
-        return self._sys.collect(self._now_us)
+        """Return the figures that are published under `$sys/`."""
+        delivery = self._delivery
+        publications = self._publications
+        return {
+            "uptime_s": (self.now_us - self._started_us) // 1_000_000,
+            "clients/connected": sum(session.peer is not None for session in self.sessions.values()),
+            "clients/sessions": len(self.sessions),
+            "subscriptions": delivery.subscriptions,
+            "topics": len(self._catalogue),
+            "retained": self._catalogue.retained_count,
+            "messages/in": publications.messages_in,
+            "messages/out": delivery.messages_out,
+            "messages/dropped": delivery.live_dropped + publications.dropped,
+            "bytes/in": publications.bytes_in,
+            "log/first_offset": delivery.first_offset,
+            "log/next_offset": delivery.next_offset,
+            **self.jobs.figures(),
+        }
 
-    def add_figures(self, source: Callable[[], Mapping[str, int]]) -> None:
-        """Publish further figures on `$sys`: those that `source` returns, each time when the figures are collected."""
-        self._sys.sources.append(source)
-
-    # -- the transport's events ---------------------------------------------------------------------------------------
-
-    def _on_connected(self, event: Connected, now_us: int) -> None:
-        connection = event.connection
-        link = Link(connection, _address(connection), now_us, self.settings.client_window_bytes)
-        link.login_by_us = now_us + int(LOGIN_TIMEOUT_S * 1e6)
-        self._links[connection] = link
-        self._unknown[link] = None
-
-    def _on_closed(self, event: Closed, now_us: int) -> None:
-        link = self._links.pop(event.connection, None)
-        if link is None:
-            return
-        self._unknown.pop(link, None)
-        if event.origin == "local" and event.code == Code.SHUTDOWN:
-            self._admission.on_stopped(link, now_us)
-            return
-        said_goodbye = event.origin == "peer" and event.code in (Code.NORMAL, Code.SHUTDOWN)
-        reason = "" if said_goodbye else event.reason or f"code {event.code}"
-        if said_goodbye and link.session is not None:
-            self._office.handle_leave(link.session, now_us)
-        self._admission.on_gone(link, now_us, was_expected=said_goodbye, reason=reason)
-        self._expire_at_us = now_us
-
-    def _on_received(self, event: Received, now_us: int) -> None:
-        link = self._links.get(event.connection)
-        if link is None or not link.is_open:
-            return
-        channel = event.channel
-        if channel == 0:
-            self._on_control(link, event.body, now_us)
-            return
-        inlet = link.inlets.get(channel)
-        try:
-            if inlet is not None:
-                self._publishing.receive(inlet, event, now_us)
-            elif link.party is not None and link.party.channel == channel:
-                self._office.handle_record(link.party, event, now_us)
-            elif event.reliable:
-                self._on_open(link, event, now_us)
-            # An unreliable record that has overtaken its channel's open is lost, as it may be.
-        except FloodError as error:
-            self._close(link, Code.LIMIT, str(error))
-        except DecodeError as error:
-            self._close(link, Code.PROTOCOL, f"on channel {channel}: {error}")
-
-    def _on_control(self, link: Link, body: bytes, now_us: int) -> None:
-        try:
-            self._desk.handle(link, body, now_us)
-        except FloodError as error:
-            self._close(link, Code.LIMIT, str(error))
-        except DecodeError as error:
-            self._close(link, Code.PROTOCOL, f"on channel 0: {error}")
-        if link.login_by_us is None and link in self._unknown:
-            del self._unknown[link]
-            self._expire_at_us = now_us  # it may wait for its name
-
-    def _on_open(self, link: Link, event: Received, now_us: int) -> None:
-        session = link.session
-        if session is None:
-            self._close(link, Code.NOT_LOGGED_IN, "a channel was opened before the login")
-            return
-        if event.record:
-            raise DecodeError("control", "a record behind the end of a channel")
-        require_open_rate(link, now_us)
-        self._effects.append(Consume(link.connection, event.channel, len(event.body)))
-        if event.last:
-            return
-        try:
-            request = decode_control(event.body, max_bytes=MAX_OPEN_RECORD_BYTES, max_items=MAX_FIRST_ITEMS)
-        except MalformedError as error:
-            self._send(link, control.PublishRefused(channel=event.channel, code=Code.MALFORMED, text=error.detail))
-            self._publishing.ignore(link, session, event.channel)
-            return
-        if isinstance(request, control.PublishOpen):
-            self._publishing.open(link, session, event.channel, request)
-        elif isinstance(request, control.Work):
-            self._office.handle_open(link, session, event.channel)
-        else:
-            raise DecodeError("control", "record 0 of a channel is neither open nor work")
-
-    def _on_confirmed(self, event: ChannelConfirmed, now_us: int) -> None:
-        link = self._links.get(event.connection)
-        if link is None:
-            return
-        party = link.party
-        if party is not None and party.work_channel.channel == event.channel:
-            self._office.handle_confirm(party, event.sequence)
-        else:
-            self._delivery.on_confirm(link, event.channel, event.sequence)
-
-    def _on_path_changed(self, event: PathChanged, now_us: int) -> None:
-        link = self._links.get(event.connection)
-        if link is not None:
-            link.address = _address(event.connection)
-
-    def _ignore(self, event: Writable, now_us: int) -> None:
-        """The broker bounds what is under way by itself, see Link.window_bytes."""
-
-    # -- the store's answers, and time --------------------------------------------------------------------------------
-
-    def _on_committed(self, event: Committed, now_us: int) -> None:
-        self._commits.on_committed(event.first_offset, now_us)
-
-    def _on_failed(self, event: Failed, now_us: int) -> None:
-        self._commits.on_failed(event, now_us)
-
-    def _on_found(self, event: Found, now_us: int) -> None:
-        self._delivery.on_found(event)
-
-    def _on_located(self, event: Located, now_us: int) -> None:
-        link = self._links.get(event.connection)
-        if link is None or link.session is None or not link.is_open:
-            return
-        try:
-            self._subscribing.on_located(link, link.session, event.request, event.offset)
-        except RequestFailure as failure:
-            self._send(link, control.Error(code=failure.code, text=failure.text, request=event.request.request))
-
-    def _on_losing(self, event: Losing, now_us: int) -> None:
-        self._delivery.on_losing(event)
-
-    def _on_import(self, event: Import, now_us: int) -> None:
-        self._importing.take(event, now_us)
-
-    def _on_tick(self, event: Tick, now_us: int) -> None:
-        for link in list(self._unknown):
-            if link.login_by_us is None or link.login_by_us > now_us:
-                break
-            del self._unknown[link]
-            self._close(link, Code.NOT_LOGGED_IN, f"no login within {LOGIN_TIMEOUT_S:g} s")
-        if self._pay_at_us is not None and self._pay_at_us <= now_us:
-            self._pay_at_us = self._pace.pay(now_us)
-        if self._expire_at_us is not None and self._expire_at_us <= now_us:
-            self._expire_at_us = self._admission.expire(now_us)
-        self._office.handle_timer(now_us)
-        self._desk.lists.serve(now_us)
-        if self._save_at_us is not None and self._save_at_us <= now_us:
-            self._save_at_us = None
-            self._journal.save_some()
-            self._delivery.quiet.sweep()
-        if self._figures_at_us <= now_us:
-            self._figures_at_us = now_us + int(self.settings.sys_interval_s * 1e6)
-            self._sys.publish(now_us)
-
-    # -- small parts --------------------------------------------------------------------------------------------------
-
-    def _send(self, link: Link, message: ControlMessage) -> None:
-        self._effects.append(Send(link.connection, 0, encode_control(message)))
-
-    def _close(self, link: Link, code: Code, reason: str) -> None:
-        close(link, code, reason, self._effects)
-
-
-def _address(connection: Connection) -> str:
-    host, port, *_ = connection.peer_address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    def _publish_figures(self, now_us: int) -> None:
+        """Publish the figures that have changed, as retained messages on `$sys/...`."""
+        for name, figure in self.figures().items():
+            text = str(figure)
+            if self._published_figures.get(name) != text:
+                self._published_figures[name] = text
+                topic = self._catalogue.own(f"$sys/{name}")
+                self._publications.publish_figure(topic, text.encode(), self._broker_number, BROKER_NAME, now_us)

@@ -1,4 +1,4 @@
-"""Which topics there are, what they may be used for, and the numbers that stand for names towards subscribers."""
+"""The topics of a broker with their retained messages, and numbers that stand for publishers' names."""
 
 from __future__ import annotations
 
@@ -6,117 +6,158 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from godwit.broker.journal import Journal
+import msgspec
+
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.entries import last_message
 from godwit.broker.quotas import Usage, over_quota, owner_of
 from godwit.broker.settings import Policy, Settings
-from godwit.broker.topics import RESERVED, check_topic
-from godwit.broker.trie import TopicTree
+from godwit.broker.topics import TopicTree, check_topic
 from godwit.limits import MAX_TOPIC_NODES
-from godwit.wire.changes import TopicRow
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
+from godwit.wire.changes import RetainedKept, TopicKept
+from godwit.wire.entry import Entry
+from godwit.wire.filters import RESERVED
 
 if TYPE_CHECKING:
-    from godwit.broker.feed import Feed
-    from godwit.broker.retained import Kept
+    from godwit.broker.subscription import BrokerSubscription
 
 BROKER_NAME: Final = "$broker"
-"""Who publishes the broker's own messages."""
+"""The publisher of the broker's own messages."""
 JOBS: Final = "$jobs/"
-"""What happens to jobs is told on this and their kind. Kinds come and go, and so do these topics."""
-KEPT_COST_BYTES: Final = 256
-"""What Python needs for a retained message beside its payload."""
+"""Job events are published on this prefix and the kind of work. These topics are deleted when they are not used."""
+RETAINED_COST_BYTES: Final = 256
+"""The memory for a retained message beside its payload."""
 MAX_NAMES: Final = 262_144
-"""Publishers' names that have a number; beyond it the longest unused one is forgotten, and gets a new number later."""
+"""Publishers' names that have a number; beyond it the least recently used one is deleted, and gets another later."""
 NEAR_QUOTA: Final = 8
-"""A client's unused topics are looked for when less than this part of its quota is left."""
-LOOKS_FOR_ROOM: Final = 64
-"""Topics that are looked at, when there are too many, for one that can be forgotten."""
+"""Unused topics of a client are searched for when less than this fraction of its quota is left."""
+TOPICS_EXAMINED: Final = 64
+"""Topics that are examined, when there are too many, to find one that can be deleted."""
 
 
 class Topic:
-    """One topic. Unless it was created it can be forgotten, and made anew later: then it has another number."""
+    """One topic. Unless it was created explicitly it can be deleted, and added again later under another number."""
 
     __slots__ = (
-        "creator", "generation", "is_created", "is_gone", "is_logged", "is_stored", "keeps", "kept", "last_us",
-        "matching", "messages", "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "routes",
-        "settlings",
+        "creator", "generation", "is_created", "is_gone", "is_logged", "is_stored", "last_us", "matching", "messages",
+        "messages_seen", "name", "number", "payload_bytes", "policy", "publishers", "retained", "retained_version",
+        "routes", "settlings",
     )  # fmt: skip
 
     def __init__(self, name: str, number: int, settings: Settings) -> None:
         self.name = name
         self.number = number
-        """Its label on every channel towards a subscriber."""
+        """Stands for the name: no other topic ever has the same number."""
         self.policy: Policy = settings.policy_of(name)
         self.is_logged = settings.is_logged(name)
-        """Its messages of QoS 0, too."""
+        """Whether its messages of QoS 0 are logged too."""
         self.is_created = False
-        """Somebody asked for it, or the configuration did: it stays, whether it is used or not."""
+        """By a client's request or the configuration: it is never deleted."""
         self.is_stored = False
-        """Whether it is written down, and outlives a restart."""
+        """Whether the store has it, so that it outlives a restart."""
         self.is_gone = False
         self.creator: str | None = None
-        """The client that it counts for; None if that is not known."""
+        """The client whose quota it counts for; None if that is not known."""
         self.publishers = 0
         self.messages = 0
         self.messages_seen = -1
-        """How many they were when its room was last looked for."""
+        """Their number when the topic was last examined for deletion."""
         self.payload_bytes = 0
         self.last_us = 0
-        self.kept: Kept | None = None
-        """The retained message."""
-        self.keeps = 0
+        self.retained: RetainedMessage | None = None
+        self.retained_version = 0
         """How often that was set or cleared."""
-        self.matching: list[Feed] = []
-        """The subscriptions that match, as of `generation`."""
+        self.matching: list[BrokerSubscription] = []
+        """The subscriptions that match, as of `generation`, see godwit.broker.delivery."""
         self.routes = self.matching
-        """Those of them that are connected."""
+        """Those of them whose clients are connected."""
         self.generation = -1
         self.settlings = -1
-        """As of when none of them is settled, see godwit.broker.quiet."""
+        """As of when none of them is settled, see QuietSubscriptions."""
 
 
-def _cost_bytes(kept: Kept | None) -> int:
-    return 0 if kept is None else len(kept.payload) + KEPT_COST_BYTES
+class RetainedMessage(msgspec.Struct, frozen=True):
+    """The retained message of a topic: the last one of the last batch with the flag RETAIN."""
+
+    payload: bytes
+    publisher: str
+    published_us: int
+    received_us: int
+    qos: int
+    offset: int
+    """Its offset in the log; 0 for QoS 0, which is not in the log."""
+    version: int
+    """Grows with every retained message of the broker."""
+
+    @classmethod
+    def of(cls, entry: Entry, offset: int, version: int) -> RetainedMessage | None:
+        """Return what a topic retains after a batch whose last message has this offset: None if that is empty."""
+        payload, published_us = last_message(entry)
+        if not payload:
+            return None
+        qos = entry.flags >> QOS_SHIFT
+        return cls(payload, entry.publisher, published_us, entry.received_us, qos, offset if qos else 0, version)
+
+    @classmethod
+    def from_row(cls, row: RetainedKept, version: int) -> RetainedMessage:
+        return cls(row.payload, row.publisher, row.published_us, row.received_us, row.qos, row.offset, version)
+
+    def row(self, topic: str) -> RetainedKept:
+        """Return the message as it is stored."""
+        return RetainedKept(
+            topic, self.payload, self.publisher, self.published_us, self.received_us, self.qos, self.offset
+        )
+
+    def entry(self, topic: str) -> Entry:
+        """Return the message as a batch of its own."""
+        flags = LONE | RETAIN | self.qos << QOS_SHIFT
+        return Entry(topic, self.publisher, flags, self.published_us, self.received_us, None, 0, 1, self.payload)
+
+
+def _cost_bytes(message: RetainedMessage | None) -> int:
+    return 0 if message is None else len(message.payload) + RETAINED_COST_BYTES
 
 
 class TooManyTopicsError(Exception):
-    """There are as many as there may be."""
+    """A limit on the number of topics is reached."""
 
 
 class Catalogue:
-    """Topics by name, in the order of their names too.
+    """Topics by name, also in the order of their names.
 
-    A topic that was not created is written down with its first message. Before that it is forgotten when nobody uses it
-    any more; and when there are too many, those go that nobody publishes to.
+    A topic that was not created explicitly is stored with its first message. Before that it is deleted when its last
+    subscription ends; later only to make room, if no client publishes to it.
     """
 
-    def __init__(self, settings: Settings, journal: Journal) -> None:
+    def __init__(self, settings: Settings, dirty: DirtyState) -> None:
         self.settings = settings
-        self._journal = journal
+        self._dirty = dirty
         self._topics: OrderedDict[str, Topic] = OrderedDict()
-        """Those that were looked at for room come last."""
+        """The most recently examined ones come last."""
         self._tree = TopicTree()
-        self._kept = TopicTree()
+        self._with_retained = TopicTree()
         self._next_number = 1
         self._own = 0
         self._retained_bytes = 0
         self._retained_of = Usage()
         self._topics_of = Usage()
-        self.keeps = 0
+        self.retained_version = 0
         """How often a retained message was set or cleared."""
         for name in settings.topics:
             self.create(name, is_created=True)
 
     def __len__(self) -> int:
-        """Without the broker's own."""
+        """Return the number of topics, without the broker's own."""
         return len(self._topics) - self._own
 
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
 
     def create(self, name: str, *, creator: str | None = None, is_created: bool = False) -> Topic:
-        """Create a topic that is not there yet, on behalf of a client. `is_created`: it is to stay.
+        """Create a topic that does not exist, on behalf of a client. `is_created`: it is never deleted.
 
-        BadTopicError, TooManyTopicsError.
+        Raises BadTopicError or TooManyTopicsError.
         """
         check_topic(name)
         if creator is not None:
@@ -129,21 +170,21 @@ class Catalogue:
         if creator is not None:
             self.attribute(topic, creator)
         if is_created:
-            self.stay(topic)
+            self.make_permanent(topic)
         return topic
 
     def attribute(self, topic: Topic, creator: str) -> None:
-        """Count a topic that counts for no client yet for this one."""
+        """Count the topic for this client's quota, unless it counts for a client already."""
         if topic.creator is None:
             topic.creator = creator
             self._topics_of.add(owner_of(creator, self.settings.access), 1)
 
     def _require_quota(self, creator: str) -> None:
-        """Raise TooManyTopicsError if this client has as many topics as it may, and none of them can be forgotten."""
+        """Raise TooManyTopicsError if this client has as many topics as it may, and none of them can be deleted."""
         owner = owner_of(creator, self.settings.access)
         limit = self.settings.max_topics_per_client
-        # Early, because a topic is forgotten only if it had no message between two looks; and two for each new one,
-        # because now and then there are only looks.
+        # Before the quota is used up, because a topic is deleted only if it had no message since it was last examined;
+        # and twice for each new topic, because not every examination deletes one.
         for _ in range(2):
             if self._topics_of.of(owner) >= limit - limit // NEAR_QUOTA:
                 self._make_room(owner)
@@ -151,13 +192,13 @@ class Catalogue:
             advice = "use those that exist"
             raise TooManyTopicsError(over_quota(owner, "topics that it created", limit, "topics_per_client", advice))
 
-    def stay(self, topic: Topic) -> None:
-        """It is not forgotten any more."""
+    def make_permanent(self, topic: Topic) -> None:
+        """Never delete this topic."""
         topic.is_created = True
-        self._journal.topic(topic)
+        self._dirty.topic(topic)
 
     def adopt(self, name: str) -> Topic:
-        """The topic of something that the log has, made if need be: what was possible once is not refused now."""
+        """Return the topic of something in the log, added if necessary, whatever the present limits are."""
         topic = self._topics.get(name)
         if topic is None:
             if self._is_full:
@@ -166,56 +207,60 @@ class Catalogue:
         return topic
 
     def release(self, name: str) -> None:
-        """Nobody subscribes to it by its name any more: it goes, if it was never used otherwise."""
+        """The last subscription to exactly this topic has ended: delete it if it was never used otherwise."""
         topic = self._topics.get(name)
         if topic is not None and not topic.messages and self._is_unused(topic):
-            self._forget(topic)
+            self._delete(topic)
 
     def _is_unused(self, topic: Topic) -> bool:
-        is_held = topic.is_created or topic.publishers or topic.kept is not None
+        is_held = topic.is_created or topic.publishers or topic.retained is not None
         is_own = topic.name.startswith(RESERVED) and not topic.name.startswith(JOBS)
         return not is_held and not is_own
 
     def _make_room(self, owner: str | None = None) -> None:
-        """For one more, if it can be done without a long search. Who subscribes to what goes loses nothing.
+        """Delete one unused topic, if it is found without a long search. Its subscribers lose nothing.
 
-        `owner`: only a topic that counts for this one is forgotten.
+        `owner`: only a topic that counts for this client's quota.
         """
-        for _ in range(min(LOOKS_FOR_ROOM, len(self._topics))):
+        for _ in range(min(TOPICS_EXAMINED, len(self._topics))):
             topic = next(iter(self._topics.values()))
             self._topics.move_to_end(topic.name)
             was_seen, topic.messages_seen = topic.messages_seen, topic.messages
-            # With another policy not everybody could bring it back.
-            comes_back = topic.policy == "open" or topic.name.startswith(JOBS)
-            is_idle = not topic.messages or (topic.messages == was_seen and comes_back)
+            # With another policy, not every client could create it again.
+            can_return = topic.policy == "open" or topic.name.startswith(JOBS)
+            is_idle = not topic.messages or (topic.messages == was_seen and can_return)
             if owner is not None and self._owner_of(topic) != owner:
                 continue
             if is_idle and self._is_unused(topic):
-                self._forget(topic)
+                self._delete(topic)
                 return
 
     def _owner_of(self, topic: Topic) -> str | None:
         return None if topic.creator is None else owner_of(topic.creator, self.settings.access)
 
-    def _forget(self, topic: Topic) -> None:
+    def _delete(self, topic: Topic) -> None:
         topic.is_gone = True
         if topic.creator is not None:
             self._topics_of.add(owner_of(topic.creator, self.settings.access), -1)
         del self._topics[topic.name]
         self._tree.discard(topic.name)
-        self._journal.topic_gone(topic)
+        self._dirty.topic_gone(topic)
 
-    def restore(self, kept: TopicRow) -> None:
-        """One that was there before the broker was restarted."""
-        topic = self._topics.get(kept.name) or self._add(kept.name)
-        topic.is_created = topic.is_created or kept.is_created
+    def restore(self, row: TopicKept) -> None:
+        """Add a topic that existed before the broker was restarted."""
+        topic = self._topics.get(row.name) or self._add(row.name)
+        topic.is_created = topic.is_created or row.is_created
         topic.is_stored = True
-        topic.messages = kept.messages
-        topic.payload_bytes = kept.payload_bytes
-        topic.last_us = kept.last_us
+        topic.messages = row.messages
+        topic.payload_bytes = row.payload_bytes
+        topic.last_us = row.last_us
+
+    def restore_retained(self, row: RetainedKept) -> None:
+        """Set a retained message that existed before the broker was restarted."""
+        self.retain(self.adopt(row.topic), RetainedMessage.from_row(row, self.retained_version + 1))
 
     def own(self, name: str) -> Topic:
-        """One of the broker's own topics, made if need be. They do not count against the limit."""
+        """Return one of the broker's own topics, added if necessary. They do not count against the limit."""
         topic = self._topics.get(name)
         if topic is None:
             topic = self._add(name)
@@ -229,35 +274,46 @@ class Catalogue:
         self._tree.add(name)
         return topic
 
-    def keep(self, topic: Topic, kept: Kept | None) -> None:
-        """The topic has another retained message from now on, or none. Its serial must be `keeps` + 1."""
-        if topic.is_gone:  # its batch was on the way into the log for very long
+    def retain(self, topic: Topic, message: RetainedMessage | None) -> None:
+        """Set the retained message of a topic, or clear it. The message's version must be `retained_version` + 1."""
+        if topic.is_gone:  # deleted while its batch was being written
             topic = self.adopt(topic.name)
-            self._journal.retained(topic)
-        self.keeps += 1
-        topic.keeps += 1
+            self._dirty.retained(topic)
+        self.retained_version += 1
+        topic.retained_version += 1
         if not topic.name.startswith(RESERVED):
-            self._retained_bytes += _cost_bytes(kept) - _cost_bytes(topic.kept)
-            for one, sign in ((topic.kept, -1), (kept, 1)):
+            self._retained_bytes += _cost_bytes(message) - _cost_bytes(topic.retained)
+            for one, sign in ((topic.retained, -1), (message, 1)):
                 if one is not None:
                     self._retained_of.add(owner_of(one.publisher, self.settings.access), sign * _cost_bytes(one))
-        topic.kept = kept
-        if kept is None:
-            self._kept.discard(topic.name)
+        topic.retained = message
+        if message is None:
+            self._with_retained.discard(topic.name)
         else:
-            self._kept.add(topic.name)
+            self._with_retained.add(topic.name)
 
-    def keep_problem(self, topic: Topic, publisher: str, payload_bytes: int) -> str | None:
+    def retain_last(self, topic: Topic, entry: Entry, offset: int) -> bool:
+        """Retain the last message of a batch, which has this offset.
+
+        Return False if there is no room: it was used up after the check when the message arrived.
+        """
+        message = RetainedMessage.of(entry, offset, self.retained_version + 1)
+        if message is not None and self.retain_problem(topic, message.publisher, len(message.payload)):
+            return False
+        self.retain(topic, message)
+        return True
+
+    def retain_problem(self, topic: Topic, publisher: str, payload_bytes: int) -> str | None:
         """Return why there is no room for a retained message of this client and length, or None if there is."""
         if topic.name.startswith(RESERVED):
             return None  # the broker's own figures are few
         settings = self.settings
-        freed_bytes = _cost_bytes(topic.kept)
-        more_bytes = payload_bytes + KEPT_COST_BYTES
+        freed_bytes = _cost_bytes(topic.retained)
+        more_bytes = payload_bytes + RETAINED_COST_BYTES
         if self._retained_bytes - freed_bytes + more_bytes > settings.max_retained_bytes:
             return f"the retained messages here take all of their {settings.max_retained_bytes} bytes: clear some first"
         owner = owner_of(publisher, settings.access)
-        is_own = topic.kept is not None and owner_of(topic.kept.publisher, settings.access) == owner
+        is_own = topic.retained is not None and owner_of(topic.retained.publisher, settings.access) == owner
         used_bytes = self._retained_of.of(owner) - (freed_bytes if is_own else 0)
         limit = settings.max_client_retained_bytes
         if used_bytes + more_bytes > limit:
@@ -266,51 +322,50 @@ class Catalogue:
         return None
 
     @property
-    def retained(self) -> int:
-        return len(self._kept)
+    def retained_count(self) -> int:
+        return len(self._with_retained)
 
     def with_retained(self, pattern: str, after: str) -> Iterator[tuple[str, Topic | None]]:
-        """Topics that a filter matches and that have a retained message, behind `after` in the order of their names.
+        """Yield topics with a retained message that a filter matches, after `after` in the order of their names.
 
-        Each step of the search is yielded with the place that it looked at; the topic is None if it found none there.
-        A caller that stops continues later with that place as `after`. Do not hold the iterator while another topic is
-        kept or cleared.
+        Each step of the search is yielded with its position; the topic is None if there was none. A caller that stops
+        continues later with that position as `after`. Stop before a retained message is set or cleared.
         """
-        return self._found(self._kept, pattern, after)
+        return self._found(self._with_retained, pattern, after)
 
     def after(self, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
-        """Topics behind `after` in the order of their names, those that a filter matches or all; else as above."""
+        """Yield topics after `after` in the order of their names, those that a filter matches or all; else as above."""
         return self._found(self._tree, pattern, after)
 
     def _found(self, tree: TopicTree, pattern: str | None, after: str | None) -> Iterator[tuple[str, Topic | None]]:
         topics = self._topics
-        return ((place, topics[place] if is_match else None) for place, is_match in tree.visit(pattern, after))
+        return ((name, topics[name] if is_match else None) for name, is_match in tree.visit(pattern, after))
 
     @property
     def _is_full(self) -> bool:
         return len(self) >= self.settings.max_topics or self._tree.nodes >= MAX_TOPIC_NODES
 
     def on_settings(self, settings: Settings) -> None:
-        """New rules hold for the topics that are there, too."""
+        """Apply new settings, also to the existing topics."""
         self.settings = settings
         self._topics_of.clear()
         self._retained_of.clear()
         for topic in self._topics.values():
             topic.policy = settings.policy_of(topic.name)
             topic.is_logged = settings.is_logged(topic.name)
-            # Other names may be listed, and so count for themselves.
+            # Other names may be listed now, and have quotas of their own.
             if topic.creator is not None:
                 self._topics_of.add(owner_of(topic.creator, settings.access), 1)
-            if topic.kept is not None and not topic.name.startswith(RESERVED):
-                self._retained_of.add(owner_of(topic.kept.publisher, settings.access), _cost_bytes(topic.kept))
+            if topic.retained is not None and not topic.name.startswith(RESERVED):
+                self._retained_of.add(owner_of(topic.retained.publisher, settings.access), _cost_bytes(topic.retained))
         for name in settings.topics:
             if name in self._topics:
-                self.stay(self._topics[name])
+                self.make_permanent(self._topics[name])
             elif not self._is_full:
                 self.create(name, is_created=True)
 
 
-class Names:
+class PublisherNumbers:
     """Numbers for publishers' names. A number is never used for another name."""
 
     def __init__(self) -> None:

@@ -1,55 +1,54 @@
-"""From the log to the subscribers: matching, forwarding, windows, who is live, behind or absent, what is lost."""
+"""From the log to the subscribers: matching and forwarding, which subscriptions are live, behind or absent, losses."""
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import Final
 
-from godwit.broker.catalogue import Catalogue, Names, Topic
-from godwit.broker.catching_up import CatchingUp
-from godwit.broker.effects import Effect, Losing, Read, Send
-from godwit.broker.feed import Feed
-from godwit.broker.journal import Journal
-from godwit.broker.lane import RECORD_BYTES, Lane, routed
-from godwit.broker.losses import late_feeds, lose
-from godwit.broker.quiet import QuietSubscriptions
-from godwit.broker.session import Link
-from godwit.broker.topics import is_pattern
-from godwit.broker.trie import FilterTrie
-from godwit.limits import MAX_UNRELIABLE_BYTES
-from godwit.wire.batch import RETAIN, Entry
-from godwit.wire.retention_floors import lost_below
+from godwit.broker.catalogue import Catalogue, PublisherNumbers, Topic
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.effects import Effect, Found, Losing, Read
+from godwit.broker.entries import without_first
+from godwit.broker.ports import READ_BYTES, Outbound, OutboundBatch, Peer
+from godwit.broker.subscription import BrokerSubscription, QuietSubscriptions, late_subscriptions, lose
+from godwit.broker.topics import FilterTrie
+from godwit.wire.batch import RETAIN
+from godwit.wire.entry import Entry
+from godwit.wire.filters import is_pattern, matches
+from godwit.wire.marks import lost_below
 
-_serial = attrgetter("serial")
 LEAST_READ_BYTES: Final = 64 * 1024
-READ_BYTES: Final = 512 * 1024
-"""What a feed that is behind reads at once."""
 READS_AT_ONCE: Final = 4
-"""Of one client: however many subscriptions it has, the reads of others do not stand in line behind all of them."""
+"""Per client: however many subscriptions it has, the reads of other clients do not wait for all of them."""
+RETAINED_PER_TURN: Final = 2000
+MATCHES_PER_TURN: Final = 5000
+"""How often a filter is compared with a topic for one subscription, before others have their turn."""
+_serial = attrgetter("serial")
 
 
 class Delivery:
-    """Feed: attach, detach, forward, forward_live, on_confirm, on_found, on_losing. Drain: flush."""
+    """Input: add, attach, detach, forward, forward_live, acknowledge, resume, on_found, on_losing. Output: flush."""
 
-    def __init__(self, catalogue: Catalogue, names: Names, journal: Journal, effects: list[Effect]) -> None:
+    def __init__(
+        self, catalogue: Catalogue, numbers: PublisherNumbers, dirty: DirtyState, effects: list[Effect]
+    ) -> None:
         self._catalogue = catalogue
-        self._journal = journal
+        self._numbers = numbers
+        self._dirty = dirty
         self._effects = effects
-        self._catching_up = CatchingUp(self, catalogue, names)
-        self.on_found = self._catching_up.on_found
-        self._trie: FilterTrie[Feed] = FilterTrie()
+        self._trie: FilterTrie[BrokerSubscription] = FilterTrie()
         self._generation = 0
-        """Changes with every subscription that comes or goes: routes of an older one are worked out anew."""
-        self._dirty: dict[Feed, None] = {}
-        """Feeds with pieces that wait for the end of the turn."""
-        self._lagging: dict[Feed, None] = {}
-        """Connected feeds that have something unconfirmed or are behind: they need the log's past."""
-        self._absent: dict[Feed, None] = {}
-        self.quiet = QuietSubscriptions(journal, self._matching)
+        """Changes with every subscription that comes or goes: routes of an older one are computed again."""
+        self.unflushed: dict[Outbound, None] = {}
+        """Outbounds that were put to in this turn."""
+        self._lagging: dict[BrokerSubscription, None] = {}
+        """Connected subscriptions with unacknowledged messages, or behind: they need older parts of the log."""
+        self._absent: dict[BrokerSubscription, None] = {}
+        self.quiet = QuietSubscriptions(dirty, self._matching)
         self._needed_bound = 0
-        """No connected feed needs anything below, as far as was last worked out."""
+        """No connected subscription needs anything below, as of the last check."""
         self.marks: dict[str, int] = {}
-        """How far retention has thinned out the log, by rule: see godwit.wire.retention_floors."""
+        """How far retention has deleted messages, by rule: see godwit.wire.marks."""
         self.first_offset = 0
         self.next_offset = 0
         """The end of the log, as far as it is committed."""
@@ -59,338 +58,445 @@ class Delivery:
 
     @property
     def filter_nodes(self) -> int:
-        """What the memory for the filters of all subscriptions goes with."""
+        """What the memory for the filters of all subscriptions is proportional to."""
         return self._trie.nodes
 
     @property
-    def filter_places(self) -> int:
-        """How many filters the subscriptions have, each of each."""
+    def filter_count(self) -> int:
+        """The number of filters of all subscriptions."""
         return len(self._trie)
 
     # -- subscriptions come and go ------------------------------------------------------------------------------------
 
-    def add(self, feed: Feed) -> None:
-        """A new subscription, absent as yet."""
+    def add(self, subscription: BrokerSubscription) -> None:
+        """Add a new subscription, which is absent as yet."""
         self._generation += 1
-        for pattern in feed.filters:
-            self._trie.add(pattern, feed)
-        self._absent[feed] = None
+        for pattern in subscription.filters:
+            self._trie.add(pattern, subscription)
+        self._absent[subscription] = None
         self.subscriptions += 1
 
     def attach(
         self,
-        feed: Feed,
-        link: Link,
-        number: int,
+        subscription: BrokerSubscription,
+        peer: Peer,
+        outbound: Outbound,
         offset: int,
         *,
         resumes: bool = False,
         with_retained: bool = False,
         is_earliest: bool = False,
     ) -> None:
-        """Its client is there: begin at the offset.
+        """Begin to send messages from an offset on.
 
-        `resumes`: it goes on where its session stood. `is_earliest`: it asked for whatever there is.
+        `resumes`: it continues where its session stopped. `is_earliest`: the client asked for whatever exists.
         """
         self._generation += 1
-        self._absent.pop(feed, None)
-        feed.link = link
-        feed.number = number
-        feed.is_live = feed.is_abandoned = feed.is_full = False
+        self._absent.pop(subscription, None)
+        subscription.peer = peer
+        subscription.outbound = outbound
+        outbound.subscription = subscription
+        subscription.is_live = subscription.is_abandoned = subscription.is_full = subscription.is_steady = False
         if not resumes:
-            # How many of these were for it is known only of those that left the log while it was absent.
+            # How many of them matched is known only of messages that were deleted while it was absent.
             missed = max(self.first_offset - offset, 0)
-            thinned_below = lost_below(self.marks, feed.filters)
-            if offset >= feed.counted_from:
-                feed.lost = min(feed.lost, missed + max(thinned_below - max(offset, self.first_offset), 0))
+            thinned_below = lost_below(self.marks, subscription.filters)
+            if offset >= subscription.counted_from:
+                most = missed + max(thinned_below - max(offset, self.first_offset), 0)
+                subscription.lost = min(subscription.lost, most)
             else:
-                feed.lost = missed
-                feed.holes_below = 0 if is_earliest else thinned_below
-                feed.thinned_below = thinned_below if is_earliest else 0
-        self.quiet.begin(feed, offset, self.next_offset, resumes=resumes)
+                subscription.lost = missed
+                subscription.holes_below = 0 if is_earliest else thinned_below
+                subscription.thinned_below = thinned_below if is_earliest else 0
+        self.quiet.begin(subscription, offset, self.next_offset, resumes=resumes)
         offset = max(offset, self.first_offset)
-        feed.position = offset
-        feed.live_number = 0
-        channel, live_channel = link.take_channels()
-        feed.lane = Lane(link.connection, channel, self._effects)
-        feed.live_lane = Lane(link.connection, live_channel, self._effects)
-        link.feeds[number] = feed
-        link.lanes[channel] = link.lanes[live_channel] = feed
-        link.unconfirmed_bytes += feed.lane.begin(number, live=False, offset=offset, after=feed.sent_below)
-        link.unconfirmed_bytes += feed.live_lane.begin(number, live=True, offset=offset, after=feed.sent_below)
-        feed.kept_before = self._catalogue.keeps
-        feed.waiting_retained = [(place, "") for place in range(len(feed.filters))] if with_retained else []
-        self._fall_behind(feed, link)
+        subscription.position = offset
+        peer.subscriptions[subscription] = None
+        outbound.begin(offset)
+        subscription.retained_before = self._catalogue.retained_version
+        subscription.retained_pending = (
+            [(index, "") for index in range(len(subscription.filters))] if with_retained else []
+        )
+        self._fall_behind(subscription, peer)
         self._needed_bound = min(self._needed_bound, offset)
-        self._go_on(feed, link)
-        self.quiet.offer(feed)
+        self._advance(subscription, peer)
+        self.quiet.offer(subscription)
 
-    def detach(self, feed: Feed) -> None:
-        """Its client is gone; the feed stays, for as long as its session."""
-        link = feed.link
-        if link is None:
+    def detach(self, subscription: BrokerSubscription) -> None:
+        """The client is disconnected; the subscription remains as long as its session."""
+        peer = subscription.peer
+        if peer is None:
             return
         self._generation += 1
-        self.quiet.leave(feed)
-        feed.resume_at, feed.quiet_from, _ = feed.standing(self.next_offset)
-        feed.counted_from = feed.resume_at
-        gone = self.first_offset - feed.resume_at
-        owed = feed.owed()
-        feed.lost += owed
-        feed.gaps.clear()
-        if gone > 0 and feed.cursor is None:
-            # What it was sent and did not confirm, as far as the log cannot send it again.
-            feed.lost += sum(count for _, offset, *_, count in feed.lane.unconfirmed if offset < self.first_offset)
+        self.quiet.leave(subscription)
+        subscription.resume_at, subscription.quiet_from, _ = subscription.restart_position(self.next_offset)
+        subscription.counted_from = subscription.resume_at
+        gone = self.first_offset - subscription.resume_at
+        unsettled = subscription.unsettled_gaps()
+        subscription.lost += unsettled
+        subscription.gaps.clear()
+        if gone > 0 and subscription.cursor is None:
+            # Messages that were sent and not acknowledged, as far as the log cannot send them again.
+            subscription.lost += sum(
+                max(min(end, self.first_offset) - max(first, subscription.acknowledged_below), 0)
+                for first, end in subscription.sent
+            )
         elif gone > 0:
-            feed.lost = gone + owed  # how many of them were for it is unknown: not more than these
-        feed.resume_at = max(feed.resume_at, self.first_offset)
-        self._note_holes(feed)
-        self._settle(feed, link)
-        feed.link = None
-        feed.is_live = False
-        feed.waiting_retained.clear()
-        del feed.lane, feed.live_lane
-        self._absent[feed] = None
-        if not (feed.is_settled and feed.is_stored_settled):
-            self._journal.feed(feed)
+            subscription.lost = gone + unsettled  # how many of them matched is unknown: at most these
+        subscription.resume_at = max(subscription.resume_at, self.first_offset)
+        self._note_holes(subscription)
+        del peer.subscriptions[subscription]
+        peer.behind.pop(subscription, None)
+        self._stop_reading(subscription, peer)
+        self.unflushed.pop(subscription.outbound, None)
+        self._lagging.pop(subscription, None)
+        subscription.peer = None
+        subscription.is_live = False
+        subscription.retained_pending.clear()
+        subscription.sent.clear()
+        subscription.outbound.subscription = None
+        del subscription.outbound
+        self._absent[subscription] = None
+        if not (subscription.is_settled and subscription.is_stored_settled):
+            self._dirty.subscription(subscription)
 
-    def _note_holes(self, feed: Feed) -> None:
-        """What it has not taken yet may have been thinned out: nobody has counted that."""
-        thinned_below = lost_below(self.marks, feed.filters)
-        feed.holes_below = thinned_below if thinned_below > max(feed.resume_at, feed.thinned_below) else 0
+    def _note_holes(self, subscription: BrokerSubscription) -> None:
+        """Retention may have deleted messages that it has not got yet, without a count."""
+        thinned_below = lost_below(self.marks, subscription.filters)
+        is_hole = thinned_below > max(subscription.resume_at, subscription.thinned_below)
+        subscription.holes_below = thinned_below if is_hole else 0
 
-    def restore(self, feed: Feed) -> None:
-        """It was there before the broker was restarted."""
-        feed.resume_at = min(feed.resumes_at(self.next_offset), self.next_offset)
-        feed.quiet_from = min(feed.quiet_from, feed.resume_at)
-        feed.lost += max(self.first_offset - feed.resume_at, 0)
-        feed.resume_at = feed.counted_from = max(feed.resume_at, self.first_offset)
-        self._note_holes(feed)
-        self.add(feed)
+    def restore(self, subscription: BrokerSubscription) -> None:
+        """Add a subscription that existed before the broker was restarted."""
+        subscription.resume_at = min(subscription.resumes_at(self.next_offset), self.next_offset)
+        subscription.quiet_from = min(subscription.quiet_from, subscription.resume_at)
+        subscription.lost += max(self.first_offset - subscription.resume_at, 0)
+        subscription.resume_at = subscription.counted_from = max(subscription.resume_at, self.first_offset)
+        self._note_holes(subscription)
+        self.add(subscription)
 
-    def pause(self, feed: Feed, offset: int | None = None) -> None:
-        """Its channels are closed; it stays, as if its client were gone. `offset`: it was done with what is below."""
-        link = feed.link
-        if link is not None:
-            lanes = (feed.lane, feed.live_lane)
-            self.detach(feed)
-            if offset is not None and feed.cursor is None and self.first_offset <= offset <= self.next_offset:
-                self.quiet.rewind(feed, offset, self.next_offset)
-                feed.counted_from = feed.resume_at
-                feed.lost = 0
-                self._note_holes(feed)
-            if link.is_open:
-                for lane in lanes:
-                    self._effects.append(Send(link.connection, lane.channel, b"", last=True))
-                self.pump(link)
+    def pause(self, subscription: BrokerSubscription, offset: int | None = None) -> None:
+        """Detach a subscription while its client remains connected. `offset`: the client has processed all below."""
+        peer = subscription.peer
+        if peer is None:
+            return
+        outbound = subscription.outbound
+        self.detach(subscription)
+        if offset is not None and subscription.cursor is None and self.first_offset <= offset <= self.next_offset:
+            self.quiet.rewind(subscription, offset, self.next_offset)
+            subscription.counted_from = subscription.resume_at
+            subscription.lost = 0
+            self._note_holes(subscription)
+        if peer.is_open:
+            outbound.close()
+            self._pump(peer)
 
-    def end(self, feed: Feed) -> None:
-        """The subscription is over."""
-        self.pause(feed)
-        self.quiet.forget(feed)
+    def end(self, subscription: BrokerSubscription) -> None:
+        """Delete a subscription."""
+        self.pause(subscription)
+        self.quiet.forget(subscription)
         self._generation += 1
-        for pattern in feed.filters:
-            self._trie.remove(pattern, feed)
+        for pattern in subscription.filters:
+            self._trie.remove(pattern, subscription)
             if not is_pattern(pattern) and pattern not in self._trie:
                 self._catalogue.release(pattern)
-        self._absent.pop(feed, None)
+        self._absent.pop(subscription, None)
         self.subscriptions -= 1
-        self._journal.feed(feed)
+        self._dirty.subscription(subscription)
 
-    def _settle(self, feed: Feed, link: Link) -> None:
-        """Takes the feed off its link's books."""
-        for lane in (feed.lane, feed.live_lane):
-            link.unconfirmed_bytes -= sum(size for *_, size, _ in lane.unconfirmed)
-            del link.lanes[lane.channel]
-        link.unconfirmed_bytes -= feed.lane.pieces_bytes
-        del link.feeds[feed.number]
-        link.behind.pop(feed, None)
-        self.stop_reading(feed, link)
-        self._dirty.pop(feed, None)
-        self._lagging.pop(feed, None)
+    # -- forwarding ---------------------------------------------------------------------------------------------------
 
-    # -- from the log, as it grows ------------------------------------------------------------------------------------
-
-    def routes(self, topic: Topic) -> list[Feed]:
-        """The connected subscriptions that match a topic."""
+    def routes(self, topic: Topic) -> list[BrokerSubscription]:
+        """Return the connected subscriptions that match a topic."""
         if topic.generation != self._generation:
             self._matching(topic)
         return topic.routes
 
-    def _matching(self, topic: Topic) -> list[Feed]:
-        """All subscriptions that match a topic."""
+    def _matching(self, topic: Topic) -> list[BrokerSubscription]:
+        """Return all subscriptions that match a topic."""
         if topic.generation != self._generation:
             topic.generation = self._generation
             topic.matching = sorted(self._trie.match(topic.name), key=_serial)
-            topic.routes = [feed for feed in topic.matching if feed.link is not None]
+            topic.routes = [one for one in topic.matching if one.peer is not None]
         return topic.matching
 
     def forward(self, topic: Topic, publisher: int, entry: Entry, offset: int) -> int:
-        """A batch has been committed. Gives how many connected subscriptions it is for."""
-        feeds = self.routes(topic)
-        if feeds:
-            head, rest = routed(entry, entry.flags & ~RETAIN, topic.number, publisher, offset)
-            size = len(head) + len(rest)
+        """Forward a committed batch to live subscriptions. Return how many connected subscriptions it is for."""
+        if topic.generation != self._generation:
+            self._matching(topic)
+        routes = topic.routes
+        if routes:
             end = offset + entry.count
-            for feed in feeds:
-                if feed.is_live:
-                    link = feed.link
-                    assert link is not None
-                    if not feed.may_hold(link, size):
-                        feed.position = offset
-                        self._fall_behind(feed, link)
-                        continue
-                    self.push(feed, link, topic, publisher, entry, head, rest, offset)
-                    feed.sent_below = end
-        return len(feeds)
-
-    def on_committed(self, next_offset: int) -> None:
-        """Everything below this offset is in the log and was forwarded. Feeds at its end may be live from now on."""
-        self.next_offset = next_offset
-
-    def push(
-        self, feed: Feed, link: Link, topic: Topic, publisher: int, entry: Entry, head: bytes, rest: bytes, offset: int
-    ) -> None:
-        lane = feed.lane
-        size = len(head) + len(rest)
-        if lane.pieces_bytes and lane.pieces_bytes + size > RECORD_BYTES:
-            link.unconfirmed_bytes += lane.cut()
-        if not lane.knows(topic.number, publisher):
-            if lane.labels_are_many:
-                link.unconfirmed_bytes += lane.forget_labels()
-            lane.introduce(topic.number, topic.name, publisher, entry.publisher)
-        lane.add(head, rest, offset, feed.sent_below, entry.count)
-        link.unconfirmed_bytes += size
-        link.messages_out += entry.count
-        self.messages_out += entry.count
-        self._dirty[feed] = None
-        self._lagging[feed] = None
+            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, offset, end)
+            for one in routes:
+                if one.is_live:
+                    peer = one.peer
+                    assert peer is not None
+                    outbound = one.outbound
+                    if outbound.put(batch):
+                        sent = one.sent
+                        if sent and sent[-1][1] == offset:
+                            sent[-1][1] = end
+                        else:
+                            sent.append([offset, end])
+                        one.sent_below = end
+                        peer.messages_out += entry.count
+                        self.messages_out += entry.count
+                        self.unflushed[outbound] = None
+                        self._lagging[one] = None
+                    else:
+                        one.position = offset
+                        self._fall_behind(one, peer)
+        return len(routes)
 
     def forward_live(self, topic: Topic, publisher: int, entry: Entry) -> int:
-        """A batch of QoS 0, which is in no log. Gives how many connected subscriptions it is for."""
-        feeds = self.routes(topic)
-        for feed in feeds:
-            link = feed.link
-            assert link is not None
-            number = feed.live_number
-            feed.live_number += entry.count
-            head, rest = routed(entry, entry.flags & ~RETAIN, topic.number, publisher, number)
-            size = len(head) + len(rest)
-            lane = feed.live_lane
-            reliable = size > MAX_UNRELIABLE_BYTES
-            # One that is longer than the window goes when half of it is free: else it could never go.
-            if reliable and link.unconfirmed_bytes + min(size, link.window_bytes // 2) > link.window_bytes:
-                self.live_dropped += entry.count
-                continue
-            if lane.pieces_bytes + size > MAX_UNRELIABLE_BYTES:
-                link.unconfirmed_bytes += lane.cut_unreliable()
-            if not lane.knows(topic.number, publisher):
-                if lane.labels_are_many:
-                    link.unconfirmed_bytes += lane.cut_unreliable() + lane.forget_labels()
-                lane.introduce(topic.number, topic.name, publisher, entry.publisher)
-            lane.add(head, rest, 0, 0, 0)
-            if reliable:
-                link.unconfirmed_bytes += size + lane.cut()
-            else:
-                self._dirty[feed] = None
-            link.messages_out += entry.count
-            self.messages_out += entry.count
-        return len(feeds)
+        """Forward a batch of QoS 0 that is not logged. Return how many connected subscriptions it is for."""
+        routes = self.routes(topic)
+        if routes:
+            batch = OutboundBatch(topic, publisher, entry, entry.flags & ~RETAIN, 0, 0)
+            for one in routes:
+                peer = one.peer
+                assert peer is not None
+                if one.outbound.put_live(batch):
+                    peer.messages_out += entry.count
+                    self.messages_out += entry.count
+                    self.unflushed[one.outbound] = None
+                else:
+                    self.live_dropped += entry.count
+        return len(routes)
 
     def flush(self) -> None:
-        """The end of a turn: what waits to be joined is sent."""
-        for feed in self._dirty:
-            link = feed.link
-            if link is not None:
-                link.unconfirmed_bytes += feed.lane.cut() + feed.live_lane.cut_unreliable()
-        self._dirty.clear()
+        """End a turn: have all batches sent that were put."""
+        for outbound in self.unflushed:
+            outbound.flush()
+        self.unflushed.clear()
 
     # -- the subscriber's pace ----------------------------------------------------------------------------------------
 
-    def on_confirm(self, link: Link, channel: int, record: int) -> None:
-        """The client's application has taken everything on this channel up to the record."""
-        feed = link.lanes.get(channel)
-        if feed is None:
-            return
-        lane = feed.lane if feed.lane.channel == channel else feed.live_lane
-        link.unconfirmed_bytes -= lane.on_confirm(record)
-        if feed.gaps and feed.cursor is None and lane is feed.lane:
-            feed.gaps = [gap for gap in feed.gaps if gap[0] > record]
-        if feed.is_live and not feed.lane.unconfirmed and not feed.lane.pieces:
-            self._lagging.pop(feed, None)
-        if self._journal.keeps and feed.cursor is None and not feed.is_settled:
-            self._journal.moved[feed] = None
-        if link.behind and (link.unconfirmed_bytes <= link.window_bytes // 2 or not feed.lane.held_bytes):
-            for behind in link.behind:
-                behind.is_full = False
-            self.pump(link)
+    def acknowledge(self, subscription: BrokerSubscription, offset: int, gaps: int = 0) -> None:
+        """The client's application has processed everything sent below an offset, and this many more gap reports."""
+        if offset > subscription.acknowledged_below:
+            subscription.acknowledged_below = offset
+        sent = subscription.sent
+        while sent and sent[0][1] <= offset:
+            sent.popleft()
+        if gaps and subscription.cursor is None:
+            del subscription.gaps[:gaps]
+        if not sent and subscription.is_live:
+            self._lagging.pop(subscription, None)
+        if self._dirty.is_durable and subscription.cursor is None and not subscription.is_settled:
+            self._dirty.moved[subscription] = None
 
-    def pump(self, link: Link) -> None:
-        """Lets the feeds that are behind go on, in turn, as far as the client's window and its reads allow."""
-        for feed in list(link.behind):
-            if link.unconfirmed_bytes >= link.window_bytes or link.reads >= READS_AT_ONCE:
+    def resume(self, peer: Peer) -> None:
+        """Continue with the subscriptions of a client that are behind: its outbounds have room again."""
+        for one in peer.behind:
+            one.is_full = False
+        self._pump(peer)
+
+    def _pump(self, peer: Peer) -> None:
+        for one in list(peer.behind):
+            if peer.reads >= READS_AT_ONCE or not peer.has_room():
                 return
-            self._go_on(feed, link)
+            self._advance(one, peer)
 
-    def _go_on(self, feed: Feed, link: Link) -> None:
-        if feed.reading is not None or feed.is_full or not feed.may_hold(link, 1):
+    def _advance(self, subscription: BrokerSubscription, peer: Peer) -> None:
+        """Let a subscription that is behind continue, as far as its client and the reads of the log allow."""
+        if subscription.reading is not None or subscription.is_full:
             return
-        self._catching_up.send_retained(feed, link)
-        if feed.waiting_retained:
-            if feed.may_hold(link, 1):  # it has looked at many: on_found lets it go on
-                self._read(feed, link, 1)
-        elif feed.position >= self.next_offset and not feed.lost:
-            feed.is_live = True
-            feed.is_abandoned = False
-            del link.behind[feed]
-            if not feed.lane.unconfirmed and not feed.lane.pieces:
-                self._lagging.pop(feed, None)
+        room = subscription.outbound.room()
+        if not room:
+            return
+        if subscription.retained_pending:
+            self._send_retained(subscription, peer)
+            room = subscription.outbound.room()
+        if subscription.retained_pending:
+            if room and not subscription.is_full:  # it has examined many topics: on_found continues
+                self._read(subscription, peer, 1)
+        elif subscription.position >= self.next_offset and not subscription.lost:
+            subscription.is_live = True
+            subscription.is_abandoned = False
+            del peer.behind[subscription]
+            if not subscription.sent:
+                self._lagging.pop(subscription, None)
         else:
-            room = (link.window_bytes - link.unconfirmed_bytes) // len(link.behind)
-            # Not too little: what is not for it costs no room.
-            self._read(feed, link, max(LEAST_READ_BYTES, min(room, READ_BYTES)))
+            # Not too little: messages that do not match need no room.
+            self._read(subscription, peer, max(LEAST_READ_BYTES, min(room // len(peer.behind), READ_BYTES)))
 
-    def _read(self, feed: Feed, link: Link, max_bytes: int) -> None:
-        """Unless others read: on_found has it go on then."""
-        if link.reads < READS_AT_ONCE:
-            link.reads += 1
-            feed.reading = Read(feed, feed.position, max_bytes)
-            self._effects.append(feed.reading)
+    def _read(self, subscription: BrokerSubscription, peer: Peer, max_bytes: int) -> None:
+        """Read the log, unless others of the same client do: on_found continues then."""
+        if peer.reads < READS_AT_ONCE:
+            peer.reads += 1
+            subscription.reading = Read(subscription, subscription.position, max_bytes)
+            self._effects.append(subscription.reading)
             # The others have their turn first next time.
-            del link.behind[feed]
-            link.behind[feed] = None
+            del peer.behind[subscription]
+            peer.behind[subscription] = None
 
-    def stop_reading(self, feed: Feed, link: Link) -> None:
-        """It has its answer, or needs none any more."""
-        if feed.reading is not None:
-            feed.reading = None
-            link.reads -= 1
+    def _stop_reading(self, subscription: BrokerSubscription, peer: Peer) -> None:
+        if subscription.reading is not None:
+            subscription.reading = None
+            peer.reads -= 1
 
-    def _fall_behind(self, feed: Feed, link: Link) -> None:
-        feed.is_live = False
-        link.behind[feed] = None
-        self._lagging[feed] = None
+    def _fall_behind(self, subscription: BrokerSubscription, peer: Peer) -> None:
+        subscription.is_live = False
+        peer.behind[subscription] = None
+        self._lagging[subscription] = None
 
-    # -- what the log is about to forget ------------------------------------------------------------------------------
+    # -- from the log to a subscription that is behind ----------------------------------------------------------------
 
-    def overrun(self, floor: int) -> list[Feed]:
-        """The connected feeds that still need something below this offset."""
+    def on_found(self, found: Found, now_us: int) -> None:
+        """The log has answered a Read."""
+        subscription = found.read.subscription
+        peer = subscription.peer
+        if peer is None or found.read is not subscription.reading:
+            return
+        self._stop_reading(subscription, peer)
+        if not subscription.retained_pending:
+            self._send_found(subscription, peer, found)
+        self._pump(peer)
+
+    def _send_found(self, subscription: BrokerSubscription, peer: Peer, found: Found) -> None:
+        """Send matching batches of the answer, as far as there is room."""
+        # The log may have more by now than has been forwarded to live subscriptions.
+        end_offset = min(found.next_offset, self.next_offset)
+        damaged = found.damaged[::-1]
+        matching: dict[str, bool] = {}
+        if subscription.lost:
+            self._report_gap(subscription)
+        for offset, entry in found.entries:
+            end = offset + entry.count
+            if offset >= end_offset:
+                break
+            if end <= subscription.position:
+                continue
+            while damaged and damaged[-1][0] <= offset:
+                _pass_damage(subscription, *damaged.pop())
+            _pass_hole(subscription, offset)
+            if entry.topic not in matching:
+                if len(matching) * len(subscription.filters) > MATCHES_PER_TURN:
+                    return
+                matching[entry.topic] = subscription.matches(entry.topic)
+            if matching[entry.topic] and not self._send_entry(subscription, peer, offset, entry):
+                return
+            subscription.position = end
+        while damaged and damaged[-1][0] < end_offset:
+            _pass_damage(subscription, *damaged.pop())
+        _pass_hole(subscription, end_offset)
+
+    def _send_entry(self, subscription: BrokerSubscription, peer: Peer, offset: int, entry: Entry) -> bool:
+        """Return False if there is no room for it."""
+        if subscription.lost:
+            self._report_gap(subscription)
+        if offset < subscription.position:
+            entry = without_first(entry, subscription.position - offset)
+            offset = subscription.position
+        topic = self._catalogue.adopt(entry.topic)
+        end = offset + entry.count
+        if not self._put(subscription, peer, topic, entry, entry.flags & ~RETAIN, offset, end):
+            subscription.is_full = True
+            return False
+        subscription.note_sent(offset, end)
+        return True
+
+    def _put(
+        self,
+        subscription: BrokerSubscription,
+        peer: Peer,
+        topic: Topic,
+        entry: Entry,
+        flags: int,
+        offset: int,
+        end_offset: int,
+    ) -> bool:
+        batch = OutboundBatch(topic, self._numbers.number(entry.publisher), entry, flags, offset, end_offset)
+        if not subscription.outbound.put(batch):
+            return False
+        peer.messages_out += entry.count
+        self.messages_out += entry.count
+        self.unflushed[subscription.outbound] = None
+        return True
+
+    def _report_gap(self, subscription: BrokerSubscription) -> None:
+        """Report missed messages at the position where they are missing."""
+        position = subscription.position
+        subscription.outbound.gap(subscription.lost, position)
+        subscription.note_sent(position, position)
+        subscription.gaps.append((subscription.lost, position))
+        subscription.lost = 0
+
+    def _send_retained(self, subscription: BrokerSubscription, peer: Peer) -> None:
+        """Send retained messages as far as there is room, and a bounded number in one turn."""
+        pending = subscription.retained_pending
+        left = RETAINED_PER_TURN
+        steps = MATCHES_PER_TURN
+        filters = subscription.filters
+        while pending:
+            index, after = pending.pop()
+            for position, topic in self._catalogue.with_retained(filters[index], after):
+                if left == 0 or steps <= 0:
+                    pending.append((index, after))
+                    return
+                steps -= 1
+                message = topic.retained if topic is not None else None
+                if topic is not None and message is not None:
+                    steps -= index
+                    if self._is_for_retained(subscription, index, topic.name) and (
+                        message.version <= subscription.retained_before
+                        and not (message.qos and message.offset >= subscription.position)
+                    ):  # else it is newer than the subscription: it came live, or comes from the log
+                        entry = message.entry(topic.name)
+                        start = subscription.position
+                        if not self._put(subscription, peer, topic, entry, entry.flags, message.offset, start):
+                            pending.append((index, after))
+                            subscription.is_full = True
+                            return
+                        if not subscription.sent:  # it has not everything until this is acknowledged
+                            subscription.sent.append([start, start])
+                        left -= 1
+                after = position
+
+    def _is_for_retained(self, subscription: BrokerSubscription, index: int, topic: str) -> bool:
+        """Return whether a retained message is sent for this filter: none of the filters before it matches too."""
+        return not any(matches(pattern, topic) for pattern in subscription.filters[:index])
+
+    # -- messages that are deleted from the log -----------------------------------------------------------------------
+
+    def overrun(self, floor: int) -> list[BrokerSubscription]:
+        """Return the connected subscriptions that still need something below this offset."""
         if floor <= self._needed_bound:
             return []
-        late = [feed for feed in self._lagging if not feed.is_abandoned and feed.done_below(self.next_offset) < floor]
+        late = [one for one in self._lagging if not one.is_abandoned and one.done_below(self.next_offset) < floor]
         if not late:
             self._needed_bound = floor
         return late
 
     def needs_below(self, floor: int) -> bool:
-        """Whether anybody, connected or not, will miss something when the log begins at this offset."""
-        return bool(late_feeds(self._absent, self._lagging, floor))
+        """Return whether a subscription, connected or not, will miss something when the log begins at this offset."""
+        return bool(late_subscriptions(self._absent, self._lagging, floor))
 
-    def on_losing(self, losing: Losing) -> None:
-        """Counts for everyone what they will not get."""
-        late = late_feeds(self._absent, self._lagging, losing.floor)
+    def on_losing(self, losing: Losing, now_us: int) -> None:
+        """Count the messages that each subscription will miss."""
+        late = late_subscriptions(self._absent, self._lagging, losing.floor)
         lose(losing, late, self.marks, self._trie.match)
         if losing.pattern is None:
             self.first_offset = losing.floor
-        if self._journal.keeps:
-            self._journal.moved.update(dict.fromkeys(late))
+        if self._dirty.is_durable:
+            self._dirty.moved.update(dict.fromkeys(late))
+
+
+def _pass_damage(subscription: BrokerSubscription, begin: int, end: int) -> None:
+    """Move behind a damaged range. How many of its messages matched is unknown: all count as lost."""
+    _pass_hole(subscription, begin)
+    subscription.lost += max(end - subscription.position, 0)
+    subscription.position = max(end, subscription.position)
+
+
+def _pass_hole(subscription: BrokerSubscription, offset: int) -> None:
+    """Move to an offset; the log has nothing before it.
+
+    Retention leaves holes: of other topics, of messages whose loss was counted when they were deleted, or (below
+    `holes_below`) of messages that this subscription should have got.
+    """
+    if offset > subscription.position:
+        subscription.lost += max(min(offset, subscription.holes_below) - subscription.position, 0)
+        subscription.position = offset

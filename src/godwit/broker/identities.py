@@ -1,4 +1,4 @@
-"""Which messages of QoS 2 are known: for each publisher and topic the newest epoch and the next sequence."""
+"""Identities of publishers: which messages of QoS 2 are known, by the newest epoch and the next sequence of each."""
 
 from __future__ import annotations
 
@@ -8,71 +8,77 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from godwit.broker.journal import Journal
+from godwit.broker.dirty_state import DirtyState
 from godwit.limits import MAX_PUBLISHERS_REMEMBERED, PUBLISHER_EXPIRY_S
-from godwit.wire.changes import IdentityRow
+from godwit.wire.changes import IdentityKept
 
-Key: TypeAlias = tuple[str, str, str]
-"""The client's name (empty for a nameless one), the identity it gave, the topic."""
-MAX_BEGUN: Final = 20_000
-"""Publishers that have sent nothing yet: the longest of them is forgotten."""
+PublisherKey: TypeAlias = tuple[str, str, str]
+"""The client's name (empty for a nameless one), the identity that it gave, the topic."""
+MAX_OPENED: Final = 20_000
+"""Publishers that have sent nothing yet; beyond it the oldest is deleted."""
 
 
-class Progress(msgspec.Struct):
+class PublisherProgress(msgspec.Struct):
+    """How far one publisher has come on one topic."""
+
     epoch: int
     next_sequence: int
-    """What is below has arrived; the log may not have all of it yet."""
+    """Everything below has arrived; the log may not have all of it yet."""
     last_us: int
-    safe_epoch: int = 0
-    safe_sequence: int = 0
-    """What is below is in the log."""
+    stored_epoch: int = 0
+    stored_sequence: int = 0
+    """Everything below is in the log."""
 
 
 class Identities:
-    """Bounded: when there are too many, the owner with the most loses the one that was silent for longest. So nobody
-    pushes out others who have few."""
+    """The known publishers, in bounded number: the owner with the most loses its least recently used one.
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._known: OrderedDict[Key, Progress] = OrderedDict()
-        """The one that was silent for longest first."""
-        self._begun: OrderedDict[Key, int] = OrderedDict()
-        """The epochs of those that have sent nothing yet: they retire older ones all the same, as well as it goes."""
-        self._of_owner: dict[str, OrderedDict[Key, None]] = {}
-        """The same, by owner."""
+    So a client with many identities does not push out those of others.
+    """
+
+    def __init__(self, dirty: DirtyState) -> None:
+        self._dirty = dirty
+        self._known: OrderedDict[PublisherKey, PublisherProgress] = OrderedDict()
+        """The least recently used one first."""
+        self._opened: OrderedDict[PublisherKey, int] = OrderedDict()
+        """The epochs of publishers that have sent nothing yet: they retire older epochs all the same."""
+        self._of_owner: dict[str, OrderedDict[PublisherKey, None]] = {}
+        """The known publishers by owner."""
         self._owners_with: dict[int, dict[str, None]] = {}
-        """Owners by how many they have."""
+        """Owners by the number of their publishers."""
         self._most = 0
-        """What the owner with the most has."""
+        """The largest of these numbers."""
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, key: Key) -> Progress | None:
+    def get(self, key: PublisherKey) -> PublisherProgress | None:
         return self._known.get(key)
 
-    def open(self, key: Key, epoch: int) -> bool:
-        """A run of the publisher begins or goes on; False if a newer one is known. A new publisher becomes known with
-        its first message."""
+    def open(self, key: PublisherKey, epoch: int) -> bool:
+        """A run of the publisher begins or continues; return False if a newer one is known.
+
+        A new publisher becomes known with its first message.
+        """
         known = self._known.get(key)
-        if epoch < (known.epoch if known is not None else self._begun.get(key, 0)):
+        if epoch < (known.epoch if known is not None else self._opened.get(key, 0)):
             return False
         if known is None:
-            self._begun[key] = epoch
-            self._begun.move_to_end(key)
-            if len(self._begun) > MAX_BEGUN:
-                self._begun.popitem(last=False)
+            self._opened[key] = epoch
+            self._opened.move_to_end(key)
+            if len(self._opened) > MAX_OPENED:
+                self._opened.popitem(last=False)
         elif epoch > known.epoch:
             self._begin(key, known, epoch)
         return True
 
-    def _add(self, key: Key, known: Progress) -> None:
+    def _add(self, key: PublisherKey, known: PublisherProgress) -> None:
         owner = key[0]
         self._known[key] = known
         self._of_owner.setdefault(owner, OrderedDict())[key] = None
         self._count(owner, 1)
 
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: PublisherKey) -> None:
         owner = key[0]
         del self._known[key], self._of_owner[owner][key]
         self._count(owner, -1)
@@ -91,22 +97,22 @@ class Identities:
         if now > self._most or before == self._most not in self._owners_with:
             self._most = now
 
-    def _begin(self, key: Key, known: Progress, epoch: int) -> None:
+    def _begin(self, key: PublisherKey, known: PublisherProgress, epoch: int) -> None:
         known.epoch = epoch
         known.next_sequence = 0
-        self._journal.identity(key, known)
+        self._dirty.identity(key, known)
 
-    def new_messages(self, key: Key, epoch: int, sequence: int, count: int, now_us: int) -> int | None:
-        """How many at the front of a batch are known already; None if the epoch is over.
+    def new_messages(self, key: PublisherKey, epoch: int, sequence: int, count: int, now_us: int) -> int | None:
+        """Return how many messages at the front of a batch are known; None if the epoch is over.
 
-        The rest counts as known from now on.
+        The others count as known from now on.
         """
         known = self._known.get(key)
         if known is None:
-            if epoch < self._begun.get(key, 0):
+            if epoch < self._opened.get(key, 0):
                 return None
-            self._begun.pop(key, None)
-            known = Progress(epoch, 0, now_us)
+            self._opened.pop(key, None)
+            known = PublisherProgress(epoch, 0, now_us)
             self._add(key, known)
             self._bound(now_us)
         if epoch < known.epoch:
@@ -118,30 +124,30 @@ class Identities:
         known.last_us = now_us
         self._known.move_to_end(key)
         self._of_owner[key[0]].move_to_end(key)
-        self._journal.identity(key, known)
+        self._dirty.identity(key, known)
         return repeated
 
-    def on_safe(self, key: Key, epoch: int, sequence: int) -> None:
-        """What is below this sequence is in the log."""
+    def on_stored(self, key: PublisherKey, epoch: int, sequence: int) -> None:
+        """Everything below this sequence is in the log."""
         known = self._known.get(key)
         if known is not None:
-            known.safe_epoch = epoch
-            known.safe_sequence = sequence
+            known.stored_epoch = epoch
+            known.stored_sequence = sequence
 
-    def rewind(self, keys: Iterable[Key]) -> None:
-        """What is not in the log will not be: it is new when it comes again. A newer epoch stays the newest."""
+    def rewind(self, keys: Iterable[PublisherKey]) -> None:
+        """An append failed: messages that are not in the log are new when they come again. Epochs remain."""
         for key in keys:
             known = self._known.get(key)
             if known is not None:
-                known.next_sequence = known.safe_sequence if known.safe_epoch == known.epoch else 0
+                known.next_sequence = known.stored_sequence if known.stored_epoch == known.epoch else 0
 
-    def restore(self, kept: IdentityRow) -> None:
-        """One that was known before the broker was restarted; the longest silent come first."""
-        key = (kept.owner, kept.publisher, kept.topic)
-        self._add(key, Progress(kept.epoch, kept.next_sequence, kept.last_us, kept.epoch, kept.next_sequence))
+    def restore(self, row: IdentityKept) -> None:
+        """Add a publisher that was known before the broker was restarted, the least recently used ones first."""
+        key = (row.owner, row.publisher, row.topic)
+        self._add(key, PublisherProgress(row.epoch, row.next_sequence, row.last_us, row.epoch, row.next_sequence))
 
     def _bound(self, now_us: int) -> None:
-        """There is one more, which is the newest of all."""
+        """Delete expired publishers, and one if there are too many. The newest of all has just been added."""
         expired_us = now_us - PUBLISHER_EXPIRY_S * 1_000_000
         while True:
             oldest = next(iter(self._known))
@@ -151,4 +157,4 @@ class Identities:
                 owner = next(iter(self._owners_with[self._most]))
                 oldest = next(iter(self._of_owner[owner]))
             self._remove(oldest)
-            self._journal.identity(oldest, None)
+            self._dirty.identity(oldest, None)

@@ -1,28 +1,28 @@
-"""Who is there: a link is one connection, a session is what outlives it under a client's name."""
+"""Sessions: the state that outlives a connection under a client's name."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
 from hashlib import sha256
 from ipaddress import IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Any, Final
 
-from godwit.broker.rate import Bucket
+from godwit.broker.quotas import ANONYMOUS, Usage
 from godwit.errors import UsageError
 from godwit.limits import MAX_CLIENT_NAME_BYTES
-from godwit.transport.connection import Connection
-from godwit.wire.control import Subscribe, Will
+from godwit.wire.control import Will
 
 if TYPE_CHECKING:
-    from godwit.broker.feed import Feed
-    from godwit.broker.inlet import Inlet
-    from godwit.broker.jobs.work_channel import JobPeer
+    from godwit.broker.ports import Peer
+    from godwit.broker.subscription import BrokerSubscription
 
 _BAD_IN_NAME: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def check_name(name: str) -> None:
-    """UsageError if no client can be called so."""
+    """Raise UsageError if the name is not valid for a client, a cursor or a query."""
     size = len(name.encode(errors="surrogatepass"))
     if not 1 <= size <= MAX_CLIENT_NAME_BYTES:
         raise UsageError(f"a name of {size} bytes: it has 1 to {MAX_CLIENT_NAME_BYTES}")
@@ -34,17 +34,13 @@ def check_name(name: str) -> None:
         raise UsageError(f"the name {name!r} is no valid Unicode text: choose another") from None
 
 
-ANONYMOUS: Final = "anonymous-"
-"""How the names begin that the broker makes: no client may choose such a one."""
-
-
 def made_name(instance: bytes) -> str:
-    """For a client without a name: the same over its reconnects. It tells nothing of the instance, which proves it."""
+    """Return the name of a client that has none: the same over its reconnects. It does not reveal the instance."""
     return ANONYMOUS + sha256(b"godwit nameless" + instance).hexdigest()[:16]
 
 
 def network_of(host: str) -> str:
-    """Return what one client can be told by: an IPv4 address, or the 64-bit network of an IPv6 address."""
+    """Return the key of a client's quotas: its IPv4 address, or the 64-bit network of its IPv6 address."""
     if ":" not in host:
         return host
     address = IPv6Address(host.partition("%")[0])
@@ -52,114 +48,103 @@ def network_of(host: str) -> str:
 
 
 def check_chosen(name: str) -> None:
-    """UsageError if a client cannot choose this name for itself: the broker makes such ones."""
+    """Raise UsageError if a client may not choose this name: the broker chooses such names."""
     if name.startswith(ANONYMOUS):
         raise UsageError(f"the name {name!r} begins with {ANONYMOUS!r}, as those that the broker makes: choose another")
 
 
 class Session:
-    """A client's name and what belongs to it."""
+    """A client's name, with its subscriptions, its will and its connection."""
 
     __slots__ = (
-        "ends_at_us", "expiry_s", "feeds", "filter_levels", "host", "instance", "is_awaited", "is_proved",
-        "is_remembered", "is_stored", "link", "messages_in", "name", "publisher_number", "will",
+        "ends_at_us", "expiry_s", "filter_levels", "host", "instance", "is_awaited", "is_proved", "is_remembered",
+        "is_stored", "messages_in", "name", "peer", "publisher_number", "subscriptions", "will",
     )  # fmt: skip
 
     def __init__(self, name: str, publisher_number: int, *, is_remembered: bool) -> None:
         self.name = name
         self.publisher_number = publisher_number
         self.is_remembered = is_remembered
-        """Nameless clients are not."""
+        """False for a client without a name of its own."""
         self.is_proved = False
         self.host = ""
-        """The network of a client that has not proved its name, as far as this run of the broker has seen it."""
+        """The network of a client that has not proved its name, if this run of the broker has seen it."""
         self.instance = b""
         self.expiry_s = 0
         self.ends_at_us: int | None = None
-        """When it is forgotten, while nobody is connected under its name."""
+        """When the session is deleted, while its client is not connected."""
         self.is_awaited = False
-        """It was connected when the broker stopped: it has until ends_at_us to come back, then it counts as gone."""
+        """The client was connected when the broker stopped: it has until `ends_at_us` to reconnect."""
         self.is_stored = False
-        """Whether it is written down, and outlives a restart."""
-        self.link: Link | None = None
+        """Whether the store has it, so that it outlives a restart."""
+        self.peer: Peer | None = None
+        """The connection, while there is one."""
         self.will: Will | None = None
-        self.feeds: dict[tuple[tuple[str, ...], str | None], Feed] = {}
+        self.subscriptions: dict[tuple[tuple[str, ...], str | None], BrokerSubscription] = {}
         """By their filters and cursor's name: the same ones again are the same subscription."""
         self.filter_levels = 0
         """Of all its subscriptions."""
         self.messages_in = 0
 
     def fields(self, **more: Any) -> dict[str, Any]:
-        """Return the fields of an event line about this client. With a host, its lines are bounded for that host, too:
-        a name that is not proved can be another one each time."""
+        """Return the fields of a Notice about this client.
+
+        With a host, its event lines are limited for that host too: an unproved name can be a new one each time.
+        """
         return {"client": self.name, **({"host": self.host} if self.host else {}), **more}
 
     @property
     def outlives_restart(self) -> bool:
-        """Whether there is anything to remember: a will, or subscriptions that outlive the connection."""
-        return self.is_remembered and (self.will is not None or bool(self.expiry_s and self.feeds))
+        """Whether there is anything to store: a will, or subscriptions that outlive the connection."""
+        return self.is_remembered and (self.will is not None or bool(self.expiry_s and self.subscriptions))
 
 
-class Link:
-    """One connection of a client."""
+class Sessions(dict[str, Session]):
+    """Sessions by name. `after` walks them in the order of their names, and `of_host` counts them by host."""
 
-    __slots__ = (
-        "_next_channel", "address", "awaited", "behind", "bucket", "connection", "feeds", "inlets", "is_open", "lanes",
-        "locating", "login_by_us", "lookups", "messages_out", "opens", "party", "reads", "requests", "session",
-        "since_us", "to_locate", "unconfirmed_bytes", "unpaid", "window_bytes",
-    )  # fmt: skip
+    def __init__(self) -> None:
+        super().__init__()
+        self._order: list[str] | None = None
+        """Sorted names, from the first request for a list on."""
+        self._of_hosts = Usage()
 
-    def __init__(self, connection: Connection, address: str, now_us: int, window_bytes: int) -> None:
-        self.connection = connection
-        self.is_open = True
-        self.address = address
-        self.since_us = now_us
-        self.login_by_us: int | None = None
-        self.session: Session | None = None
-        """Who it is, once it has logged in."""
-        self.inlets: dict[int, Inlet] = {}
-        """Its channels for publishing."""
-        self.feeds: dict[int, Feed] = {}
-        """Its subscriptions, by the numbers that it gave them."""
-        self.lanes: dict[int, Feed] = {}
-        """The same, by the channels that lead to it."""
-        self.locating: dict[int, Subscribe] = {}
-        """Subscriptions whose start is being looked up, by their numbers."""
-        self.to_locate: dict[int, Subscribe] = {}
-        """Those that wait until others are done."""
-        self.lookups = 0
-        """What the log was asked for and has not answered, also of subscriptions that were given up meanwhile."""
-        self.behind: dict[Feed, None] = {}
-        """Those that are to go on first come first."""
-        self.reads = 0
-        """How many of them the log is being asked for."""
-        self.window_bytes = window_bytes
-        self.unconfirmed_bytes = 0
-        """Sent or about to be sent, and not taken by the client's application."""
-        self.messages_out = 0
-        self.awaited = 0
-        """Replies to it that wait for the log."""
-        self.requests: Bucket | None = None
-        self.opens: Bucket | None = None
-        """Of the channels that it opens: as many at once as it may have."""
-        self.bucket: Bucket | None = None
-        """Of its messages, if there is a limit."""
-        self.unpaid: list[tuple[int, int]] = []
-        """Credit that it gets back only when its rate allows it: channel, bytes."""
-        self.party: JobPeer | None = None
-        """Its part in work, if it takes one."""
-        self._next_channel = 1
+    def __setitem__(self, name: str, session: Session) -> None:
+        former = self.get(name)
+        if former is not None:
+            self._count(former, -1)
+        elif self._order is not None:
+            insort(self._order, name)
+        super().__setitem__(name, session)
+        self._count(session, 1)
 
-    @property
-    def host(self) -> str:
-        """The network that it comes from."""
-        return network_of(self.connection.peer_address[0])
+    def move(self, session: Session, host: str) -> None:
+        """Count a session for the host from which its client connects now; "" if the client has proved its name."""
+        is_here = self.get(session.name) is session
+        if is_here:
+            self._count(session, -1)
+        session.host = host
+        if is_here:
+            self._count(session, 1)
 
-    def take_channel(self) -> int:
-        """The number of the next channel that is opened towards it."""
-        channel = self._next_channel
-        self._next_channel += 1
-        return channel
+    def of_host(self, host: str) -> int:
+        """Return the number of sessions with a chosen name that was not proved from this host."""
+        return self._of_hosts.of(host)
 
-    def take_channels(self) -> tuple[int, int]:
-        return self.take_channel(), self.take_channel()
+    def _count(self, session: Session, by: int) -> None:
+        if session.host and session.is_remembered:
+            self._of_hosts.add(session.host, by)
+
+    def __delitem__(self, name: str) -> None:
+        session = self[name]
+        super().__delitem__(name)
+        self._count(session, -1)
+        if self._order is not None:
+            del self._order[bisect_left(self._order, name)]
+
+    def after(self, name: str | None) -> Iterator[Session]:
+        """Yield the sessions with names after `name` (None: all), in order. Stop before one is added or removed."""
+        if self._order is None:
+            self._order = sorted(self)
+        order = self._order
+        for at in range(0 if name is None else bisect_right(order, name), len(order)):
+            yield self[order[at]]

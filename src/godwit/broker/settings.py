@@ -1,4 +1,4 @@
-"""What an operator decides about a broker, checked when it is made."""
+"""The settings of a broker, checked when they are made."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from godwit import limits
 from godwit.broker.access import Access
-from godwit.broker.topics import RESERVED, check_filter, check_topic, matches, shown
+from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
+from godwit.wire.filters import RESERVED, matches
 
 Policy: TypeAlias = Literal["open", "publishers", "explicit"]
-"""Who brings a topic into being: whoever uses it / whoever publishes to it / only whoever creates it."""
+"""How a topic is created: by any use / by publishing to it / only by an explicit request."""
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 BOUNDS: Final[dict[str, tuple[float, float]]] = {
@@ -35,53 +36,53 @@ BOUNDS: Final[dict[str, tuple[float, float]]] = {
     "lease_s": (0.1, 24 * 3600),
     "job_keep_s": (0, 366 * 24 * 3600),
 }
-"""The least and the greatest value of each number."""
+"""The smallest and the largest value of each number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The defaults are those of godwit.limits, and a broker that is open to everybody."""
+    """The settings; by default the limits are those of godwit.limits, and every client may do everything."""
 
     topics: tuple[str, ...] = ()
-    """There from the start."""
+    """Topics that exist from the start."""
     policies: tuple[tuple[str, Policy], ...] = ()
     """Filters with the policy of the topics that match; the first that matches a topic decides."""
     default_policy: Policy = "open"
-    """Of topics that none of them matches."""
+    """Of topics that none of these filters matches."""
     logged: tuple[str, ...] = ()
-    """Filters of topics whose messages with QoS 0 go into the log too, as well as it can be done."""
+    """Filters of topics whose messages with QoS 0 are logged too, as far as the log keeps up."""
     access: Access = field(default_factory=Access.open)
 
     max_clients: int = limits.MAX_CONNECTIONS
     max_clients_per_host: int | None = None
-    """From one IP address; None: as many as there may be at all."""
+    """Clients from one IP address; None: no limit of its own."""
     max_message_bytes: int = limits.MAX_MESSAGE_BYTES
     max_datagram_bytes: int = limits.MAX_DATAGRAM_BYTES
-    """Where the path search ends, if a client goes as far: more than the default where frames are larger."""
+    """The largest datagram that the path search tries: more than the default where frames are larger."""
     client_window_bytes: int = limits.CLIENT_WINDOW_BYTES
-    """Under way to one client, beyond what its application has taken."""
+    """Sent to one client and not confirmed by its application."""
     messages_per_s: float | None = None
-    """Published by one client; None: as many as it can."""
+    """Messages that one client may publish per second; None: no limit."""
     ring_bytes: int = limits.RING_BYTES
     max_retained_bytes: int = limits.MAX_RETAINED_BYTES
     """Of all retained messages together."""
     max_client_retained_bytes: int = limits.MAX_CLIENT_RETAINED_BYTES
-    """See godwit.broker.quotas for what counts as one client."""
+    """Of the retained messages of one client, as godwit.broker.quotas counts clients."""
     hold_back_s: float = limits.HOLD_BACK_S
     sys_interval_s: float = limits.SYS_INTERVAL_S
     max_topics: int = limits.MAX_TOPICS
     max_topics_per_client: int = limits.MAX_TOPICS_PER_CLIENT
-    """That it has created and that still exist."""
+    """Topics that one client has created and that still exist."""
     max_subscriptions: int = limits.MAX_SUBSCRIPTIONS
     """Of one client."""
     max_sessions: int = limits.MAX_SESSIONS
     max_sessions_per_host: int = limits.MAX_SESSIONS_PER_HOST
-    """Under names that were not proved, from one IPv4 address or one 64-bit network of IPv6."""
+    """Sessions under names that were not proved, from one IPv4 address or one 64-bit network of IPv6."""
     max_session_expiry_s: int = limits.MAX_SESSION_EXPIRY_S
     lease_s: float = limits.LEASE_S
-    """A worker that reports nothing for so long loses its tasks."""
+    """A worker that reports nothing for this time loses its tasks."""
     job_keep_s: float = limits.JOB_KEEP_S
-    """An ended job is remembered for so long, unless others need its room."""
+    """How long an ended job is remembered, unless its room is needed."""
 
     def __post_init__(self) -> None:
         _check_policy(self.default_policy)
@@ -109,11 +110,11 @@ class Settings:
             )
 
     def policy_of(self, topic: str) -> Policy:
-        """Who brings this topic into being."""
+        """Return how this topic is created."""
         return next((policy for pattern, policy in self.policies if matches(pattern, topic)), self.default_policy)
 
     def is_logged(self, topic: str) -> bool:
-        """Whether its messages of QoS 0 are logged too."""
+        """Return whether the messages of QoS 0 of a topic are logged too."""
         return not topic.startswith(RESERVED) and any(matches(pattern, topic) for pattern in self.logged)
 
 

@@ -1,34 +1,23 @@
-"""How topics, filters and kinds of work are written: what may be published under, subscribed to, submitted.
+"""Topics, filters and kinds of work: which names are valid, and tables that match many of them at once.
 
-What a filter means is told, and worked out, in godwit.wire.filters.
+What a filter means is defined in godwit.wire.filters. FilterTrie finds the filters that match a topic, TopicTree the
+topics that match a filter, both without looking at each.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Final, Generic, TypeVar
 
 from godwit.errors import BadFilterError, BadKindError, BadTopicError
 from godwit.limits import MAX_KIND_BYTES, MAX_STARS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
-from godwit.wire.filters import ONE, RESERVED, REST, SOME, WILDCARDS, covers, is_pattern, matches, overlaps, split
+from godwit.wire.filters import ONE, RESERVED, REST, SOME, WILDCARDS, split
 
-__all__ = [
-    "ONE",
-    "RESERVED",
-    "REST",
-    "SOME",
-    "WILDCARDS",
-    "check_filter",
-    "check_kind",
-    "check_topic",
-    "covers",
-    "is_pattern",
-    "matches",
-    "overlaps",
-    "shown",
-    "split",
-]
-
+T = TypeVar("T", bound=Hashable)
+_LEAST_CACHED: Final = 16
+"""Shorter lists are quickly sorted again, and there are many of them."""
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NOT_IN_TOPIC: Final = re.compile(r"[\x00-\x1f\x7f+*#]")
 _WILD: Final = re.compile(r"[+*#]")
@@ -36,7 +25,7 @@ _SHOWN_CHARACTERS: Final = 80
 
 
 def check_topic(name: str) -> None:
-    """BadTopicError if nobody can publish under this name."""
+    """Raise BadTopicError if the name is not valid for a topic."""
     if problem := _size_problem(name):
         raise BadTopicError(f"topic {shown(name)} {problem}")
     if bad := _NOT_IN_TOPIC.search(name):
@@ -49,7 +38,7 @@ def check_topic(name: str) -> None:
 
 
 def check_filter(text: str) -> None:
-    """BadFilterError if it cannot be subscribed to."""
+    """Raise BadFilterError if the text is not a valid filter."""
     if problem := _size_problem(text):
         raise BadFilterError(f"filter {shown(text)} {problem}")
     if bad := _CONTROL.search(text):
@@ -73,7 +62,7 @@ def check_filter(text: str) -> None:
 
 
 def check_kind(kind: str) -> None:
-    """BadKindError if no kind of work can be called so: it is written as a topic, so that its events have one."""
+    """Raise BadKindError if the name is not valid for a kind of work, which is written as a topic."""
     if not isinstance(kind, str):
         raise BadKindError(
             f"the kind of work {repr(kind)[:_SHOWN_CHARACTERS]} is of the type {type(kind).__name__}: give a text (str)"
@@ -90,7 +79,7 @@ def check_kind(kind: str) -> None:
 
 
 def shown(text: str) -> str:
-    """A name as an error text quotes it: never long, nothing that a terminal would act on."""
+    """Return a name as an error text quotes it: never long, and without control characters."""
     return repr(text) if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]!r}..."
 
 
@@ -99,7 +88,7 @@ def _size_problem(text: str, max_bytes: int = MAX_TOPIC_BYTES, max_levels: int =
         return "is empty: give it at least one character"
     try:
         size_bytes = len(text.encode())
-    except AttributeError:  # without a price for those who give what they should
+    except AttributeError:  # so that the usual case costs nothing
         return f"is of the type {type(text).__name__}: give a text (str)"
     except UnicodeEncodeError:
         return "is not valid Unicode (half of a surrogate pair): it could not be written as UTF-8"
@@ -113,3 +102,313 @@ def _size_problem(text: str, max_bytes: int = MAX_TOPIC_BYTES, max_levels: int =
 
 def _control_problem(character: str) -> str:
     return f"contains the control character U+{ord(character):04X}: leave it out"
+
+
+class _FilterNode(Generic[T]):
+    """The filters that begin with the levels on the path to this node."""
+
+    __slots__ = ("below", "is_some", "values")
+
+    def __init__(self, *, is_some: bool) -> None:
+        self.below: dict[str, _FilterNode[T]] = {}
+        self.is_some = is_some
+        self.values: dict[T, int] | None = None
+
+
+class FilterTrie(Generic[T]):
+    """Values by filter. A search visits only the filters that share levels with the topic."""
+
+    __slots__ = ("_root", "_size", "nodes")
+
+    def __init__(self) -> None:
+        self._root: _FilterNode[T] = _FilterNode(is_some=False)
+        self._size = 0
+        self.nodes = 0
+        """Levels of all filters, common beginnings counted once: the memory is proportional to it."""
+
+    def __len__(self) -> int:
+        """Return the number of pairs of filter and value."""
+        return self._size
+
+    def __contains__(self, filter: str) -> bool:
+        """Return whether there is a value under exactly this filter."""
+        node = self._root
+        for level in split(filter):
+            found = node.below.get(level)
+            if found is None:
+                return False
+            node = found
+        return node.values is not None
+
+    def add(self, filter: str, value: T) -> None:
+        """Add a value under a valid filter. Added twice, it must be removed twice."""
+        node = self._root
+        for level in split(filter):
+            found = node.below.get(level)
+            if found is None:
+                found = node.below[level] = _FilterNode(is_some=level == SOME)
+                self.nodes += 1
+            node = found
+        if node.values is None:
+            node.values = {}
+        count = node.values.get(value, 0)
+        node.values[value] = count + 1
+        self._size += not count
+
+    def remove(self, filter: str, value: T) -> None:
+        """Remove a value from a filter, and from no other. Raises KeyError if it is not there."""
+        node = self._root
+        path: list[tuple[_FilterNode[T], str]] = []
+        for level in split(filter):
+            path.append((node, level))
+            node = node.below[level]
+        if node.values is None:
+            raise KeyError(value)
+        count = node.values[value]
+        if count > 1:
+            node.values[value] = count - 1
+            return
+        del node.values[value]
+        self._size -= 1
+        if node.values:
+            return
+        node.values = None
+        for parent, level in reversed(path):
+            child = parent.below[level]
+            if child.below or child.values is not None:
+                break
+            del parent.below[level]
+            self.nodes -= 1
+
+    def match(self, topic: str) -> set[T]:
+        """Return all values under filters that match the topic."""
+        found: set[T] = set()
+        levels = split(topic)
+        places: Iterable[_FilterNode[T]] = (self._root,)
+        if topic.startswith(RESERVED):  # wildcards of the first level do not match it
+            first = self._root.below.get(levels.pop(0))
+            places = () if first is None else (first,)
+        _collect_rest(places, found)
+        for level in levels:
+            onward: dict[_FilterNode[T], None] = {}  # each node once, however many paths lead to it
+            for node in places:
+                if node.is_some:
+                    onward[node] = None
+                below = node.below
+                for key in (level, ONE, SOME):
+                    if (next_node := below.get(key)) is not None:
+                        onward[next_node] = None
+            places = onward
+            _collect_rest(places, found)
+        for node in places:
+            if node.values is not None:
+                found.update(node.values)
+        return found
+
+
+def _collect_rest(places: Iterable[_FilterNode[T]], found: set[T]) -> None:
+    for node in places:
+        rest = node.below.get(REST)
+        if rest is not None and rest.values is not None:
+            found.update(rest.values)
+
+
+class _TopicNode:
+    """The topics that begin with the levels on the path to this node, and whether these are a topic themselves."""
+
+    __slots__ = ("below", "is_topic", "order")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _TopicNode] = {}
+        self.is_topic = False
+        self.order: list[str] | None = None
+
+    def steps(self) -> list[str]:
+        """Return the next steps in the order of the whole names: a level that ends a topic, or a level with its slash.
+
+        With the slash, because `a-b` comes before `a/b`, and both come after `a`.
+        """
+        if self.order is not None:
+            return self.order
+        ends = [level for level, node in self.below.items() if node.is_topic]
+        order = sorted(ends + [f"{level}/" for level, node in self.below.items() if node.below])
+        if len(order) >= _LEAST_CACHED:
+            self.order = order
+        return order
+
+    def reorder(self, step: str, is_there: bool) -> None:
+        """Add a step to the sorted list of steps, or remove it: sorting them all again costs much more."""
+        order = self.order
+        if order is None:
+            return
+        if is_there:
+            insort(order, step)
+        else:
+            del order[bisect_left(order, step)]
+
+
+class _Pattern:
+    """A filter as bits: bit i of a state is set if the filter's first i levels match the topic's levels so far."""
+
+    __slots__ = ("any", "full", "literals", "stay")
+
+    def __init__(self, filter: str) -> None:
+        levels = split(filter)
+        self.any = self.stay = 0
+        self.full = 1 << len(levels)
+        self.literals: dict[str, int] = {}
+        for at, level in enumerate(levels):
+            bit = 1 << at
+            if level == REST:
+                self.stay |= bit
+                self.full = bit
+            elif level == SOME:
+                self.any |= bit
+                self.stay |= bit << 1
+            elif level == ONE:
+                self.any |= bit
+            else:
+                self.literals[level] = self.literals.get(level, 0) | bit
+
+    def after(self, state: int, level: str) -> int:
+        """Return the state after one more level; 0 if no topic that continues like this can match."""
+        return (state & (self.any | self.literals.get(level, 0))) << 1 | state & self.stay
+
+    def steps(self, state: int, node: _TopicNode) -> list[str]:
+        """Return the steps from a node that may lead to a match, in order."""
+        if state & (self.any | self.stay) or len(self.literals) >= len(node.below):
+            return node.steps()
+        found = []
+        for level, bits in self.literals.items():
+            if state & bits and (below := node.below.get(level)):
+                found += [level] * below.is_topic + [f"{level}/"] * bool(below.below)
+        return sorted(found)
+
+
+class TopicTree:
+    """Topics by their levels. A search for a filter visits only the branches that can match."""
+
+    __slots__ = ("_root", "_size", "nodes")
+
+    def __init__(self) -> None:
+        self._root = _TopicNode()
+        self._size = 0
+        self.nodes = 0
+        """Levels of all topics, common beginnings counted once: the memory is proportional to it."""
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, topic: str) -> bool:
+        node = self._root
+        for level in split(topic):
+            found = node.below.get(level)
+            if found is None:
+                return False
+            node = found
+        return node.is_topic
+
+    def __iter__(self) -> Iterator[str]:
+        return self.walk()
+
+    def add(self, topic: str) -> None:
+        *parents, last = split(topic)
+        node = self._root
+        for level in parents:
+            child = node.below.get(level)
+            if child is None:
+                child = node.below[level] = _TopicNode()
+                self.nodes += 1
+            if not child.below:  # it is about to get its first child
+                node.reorder(f"{level}/", is_there=True)
+            node = child
+        child = node.below.get(last)
+        if child is None:
+            child = node.below[last] = _TopicNode()
+            self.nodes += 1
+        if not child.is_topic:
+            child.is_topic = True
+            self._size += 1
+            node.reorder(last, is_there=True)
+
+    def discard(self, topic: str) -> None:
+        if topic not in self:
+            return
+        node = self._root
+        path: list[tuple[_TopicNode, str]] = []
+        for level in split(topic):
+            path.append((node, level))
+            node = node.below[level]
+        node.is_topic = False
+        self._size -= 1
+        parent, level = path[-1]
+        parent.reorder(level, is_there=False)
+        while path:
+            parent, level = path.pop()
+            child = parent.below[level]
+            if child.below or child.is_topic:
+                break
+            del parent.below[level]
+            self.nodes -= 1
+            if path and not parent.below:
+                grandparent, above = path[-1]
+                grandparent.reorder(f"{above}/", is_there=False)
+
+    def match(self, filter: str) -> list[str]:
+        """Return all topics that match a filter, in the order of their names."""
+        return list(self.walk(filter))
+
+    def walk(self, filter: str | None = None, after: str | None = None) -> Iterator[str]:
+        """Yield topics in the order of their names: those that match (None: all, also those with `$`), after `after`.
+
+        Stop before a topic is added or discarded, and continue with `after`.
+        """
+        return (place for place, is_match in self.visit(filter, after) if is_match)
+
+    def visit(self, filter: str | None = None, after: str | None = None) -> Iterator[tuple[str, bool]]:
+        """Yield each position that `walk` visits, in order, and whether it is a topic that matches.
+
+        A position is a name or the beginning of names, up to a slash. The caller can stop at any of them and continue
+        later with that position as `after`: so it can bound the work, even if nothing matches.
+        """
+        hides_reserved = filter is not None and split(filter)[0] in WILDCARDS
+        return _visit(self._root, _Pattern(REST if filter is None else filter), hides_reserved, after or "")
+
+
+def _visit(root: _TopicNode, pattern: _Pattern, hides_reserved: bool, after: str) -> Iterator[tuple[str, bool]]:
+    steps = pattern.steps(1, root)
+    first = _first_behind(steps, after)
+    stack = [("", root, 1, iter(steps[first:] if first else steps))]  # name so far, node, state, remaining steps
+    while stack:
+        prefix, node, state, remaining = stack[-1]
+        for step in remaining:
+            if hides_reserved and not prefix and step.startswith(RESERVED):
+                continue
+            if not step:
+                continue  # the topic that ends in a slash: visited with its parent's step, see below
+            name = prefix + step
+            if not step.endswith("/"):
+                yield name, bool(pattern.after(state, step) & pattern.full)
+                continue
+            level = step[:-1]
+            below = node.below[level]
+            next_state = pattern.after(state, level)
+            slash_topic = below.below.get("")
+            is_topic = slash_topic is not None and slash_topic.is_topic and name > after
+            yield name, is_topic and bool(pattern.after(next_state, "") & pattern.full)
+            if not next_state:
+                continue
+            steps = pattern.steps(next_state, below)
+            if after.startswith(name):
+                steps = steps[_first_behind(steps, after[len(name) :]) :]
+            stack.append((name, below, next_state, iter(steps)))
+            break
+        else:
+            stack.pop()
+
+
+def _first_behind(steps: list[str], after: str) -> int:
+    """Return the index of the first step that is, or may lead to, a name after `after`."""
+    first = bisect_right(steps, after)
+    # A step with its slash comes before the names that it leads to.
+    return first - 1 if first and steps[first - 1].endswith("/") and after.startswith(steps[first - 1]) else first

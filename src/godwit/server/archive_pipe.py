@@ -1,11 +1,11 @@
-"""What the broker and its archive process say to each other, over the pipes that the archive was started with.
+"""The messages between the broker and its archive process, over the pipes that the archive was started with.
 
     archive -> broker   standard output   Ready once, LogLine, Commit
-    broker -> archive   standard input    CommitDone for each Commit; its end says that the broker is gone
+    broker -> archive   standard input    CommitDone for each Commit; end of file: the broker has ended
 
-A message is its length (u32, big endian) and a JSON object whose `kind` says which it is. Staged messages do not travel
-here: a Commit names files in the folder of stages. Such a file is a sequence of blocks (godwit.store.block, offsets
-counted from 0), each behind its length (u32, big endian). Whoever staged them removes them, when the answer has come.
+A message is its length (u32, big endian) and a JSON object with the field `kind`. Staged messages are not sent here: a
+Commit names files in the folder of stages. Such a file is a sequence of blocks (godwit.store.block, offsets counted
+from 0), each behind its length (u32, big endian). The archive removes them when the answer has come.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import DecodeError
 from godwit.limits import MIB
 
 MAX_PIPE_MESSAGE_BYTES: Final = 8 * MIB
-"""A commit names one file a partition."""
+"""A commit names one file per partition."""
 MAX_COMMIT_BATCHES: Final = 100_000
-"""Of all files of a commit: the broker takes them in one turn, in which it does nothing else."""
+"""Of all files of a commit: the broker appends them in one turn, in which it does nothing else."""
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -31,26 +31,26 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Ready(msgspec.Struct, frozen=True, tag_field="kind", tag="ready"):
-    """The archive listens."""
+    """The archive accepts connections."""
 
     url: str
 
 
 class Commit(msgspec.Struct, frozen=True, tag_field="kind", tag="commit"):
-    """Append what these files hold, in this order, once for this batch of the query."""
+    """Append the messages of these files, in this order, once for this batch of the query."""
 
     key: int
-    """For the answer; each Commit of an archive process has its own."""
+    """Repeated in the answer; each Commit of an archive process has its own."""
     query: str
     batch: int
     files: list[str]
     """Names in the folder of stages."""
     rights: TokenRights = TokenRights()
-    """Of the token of the client that asked for it."""
+    """Of the token with which the client requested it."""
 
 
 class LogLine(msgspec.Struct, frozen=True, tag_field="kind", tag="log"):
-    """Something that the people who run the broker may want to read."""
+    """An event for the operators of the broker."""
 
     level: Literal["info", "warning"]
     text: str
@@ -66,7 +66,7 @@ class CommitDone(msgspec.Struct, frozen=True, tag_field="kind", tag="committed")
 
     key: int
     problem: str = ""
-    """Why it was not done, or nothing."""
+    """Why nothing was appended; empty if there was no problem."""
     was_known: bool = False
     """This batch of the query, or a later one, had been committed before: nothing was appended now."""
     first_offset: int = 0
@@ -83,19 +83,19 @@ _decode_from_broker: Final = msgspec.json.Decoder(FromBroker).decode
 
 
 def encode_message(message: FromArchive | FromBroker) -> bytes:
-    """With its length in front."""
+    """Return a message with its length in front."""
     body = _encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class PipeReader:
-    """Makes messages of the bytes that come out of a pipe, however they are cut."""
+    """Splits the bytes that come out of a pipe into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The bodies of all messages that are complete now. DecodeError: what follows is something else."""
+        """Yield the bodies of all messages that are complete now. Raises DecodeError for an invalid length."""
         self._data += data
         while len(self._data) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._data)
@@ -110,7 +110,7 @@ class PipeReader:
 
 
 def decode_from_archive(body: bytes) -> FromArchive:
-    """DecodeError if it is none of the archive's messages."""
+    """Return a message of the archive. Raises DecodeError if it is malformed."""
     try:
         message: FromArchive = _decode_from_archive(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -119,7 +119,7 @@ def decode_from_archive(body: bytes) -> FromArchive:
 
 
 def decode_from_broker(body: bytes) -> FromBroker:
-    """DecodeError if it is none of the broker's messages."""
+    """Return a message of the broker. Raises DecodeError if it is malformed."""
     try:
         return _decode_from_broker(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -130,12 +130,12 @@ def decode_from_broker(body: bytes) -> FromBroker:
 
 
 def join_blocks(bodies: Iterable[bytes]) -> bytes:
-    """A stage's file, or a piece of it: pieces may be written one after the other."""
+    """Return the contents of a stage's file, or a part of it: parts may be written one after the other."""
     return b"".join([part for body in bodies for part in (_LENGTH.pack(len(body)), body)])
 
 
 def split_blocks(data: bytes) -> Iterator[bytes]:
-    """The blocks of a whole file. DecodeError if it ends in the middle of one."""
+    """Yield the blocks of a whole file. Raises DecodeError if it ends in the middle of one."""
     start = 0
     while start < len(data):
         body_at = start + _LENGTH.size

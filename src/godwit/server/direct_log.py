@@ -1,4 +1,4 @@
-"""A log whose store is asked at once, in the server's own thread: for simulations and for stores that never wait."""
+"""A log whose store answers at once, in the server's own thread: for simulations and for stores in memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Read
 from godwit.errors import StorageError
 from godwit.store.port import Store
-from godwit.wire.changes import StoredState
+from godwit.wire.changes import State
 from godwit.wire.epochs import Epoch
 
-READS_A_TURN: Final = 4
-"""For subscriptions that are behind: then the others have their turn."""
+READS_PER_TURN: Final = 4
+"""For subscriptions that are behind; then live traffic has its turn."""
 
 
 class DirectLog:
@@ -43,7 +43,7 @@ class DirectLog:
     def epochs(self) -> Sequence[Epoch]:
         return self.store.epochs
 
-    def state(self) -> StoredState:
+    def state(self) -> State:
         return self.store.state()
 
     def begin(self, broker: Broker) -> None:
@@ -61,11 +61,10 @@ class DirectLog:
         self._reads.append(effect)
 
     def locate(self, effect: Locate, now_us: int) -> None:
-        offset = self.store.offset_at(effect.time_us)
-        self.broker.handle(Located(effect.connection, effect.request, offset), now_us)
+        self.broker.handle(Located(effect, self.store.offset_at(effect.time_us)), now_us)
 
     def work(self, now_us: int) -> None:
-        for _ in range(min(len(self._reads), READS_A_TURN)):
+        for _ in range(min(len(self._reads), READS_PER_TURN)):
             read = self._reads.popleft()
             found = self.store.read(read.offset, read.max_bytes)
             self.broker.handle(Found(read, found.entries, found.next_offset, found.damaged), now_us)

@@ -1,4 +1,4 @@
-"""Where the server's appends go and its reads come from. A log answers the broker in its own time."""
+"""The port of the server towards its log: where appends go and reads come from. A log answers in its own time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Protocol
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Locate, Read
-from godwit.wire.changes import StoredState
+from godwit.wire.changes import State
 from godwit.wire.epochs import Epoch
 
 
 class Log(Protocol):
-    """It hands its answers to the broker by itself, from within these calls and never at another time."""
+    """A log hands its answers to Broker.handle, from within these calls and never at another time."""
 
     @property
     def log_id(self) -> bytes: ...
@@ -28,43 +28,43 @@ class Log(Protocol):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether what changes beside the log outlives the process, so that it is worth telling."""
+        """Whether state beside the messages outlives the process, so that the broker must report its changes."""
         ...
 
-    def state(self) -> StoredState:
-        """What the broker had kept, at its start."""
+    def state(self) -> State:
+        """Return the stored state, once at the start."""
         ...
 
     def begin(self, broker: Broker) -> None:
-        """Who gets the answers, and is asked or told before anything is forgotten."""
+        """Set the broker that gets the answers, and is asked or notified before messages are deleted."""
         ...
 
     def append(self, effect: Append, now_us: int) -> None:
-        """Is answered by a Committed or a Failed, in the order of the appends.
+        """Write an append. It is answered by Committed or Failed, in the order of the appends.
 
-        When the broker is handed a Failed, all appends that were given before that moment fail too: so what a publisher
-        sent later is never in the log without what it sent before.
+        When the broker gets a Failed, all appends that were given before that moment fail too: so a message is never in
+        the log without the messages that its publisher sent before.
         """
         ...
 
     def read(self, effect: Read) -> None:
-        """Is answered by a Found, unless its subscription is gone by then or waits for another one."""
+        """Read messages. It is answered by Found, unless effect.peer is None by then."""
         ...
 
     def locate(self, effect: Locate, now_us: int) -> None:
-        """Is answered by a Located, unless its connection is closed by then."""
+        """Find an offset. It is answered by Located, unless effect.peer is None by then."""
         ...
 
     def work(self, now_us: int) -> None:
-        """Does what is due, a bounded piece of it: the loop's other users have their turn then."""
+        """Do a bounded part of the pending work."""
         ...
 
     @property
     def due_us(self) -> int | None:
-        """When `work` wants to be called, if nothing else happens before; 0: at once."""
+        """When `work` is to be called, if nothing else happens before; 0: at once; None: not at all."""
         ...
 
     @property
     def held_bytes(self) -> int:
-        """What waits in memory to be appended."""
+        """The bytes that wait in memory to be appended."""
         ...

@@ -1,0 +1,329 @@
+"""Requests about topics and clients: create, kick, the progress of a publisher, and pages of lists."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from godwit.broker.access import Access
+from godwit.broker.admission import Admission
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
+from godwit.broker.delivery import Delivery
+from godwit.broker.effects import Effect, Notice
+from godwit.broker.identities import Identities, PublisherProgress
+from godwit.broker.jobs.office import Office
+from godwit.broker.ports import Peer, RequestFailure
+from godwit.broker.publications import Publications
+from godwit.broker.quotas import Bucket
+from godwit.broker.session import Session
+from godwit.broker.settings import Policy
+from godwit.broker.subscriptions import SubscriptionRequests
+from godwit.broker.topics import check_filter
+from godwit.errors import BadFilterError, BadTopicError
+from godwit.wire.codes import Code
+from godwit.wire.filters import RESERVED
+
+PAGE_BYTES: Final = 64 * 1024
+"""How long a page of a list may become: half of what a control message may have."""
+STEPS_PER_SEARCH: Final = 1000
+"""How many steps the search for one page takes at most, whether it finds anything or not."""
+RULE_STEPS: Final = 1
+"""The cost of a check of the access rules, in steps of the search."""
+ITEM_STEPS: Final = 4
+"""The cost of one item of a page, in steps of the search."""
+ITEM_BYTES: Final = 200
+"""The length of one item of a list, besides the texts that are counted one by one."""
+STEPS_PER_S: Final = 200_000
+"""About a quarter of a processor's time."""
+STEPS_PER_TURN: Final = 4000
+"""What a turn may spend on lists, beyond its last page: a few milliseconds."""
+PAGE_STEPS: Final = 20
+"""The cost of a page beside its search and its items."""
+MAX_LISTS_WAITING: Final = 256
+"""Requests of one client that wait to be answered."""
+
+
+class TopicStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One topic in a list."""
+
+    name: str
+    policy: Policy
+    subscribers: int
+    publishers: int
+    messages: int
+    payload_bytes: int
+    retained: bool
+    last_us: int
+
+
+class ClientStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One client in a list."""
+
+    name: str
+    address: str
+    since_us: int
+    subscriptions: list[list[str]]
+    """The filters of each; only the first ones if there are very many."""
+    messages_in: int
+    messages_out: int
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    """A page of the list of topics."""
+
+    topics: list[TopicStatus]
+    steps: int
+    """What the search cost."""
+    after: str | None = None
+    """If there may be more: from where to continue."""
+
+
+class ClientPage(msgspec.Struct, frozen=True):
+    """A page of the list of clients."""
+
+    clients: list[ClientStatus]
+    steps: int
+    has_more: bool = False
+
+
+class Administration:
+    """Each method is one request; one that is refused raises RequestFailure."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        delivery: Delivery,
+        identities: Identities,
+        publications: Publications,
+        subscriptions: SubscriptionRequests,
+        admission: Admission,
+        queue: AppendQueue,
+        jobs: Office,
+        effects: list[Effect],
+    ) -> None:
+        self._catalogue = catalogue
+        self._delivery = delivery
+        self._identities = identities
+        self._publications = publications
+        self._subscriptions = subscriptions
+        self._admission = admission
+        self._queue = queue
+        self._jobs = jobs
+        self._effects = effects
+
+    def create(self, session: Session, name: str) -> None:
+        """Create a topic that is never deleted."""
+        access = self._catalogue.settings.access
+        if name.startswith(RESERVED):
+            raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
+        if not access.may(session.name, session.is_proved, "create", name):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not create topic {name!r}")
+        topic = self._catalogue.get(name)
+        if topic is not None and (topic.is_created or topic.messages):
+            raise RequestFailure(Code.TOPIC_EXISTS, f"topic {name!r} exists already")
+        try:
+            if topic is not None:
+                self._catalogue.make_permanent(topic)
+            else:
+                self._catalogue.create(name, creator=session.name, is_created=True)
+        except BadTopicError as error:
+            raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
+        except TooManyTopicsError as error:
+            raise RequestFailure(Code.TOO_MANY, str(error)) from None
+        text = f"{session.name} created topic {name}"
+        self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
+
+    def topics(self, session: Session, pattern: str | None, after: str | None) -> TopicPage:
+        """Return a page of the topics that a filter matches and that the client may subscribe or publish to."""
+        try:
+            if pattern is not None:
+                check_filter(pattern)
+        except BadFilterError as error:
+            raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        found: list[TopicStatus] = []
+        room = PAGE_BYTES
+        steps = 0
+        last = after or ""
+        # Without a filter as with "#": the broker's own topics are listed only on request.
+        for position, topic in self._catalogue.after(pattern or "#", after):
+            if steps >= STEPS_PER_SEARCH:
+                return TopicPage(found, steps, last)
+            steps += 1
+            if topic is not None:
+                steps += RULE_STEPS
+                if self._may_see(session, topic.name):
+                    room -= 4 * len(topic.name) + ITEM_BYTES
+                    if room < 0:
+                        return TopicPage(found, steps, last)
+                    status = self._topic_status(topic)
+                    steps += ITEM_STEPS + status.subscribers
+                    found.append(status)
+            last = position
+        return TopicPage(found, steps)
+
+    def _may_see(self, session: Session, topic: str) -> bool:
+        access = self._catalogue.settings.access
+        return any(access.may(session.name, session.is_proved, action, topic) for action in ("subscribe", "publish"))
+
+    def _topic_status(self, topic: Topic) -> TopicStatus:
+        return TopicStatus(
+            name=topic.name,
+            policy=topic.policy,
+            subscribers=len(self._delivery.routes(topic)),
+            publishers=topic.publishers,
+            messages=topic.messages,
+            payload_bytes=topic.payload_bytes,
+            retained=topic.retained is not None,
+            last_us=topic.last_us,
+        )
+
+    def clients(self, session: Session, after: str | None) -> ClientPage:
+        """Return a page of the clients, for a client that may kick."""
+        if not self._catalogue.settings.access.may(session.name, session.is_proved, "kick", ""):
+            raise RequestFailure(
+                Code.NOT_ALLOWED, f"{session.name} may not see who is there: this needs the right to kick"
+            )
+        found: list[ClientStatus] = []
+        room = PAGE_BYTES
+        for known in self._admission.sessions.after(after):
+            status, cost_bytes = _client_status(known)
+            room -= cost_bytes
+            if room < 0 and found:
+                return ClientPage(found, ITEM_STEPS * len(found), has_more=True)
+            found.append(status)
+        return ClientPage(found, ITEM_STEPS * len(found))
+
+    def kick(self, session: Session, name: str, filters: list[str] | None, reason: str, now_us: int) -> None:
+        """Remove a client and its session, or (with filters) one of its subscriptions."""
+        access = self._catalogue.settings.access
+        if not access.may(session.name, session.is_proved, "kick", ""):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not kick others")
+        target = self._admission.sessions.get(name)
+        if target is None:
+            raise RequestFailure(Code.NO_SUCH_CLIENT, f"there is no client {name!r}")
+        why = f": {reason}" if reason else ""
+        fields = session.fields(client=target.name, by=session.name, reason=reason)
+        if filters is not None:
+            self._kick_subscription(session, target, filters, reason)
+            text = f"{session.name} removed {target.name} from {', '.join(filters)}{why}"
+            self._effects.append(Notice("kicked", text, {**fields, "filters": list(filters)}))
+            return
+        peer = target.peer
+        target.expiry_s = 0  # a client that waits for the name begins a new session
+        self._jobs.leave(target, now_us)
+        self._queue.has_job_news = True
+        if peer is not None:
+            peer.close(Code.KICKED, f"{session.name} removed this client{why}")
+            self._admission.on_gone(peer, now_us, was_expected=False, reason=f"kicked by {session.name}{why}")
+        elif target.is_awaited:
+            self._admission.abandon(target, now_us)
+        else:
+            self._admission.forget(target)
+        self._effects.append(Notice("kicked", f"{session.name} removed {target.name}{why}", fields))
+
+    def _kick_subscription(self, session: Session, target: Session, filters: list[str], reason: str) -> None:
+        wanted = tuple(sorted(set(filters)))
+        found = [one for (known, _), one in target.subscriptions.items() if known == wanted]
+        if not found:
+            raise RequestFailure(
+                Code.NOT_SUBSCRIBED,
+                f"{target.name} has no subscription to {', '.join(wanted)}: see its list of clients",
+            )
+        for subscription in found:
+            self._subscriptions.remove(subscription, session.name, reason)
+
+    def progress(self, session: Session, publisher: str | None, topic: str) -> PublisherProgress | None:
+        """Return how far a publisher of QoS 2 has come, or None if it is not known."""
+        owner = session.name if session.is_remembered else ""
+        return self._identities.get((owner, publisher or session.instance.hex(), topic))
+
+    def apply_rules(self, peer: Peer, session: Session, access: Access, former: Access) -> str | None:
+        """End what new access rules no longer allow a connected client.
+
+        Return why the whole connection must be closed, or None. `former`: the rules until now.
+        """
+        secret = access.secret_of(session.name)
+        has_proved = session.is_proved and secret == former.secret_of(session.name)
+        if not (has_proved if secret is not None else access.allows_anonymous):
+            return "the broker's access rules have changed: connect again"
+        for publication in list(peer.publications):
+            name = publication.topic.name
+            if not access.may(session.name, session.is_proved, "publish", name):
+                self._publications.close(publication)
+                publication.ended(Code.NOT_ALLOWED, f"{session.name} may no longer publish to {name!r}")
+        for subscription in list(peer.subscriptions):
+            filters = subscription.filters
+            if not all(access.may(session.name, session.is_proved, "subscribe", text) for text in filters):
+                self._subscriptions.remove(subscription, "the broker", "the access rules no longer allow it")
+        return None
+
+
+def _client_status(session: Session) -> tuple[ClientStatus, int]:
+    """Return what a list shows of a client, and its length in bytes at most."""
+    peer = session.peer
+    cost_bytes = 4 * len(session.name) + ITEM_BYTES
+    subscriptions: list[list[str]] = []
+    for subscription in session.subscriptions.values():
+        cost_bytes += sum(4 * len(text) + 4 for text in subscription.filters) + 4
+        if cost_bytes > PAGE_BYTES:
+            break
+        subscriptions.append(list(subscription.filters))
+    status = ClientStatus(
+        name=session.name,
+        address=peer.address if peer is not None else "",
+        since_us=peer.since_us if peer is not None else 0,
+        subscriptions=subscriptions,
+        messages_in=session.messages_in,
+        messages_out=peer.messages_out if peer is not None else 0,
+    )
+    return status, min(cost_bytes, PAGE_BYTES)
+
+
+class ListQueue:
+    """Requests for pages of lists, answered client by client within a budget of work.
+
+    A page costs steps: positions that the search visited, and items that it found. The budget refills with time, so
+    lists take a bounded part of the broker's time however many requests come, and no turn is long because of them.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[Peer, deque[Callable[[], int]]] = {}
+        """The client that was served least recently comes first."""
+        self._budget: Bucket | None = None
+
+    @property
+    def due_us(self) -> int | None:
+        """When there is budget for the next request, or None if none waits."""
+        return self._budget.due_us if self.waiting and self._budget is not None else None
+
+    def add(self, peer: Peer, answer: Callable[[], int], now_us: int) -> None:
+        """Call `answer` now or when there is budget for it. It sends a page and returns the steps that it cost.
+
+        Raises RequestFailure if too many requests of the client wait.
+        """
+        requests = self.waiting.setdefault(peer, deque())
+        if len(requests) >= MAX_LISTS_WAITING:
+            raise RequestFailure(
+                Code.TOO_MANY, f"{MAX_LISTS_WAITING} requests for lists wait to be answered: wait for those first"
+            )
+        requests.append(answer)
+        self.serve(now_us)
+
+    def serve(self, now_us: int) -> None:
+        """Answer waiting requests, one of each client in turn, while there is budget."""
+        budget = self._budget
+        if budget is None:
+            budget = self._budget = Bucket(STEPS_PER_S, STEPS_PER_TURN, now_us)
+        while self.waiting and budget.take(0, now_us):
+            peer = next(iter(self.waiting))
+            requests = self.waiting.pop(peer)
+            if not peer.is_open:
+                continue
+            answer = requests.popleft()
+            if requests:
+                self.waiting[peer] = requests
+            budget.take(PAGE_STEPS + answer(), now_us)

@@ -1,0 +1,293 @@
+"""State that changed in a turn and must outlive a restart: marked where it changes, collected when the turn ends.
+
+Objects are marked, not values: the state that they have at the end of the turn is written. So the marks of an append
+that failed are simply put back, and the next append writes the state of that time.
+
+Two kinds of state change all the time and matter little, so they are marked apart and saved about once a second: how
+much was published to a topic, and the position of a subscription without a named cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from godwit.broker.jobs.marks import JobMarks
+from godwit.wire.changes import (
+    Change,
+    FeedGone,
+    FeedKept,
+    IdentityGone,
+    IdentityKept,
+    QueryDone,
+    QueryGone,
+    RetainedKept,
+    SessionGone,
+    SessionKept,
+    TopicGone,
+    TopicKept,
+)
+from godwit.wire.filters import RESERVED
+
+if TYPE_CHECKING:
+    from godwit.broker.catalogue import Topic
+    from godwit.broker.identities import PublisherKey, PublisherProgress
+    from godwit.broker.jobs.model import Job, Task
+    from godwit.broker.session import Session
+    from godwit.broker.subscription import BrokerSubscription
+
+SAVED_AT_ONCE: Final = 1000
+"""How many of the objects that change all the time are saved with one append, to bound its length."""
+
+T = TypeVar("T")
+
+
+class DirtySet:
+    """The marked objects of one append."""
+
+    __slots__ = (
+        "identities", "jobs", "queries", "retained", "sessions", "subscriptions", "topics", "topics_gone", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.topics: dict[Topic, None] = {}
+        self.topics_gone: dict[str, None] = {}
+        """By name: another topic may have it by now."""
+        self.retained: dict[Topic, None] = {}
+        """Topics whose retained message changed without a batch in the log."""
+        self.sessions: dict[Session, None] = {}
+        self.subscriptions: dict[BrokerSubscription, None] = {}
+        self.unsettled: list[BrokerSubscription] = []
+        """Subscriptions that the store had as settled until this append."""
+        self.identities: dict[PublisherKey, PublisherProgress | None] = {}
+        """None: the identity is deleted."""
+        self.queries: dict[str, QueryDone | QueryGone] = {}
+        self.jobs = JobMarks()
+
+
+class DirtyState:
+    """Collects the state to write. `take` returns it for one append, `put_back` undoes that after a failure.
+
+    Everything except queries is put back and retried without end. So a store must be able to write it as soon as its
+    disk can: values from outside are checked before they are marked, numbers for 63 bits, texts for valid Unicode.
+    """
+
+    def __init__(self, sessions: dict[str, Session], *, is_durable: bool) -> None:
+        """`sessions`: the broker's own table. `is_durable`: whether the log stores state; if not, nothing is marked."""
+        self.is_durable = is_durable
+        self.is_marked = False
+        """Whether there is anything to write at once."""
+        self.used: dict[Topic, None] = {}
+        """Topics with new message counts."""
+        self.moved: dict[BrokerSubscription, None] = {}
+        """Subscriptions that have advanced or lost messages."""
+        self._sessions = sessions
+        self._dirty = DirtySet()
+
+    # -- marks --------------------------------------------------------------------------------------------------------
+
+    def topic(self, topic: Topic) -> None:
+        """The topic is new, or has new message counts."""
+        if self.is_durable:
+            self._dirty.topics[topic] = None
+            self.is_marked = True
+
+    def topic_gone(self, topic: Topic) -> None:
+        """The topic is deleted."""
+        self.used.pop(topic, None)
+        if self.is_durable and topic.is_stored:
+            self._dirty.topics_gone[topic.name] = None
+            self.is_marked = True
+
+    def published(self, topics: dict[Topic, None]) -> None:
+        """The append has messages of these topics. A topic is stored with its first message."""
+        self.used.update(topics)
+        for topic in topics:
+            if not topic.is_stored:
+                self.topic(topic)
+
+    def retained(self, topic: Topic) -> None:
+        """The retained message differs from the stored one. The broker's own figures are not stored."""
+        if self.is_durable and not topic.name.startswith(RESERVED):
+            self._dirty.retained[topic] = None
+            self.is_marked = True
+
+    def session(self, session: Session) -> bool:
+        """The session has changed or ended. Return whether that is stored: most sessions have nothing to remember."""
+        if not self.is_durable or not (session.is_stored or session.outlives_restart):
+            return False
+        self._dirty.sessions[session] = None
+        self.is_marked = True
+        return True
+
+    def subscription(self, subscription: BrokerSubscription) -> bool:
+        """The subscription has moved or ended. Return whether that is stored."""
+        if not self.is_durable or not (subscription.is_stored or subscription.session.outlives_restart):
+            return False
+        self._dirty.subscriptions[subscription] = None
+        self.is_marked = True
+        return True
+
+    def identity(self, key: PublisherKey, progress: PublisherProgress | None) -> None:
+        """The progress of a QoS 2 publisher has changed, or (None) the publisher is deleted."""
+        if self.is_durable:
+            self._dirty.identities[key] = progress
+            self.is_marked = True
+
+    def query(self, change: QueryDone | QueryGone) -> None:
+        """Unlike the others this belongs to one append, and is not put back."""
+        if self.is_durable:
+            self._dirty.queries[change.query] = change
+            self.is_marked = True
+
+    def work(self, jobs: Iterable[Job], tasks: Iterable[Task], gone: Iterable[int], next_job: int) -> None:
+        """These jobs and tasks have changed; `gone`: numbers of deleted jobs. `next_job`: the next unused number."""
+        if self.is_durable:
+            self._dirty.jobs.add(jobs, tasks, gone, next_job)
+            self.is_marked = self.is_marked or bool(self._dirty.jobs)
+
+    def forget_job(self, job: Job) -> None:
+        """The job could not be written and its controller was notified: it is not retried."""
+        self._dirty.jobs.forget(job)
+
+    def drop_queries(self) -> None:
+        """Remove the queries of the current turn: the messages that they brought are not written."""
+        self._dirty.queries.clear()
+
+    @property
+    def identities(self) -> list[PublisherKey]:
+        """The marked identities."""
+        return list(self._dirty.identities)
+
+    def save_some(self) -> None:
+        """Mark some of the objects that change all the time."""
+        for topic in _take(self.used):
+            self.topic(topic)
+        for subscription in _take(self.moved):
+            self.subscription(subscription)
+
+    # -- what to write ------------------------------------------------------------------------------------------------
+
+    def take(self, end_offset: int) -> tuple[list[Change], DirtySet]:
+        """Return the changes to write, and the marks that they stand for. `end_offset` is the log's end."""
+        dirty, self._dirty = self._dirty, DirtySet()
+        self.is_marked = False
+        changes: list[Change] = [TopicGone(name) for name in dirty.topics_gone]
+        for topic in dirty.topics:
+            if not topic.is_gone:
+                topic.is_stored = True
+                changes.append(_topic(topic))
+        changes += [_retained(topic) for topic in dirty.retained if not topic.is_gone]
+        changes += self._session_changes(dirty, end_offset)
+        for key, progress in dirty.identities.items():
+            if progress is None:
+                changes.append(IdentityGone(*key))
+            else:
+                changes.append(IdentityKept(*key, progress.epoch, progress.next_sequence, progress.last_us))
+        changes += dirty.queries.values()
+        if dirty.jobs:
+            changes += dirty.jobs.changes()
+        return changes, dirty
+
+    def _session_changes(self, dirty: DirtySet, end_offset: int) -> list[Change]:
+        """Return the changes, deletions first: a new session may have the same name."""
+        sessions, subscriptions = dict(dirty.sessions), dict(dirty.subscriptions)
+        gone: dict[str, None] = {}
+        for session in dirty.sessions:
+            if not self._is_current(session) and session.is_stored:
+                gone[session.name] = None
+                successor = self._sessions.get(session.name)
+                if successor is not None and successor is not session:
+                    sessions[successor] = None
+                    subscriptions.update(dict.fromkeys(successor.subscriptions.values()))
+        changes: list[Change] = [SessionGone(name) for name in gone]
+        for one in list(subscriptions):
+            current = self._current(one)
+            if current is not None:
+                subscriptions[current] = None
+            elif one.is_stored and one.session.name not in gone:
+                changes.append(FeedGone(one.session.name, one.filters, one.cursor))
+        for session in sessions:
+            if self._is_current(session):
+                session.is_stored = True
+                changes.append(
+                    SessionKept(
+                        session.name,
+                        session.instance,
+                        session.is_proved,
+                        session.expiry_s,
+                        None if session.is_awaited else session.ends_at_us,
+                        session.will,
+                    )
+                )
+        for one in subscriptions:
+            if self._current(one) is one:
+                if one.is_stored_settled and not one.is_settled:
+                    dirty.unsettled.append(one)
+                one.is_stored = True
+                one.is_stored_settled = one.is_settled
+                resume_at, quiet_from, lost = one.restart_position(end_offset)
+                changes.append(
+                    FeedKept(
+                        one.session.name,
+                        one.filters,
+                        one.cursor,
+                        resume_at,
+                        lost,
+                        quiet_from=quiet_from if quiet_from < resume_at or one.is_settled else None,
+                        is_settled=one.is_settled,
+                    )
+                )
+        return changes
+
+    def _is_current(self, session: Session) -> bool:
+        return self._sessions.get(session.name) is session and session.outlives_restart
+
+    def _current(self, subscription: BrokerSubscription) -> BrokerSubscription | None:
+        """Return the subscription that has the key of this one now, if it is to be stored."""
+        session = self._sessions.get(subscription.session.name)
+        if session is None or not session.outlives_restart or not session.expiry_s:
+            return None
+        return session.subscriptions.get((subscription.filters, subscription.cursor))
+
+    def on_failed(self, dirty: DirtySet) -> None:
+        """These changes could not be written, whether they are put back or not."""
+        for subscription in dirty.unsettled:
+            subscription.is_stored_settled = True
+
+    def put_back(self, dirty: DirtySet) -> None:
+        """These changes could not be written: mark them again, except queries."""
+        now = self._dirty
+        now.topics.update(dirty.topics)
+        now.topics_gone.update(dirty.topics_gone)
+        now.retained.update(dirty.retained)
+        now.sessions.update(dirty.sessions)
+        now.subscriptions.update(dirty.subscriptions)
+        now.identities = dirty.identities | now.identities
+        now.jobs.put_back(dirty.jobs)
+        self.is_marked = self.is_marked or bool(
+            now.topics
+            or now.topics_gone
+            or now.retained
+            or now.sessions
+            or now.subscriptions
+            or now.identities
+            or now.jobs
+        )
+
+
+def _topic(topic: Topic) -> TopicKept:
+    return TopicKept(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
+
+
+def _retained(topic: Topic) -> RetainedKept:
+    message = topic.retained
+    return RetainedKept(topic.name, b"") if message is None else message.row(topic.name)
+
+
+def _take(waiting: dict[T, None]) -> list[T]:
+    taken = list(islice(waiting, SAVED_AT_ONCE))
+    for one in taken:
+        del waiting[one]
+    return taken

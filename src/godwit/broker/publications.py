@@ -1,0 +1,247 @@
+"""Publishing: rights and topics are checked, messages counted and screened, then handed to the append queue."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
+from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
+from godwit.broker.delivery import Delivery
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.effects import Effect, Notice
+from godwit.broker.entries import last_message, longest_message, make_entry, without_first
+from godwit.broker.identities import Identities
+from godwit.broker.ports import Publication, Receipt, RequestFailure
+from godwit.broker.session import Session
+from godwit.errors import BadTopicError
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
+from godwit.wire.codes import Code
+from godwit.wire.control import Will
+from godwit.wire.entry import Entry
+from godwit.wire.filters import RESERVED
+
+LATEST_US: Final = 2**62
+"""The latest time of publication: later ones are mistakes, and would not fit the log."""
+LAST_SEQUENCE: Final = 2**62
+"""The largest sequence: the next one always fits the reply to a query for the progress."""
+WILL_COST_BYTES: Final = 1024
+"""The memory for a will beside its payload, rounded up."""
+MAX_UNRELIABLE_WAITING_BYTES: Final = 8 * 1024 * 1024
+"""Of QoS 0 on its way into the log: its publishers are not slowed down, so it is dropped beyond this."""
+MAX_WILLS_WAITING_BYTES: Final = 8 * 1024 * 1024
+"""Of wills on their way into the log: they wait while the disk fails, and are dropped beyond this."""
+
+
+class Publications:
+    """Input: open, publish, publish_once, publish_will, publish_figure. Output: to the append queue, or live."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        delivery: Delivery,
+        identities: Identities,
+        queue: AppendQueue,
+        dirty: DirtyState,
+        effects: list[Effect],
+    ) -> None:
+        self._catalogue = catalogue
+        self._delivery = delivery
+        self._identities = identities
+        self._queue = queue
+        self._fresh = queue.fresh
+        self._dirty = dirty
+        self._effects = effects
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.dropped = 0
+        """Of QoS 0: beyond the rate of their publisher, or of the log."""
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def open(self, publication: Publication, name: str, publisher: str | None = None, epoch: int = 0) -> int:
+        """Let a client publish to a topic, which is created if its policy allows that.
+
+        `publisher`, `epoch`: with QoS 2, the identity by which repeated messages are recognized, and its run; without
+        an identity, each run of a client is one. Return how many connected subscriptions match the topic. Raises
+        RequestFailure.
+        """
+        session = publication.session
+        topic = publication.topic = self._require_topic(session, name)
+        if publication.qos == 2:
+            owner = session.name if session.is_remembered else ""
+            publication.key = (owner, publisher or session.instance.hex(), name)
+            publication.epoch = epoch
+            if not self._identities.open(publication.key, epoch):
+                text = f"a newer run of publisher {publication.key[1]!r} is known: take a higher epoch"
+                raise RequestFailure(Code.STALE_EPOCH, text)
+        publication.is_active = True
+        publication.peer.publications[publication] = None
+        topic.publishers += 1
+        return len(self._delivery.routes(topic))
+
+    def _require_topic(self, session: Session, name: str) -> Topic:
+        settings = self._catalogue.settings
+        if name.startswith(RESERVED):
+            raise RequestFailure(Code.NOT_ALLOWED, f"topic {name!r} begins with '$': these are the broker's own")
+        topic = self._catalogue.get(name)
+        if topic is None and settings.policy_of(name) == "explicit":
+            raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist: create it first")
+        if not settings.access.may(session.name, session.is_proved, "publish", name):
+            raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not publish to {name!r}")
+        if topic is None:
+            try:
+                topic = self._catalogue.create(name, creator=session.name)
+            except BadTopicError as error:
+                raise RequestFailure(Code.BAD_TOPIC, str(error)) from None
+            except TooManyTopicsError as error:
+                raise RequestFailure(Code.TOO_MANY, str(error)) from None
+            text = f"{session.name} created topic {name}"
+            self._effects.append(Notice("topic_created", text, session.fields(topic=name)))
+        self._catalogue.attribute(topic, session.name)
+        return topic
+
+    def close(self, publication: Publication) -> None:
+        """The client publishes nothing more with this publication."""
+        if publication.is_active:
+            publication.is_active = False
+            publication.topic.publishers -= 1
+            publication.peer.publications.pop(publication, None)
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, publication: Publication, entries: list[Entry], receipt: Receipt | None, size_bytes: int, now_us: int
+    ) -> None:
+        """Publish batches of an open publication.
+
+        `receipt` gets the outcome. None (with QoS 0 only): the messages may be dropped if the client exceeds its rate.
+        `size_bytes`: as received, for the figures.
+        """
+        count = payload_bytes = 0
+        max_bytes = self._catalogue.settings.max_message_bytes
+        is_plain = publication.key is None
+        for entry in entries:
+            count += entry.count
+            rest_bytes = len(entry.rest)
+            payload_bytes += rest_bytes - (4 * entry.count + 4 if entry.count > 1 else 0)
+            if entry.flags & RETAIN or rest_bytes > max_bytes:
+                is_plain = False
+        if not is_plain:
+            try:
+                entries = self._screen(publication, entries, max_bytes, now_us)
+            except RequestFailure as failure:
+                if receipt is not None:
+                    receipt.refused(failure.code, failure.text)
+                return
+        bucket = publication.peer.bucket
+        if bucket is not None and not bucket.take(count, now_us) and receipt is None:
+            self.dropped += count
+            return
+        session = publication.session
+        topic = publication.topic
+        session.messages_in += count
+        self.messages_in += count
+        self.bytes_in += size_bytes
+        topic.messages += count
+        topic.payload_bytes += payload_bytes
+        topic.last_us = now_us
+        if publication.qos:
+            self._fresh.append(Pending(receipt, topic, session.publisher_number, size_bytes, entries))
+        else:
+            reached = self._publish_unreliable(topic, session.publisher_number, entries, size_bytes)
+            if receipt is not None:
+                receipt.accepted(reached)
+
+    def publish_once(self, session: Session, entries: list[Entry], receipt: Receipt, now_us: int) -> None:
+        """Publish batches of one topic and QoS without a publication; with QoS 2, repeats are not recognized."""
+        assert session.peer is not None
+        publication = Publication(session.peer, session, min(entries[0].flags >> QOS_SHIFT, 1))
+        try:
+            self.open(publication, entries[0].topic)
+        except RequestFailure as failure:
+            receipt.refused(failure.code, failure.text)
+            return
+        self.publish(publication, entries, receipt, sum([len(entry.rest) for entry in entries]), now_us)
+        self.close(publication)
+
+    def _screen(self, publication: Publication, entries: list[Entry], max_bytes: int, now_us: int) -> list[Entry]:
+        """Return the new messages. Raises RequestFailure for a message that is not accepted."""
+        for entry in entries:
+            if len(entry.rest) > max_bytes and longest_message(entry.flags, entry.count, entry.rest) > max_bytes:
+                text = f"a message is longer than the {max_bytes} bytes that this broker takes"
+                raise RequestFailure(Code.TOO_LARGE, text)
+            if entry.flags & RETAIN and publication.qos:  # QoS 0 is delivered even if it is not retained
+                self._queue.is_retaining = True
+                payload, _ = last_message(entry)
+                problem = (
+                    self._catalogue.retain_problem(publication.topic, entry.publisher, len(payload))
+                    if payload
+                    else None
+                )
+                if problem is not None:
+                    raise RequestFailure(Code.TOO_MANY, problem)
+        key = publication.key
+        if key is None:
+            return entries
+        fresh: list[Entry] = []
+        for entry in entries:
+            assert entry.sequence is not None
+            repeated = self._identities.new_messages(key, publication.epoch, entry.sequence, entry.count, now_us)
+            if repeated is None:
+                raise RequestFailure(Code.STALE_EPOCH, f"a newer run of publisher {key[1]!r} has begun")
+            if repeated < entry.count:
+                fresh.append(without_first(entry, repeated) if repeated else entry)
+        return fresh
+
+    def _publish_unreliable(self, topic: Topic, publisher: int, entries: list[Entry], size_bytes: int) -> int:
+        """Forward QoS 0 at once, or through the log if the topic's rule demands it and the log keeps up."""
+        queue = self._queue
+        if self._dirty.is_durable:
+            self._dirty.used[topic] = None
+        if not topic.is_logged:
+            return queue.forward_live(topic, publisher, entries)
+        if queue.unreliable_bytes + size_bytes > MAX_UNRELIABLE_WAITING_BYTES:
+            self.dropped += sum([entry.count for entry in entries])
+        else:
+            queue.is_retaining = True  # perhaps
+            queue.unreliable_bytes += size_bytes
+            self._fresh.append(Pending(None, topic, publisher, size_bytes, entries, OnFailure.FORWARDED))
+        return 0
+
+    # -- messages that no client sends now ----------------------------------------------------------------------------
+
+    def publish_will(self, session: Session, will: Will, now_us: int) -> None:
+        """Publish a will in the name of its client, if the rules still allow that."""
+        settings = self._catalogue.settings
+        if not settings.access.may(session.name, session.is_proved, "publish", will.topic):
+            return
+        topic = self._catalogue.get(will.topic)
+        if topic is None:
+            if settings.policy_of(will.topic) == "explicit":
+                return
+            try:
+                topic = self._catalogue.create(will.topic, creator=session.name)
+            except TooManyTopicsError:
+                return
+        entry = make_entry(will.topic, session.name, [will.payload], qos=will.qos, retain=will.retain, now_us=now_us)
+        size_bytes = len(will.payload) + WILL_COST_BYTES
+        queue = self._queue
+        if will.qos and queue.will_bytes + size_bytes > MAX_WILLS_WAITING_BYTES:
+            text = f"the last will of {session.name} on {will.topic} is lost: too many wait for the log to be written"
+            self._effects.append(Notice("warning", text, session.fields(topic=will.topic)))
+            return
+        topic.messages += 1
+        topic.payload_bytes += len(will.payload)
+        topic.last_us = now_us
+        if will.qos:
+            queue.is_retaining |= will.retain
+            queue.will_bytes += size_bytes
+            pending = Pending(None, topic, session.publisher_number, size_bytes, [entry], OnFailure.RETRIED)
+            self._fresh.append(pending)
+        else:
+            self._publish_unreliable(topic, session.publisher_number, [entry], len(will.payload))
+
+    def publish_figure(self, topic: Topic, payload: bytes, publisher: int, publisher_name: str, now_us: int) -> None:
+        """Publish one of the broker's own figures: QoS 0, retained."""
+        entry = Entry(topic.name, publisher_name, LONE | RETAIN, now_us, now_us, None, 0, 1, payload)
+        self._queue.forward_live(topic, publisher, [entry])

@@ -1,0 +1,332 @@
+"""Requests about subscriptions: subscribe, unsubscribe, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
+from godwit.broker.delivery import Delivery
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.effects import Effect, Locate, Located, Notice
+from godwit.broker.ports import Outbound, Peer, RequestFailure, SubscribeReply, SubscribeRequest, SubscribeResult
+from godwit.broker.session import Session, check_name
+from godwit.broker.subscription import BrokerSubscription, Lookup
+from godwit.broker.topics import check_filter
+from godwit.errors import BadFilterError, UsageError
+from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
+from godwit.wire.changes import FeedKept
+from godwit.wire.codes import Code
+from godwit.wire.epochs import Epoch, same_below
+from godwit.wire.filters import is_pattern, split
+
+LOOKUPS_AT_ONCE: Final = 4
+"""Per client: starts by time that the log is asked for at once."""
+MAX_LOOKUPS: Final = 64
+"""Per client: starts by time that wait for those; a waiting request holds its filters."""
+
+
+class SubscriptionRequests:
+    """Each method is one request. It raises RequestFailure, or refuses through the reply that it was given."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        delivery: Delivery,
+        queue: AppendQueue,
+        dirty: DirtyState,
+        effects: list[Effect],
+        epochs: Sequence[Epoch] = (),
+    ) -> None:
+        self._catalogue = catalogue
+        self._delivery = delivery
+        self._queue = queue
+        self._dirty = dirty
+        self._effects = effects
+        self._epochs = epochs
+        self._next_serial = 0
+
+    def subscribe(self, peer: Peer, request: SubscribeRequest, outbound: Outbound, reply: SubscribeReply) -> None:
+        """Attach a subscription of the peer's session to an outbound; create it if it is new.
+
+        The outcome comes through `reply`: at once, or when the start was looked up and the subscription is stored.
+        """
+        try:
+            self._subscribe(peer, request, outbound, reply, None)
+        except RequestFailure as failure:
+            reply.refused(failure.code, failure.text)
+
+    def _subscribe(
+        self, peer: Peer, request: SubscribeRequest, outbound: Outbound, reply: SubscribeReply, offset: int | None
+    ) -> None:
+        """`offset`: the result of the lookup of request.since_us."""
+        session = peer.session
+        assert session is not None
+        filters = self._check(session, request)
+        subscription = session.subscriptions.get((filters, request.cursor))
+        if subscription is not None and subscription.peer is not None:
+            reply.subscribed(self._result(request, subscription, is_new=False))
+            return
+        if subscription is None:
+            self._require_room(session, filters)
+        if request.since_us is not None and offset is None:
+            if sum([not lookup.is_running for lookup in peer.lookups.values()]) >= MAX_LOOKUPS:
+                text = f"{MAX_LOOKUPS} subscriptions wait for their start to be looked up: try again later"
+                raise RequestFailure(Code.TOO_MANY, text)
+            peer.lookups[outbound] = Lookup(peer, request, outbound, reply)
+            self._look_up(peer)
+            return
+        known_below = self._known_below(request)
+        start = self._start(request, subscription, offset, known_below)
+        self._create_topics(session, filters)
+        is_latest = request.start == "latest" or (request.start is None and offset is None)
+        with_retained = request.retained or (subscription is None and is_latest)
+        resumes = subscription is not None and request.start is None and offset is None
+        is_offset = offset is not None or isinstance(request.start, int)
+        end = self._delivery.next_offset
+        if subscription is not None and is_offset and subscription.is_resumed_from(start, end):
+            start = subscription.resumes_at(end)
+            resumes = True
+        must_wait = False
+        if subscription is None:
+            subscription = self._add(session, filters, request.cursor, start)
+            self._delivery.add(subscription)
+            self._dirty.session(session)
+            must_wait = self._dirty.subscription(subscription)
+            text = f"{session.name} subscribed to {', '.join(filters)}"
+            self._effects.append(Notice("subscribed", text, session.fields(filters=list(filters), offset=start)))
+        if known_below is not None and isinstance(request.start, int) and request.start > known_below:
+            self._notify_replaced(session, filters, request.start, known_below)
+        self._delivery.attach(
+            subscription,
+            peer,
+            outbound,
+            start,
+            resumes=resumes,
+            with_retained=with_retained,
+            is_earliest=request.start == "earliest" or (known_below == 0 and request.start != 0),
+        )
+        result = self._result(request, subscription, is_new=True, known_below=known_below)
+        if must_wait:  # the session remembers it: that is a promise
+            self._queue.when_stored(peer, lambda: reply.subscribed(result))
+        else:
+            reply.subscribed(result)
+
+    def _add(self, session: Session, filters: tuple[str, ...], cursor: str | None, offset: int) -> BrokerSubscription:
+        subscription = BrokerSubscription(self._next_serial, session, filters, cursor, offset)
+        self._next_serial += 1
+        session.subscriptions[filters, cursor] = subscription
+        session.filter_levels += _levels(filters)
+        return subscription
+
+    def restore(self, session: Session, row: FeedKept) -> None:
+        """Add a subscription that existed before the broker was restarted."""
+        subscription = self._add(session, row.filters, row.cursor, row.resume_at)
+        subscription.lost = row.lost
+        subscription.quiet_from = row.resume_at if row.quiet_from is None else row.quiet_from
+        subscription.is_stored = True
+        subscription.is_settled = subscription.is_stored_settled = row.is_settled
+        self._delivery.restore(subscription)
+
+    def _look_up(self, peer: Peer) -> None:
+        """Ask the log for the starts of waiting requests, the oldest first."""
+        for lookup in peer.lookups.values():
+            if peer.running_lookups >= LOOKUPS_AT_ONCE:
+                return
+            if not lookup.is_running:
+                assert lookup.request.since_us is not None
+                lookup.is_running = True
+                peer.running_lookups += 1
+                self._effects.append(Locate(lookup, lookup.request.since_us))
+
+    def on_located(self, event: Located, now_us: int) -> None:
+        """The log has found a start. The request may have been withdrawn meanwhile."""
+        lookup = event.locate.lookup
+        peer = lookup.peer
+        peer.running_lookups -= 1
+        if not peer.is_open:
+            return
+        is_wanted = peer.lookups.get(lookup.outbound) is lookup
+        if is_wanted:
+            del peer.lookups[lookup.outbound]
+        self._look_up(peer)
+        if is_wanted:
+            try:
+                self._subscribe(peer, lookup.request, lookup.outbound, lookup.reply, event.offset)
+            except RequestFailure as failure:
+                lookup.reply.refused(failure.code, failure.text)
+
+    def unsubscribe(
+        self,
+        peer: Peer,
+        outbound: Outbound,
+        *,
+        pause: bool = False,
+        offset: int | None = None,
+        epochs: Sequence[Epoch] = (),
+    ) -> None:
+        """End the subscription of an outbound, or withdraw its request.
+
+        `pause`: the session keeps it. `offset`: then the client has processed everything below, in a log with these
+        `epochs`.
+        """
+        if peer.lookups.pop(outbound, None) is not None:
+            return
+        subscription = outbound.subscription
+        if subscription is None:
+            raise RequestFailure(Code.NOT_SUBSCRIBED, "the subscription has ended")
+        if pause:
+            self._delivery.pause(subscription, self._reached(offset, epochs))
+            return
+        session = subscription.session
+        self.end(subscription)
+        text = f"{session.name} unsubscribed from {', '.join(subscription.filters)}"
+        self._effects.append(Notice("unsubscribed", text, session.fields(filters=list(subscription.filters))))
+
+    def end(self, subscription: BrokerSubscription) -> None:
+        """Delete a subscription."""
+        session = subscription.session
+        if session.subscriptions.pop((subscription.filters, subscription.cursor), None) is not None:
+            session.filter_levels -= _levels(subscription.filters)
+        self._delivery.end(subscription)
+        self._dirty.session(session)  # it may have nothing to remember now
+
+    def remove(self, subscription: BrokerSubscription, by: str, reason: str) -> None:
+        """Delete a subscription against the will of its client, and notify the client."""
+        outbound = subscription.outbound if subscription.peer is not None else None
+        self.end(subscription)
+        if outbound is not None:
+            outbound.removed(by, reason)
+
+    def commit(self, subscription: BrokerSubscription, offset: int, epochs: Sequence[Epoch] = ()) -> None:
+        """Move a named cursor: everything below the offset, in a log with these epochs, is processed."""
+        if subscription.cursor is None:
+            raise RequestFailure(
+                Code.MALFORMED, "the subscription has no named cursor: it moves by itself; subscribe with cursor=..."
+            )
+        reached = self._reached(offset, epochs)
+        if reached is None:
+            return  # of messages that this log does not have: the cursor remains where it is
+        if reached > self._delivery.next_offset:
+            raise RequestFailure(Code.MALFORMED, f"offset {reached} does not exist yet")
+        subscription.gaps = [gap for gap in subscription.gaps if gap[1] > reached]
+        self._delivery.quiet.rewind(subscription, reached, self._delivery.next_offset)
+        self._dirty.subscription(subscription)
+
+    # -- parts --------------------------------------------------------------------------------------------------------
+
+    def _check(self, session: Session, request: SubscribeRequest) -> tuple[str, ...]:
+        access = self._catalogue.settings.access
+        try:
+            for pattern in request.filters:
+                check_filter(pattern)
+            if request.cursor is not None:
+                check_name(request.cursor)
+        except BadFilterError as error:
+            raise RequestFailure(Code.BAD_FILTER, str(error)) from None
+        except UsageError as error:
+            raise RequestFailure(Code.BAD_NAME, f"as a cursor: {error}") from None
+        if request.start is not None and request.since_us is not None:
+            raise RequestFailure(Code.MALFORMED, "a start and a time: give one of them")
+        for pattern in request.filters:
+            if not access.may(session.name, session.is_proved, "subscribe", pattern):
+                raise RequestFailure(Code.NOT_ALLOWED, f"{session.name} may not subscribe to {pattern!r}")
+        return tuple(sorted(set(request.filters)))
+
+    def _require_room(self, session: Session, filters: tuple[str, ...]) -> None:
+        limit = self._catalogue.settings.max_subscriptions
+        if len(session.subscriptions) >= limit:
+            raise RequestFailure(Code.TOO_MANY, f"{session.name} has {limit} subscriptions, which is the limit here")
+        if session.filter_levels + _levels(filters) > MAX_FILTER_LEVELS:
+            text = f"the filters of {session.name} have more than {MAX_FILTER_LEVELS} levels: use fewer or shorter ones"
+            raise RequestFailure(Code.TOO_MANY, text)
+        if (
+            self._delivery.filter_nodes >= MAX_FILTER_NODES
+            or self._delivery.filter_count + len(filters) > MAX_FILTER_PLACES
+        ):
+            text = "the subscriptions of all clients take all of their room: try again later"
+            raise RequestFailure(Code.TOO_MANY, text)
+
+    def _create_topics(self, session: Session, filters: tuple[str, ...]) -> None:
+        """A filter without wildcards is the name of a topic, which must exist or is created."""
+        missing = [name for name in filters if not is_pattern(name) and self._catalogue.get(name) is None]
+        for name in missing:
+            if name.startswith(JOBS):
+                continue  # a kind of work that has not been submitted yet
+            if name.startswith("$") or self._catalogue.settings.policy_of(name) != "open":
+                raise RequestFailure(Code.NO_SUCH_TOPIC, f"topic {name!r} does not exist")
+        try:
+            for name in missing:
+                self._catalogue.create(name, creator=session.name)
+        except TooManyTopicsError as error:
+            raise RequestFailure(Code.TOO_MANY, str(error)) from None
+
+    def _known_below(self, request: SubscribeRequest) -> int | None:
+        """Return the offset below which the log has what the client read, or None if the client did not ask."""
+        if not request.epochs or not isinstance(request.start, int):
+            return None
+        return same_below(request.epochs, self._epochs, self._delivery.next_offset)
+
+    def _reached(self, offset: int | None, epochs: Sequence[Epoch]) -> int | None:
+        """Return the offset in this log for a client that has processed everything below `offset`, or None.
+
+        An older copy of the log may have been put back since the client read it.
+        """
+        if not epochs or offset is None:
+            return offset
+        return min(offset, same_below(epochs, self._epochs, self._delivery.next_offset)) or None
+
+    def _notify_replaced(self, session: Session, filters: tuple[str, ...], asked: int, known_below: int) -> None:
+        text = (
+            f"{session.name} has read {', '.join(filters)} up to offset {asked}, and this log has other messages from "
+            f"offset {known_below} on: it is an older copy of the one that {session.name} knows. It continues at "
+            f"{known_below}; confirmed messages that only the newer one has are lost"
+        )
+        fields = session.fields(filters=list(filters), offset=asked, same_below=known_below)
+        self._effects.append(Notice("replaced", text, fields))
+
+    def _start(
+        self,
+        request: SubscribeRequest,
+        subscription: BrokerSubscription | None,
+        offset: int | None,
+        known_below: int | None,
+    ) -> int:
+        end = self._delivery.next_offset
+        if offset is not None:
+            return min(offset, end)
+        if request.start is None:
+            return end if subscription is None else subscription.resumes_at(end)
+        if request.start == "latest":
+            return end
+        if request.start == "earliest":
+            return self._delivery.first_offset
+        if known_below is not None:
+            return self._delivery.first_offset if known_below == 0 < request.start else min(request.start, known_below)
+        if request.start > end:
+            text = f"offset {request.start} does not exist: the log ends at {end}; it may be an older copy of it"
+            raise RequestFailure(Code.NO_SUCH_OFFSET, text)
+        return request.start
+
+    def _result(
+        self,
+        request: SubscribeRequest,
+        subscription: BrokerSubscription,
+        *,
+        is_new: bool,
+        known_below: int | None = None,
+    ) -> SubscribeResult:
+        next_offset = max(subscription.position, subscription.sent_below)
+        if is_new and next_offset == self._delivery.first_offset:
+            # Messages before the log's beginning are reported as missed, and the connection may end before that report
+            # arrives: the client asks for this offset again then, and gets the report again.
+            asked = request.start if isinstance(request.start, int) else 0
+            next_offset = max(next_offset - subscription.lost, min(asked, next_offset))
+        return SubscribeResult(
+            subscription=subscription, is_new=is_new, next_offset=next_offset, same_below=known_below
+        )
+
+
+def _levels(filters: tuple[str, ...]) -> int:
+    return sum([len(split(text)) for text in filters])

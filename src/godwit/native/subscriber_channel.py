@@ -1,0 +1,312 @@
+"""Channels towards a subscriber: batches are joined into records, labels introduced before they are used.
+
+A subscription has two: one for the messages of the log, in order and reliable, and one for messages of QoS 0 that are
+not logged.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final
+
+from godwit.broker.effects import Effect
+from godwit.broker.ports import Outbound, OutboundBatch
+from godwit.limits import (
+    MAX_CONTROL_RECORD_BYTES,
+    MAX_LABELS,
+    MAX_TOPIC_BYTES,
+    MAX_UNRELIABLE_BYTES,
+    RECORD_COST_BYTES,
+)
+from godwit.native.effects import OpenChannel, SendRecord
+from godwit.native.peer import NativePeer
+from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE
+from godwit.wire.control import ControlMessage, Feed, Gap, Kicked, Labels, encode_control
+from godwit.wire.feed import encode_in_band
+
+if TYPE_CHECKING:
+    from godwit.broker.broker import Broker
+
+RECORD_BYTES: Final = 60_000
+"""Small batches are joined into records of up to this length: about what one train carries."""
+WINDOW_SHARE: Final = 3
+"""A subscription may hold at most this many times the free part of its client's window: alone, three quarters of the
+window. So the other subscriptions of a client continue if one of them is not confirmed."""
+LABEL_COST_BYTES: Final = 16
+"""Of a label in its message, besides the name."""
+NATIVE: Final = "native"
+"""The key of the encoded form of a batch, see OutboundBatch.encodings."""
+
+_HEAD: Final = struct.Struct(">BQIIQQ")
+_LONE_HEAD: Final = struct.Struct(">BQIIQQII")
+_U32: Final = struct.Struct(">I")
+_record: Final = itemgetter(0)
+
+
+def encode_routed(batch: OutboundBatch, offset: int) -> tuple[bytes, bytes, int]:
+    """Return a batch for subscribers in two parts, a head with the route and the rest as it came, and their length.
+
+    A lone batch gets its length written out, because another one may follow it in the record.
+    """
+    entry = batch.entry
+    rest = entry.rest
+    flags = batch.flags | HAS_ROUTE
+    labels = batch.topic.number, batch.publisher_number, offset, entry.received_us
+    if not flags & LONE:
+        head = _HEAD.pack(flags, entry.published_us, *labels)
+    elif flags & HAS_EXTENSION:
+        stop = _U32.size + _U32.unpack_from(rest)[0]
+        head = _HEAD.pack(flags & ~LONE, entry.published_us, *labels)
+        head += rest[:stop] + struct.pack(">II", 1, len(rest) - stop)
+        rest = rest[stop:]
+    else:
+        head = _LONE_HEAD.pack(flags & ~LONE, entry.published_us, *labels, 1, len(rest))
+    return head, rest, len(head) + len(rest)
+
+
+class SubscriberChannel:
+    """One channel: `add` collects batches, `cut` and `cut_unreliable` send them as a record."""
+
+    __slots__ = (
+        "_effects", "_forgets_labels", "_new_publishers", "_new_topics", "_peer", "held_bytes", "next_record", "number",
+        "pieces", "pieces_bytes", "publishers", "sent_below", "topics", "unconfirmed",
+    )  # fmt: skip
+
+    def __init__(self, peer: NativePeer, effects: list[Effect], message: Feed) -> None:
+        """Open the channel. `message`: record 0."""
+        self._peer = peer
+        self._effects = effects
+        self.number = peer.take_channel()
+        self.next_record = 0
+        self.pieces: list[bytes] = []
+        """Of the next record."""
+        self.pieces_bytes = 0
+        self.held_bytes = 0
+        """Unconfirmed, or to be sent."""
+        self.unconfirmed: list[tuple[int, int, int, int]] = []
+        """Record, the offset behind the last message sent up to it, bytes, gap reports."""
+        self.sent_below = 0
+        """The offset behind the last message that was added."""
+        self.topics: set[int] = set()
+        self.publishers: set[int] = set()
+        """Labels that the client knows, or will know with the next record."""
+        self._new_topics: list[tuple[int, str]] = []
+        self._new_publishers: list[tuple[int, str]] = []
+        self._forgets_labels = False
+        effects.append(OpenChannel(peer.connection, self.number))
+        self._send(encode_control(message))
+
+    def introduce(self, batch: OutboundBatch) -> None:
+        """Name the labels of a batch before the record in which they are used."""
+        topic, publisher = batch.topic.number, batch.publisher_number
+        if len(self.topics) + len(self.publishers) >= MAX_LABELS:
+            # All labels are introduced again; the collected batches are sent first, because they use them.
+            self.cut()
+            self.topics.clear()
+            self.publishers.clear()
+            self._forgets_labels = True
+        if topic not in self.topics:
+            self.topics.add(topic)
+            self._new_topics.append((topic, batch.topic.name))
+        if publisher not in self.publishers:
+            self.publishers.add(publisher)
+            self._new_publishers.append((publisher, batch.entry.publisher))
+
+    def add(self, head: bytes, rest: bytes, size: int) -> None:
+        """Add an encoded batch to the next record."""
+        self.pieces += (head, rest)
+        self.pieces_bytes += size
+        self.held_bytes += size
+        self._peer.unconfirmed_bytes += size
+
+    def cut(self) -> None:
+        """Send the collected batches as a record, their labels before it."""
+        if not self.pieces:
+            return
+        if self._new_topics or self._new_publishers:
+            self._send_labels()
+        body = b"".join(self.pieces)
+        # The pieces are counted already.
+        self.held_bytes -= self.pieces_bytes
+        self._peer.unconfirmed_bytes -= self.pieces_bytes
+        self.pieces = []
+        self.pieces_bytes = 0
+        self._send(body)
+
+    def cut_unreliable(self) -> None:
+        """Send the collected batches as a record that may get lost, after their labels, which may not."""
+        if not self.pieces:
+            return
+        if self._new_topics or self._new_publishers:
+            self._send_labels()
+        body = b"".join(self.pieces)
+        self._effects.append(SendRecord(self._peer.connection, self.number, body, reliable=False))
+        self.held_bytes -= self.pieces_bytes
+        self._peer.unconfirmed_bytes -= self.pieces_bytes
+        self.pieces = []
+        self.pieces_bytes = 0
+
+    def send_message(self, message: ControlMessage, *, gaps: int = 0) -> None:
+        """Send a control message between the batches, behind the collected ones."""
+        self.cut()
+        self._send(encode_in_band(message), gaps)
+
+    def handle_confirm(self, record: int) -> tuple[int, int]:
+        """The client has processed all records up to this one. Return the offset reached, and how many gap reports."""
+        unconfirmed = self.unconfirmed
+        count = bisect_right(unconfirmed, record, key=_record)
+        offset = unconfirmed[count - 1][1] if count else 0
+        freed_bytes = gaps = 0
+        for _, _, size, reports in unconfirmed[:count]:
+            freed_bytes += size
+            gaps += reports
+        del unconfirmed[:count]
+        self.held_bytes -= freed_bytes
+        self._peer.unconfirmed_bytes -= freed_bytes
+        return offset, gaps
+
+    def close(self) -> None:
+        """End the channel: nothing of it counts any more."""
+        self._peer.unconfirmed_bytes -= self.held_bytes
+        self.held_bytes = 0
+        self._effects.append(SendRecord(self._peer.connection, self.number, b"", last=True))
+
+    def _send_labels(self) -> None:
+        while self._new_topics or self._new_publishers:
+            topics, publishers = _take_labels(self._new_topics), _take_labels(self._new_publishers)
+            labels = Labels(topics=topics, publishers=publishers, forget=self._forgets_labels)
+            self._forgets_labels = False
+            self._send(encode_in_band(labels), before_pieces=True)
+
+    def _send(self, body: bytes, gaps: int = 0, *, before_pieces: bool = False) -> None:
+        peer = self._peer
+        self._effects.append(SendRecord(peer.connection, self.number, body))
+        size = len(body) + RECORD_COST_BYTES
+        offset = self.sent_below
+        if before_pieces:  # the collected batches are not sent yet
+            offset = self.unconfirmed[-1][1] if self.unconfirmed else 0
+        self.unconfirmed.append((self.next_record, offset, size, gaps))
+        self.held_bytes += size
+        peer.unconfirmed_bytes += size
+        self.next_record += 1
+
+
+class NativeOutbound(Outbound):
+    """The two channels of a subscription."""
+
+    __slots__ = ("_effects", "_live_number", "_peer", "channel", "live", "number")
+
+    channel: SubscriberChannel
+    live: SubscriberChannel
+
+    def __init__(self, peer: NativePeer, number: int, effects: list[Effect]) -> None:
+        """`number`: by which the client knows the subscription."""
+        super().__init__()
+        self.number = number
+        self._peer = peer
+        self._effects = effects
+        self._live_number = 0
+        """Counts the messages of QoS 0, sent or dropped: so the client notices missing ones."""
+
+    def begin(self, offset: int) -> None:
+        peer = self._peer
+        self.channel = SubscriberChannel(peer, self._effects, Feed(subscription=self.number, live=False))
+        self.live = SubscriberChannel(peer, self._effects, Feed(subscription=self.number, live=True))
+        peer.channels[self.channel.number] = peer.channels[self.live.number] = self
+
+    def room(self) -> int:
+        peer = self._peer
+        free_bytes = peer.window_bytes - peer.unconfirmed_bytes
+        held_bytes = self.channel.held_bytes
+        return max(WINDOW_SHARE * free_bytes - held_bytes if held_bytes else free_bytes, 0)
+
+    def put(self, batch: OutboundBatch) -> bool:
+        encoded = batch.encodings.get(NATIVE)
+        if encoded is None:
+            encoded = batch.encodings[NATIVE] = encode_routed(batch, batch.offset)
+        head, rest, size = encoded
+        peer = self._peer
+        channel = self.channel
+        free_bytes = peer.window_bytes - peer.unconfirmed_bytes
+        held_bytes = channel.held_bytes
+        # A subscription that holds nothing may have any message while there is room at all, so that none is too long.
+        if held_bytes + size > WINDOW_SHARE * free_bytes if held_bytes else free_bytes <= 0:
+            return False
+        if channel.pieces_bytes and channel.pieces_bytes + size > RECORD_BYTES:
+            channel.cut()
+        if batch.topic.number not in channel.topics or batch.publisher_number not in channel.publishers:
+            channel.introduce(batch)
+        channel.pieces += (head, rest)
+        channel.pieces_bytes += size
+        channel.held_bytes += size
+        peer.unconfirmed_bytes += size
+        channel.sent_below = batch.end_offset
+        return True
+
+    def put_live(self, batch: OutboundBatch) -> bool:
+        peer = self._peer
+        channel = self.live
+        number = self._live_number
+        self._live_number += batch.entry.count
+        head, rest, size = encode_routed(batch, number)
+        is_reliable = size > MAX_UNRELIABLE_BYTES
+        # One that is longer than the window is sent when half of it is free: else it could never be sent.
+        if is_reliable and peer.unconfirmed_bytes + min(size, peer.window_bytes // 2) > peer.window_bytes:
+            return False
+        if channel.pieces_bytes + size > MAX_UNRELIABLE_BYTES:
+            channel.cut_unreliable()
+        if batch.topic.number not in channel.topics or batch.publisher_number not in channel.publishers:
+            if len(channel.topics) + len(channel.publishers) >= MAX_LABELS:
+                channel.cut_unreliable()
+            channel.introduce(batch)
+        channel.add(head, rest, size)
+        if is_reliable:
+            channel.cut()
+        return True
+
+    def gap(self, count: int, next_offset: int) -> None:
+        self.channel.cut()
+        self.channel.sent_below = next_offset
+        self.channel.send_message(Gap(count=count, next_offset=next_offset), gaps=1)
+
+    def flush(self) -> None:
+        if self.channel.pieces:
+            self.channel.cut()
+        if self.live.pieces:
+            self.live.cut_unreliable()
+
+    def close(self) -> None:
+        peer = self._peer
+        for channel in (self.channel, self.live):
+            del peer.channels[channel.number]
+            channel.close()
+        del peer.outbounds[self.number]
+
+    def removed(self, by: str, reason: str) -> None:
+        self._peer.send(Kicked(subscription=self.number, by=by, reason=reason))
+
+    def handle_confirm(self, broker: Broker, channel: int, record: int) -> None:
+        """The client has processed all records of a channel up to this one."""
+        peer = self._peer
+        if channel == self.channel.number:
+            offset, gaps = self.channel.handle_confirm(record)
+            if self.subscription is not None:
+                broker.acknowledge(self.subscription, offset, gaps)
+        else:
+            self.live.handle_confirm(record)
+        if peer.behind and (peer.unconfirmed_bytes <= peer.window_bytes // 2 or not self.channel.held_bytes):
+            broker.resume(peer)
+
+
+def _take_labels(labels: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Remove as many labels from the front as certainly fit a control message, with as many of the other kind."""
+    most_bytes = MAX_CONTROL_RECORD_BYTES // 2 - 4 * MAX_TOPIC_BYTES
+    taken_bytes = count = 0
+    while count < len(labels) and taken_bytes <= most_bytes:
+        taken_bytes += 4 * len(labels[count][1]) + LABEL_COST_BYTES  # a character has at most four bytes
+        count += 1
+    taken = labels[:count]
+    del labels[:count]
+    return taken

@@ -32,7 +32,7 @@ ROWS = [
         "R1",
         "numbered topics, real sequence numbers, datagrams as long as the path allows",
         """
-        broker/test_lane.py::test_labels_stand_before_the_batches_that_use_them_and_are_said_once
+        native/test_subscriber_channel.py::test_labels_are_introduced_once_before_the_batches_that_use_them
         wire/test_packet.py::test_a_number_less_than_half_a_turn_away_comes_back_whole
         transport/test_mtu.py::test_a_connection_finds_the_size_of_its_path
         """,
@@ -50,8 +50,8 @@ ROWS = [
         "R1",
         "topic policy `explicit`: a topic is created before it is published to",
         """
-        broker/test_subscribing.py::test_explicit_topics_must_be_created
-        broker/test_requests.py::test_create
+        broker/test_subscriptions.py::test_explicit_topics_must_be_created
+        broker/test_administration.py::test_create
         net/test_publisher.py::test_a_topic_that_must_be_created_is_refused_until_it_is
         cli/test_topics.py::test_create
         """,
@@ -69,8 +69,8 @@ ROWS = [
         "R1",
         "every request gets a typed reply; errors have a code and a text; a readable sentence on the terminal",
         """
-        broker/test_desk.py::test_an_unknown_kind_is_answered
-        broker/test_desk.py::test_a_malformed_request_is_answered
+        native/test_control_router.py::test_an_unknown_kind_is_answered
+        native/test_control_router.py::test_a_malformed_request_is_answered
         net/test_publisher.py::test_what_the_broker_refuses_is_a_typed_error_and_the_rest_goes_on
         cli/test_pub.py::test_errors_that_need_a_broker
         cli/test_shell.py::test_the_answers_of_the_reference_systems
@@ -80,7 +80,7 @@ ROWS = [
         "R1",
         "a publisher sees how many subscribers its topic has, and is told when a publication reached none",
         """
-        broker/test_publishing.py::test_a_publication_is_confirmed_with_the_number_reached
+        broker/test_publications.py::test_a_publication_is_confirmed_with_the_number_reached
         net/test_publisher.py::test_publish_returns_when_confirmed_and_tells_how_many_it_reached
         net/test_publisher.py::test_the_subscribers_of_a_topic_are_known
         cli/test_pub.py::test_a_publisher_is_notified_that_there_is_no_subscriber
@@ -100,9 +100,9 @@ ROWS = [
         "R1",
         "kick: an authorised client removes a subscription or a client, which is told why",
         """
-        broker/test_requests.py::test_a_client_is_removed_and_told_why
-        broker/test_requests.py::test_a_subscription_is_removed_and_the_client_is_told
-        broker/test_requests.py::test_kicks_that_cannot_be
+        broker/test_administration.py::test_a_client_is_removed_and_told_why
+        broker/test_administration.py::test_a_subscription_is_removed_and_the_client_is_told
+        broker/test_administration.py::test_kicks_that_cannot_be
         net/test_client.py::test_a_kicked_client_is_reported_why_and_does_not_come_back
         net/test_subscription.py::test_a_kicked_subscription_raises_the_reason_after_the_delivered_messages
         cli/test_sub.py::test_a_kicked_subscriber_is_notified_and_ends
@@ -129,14 +129,14 @@ ROWS = [
         net/test_notices.py::test_json_by_choice
         net/test_service.py::test_events_become_event_lines
         cli/test_broker.py::test_it_logs_events_and_stops_cleanly
-        broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
+        broker/test_subscriptions.py::test_a_subscriber_gets_what_comes_after_its_subscription
         """,
     ),
     Row(
         "R1",
         "wished for: several subscribers for a topic, several topics for a subscriber, segmentation",
         """
-        broker/test_subscribing.py::test_many_subscribers_and_many_topics
+        broker/test_subscriptions.py::test_many_subscribers_and_many_topics
         transport/test_send.py::test_records_are_cut_to_the_room_and_covered_exactly
         transport/test_end_to_end.py::test_big_records
         """,
@@ -146,8 +146,8 @@ ROWS = [
         "R2",
         "publish, subscribe, unsubscribe, list topics as control messages",
         """
-        broker/test_subscribing.py::test_unsubscribing_ends_both_channels_and_the_memory
-        broker/test_requests.py::test_topics_come_in_order_and_in_pages
+        broker/test_subscriptions.py::test_unsubscribing_ends_both_channels_and_the_memory
+        broker/test_administration.py::test_topics_come_in_order_and_in_pages
         net/test_client.py::test_topics_are_listed_created_and_described
         net/test_blocking.py::test_everything_that_can_be_asked
         cli/test_topics.py::test_list
@@ -158,7 +158,7 @@ ROWS = [
         "R2",
         "topic policy `publishers`: publishing creates a topic, subscribing to an unknown one is refused",
         """
-        broker/test_subscribing.py::test_topics_of_publishers_are_made_by_publishing
+        broker/test_subscriptions.py::test_topics_of_publishers_are_made_by_publishing
         net/test_subscription.py::test_a_topic_that_is_not_there_is_refused_by_policy
         cli/test_shell_commands.py::test_an_unknown_topic
         """,
@@ -167,8 +167,8 @@ ROWS = [
         "R2",
         "a subscriber gets messages from its subscription on",
         """
-        broker/test_subscribing.py::test_a_subscriber_gets_what_comes_after_its_subscription
-        broker/test_subscribing.py::test_start_positions
+        broker/test_subscriptions.py::test_a_subscriber_gets_what_comes_after_its_subscription
+        broker/test_subscriptions.py::test_start_positions
         net/test_subscription.py::test_where_a_subscription_begins
         cli/test_sub.py::test_what_came_before_is_not_shown_unless_asked_for
         """,
@@ -177,7 +177,7 @@ ROWS = [
         "R2",
         "blanks are allowed in topics",
         """
-        broker/test_publishing.py::test_topic_names_may_have_blanks_case_and_empty_levels
+        broker/test_publications.py::test_topic_names_may_have_blanks_case_and_empty_levels
         cli/test_shell_commands.py::test_blanks_and_quotes
         """,
     ),
@@ -188,7 +188,7 @@ ROWS = [
         cli/test_shell.py::test_messages_arrive_while_the_user_types
         cli/test_shell.py::test_a_flood_does_not_stop_the_typing
         cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
-        broker/test_subscribing.py::test_the_same_filters_again_are_the_same_subscription
+        broker/test_subscriptions.py::test_the_same_filters_again_are_the_same_subscription
         """,
     ),
     Row(
@@ -203,8 +203,8 @@ ROWS = [
         "R2",
         "many publishers and subscribers at once, on ports that the system picks",
         """
-        broker/test_subscribing.py::test_many_subscribers_and_many_topics
-        broker/test_requests.py::test_clients_come_in_pages
+        broker/test_subscriptions.py::test_many_subscribers_and_many_topics
+        broker/test_administration.py::test_clients_come_in_pages
         system/test_many_clients.py::test_all_connected_clients_are_reached_in_little_memory
         """,
     ),
@@ -221,7 +221,7 @@ ROWS = [
         "wished for: sequence numbers and queues, better error control",
         """
         transport/test_recovery.py::test_a_packet_is_lost_when_one_three_newer_has_arrived
-        broker/test_catching_up.py::test_catching_up_loses_and_repeats_nothing
+        broker/test_delivery.py::test_catching_up_loses_and_repeats_nothing
         server/test_memory_log.py::test_when_it_was_taken_publishers_go_on_and_nothing_is_lost
         """,
         later="several brokers",
@@ -257,7 +257,7 @@ ROWS = [
         """
         transport/test_end_to_end.py::test_a_handshake_under_heavy_loss
         transport/test_acknowledge.py::test_tells_exactly_what_arrived
-        broker/test_publishing.py::test_the_end_of_a_channel
+        broker/test_publications.py::test_the_end_of_a_channel
         client/test_files.py::test_chunks_of_a_file
         """,
     ),
@@ -265,7 +265,7 @@ ROWS = [
         "R3",
         "subscribe and unsubscribe with replies",
         """
-        broker/test_subscribing.py::test_unsubscribing_ends_both_channels_and_the_memory
+        broker/test_subscriptions.py::test_unsubscribing_ends_both_channels_and_the_memory
         net/test_subscription.py::test_leaving_the_block_ends_it_at_the_broker
         """,
     ),
@@ -290,7 +290,7 @@ ROWS = [
         "R3",
         "several publishers, several subscribers",
         """
-        broker/test_subscribing.py::test_many_subscribers_and_many_topics
+        broker/test_subscriptions.py::test_many_subscribers_and_many_topics
         net/test_publisher.py::test_everything_arrives_in_order_over_a_bad_network
         system/test_lossy_network.py::test_all_messages_reach_all_subscribers_in_order
         """,
@@ -311,8 +311,8 @@ ROWS = [
         """
         broker/test_topics.py::test_good_topics
         broker/test_topics.py::test_bad_topics_are_told_what_is_wrong
-        broker/test_publishing.py::test_topics_that_cannot_be
-        broker/test_publishing.py::test_topic_names_may_have_blanks_case_and_empty_levels
+        broker/test_publications.py::test_topics_that_cannot_be
+        broker/test_publications.py::test_topic_names_may_have_blanks_case_and_empty_levels
         cli/test_pub.py::test_bad_input_is_one_line
         """,
     ),
@@ -322,7 +322,7 @@ ROWS = [
         """
         wire/test_filters.py::test_matching
         wire/test_filters.py::test_matching_is_as_defined
-        broker/test_trie.py::test_a_trie_finds_what_matches
+        broker/test_topics.py::test_a_trie_finds_what_matches
         cli/test_sub.py::test_several_filters_and_wildcards
         """,
     ),
@@ -344,13 +344,13 @@ ROWS = [
     Row(
         "R4",
         "topic policy `open`, the default: subscribing to an unknown topic creates it",
-        "broker/test_subscribing.py::test_open_topics_come_into_being_by_any_use",
+        "broker/test_subscriptions.py::test_open_topics_come_into_being_by_any_use",
     ),
     Row(
         "R4",
         "a second subscription of the same client to the same topic changes nothing",
         """
-        broker/test_subscribing.py::test_the_same_filters_again_are_the_same_subscription
+        broker/test_subscriptions.py::test_the_same_filters_again_are_the_same_subscription
         client/test_inbox.py::test_the_same_filters_are_the_same_subscription
         cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
         net/test_subscription.py::test_the_same_subscription_again_is_refused
@@ -360,8 +360,8 @@ ROWS = [
         "R4",
         "QoS 0, 1 and 2; every request is resent until it is answered",
         """
-        broker/test_publishing.py::test_qos_0_is_forwarded_and_neither_kept_nor_confirmed
-        broker/test_publishing.py::test_a_confirm_says_that_the_log_has_it
+        broker/test_publications.py::test_qos_0_is_forwarded_and_neither_kept_nor_confirmed
+        broker/test_publications.py::test_a_confirm_says_that_the_log_has_it
         broker/test_identities.py::test_a_message_sent_again_is_confirmed_and_not_kept_twice
         client/test_client.py::test_unconfirmed_records_are_sent_again_byte_for_byte_in_order
         client/test_client.py::test_requests_are_answered_and_asked_again_until_then
@@ -374,10 +374,10 @@ ROWS = [
         "R4",
         "retained messages, also for wildcards, also after a restart; an empty one clears",
         """
-        broker/test_retained.py::test_a_newcomer_gets_the_last_message_with_the_flag
-        broker/test_retained.py::test_also_by_wildcards_and_each_once
-        broker/test_retained.py::test_an_empty_message_clears_it_and_is_delivered
-        broker/test_restoring.py::test_retained_messages_are_there_again
+        broker/test_catalogue.py::test_a_newcomer_gets_the_last_message_with_the_flag
+        broker/test_catalogue.py::test_also_by_wildcards_and_each_once
+        broker/test_catalogue.py::test_an_empty_message_clears_it_and_is_delivered
+        broker/test_restart.py::test_retained_messages_are_there_again
         net/test_subscription.py::test_retained_messages_come_first
         cli/test_pub.py::test_a_retained_message_waits_for_later_subscribers_until_it_is_cleared
         cli/test_shell_commands.py::test_retain

@@ -14,7 +14,7 @@ from queue import Queue
 from tests.archive import logs
 from tests.archive.client import ArchiveClient
 
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.server.archive_pipe import (
     Commit,
     CommitDone,

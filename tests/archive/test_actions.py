@@ -20,7 +20,7 @@ from godwit.archive.requests import BadRequestError, StageRequest
 from godwit.archive.staged_rows import staged_entries
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenRightsError
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.server.archive_pipe import CommitDone, join_blocks
 from godwit.store.block import encode_blocks
 from godwit.store.sqlite import SqliteStore

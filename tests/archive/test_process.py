@@ -22,7 +22,7 @@ from tests.archive.client import ArchiveClient
 from tests.archive.running import Appender, archive_of, log_in, process_in
 
 from godwit.archive.process import MAX_MEMORY_BYTES, BrokerPipe
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.limits import MIB
 from godwit.server.archive_pipe import (
     Commit,

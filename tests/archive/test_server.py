@@ -26,7 +26,7 @@ from godwit.archive.range_reader import ReaderPool
 from godwit.archive.server import ArchiveServer
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenFile
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.store.sqlite import SqliteStore
 from godwit.wire.changes import TopicRow
 

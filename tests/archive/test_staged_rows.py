@@ -18,7 +18,7 @@ from godwit.archive.requests import BadRequestError, StageRequest
 from godwit.archive.staged_rows import BATCH_BYTES, StageWriter, check_schema, staged_entries
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenRightsError
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES
 from godwit.server.archive_pipe import split_blocks
 from godwit.store.block import decode_block, encode_blocks

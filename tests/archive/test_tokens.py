@@ -10,7 +10,7 @@ import pytest
 from pyarrow import flight
 
 from godwit.archive.tokens import MAX_TOKEN_BYTES, TokenCheck, TokenFile
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import ConfigurationError
 
 

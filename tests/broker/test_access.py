@@ -15,7 +15,7 @@ from godwit.broker.settings import Settings
 from godwit.errors import ConfigurationError
 from godwit.limits import MAX_CLIENT_NAME_BYTES, MAX_SECRET_BYTES
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 from godwit.wire.filters import matches
 
 SECRET = b"0123456789abcdef"
@@ -261,7 +261,7 @@ def test_channels_are_refused_and_subscriptions_end() -> None:
     channel = alice.open("news")
     number = alice.subscribe("news", "weather").subscription
     change(world, settings("weather"))
-    assert (alice.last(c.Refused).channel, alice.last(c.Refused).code) == (channel, Code.NOT_ALLOWED)
+    assert (alice.last(c.PublishRefused).channel, alice.last(c.PublishRefused).code) == (channel, Code.NOT_ALLOWED)
     assert alice.last(c.Kicked).subscription == number
     assert alice.closed is None
 

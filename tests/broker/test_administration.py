@@ -10,7 +10,8 @@ from godwit.broker.settings import Settings
 from godwit.limits import MAX_CONTROL_RECORD_BYTES
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.control import Code, encode_control
+from godwit.wire.control import encode_control
+from godwit.wire.control_base import Code
 
 
 def rules(*rows: tuple[str, str, str]) -> Settings:

@@ -15,10 +15,10 @@ from godwit.broker.session import made_name
 from godwit.broker.settings import Settings
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_SESSION_EXPIRY_S, NAME_PING_S
 from godwit.wire import control as c
-from godwit.wire import proof as proofs
-from godwit.wire.control import Code, Login, Will
-from godwit.wire.frames import Close, encode_frame
-from godwit.wire.proof import is_proof, make_proof
+from godwit.wire import control as proofs
+from godwit.wire.control import Login, Will, is_proof, make_proof
+from godwit.wire.control_base import Code
+from godwit.wire.packet import CloseFrame, encode_frame
 
 SECRET = b"correct horse battery staple"
 EVERYTHING = Rule(clients=("*",), allow=frozenset({"publish", "subscribe", "create", "kick"}), topics=("#",))
@@ -527,7 +527,7 @@ def answer(name: str, proof: bytes, **fields: Any) -> tuple[bytes, int]:
     assert peer.closed is not None
     assert not peer.said
     code, reason = peer.closed
-    return encode_frame(Close(code, reason, bytes(16))), made
+    return encode_frame(CloseFrame(code, reason, bytes(16))), made
 
 
 @pytest.mark.parametrize("proof", [b"", b"x" * 32, b"short"])

@@ -13,9 +13,8 @@ from godwit.broker.publications import MAX_UNRELIABLE_WAITING_BYTES
 from godwit.broker.settings import Settings
 from godwit.wire import changes as ch
 from godwit.wire import control as c
-from godwit.wire.batch import LONE, QOS_SHIFT, Batch, encode_batch
-from godwit.wire.control import Code
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Batch, Entry, encode_batch
+from godwit.wire.control_base import Code
 
 WILL = c.Will(topic="state", payload=b"gone", retain=True)
 LONG = {"session_expiry_s": 1000}
@@ -41,9 +40,9 @@ def test_what_a_turn_brought_is_one_append_with_what_it_changed() -> None:
     assert others == []
     assert [entry.topic for entry in entries] == ["a", "b"] * 50
     assert changes == [
-        ch.TopicKept("a", 50, 200_000, world.now_us),  # these are their first messages
-        ch.TopicKept("b", 50, 50, world.now_us),
-        ch.RetainedKept("b", b"x", "bob", 5, world.now_us, 1, 99),
+        ch.TopicRow("a", 50, 200_000, world.now_us),  # these are their first messages
+        ch.TopicRow("b", 50, 50, world.now_us),
+        ch.RetainedRow("b", b"x", "bob", 5, world.now_us, 1, 99),
     ]
 
 
@@ -72,7 +71,7 @@ def test_it_tells_whether_there_is_something_to_append() -> None:
 def test_a_change_without_a_message_is_an_append_too() -> None:
     world = DurableWorld()
     world.client("alice").expect(c.Create(request=5, topic="news"), c.Done)
-    assert world.keeping.appends[-1] == ([], [ch.TopicKept("news", is_created=True)])
+    assert world.keeping.appends[-1] == ([], [ch.TopicRow("news", is_created=True)])
 
 
 def test_what_comes_to_nothing_new_waits_for_what_is_under_way() -> None:
@@ -131,7 +130,7 @@ def test_done_means_that_it_is_safe(what: str) -> None:
     alice.subscribe("news", number=1, cursor="mine")
     requests: dict[str, c.ControlMessage] = {
         "create": c.Create(request=70, topic="other"),
-        "commit": c.Commit(request=70, subscription=1, offset=0),
+        "commit": c.CursorCommit(request=70, subscription=1, offset=0),
         "unsubscribe": c.Unsubscribe(request=70, subscription=1),
         "kick": c.Kick(request=70, client="alice", filters=["news"]),
     }
@@ -166,7 +165,7 @@ def test_progress_tells_of_nothing_that_may_still_be_lost() -> None:
     world = DurableWorld()
     alice = world.client("alice")
     channel = alice.open("orders", 2, publisher="till")
-    ask = c.Progress(request=70, topic="orders", publisher="till")
+    ask = c.ProgressQuery(request=70, topic="orders", publisher="till")
     world.hold()
     alice.publish(channel, b"0", b"1", qos=2, sequence=0)
     alice.say(ask)
@@ -174,7 +173,7 @@ def test_progress_tells_of_nothing_that_may_still_be_lost() -> None:
     assert alice.all(c.Progressed) == []
     world.fail()
     assert alice.last(c.Error).code == Code.STORAGE
-    assert alice.expect(c.Progress(request=71, topic="orders", publisher="till"), c.Progressed).next_sequence == 0
+    assert alice.expect(c.ProgressQuery(request=71, topic="orders", publisher="till"), c.Progressed).next_sequence == 0
 
 
 def test_who_is_gone_gets_no_reply() -> None:
@@ -193,7 +192,7 @@ def test_who_is_gone_gets_no_reply() -> None:
 
 
 def refusals(peer: Peer) -> list[tuple[int, Code, str]]:
-    return [(one.channel, Code(one.code), one.text) for one in peer.all(c.Refused)]
+    return [(one.channel, Code(one.code), one.text) for one in peer.all(c.PublishRefused)]
 
 
 def test_publishers_are_told_and_nothing_is_forwarded() -> None:
@@ -226,7 +225,24 @@ def test_what_is_refused_is_not_counted() -> None:
     world.keeping.is_full = True
     alice.publish(alice.open("news"), b"lost", b"too")
     alice.publish(alice.open("news"), b"x")
-    world.server.import_staged(Import(1, "q", 1, [Entry("news", "q", LONE | 1 << QOS_SHIFT, 1, 0, None, 0, 1, b"y")]))
+    world.server.import_staged(
+        Import(
+            1,
+            "q",
+            1,
+            [
+                Entry(
+                    topic="news",
+                    publisher="q",
+                    flags=LONE | 1 << QOS_SHIFT,
+                    published_us=1,
+                    received_us=0,
+                    count=1,
+                    rest=b"y",
+                )
+            ],
+        )
+    )
     world.run()
     world.keeping.is_full = False
     world.client(will=will).die()
@@ -268,7 +284,7 @@ def test_what_is_asked_between_two_failures_is_answered() -> None:
     world.log.waiting.popleft()
     world.server.broker.handle(Failed(FULL), world.now_us)
     world.run()
-    asked = alice.expect(c.Progress(request=70, topic="orders", publisher="till"), c.Progressed)
+    asked = alice.expect(c.ProgressQuery(request=70, topic="orders", publisher="till"), c.Progressed)
     assert asked.next_sequence == 1
     again = alice.open("news")
     alice.publish(again, b"z", retain=True)
@@ -277,7 +293,7 @@ def test_what_is_asked_between_two_failures_is_answered() -> None:
     world.server.broker.handle(Failed(FULL), world.now_us)
     world.commit()
     assert alice.confirmed[again] == (1, 0)
-    assert [change.offset for change in expected if isinstance(change, ch.RetainedKept)] == [2]
+    assert [change.offset for change in expected if isinstance(change, ch.RetainedRow)] == [2]
     assert world.keeping.next_offset == 3
 
 
@@ -485,7 +501,7 @@ def test_offsets_of_retained_messages_are_foretold_or_mended() -> None:
     world.hold()
     bob.publish(other, b"1", b"2")
     alice.publish(news, b"x", retain=True)
-    assert world.log.waiting[-1].changes == [ch.RetainedKept("news", b"x", "alice", world.now_us, world.now_us, 1, 2)]
+    assert world.log.waiting[-1].changes == [ch.RetainedRow("news", b"x", "alice", world.now_us, world.now_us, 1, 2)]
     world.log.waiting[0].entries.clear()  # as if something else had been appended, or nothing
     world.commit()
     assert world.keeping.of("retained")["news"].offset == 0

@@ -17,7 +17,8 @@ from godwit.native import effects as native
 from godwit.transport.events import PathChanged
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.control import Code, encode_control
+from godwit.wire.control import encode_control
+from godwit.wire.control_base import Code
 
 SECRET = b"correct horse battery staple"
 
@@ -79,7 +80,7 @@ def test_random_records_hurt_only_their_sender(seed: int) -> None:
         body = bytearray(
             rng.choice(
                 (
-                    encode_control(c.Open(topic="bad")),
+                    encode_control(c.PublishOpen(topic="bad")),
                     encode_control(c.Subscribe(request=1, subscription=number, filters=["x"])),
                     encode_batch(Batch([b"bad", b"worse"], 5)),
                     rng.randbytes(30),

@@ -18,9 +18,8 @@ from godwit.errors import BadTopicError
 from godwit.limits import KIB
 from godwit.wire import changes as ch
 from godwit.wire import control as c
-from godwit.wire.batch import Batch, decode_head, encode_batch
-from godwit.wire.control import Code
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch
+from godwit.wire.control_base import Code
 
 NO_JOURNAL = DirtyState({}, is_durable=False)
 
@@ -133,7 +132,7 @@ def test_a_topic_is_written_with_its_first_message() -> None:
     alice.publish(alice.open("news"), b"x")
     entries, changes = world.keeping.appends[-1]
     assert [entry.topic for entry in entries] == ["news"]
-    assert [change.name for change in changes if isinstance(change, ch.TopicKept)] == ["news"]
+    assert [change.name for change in changes if isinstance(change, ch.TopicRow)] == ["news"]
 
 
 def test_unused_topics_make_room() -> None:
@@ -237,7 +236,15 @@ def test_the_log_is_replayed_with_more_topics_than_there_may_be() -> None:
 def entry_of(batch: Batch) -> Entry:
     record = encode_batch(batch)
     head = decode_head(record)
-    return Entry("t", "p", head.flags, head.published_us, 9, None, 0, head.count, record[head.rest_at :])
+    return Entry(
+        topic="t",
+        publisher="p",
+        flags=head.flags,
+        published_us=head.published_us,
+        received_us=9,
+        count=head.count,
+        rest=record[head.rest_at :],
+    )
 
 
 @pytest.mark.parametrize(
@@ -421,7 +428,7 @@ def test_all_retained_messages_together_are_bounded() -> None:
     alice.publish(first, bytes(1500), retain=True)  # takes the place of the former
     second = alice.open("b")
     alice.publish(second, bytes(1000), retain=True)
-    assert alice.last(c.Refused).code == Code.TOO_MANY
+    assert alice.last(c.PublishRefused).code == Code.TOO_MANY
     unkept = alice.open("c", qos=0)
     alice.publish(unkept, bytes(1000), qos=0, retain=True)
     bob = world.client("bob")

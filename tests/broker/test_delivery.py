@@ -204,7 +204,7 @@ def test_a_gap_of_a_named_cursor_is_reported_until_a_commit_passes_it() -> None:
     bob = world.client("bob", session_expiry_s=1000)
     bob.subscribe("news", cursor="billing", number=7)
     assert bob.gaps == [reported]
-    bob.expect(c.Commit(request=50, subscription=7, offset=missed), c.Done)
+    bob.expect(c.CursorCommit(request=50, subscription=7, offset=missed), c.Done)
     bob.die()
     bob = world.client("bob", session_expiry_s=1000)
     bob.subscribe("news", cursor="billing", number=7)

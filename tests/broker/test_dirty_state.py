@@ -8,7 +8,7 @@ from godwit.broker import dirty_state as journals
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.identities import PublisherProgress
 from godwit.broker.jobs.model import Job
-from godwit.broker.jobs.ready import Queue
+from godwit.broker.jobs.queue import JobQueue
 from godwit.broker.session import Session
 from godwit.broker.subscription import BrokerSubscription
 from godwit.wire import changes as ch
@@ -27,12 +27,12 @@ def a_session(sessions: dict[str, Session], *filters: str) -> Session:
     return session
 
 
-def kept(session: Session) -> ch.SessionKept:
-    return ch.SessionKept(session.name, session.instance, False, session.expiry_s, None, session.will)
+def kept(session: Session) -> ch.SessionRow:
+    return ch.SessionRow(session.name, session.instance, False, session.expiry_s, None, session.will)
 
 
-def feed_kept(text: str, resume_at: int = 7, lost: int = 0, quiet_from: int | None = None) -> ch.FeedKept:
-    return ch.FeedKept("bob", (text,), None, resume_at, lost, quiet_from=quiet_from)
+def feed_kept(text: str, resume_at: int = 7, lost: int = 0, quiet_from: int | None = None) -> ch.SubscriptionRow:
+    return ch.SubscriptionRow("bob", (text,), None, resume_at, lost, quiet_from=quiet_from)
 
 
 def test_a_journal_that_does_not_keep_takes_nothing() -> None:
@@ -42,7 +42,7 @@ def test_a_journal_that_does_not_keep_takes_nothing() -> None:
     assert not journal.session(session)
     assert not any(journal.subscription(feed) for feed in session.subscriptions.values())
     journal.identity(KEY, PublisherProgress(1, 2, 3))
-    journal.query(ch.QueryDone("q", 1))
+    journal.query(ch.QueryRow("q", 1))
     assert not journal.is_marked
     assert journal.take(0)[0] == []
 
@@ -58,7 +58,7 @@ def test_what_is_written_is_how_it_stands_in_the_end() -> None:
     journal.identity(KEY, progress)
     feed.resume_at, feed.lost, progress.next_sequence = 9, 3, 8
     changes, _ = journal.take(0)
-    assert changes == [kept(session), feed_kept("a", 9, 3, quiet_from=7), ch.IdentityKept(*KEY, 1, 8, 3)]
+    assert changes == [kept(session), feed_kept("a", 9, 3, quiet_from=7), ch.IdentityRow(*KEY, 1, 8, 3)]
     assert not journal.is_marked
     assert journal.take(0)[0] == []
 
@@ -73,7 +73,7 @@ def test_a_session_without_anything_to_remember_is_not_written() -> None:
     assert journal.take(0)[0] == [kept(session)]
     session.will = None
     assert journal.session(session)  # now it is to be forgotten
-    assert journal.take(0)[0] == [ch.SessionGone("bob")]
+    assert journal.take(0)[0] == [ch.SessionDeleted("bob")]
 
 
 def test_subscriptions_of_a_session_that_ends_with_its_connection_are_not_written() -> None:
@@ -100,7 +100,7 @@ def test_what_is_over_comes_before_what_has_its_name() -> None:
     journal.session(old)
     for feed in (*old.subscriptions.values(), *new.subscriptions.values()):
         journal.subscription(feed)
-    assert journal.take(0)[0] == [ch.SessionGone("bob"), kept(new), feed_kept("a")]
+    assert journal.take(0)[0] == [ch.SessionDeleted("bob"), kept(new), feed_kept("a")]
 
 
 def test_a_subscription_that_is_over_and_one_like_it() -> None:
@@ -113,7 +113,7 @@ def test_a_subscription_that_is_over_and_one_like_it() -> None:
     journal.take(0)
     del session.subscriptions[("a",), None]
     journal.subscription(first)
-    assert journal.take(0)[0] == [ch.FeedGone("bob", ("a",), None)]
+    assert journal.take(0)[0] == [ch.SubscriptionDeleted("bob", ("a",), None)]
     session.subscriptions[("a",), None] = again = BrokerSubscription(5, session, ("a",), None, 11)
     journal.subscription(first)
     journal.subscription(again)
@@ -130,7 +130,7 @@ def test_what_failed_is_written_again_as_it_stands_by_then() -> None:
     del sessions["bob"]
     journal.session(old)
     changes, failed = journal.take(0)
-    assert changes == [ch.SessionGone("bob")]
+    assert changes == [ch.SessionDeleted("bob")]
     new = a_session(sessions, "b")
     journal.session(new)
     for feed in new.subscriptions.values():
@@ -138,7 +138,7 @@ def test_what_failed_is_written_again_as_it_stands_by_then() -> None:
     assert journal.take(0)[0] == [kept(new), feed_kept("b")]
     journal.put_back(failed)
     assert journal.is_marked
-    assert journal.take(0)[0] == [ch.SessionGone("bob"), kept(new), feed_kept("b")]
+    assert journal.take(0)[0] == [ch.SessionDeleted("bob"), kept(new), feed_kept("b")]
 
 
 def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
@@ -147,19 +147,19 @@ def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
     _, failed = journal.take(0)
     journal.identity(KEY, None)
     journal.put_back(failed)
-    assert journal.take(0)[0] == [ch.IdentityGone(*KEY)]
+    assert journal.take(0)[0] == [ch.IdentityDeleted(*KEY)]
 
 
 def test_jobs_are_written_put_back_and_forgotten() -> None:
     journal = DirtyState({}, is_durable=True)
-    job = Job(7, "ann", "k", Queue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
+    job = Job(7, "ann", "k", JobQueue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
     journal.work([job], job.tasks, [3], 8)
     changes, marks = journal.take(0)
-    assert [type(change) for change in changes] == [ch.NextJob, ch.JobKept, ch.JobPayload, ch.JobGone]
+    assert [type(change) for change in changes] == [ch.NextJobRow, ch.JobRow, ch.JobPayloadRow, ch.JobDeleted]
     journal.put_back(marks)
     assert journal.is_marked
     journal.forget_job(job)
-    assert journal.take(0)[0] == [ch.NextJob(8), ch.JobGone(3)]
+    assert journal.take(0)[0] == [ch.NextJobRow(8), ch.JobDeleted(3)]
 
 
 def test_a_journal_that_does_not_keep_takes_no_jobs() -> None:
@@ -170,9 +170,9 @@ def test_a_journal_that_does_not_keep_takes_no_jobs() -> None:
 
 def test_a_query_belongs_to_its_append() -> None:
     journal = DirtyState({}, is_durable=True)
-    journal.query(ch.QueryDone("q", 5))
+    journal.query(ch.QueryRow("q", 5))
     changes, failed = journal.take(0)
-    assert changes == [ch.QueryDone("q", 5)]
+    assert changes == [ch.QueryRow("q", 5)]
     journal.put_back(failed)
     assert not journal.is_marked
 

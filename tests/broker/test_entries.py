@@ -6,15 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from godwit.broker.entries import longest_message, payload_bytes, without_first
-from godwit.wire.batch import Batch, decode_batch, decode_head, encode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_batch, decode_head, encode_batch, encode_head
 
 _HEAD_BYTES = len(encode_head(0, 0, None, None))
 
 
 def entry_of(batch: Batch) -> Entry:
     data = encode_batch(batch)
-    return Entry("a", "me", data[0], batch.published_us, 7, 100, 2, len(batch.payloads), data[_HEAD_BYTES:])
+    return Entry(
+        topic="a",
+        publisher="me",
+        flags=data[0],
+        published_us=batch.published_us,
+        received_us=7,
+        sequence=100,
+        epoch=2,
+        count=len(batch.payloads),
+        rest=data[_HEAD_BYTES:],
+    )
 
 
 def batch_of(entry: Entry) -> Batch:

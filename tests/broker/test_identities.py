@@ -15,7 +15,7 @@ from godwit.broker.dirty_state import DirtyState
 from godwit.broker.identities import Identities
 from godwit.limits import PUBLISHER_EXPIRY_S
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 KEY = ("alice", "till", "orders")
 
@@ -186,7 +186,7 @@ def test_an_old_epoch_is_refused_also_in_the_middle() -> None:
     new = alice.open("orders", 2, publisher="till", epoch=2)
     alice.publish(new, b"0 of run 2", qos=2, sequence=0)
     alice.publish(old, b"1", qos=2, sequence=1)
-    refused = alice.last(c.Refused)
+    refused = alice.last(c.PublishRefused)
     assert (refused.channel, refused.code) == (old, Code.STALE_EPOCH)
     assert alice.refused_open("orders", 2, publisher="till", epoch=1) is Code.STALE_EPOCH
     assert world.store.next_offset == 2
@@ -202,9 +202,9 @@ def test_progress_tells_where_to_go_on() -> None:
     world = World()
     alice = world.client("alice")
     ask = {"topic": "orders", "publisher": "till"}
-    assert alice.expect(c.Progress(request=1, **ask), c.Progressed) == c.Progressed(request=1)
+    assert alice.expect(c.ProgressQuery(request=1, **ask), c.Progressed) == c.Progressed(request=1)
     alice.publish(alice.open("orders", 2, publisher="till", epoch=5), b"0", b"1", qos=2, sequence=0)
     expected = c.Progressed(request=2, epoch=5, next_sequence=2)
-    assert alice.expect(c.Progress(request=2, **ask), c.Progressed) == expected
+    assert alice.expect(c.ProgressQuery(request=2, **ask), c.Progressed) == expected
     bob = world.client("bob")
-    assert bob.expect(c.Progress(request=1, **ask), c.Progressed) == c.Progressed(request=1)  # not his till
+    assert bob.expect(c.ProgressQuery(request=1, **ask), c.Progressed) == c.Progressed(request=1)  # not his till

@@ -11,14 +11,15 @@ from godwit.broker.effects import Import, Imported
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_BATCH_MESSAGES
 from godwit.wire import control as c
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
 
 ONE = LONE | 1 << QOS_SHIFT
 
 
 def entry(payload: bytes, topic: str = "alerts", publisher: str = "spark", flags: int = ONE, count: int = 1) -> Entry:
-    return Entry(topic, publisher, flags, 7, 0, None, 0, count, payload)
+    return Entry(
+        topic=topic, publisher=publisher, flags=flags, published_us=7, received_us=0, count=count, rest=payload
+    )
 
 
 def bring(world: DurableWorld, batch: int, *entries: Entry, query: str = "q", key: int = 1) -> list[Imported]:
@@ -154,7 +155,7 @@ def test_topics_are_created_as_a_publisher_would() -> None:
         entry(b"", count=0),
         entry(b"x", publisher=""),
         entry(b"x", flags=LONE | 3 << QOS_SHIFT),
-        Entry("alerts", "spark", ONE, 2**63, 0, None, 0, 1, b""),
+        Entry(topic="alerts", publisher="spark", flags=ONE, published_us=2**63, received_us=0, count=1, rest=b""),
     ],
 )
 def test_an_import_with_an_invalid_entry_is_refused_whole(bad: Entry) -> None:

@@ -10,7 +10,8 @@ from godwit.broker.settings import Settings
 from godwit.limits import MAX_RECORD_BATCHES
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
-from godwit.wire.control import Code, encode_control
+from godwit.wire.control import encode_control
+from godwit.wire.control_base import Code
 
 
 def test_a_publication_is_confirmed_with_the_number_reached() -> None:
@@ -64,7 +65,7 @@ def test_every_record_gives_its_credit_back() -> None:
     qualities: tuple[c.Qos, ...] = (0, 1, 2)
     for qos in qualities:
         channel = alice.open("news", qos)
-        opened = encode_control(c.Open(topic="news", qos=qos))
+        opened = encode_control(c.PublishOpen(topic="news", qos=qos))
         body = encode_batch(Batch([b"x" * 5000], 0, qos=qos, sequence=0 if qos == 2 else None))
         alice.record(channel, body)
         sent[channel] = len(opened) + len(body)
@@ -177,7 +178,7 @@ def test_what_follows_a_refused_open_is_thrown_away_and_gives_its_credit_back() 
     alice.publish(channel, b"1")
     alice.record(channel, b"", last=True)
     world.run()
-    assert len(alice.all(c.Refused)) == 1
+    assert len(alice.all(c.PublishRefused)) == 1
     assert channel not in alice.confirmed
     assert alice.consumed[channel] > 10
     assert world.store.next_offset == 0
@@ -193,7 +194,7 @@ def test_a_message_that_is_too_large_is_refused_with_its_channel() -> None:
     for payloads in ([b"x" * 1001], [b"1", b"x" * 1001]):
         channel = alice.open("news")
         alice.publish(channel, *payloads)
-        refused = alice.last(c.Refused)
+        refused = alice.last(c.PublishRefused)
         assert (refused.channel, refused.code) == (channel, Code.TOO_LARGE)
         assert channel not in alice.confirmed
     alice.publish(alice.open("news"), *([b"x" * 900] * 5))  # together they may be longer
@@ -208,7 +209,7 @@ def test_a_right_that_ends_refuses_the_channel() -> None:
     rule = Rule(clients=("*",), allow=frozenset({"subscribe"}), topics=("#",))
     world.server.change_settings(Settings(access=Access(rules=(rule,))))
     alice.publish(channel, b"too late")
-    refused = alice.last(c.Refused)
+    refused = alice.last(c.PublishRefused)
     assert (refused.channel, refused.code) == (channel, Code.NOT_ALLOWED)
     assert channel not in alice.confirmed
     assert bob.got == []
@@ -251,7 +252,7 @@ def test_a_malformed_open_refuses_its_channel_alone() -> None:
     alice = world.client("alice")
     alice.record(1, b"\xa1\x64kind\x64open")
     world.run()
-    assert alice.last(c.Refused).code == Code.MALFORMED
+    assert alice.last(c.PublishRefused).code == Code.MALFORMED
     alice.publish(1, b"x")
     assert alice.closed is None
     assert 1 not in alice.confirmed
@@ -278,7 +279,7 @@ def test_a_sequence_that_no_reply_could_tell_ends_the_connection() -> None:
     alice.publish(channel, b"x", qos=2, sequence=2**64 - 1)
     assert alice.end == Code.PROTOCOL
     again = world.client("alice")
-    assert again.ask(c.Progress(request=9, topic="news", publisher="p")) == c.Progressed(request=9)
+    assert again.ask(c.ProgressQuery(request=9, topic="news", publisher="p")) == c.Progressed(request=9)
 
 
 def test_retained_messages_of_wills_and_of_one_turn_stay_within_their_room() -> None:

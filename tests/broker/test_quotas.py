@@ -13,7 +13,8 @@ from godwit.broker.catalogue import RETAINED_COST_BYTES
 from godwit.broker.quotas import UNPROVED, Bucket, Usage, over_quota, owner_of
 from godwit.broker.settings import Settings
 from godwit.wire import control as c
-from godwit.wire.control import Code, encode_control
+from godwit.wire.control import encode_control
+from godwit.wire.control_base import Code
 
 ALL = Rule(clients=("*",), allow=frozenset(("publish", "subscribe", "create")), topics=("#",))
 SECRET = b"a long enough secret"
@@ -22,11 +23,11 @@ ROOM = 2 * (RETAINED_COST_BYTES + 100)
 """For two retained messages of 100 bytes."""
 
 
-def retain(peer: Peer, topic: str, payload: bytes = bytes(100)) -> c.Refused | None:
+def retain(peer: Peer, topic: str, payload: bytes = bytes(100)) -> c.PublishRefused | None:
     """Publishes a retained message; returns why it was refused, if it was."""
-    refusals = len(peer.all(c.Refused))
+    refusals = len(peer.all(c.PublishRefused))
     peer.publish(peer.open(topic), payload, retain=True)
-    found = peer.all(c.Refused)[refusals:]
+    found = peer.all(c.PublishRefused)[refusals:]
     return found[0] if found else None
 
 
@@ -270,7 +271,7 @@ def test_a_client_above_its_rate_gets_its_credit_later() -> None:
     assert alice.consumed[channel] > paid
     other = bob.open("news")
     bob.publish(other, b"x")
-    assert bob.consumed[other] == len(encode_control(c.Open(topic="news"))) + 10
+    assert bob.consumed[other] == len(encode_control(c.PublishOpen(topic="news"))) + 10
 
 
 def test_above_the_rate_what_may_be_lost_is_dropped() -> None:

@@ -19,9 +19,8 @@ from godwit.broker.settings import Settings
 from godwit.limits import PUBLISHER_EXPIRY_S
 from godwit.store.sqlite import SqliteStore
 from godwit.wire import control as c
-from godwit.wire.batch import LONE
-from godwit.wire.control import Code, Qos
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, Entry
+from godwit.wire.control_base import Code, Qos
 
 LONG: dict[str, Any] = {"session_expiry_s": 1000}
 GRACE_S = RESTART_GRACE_US / 1e6
@@ -128,7 +127,7 @@ def test_a_cursor_stands_where_it_was_committed() -> None:
     channel = alice.open("news")
     for number in range(5):
         alice.publish(channel, b"%d" % number)
-    bob.expect(c.Commit(request=70, subscription=1, offset=2), c.Done)
+    bob.expect(c.CursorCommit(request=70, subscription=1, offset=2), c.Done)
     world.restart()
     for _ in range(2):
         bob = world.client("bob", **LONG)
@@ -271,7 +270,7 @@ def test_what_was_sent_before_the_restart_is_recognised() -> None:
     world.restart()
     again = world.client("alice")
     expected = c.Progressed(request=70, epoch=2, next_sequence=2)
-    assert again.ask(c.Progress(request=70, topic="orders", publisher="till")) == expected
+    assert again.ask(c.ProgressQuery(request=70, topic="orders", publisher="till")) == expected
     assert again.refused_open("orders", 2, publisher="till", epoch=1) is Code.STALE_EPOCH
     channel = again.open("orders", 2, publisher="till", epoch=2)
     again.publish(channel, b"1", b"2", qos=2, sequence=1)
@@ -359,7 +358,7 @@ class History:
                 self.sent[self.numbered[topic], number] = payloads[-1]
             case 7:
                 offset = rng.randint(self.cursor[1], world.server.broker._delivery.next_offset)
-                self.bob.say(c.Commit(request=(number := self.bob.number()), subscription=1, offset=offset))
+                self.bob.say(c.CursorCommit(request=(number := self.bob.number()), subscription=1, offset=offset))
                 self.cursor = (self.cursor[0], offset)
                 world.run()
                 if c.Done(request=number) in self.bob.said:
@@ -468,14 +467,31 @@ def test_the_greatest_values_that_come_from_outside_can_be_written(tmp_path: Pat
     number = alice.all(c.Subscribed)[-1].subscription
     alice.expect(c.Unsubscribe(request=90, subscription=number, keep=True, offset=greatest), c.Done)
     world.server.import_staged(
-        Import(1, name, LAST_BATCH, [Entry(topic, name, LONE, LATEST_US, 0, greatest, greatest, 1, b"")])
+        Import(
+            1,
+            name,
+            LAST_BATCH,
+            [
+                Entry(
+                    topic=topic,
+                    publisher=name,
+                    flags=LONE,
+                    published_us=LATEST_US,
+                    received_us=0,
+                    sequence=greatest,
+                    epoch=greatest,
+                    count=1,
+                    rest=b"",
+                )
+            ],
+        )
     )
     world.run()
     assert world.server.imported == [Imported(1, first_offset=1, count=1)]
     alice.die()
     world.pass_s(5)
     state = world.opened[-1].state()
-    assert (len(state.sessions), len(state.feeds), len(state.identities), len(state.queries)) == (1, 2, 1, 1)
+    assert (len(state.sessions), len(state.subscriptions), len(state.identities), len(state.queries)) == (1, 2, 1, 1)
     assert state.retained[0].published_us == 2**62 + 2**32 - 1
     world.restart()
     assert world.client(name, session_expiry_s=10, instance=bytes(16)).all(c.Welcome)[0].resumed

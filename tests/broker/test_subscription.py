@@ -17,10 +17,10 @@ from godwit.broker.effects import Losing
 from godwit.broker.session import Session
 from godwit.broker.subscription import IDLE_SWEEPS, BrokerSubscription, QuietSubscriptions, count_losses
 from godwit.store.port import Store
-from godwit.transport.events import Confirmed
+from godwit.transport.events import ChannelConfirmed
 from godwit.wire import control as c
-from godwit.wire.changes import Change, FeedKept
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Entry
+from godwit.wire.changes import Change, SubscriptionRow
 from godwit.wire.filters import matches
 
 
@@ -121,9 +121,9 @@ class QuietWorld(DurableWorld):
         self.feed(Losing(entries, floor))
         self.run()
 
-    def feed_of(self, name: str) -> FeedKept:
+    def feed_of(self, name: str) -> SubscriptionRow:
         (kept,) = [kept for (session, *_), kept in self.keeping.of("feed").items() if session == name]
-        assert isinstance(kept, FeedKept)
+        assert isinstance(kept, SubscriptionRow)
         return kept
 
 
@@ -141,7 +141,7 @@ def quiet_world(**fields: Any) -> tuple[QuietWorld, Peer]:
     bob.subscribe("news", number=1, **fields)
     published(world, "news")
     if "cursor" in fields:
-        bob.expect(c.Commit(request=90, subscription=1, offset=1), c.Done)
+        bob.expect(c.CursorCommit(request=90, subscription=1, offset=1), c.Done)
     world.pass_s(IDLE_S)
     published(world, "other", 9)
     world.pass_s(IDLE_S)
@@ -221,7 +221,7 @@ def test_a_quiet_subscription_is_written_once_however_much_others_publish() -> N
     back(world, 1).die()
     world.pass_s(60)
     changes = [change for _, changes in world.keeping.appends[before:] for change in changes]
-    assert [change for change in changes if isinstance(change, FeedKept)] == []
+    assert [change for change in changes if isinstance(change, SubscriptionRow)] == []
 
 
 def test_a_busy_subscription_does_not_settle() -> None:
@@ -256,8 +256,8 @@ def test_the_append_with_the_next_message_stores_its_position(fields: dict[str, 
     published(world, "news")
     entries, changes = next(one for one in reversed(world.keeping.appends) if one[0])
     assert [entry.topic for entry in entries] == ["news"]
-    (kept,) = [change for change in changes if isinstance(change, FeedKept)]
-    assert kept == FeedKept("bob", ("news",), fields.get("cursor"), 10, quiet_from=1)
+    (kept,) = [change for change in changes if isinstance(change, SubscriptionRow)]
+    assert kept == SubscriptionRow("bob", ("news",), fields.get("cursor"), 10, quiet_from=1)
     world.restart()
     world.forget_below(8)
     again = back(world, 1, **fields)
@@ -364,9 +364,9 @@ def test_who_begins_somewhere_else_is_not_settled_there() -> None:
 def test_a_cursor_that_is_moved_back_is_not_settled() -> None:
     world, bob = quiet_world(cursor="mine")
     assert world.feed_of("bob").is_settled
-    bob.expect(c.Commit(request=91, subscription=1, offset=7), c.Done)  # nothing is in between
+    bob.expect(c.CursorCommit(request=91, subscription=1, offset=7), c.Done)  # nothing is in between
     assert world.feed_of("bob").is_settled
-    bob.expect(c.Commit(request=92, subscription=1, offset=0), c.Done)
+    bob.expect(c.CursorCommit(request=92, subscription=1, offset=0), c.Done)
     assert world.feed_of("bob").resume_at == 0
     world.pass_s(IDLE_S)
     assert not world.feed_of("bob").is_settled
@@ -391,7 +391,7 @@ def test_one_message_for_many_is_one_row_each_and_only_once() -> None:
     before = len(world.keeping.appends)
     published(world, "all", 3)
     rows = [
-        sum(isinstance(change, FeedKept) for change in changes)
+        sum(isinstance(change, SubscriptionRow) for change in changes)
         for entries, changes in world.keeping.appends[before:]
         if entries
     ]
@@ -431,7 +431,7 @@ class Subscriber:
             self.taken_below = self.stored_below = self.known_below = reply.next_offset
         self._read = 0
         for channel in self.peer.lanes:  # whose channel it is needs no application
-            self.world.feed(Confirmed(self.peer, channel, 0, 0))  # type: ignore[arg-type]
+            self.world.feed(ChannelConfirmed(self.peer, channel, 0, 0))  # type: ignore[arg-type]
         self.world.run()
 
     def take(self) -> None:
@@ -587,7 +587,12 @@ def test_as_counting_one_by_one(
     entries: list[tuple[int, Entry]] = []
     offset = first = data.draw(st.integers(0, 20))
     for topic, count in shape:
-        entries.append((offset, Entry(topic, "me", 0x40, 1, 1, None, 0, count, b"")))
+        entries.append(
+            (
+                offset,
+                Entry(topic=topic, publisher="me", flags=0x40, published_us=1, received_us=1, count=count, rest=b""),
+            )
+        )
         offset += count
     floor = data.draw(st.integers(entries[-1][0] + 1, offset))
     session = Session("me", 1, is_remembered=True)

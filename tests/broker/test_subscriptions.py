@@ -12,7 +12,7 @@ from godwit.broker.effects import Losing
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTERS, MAX_TOPIC_LEVELS
 from godwit.wire import control as c
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
 
 
@@ -255,7 +255,7 @@ def test_a_named_cursor_moves_by_commits_alone() -> None:
     bob.subscribe("news", cursor="billing", number=1)
     publisher_of(world, "news", b"0", b"1", b"2", b"3")
     assert len(bob.got) == 4
-    bob.expect(c.Commit(request=50, subscription=1, offset=2), c.Done)
+    bob.expect(c.CursorCommit(request=50, subscription=1, offset=2), c.Done)
     bob.die()
     bob = world.client("bob", session_expiry_s=100)
     bob.subscribe("news", cursor="billing")
@@ -269,9 +269,9 @@ def test_what_cannot_be_committed() -> None:
     bob = world.client("bob")
     bob.subscribe("news", number=1)
     bob.subscribe("news", cursor="c", number=2)
-    assert bob.refusal(c.Commit(request=50, subscription=1, offset=0)) is Code.MALFORMED
-    assert bob.refusal(c.Commit(request=51, subscription=2, offset=1)) is Code.MALFORMED  # nothing is there yet
-    assert bob.refusal(c.Commit(request=52, subscription=3, offset=0)) is Code.NOT_SUBSCRIBED
+    assert bob.refusal(c.CursorCommit(request=50, subscription=1, offset=0)) is Code.MALFORMED
+    assert bob.refusal(c.CursorCommit(request=51, subscription=2, offset=1)) is Code.MALFORMED  # nothing is there yet
+    assert bob.refusal(c.CursorCommit(request=52, subscription=3, offset=0)) is Code.NOT_SUBSCRIBED
 
 
 def test_unsubscribing_ends_both_channels_and_the_memory() -> None:
@@ -294,7 +294,7 @@ def test_a_subscription_that_is_kept_goes_on_where_it_stood() -> None:
     bob = world.client("bob", session_expiry_s=100)
     bob.subscribe("news", cursor="billing", number=1)
     publisher, channel = publisher_of(world, "news", b"0", b"1")
-    bob.expect(c.Commit(request=49, subscription=1, offset=1), c.Done)
+    bob.expect(c.CursorCommit(request=49, subscription=1, offset=1), c.Done)
     bob.expect(c.Unsubscribe(request=50, subscription=1, keep=True), c.Done)
     assert [lane.ended for lane in bob.lanes.values()] == [True, True]
     publisher.publish(channel, b"2")
@@ -476,8 +476,8 @@ def test_where_a_commit_of_another_history_goes(offset: int, epochs: list[Epoch]
     world = CopiedWorld()
     bob = world.client("bob", session_expiry_s=60)
     cursor = bob.subscribe("news", cursor="mine", start=1).subscription
-    bob.expect(c.Commit(request=bob.number(), subscription=cursor, offset=1), c.Done)
-    bob.expect(c.Commit(request=bob.number(), subscription=cursor, offset=offset, epochs=epochs), c.Done)
+    bob.expect(c.CursorCommit(request=bob.number(), subscription=cursor, offset=1), c.Done)
+    bob.expect(c.CursorCommit(request=bob.number(), subscription=cursor, offset=offset, epochs=epochs), c.Done)
     bob.leave()
     assert world.client("bob", session_expiry_s=60).subscribe("news", cursor="mine").next_offset == expected
 

@@ -20,12 +20,19 @@ from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Closed, Confirmed, Connected, Event, Origin, Received
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, Event, Origin, Received
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, decode_batches, encode_batch
-from godwit.wire.control import Code, ControlMessage, UnknownKind, decode_control, encode_control
-from godwit.wire.feed import decode_in_band, is_in_band
-from godwit.wire.proof import make_proof
+from godwit.wire.control import (
+    ControlMessage,
+    UnknownKind,
+    decode_control,
+    decode_in_band,
+    encode_control,
+    is_in_band,
+    make_proof,
+)
+from godwit.wire.control_base import Code
 from godwit.wire.work import FromBroker, decode_from_broker
 
 START_US = 1_763_200_000_000_000
@@ -50,7 +57,7 @@ class Got(msgspec.Struct, frozen=True):
 class Lane:
     """One channel towards the peer."""
 
-    def __init__(self, feed: c.Feed | c.Work) -> None:
+    def __init__(self, feed: c.DeliveryOpen | c.Work) -> None:
         self.feed = feed
         self.topics: dict[int, str] = {}
         self.publishers: dict[int, str] = {}
@@ -107,7 +114,7 @@ class Peer:
                 self.world.later(self, encode_control(c.Pong(request=message.request)))
         elif channel not in self.lanes:
             message = decode_control(body)
-            assert isinstance(message, c.Feed | c.Work)
+            assert isinstance(message, c.DeliveryOpen | c.Work)
             assert reliable
             self.lanes[channel] = Lane(message)
         elif reliable or not self.loses_unreliable:
@@ -163,7 +170,7 @@ class Peer:
     def _take_batch(self, lane: Lane, batch: Batch) -> None:
         route = batch.route
         assert route is not None
-        assert isinstance(lane.feed, c.Feed)
+        assert isinstance(lane.feed, c.DeliveryOpen)
         assert batch.sequence is None
         for place, payload in enumerate(batch.payloads):
             delta_us = batch.deltas_us[place] if batch.deltas_us is not None else 0
@@ -231,7 +238,7 @@ class Peer:
         """Opens a channel and gives its number; what the broker says of it is in `said`."""
         channel = self._next_channel
         self._next_channel += 1
-        self.record(channel, encode_control(c.Open(topic=topic, qos=qos, **fields)))
+        self.record(channel, encode_control(c.PublishOpen(topic=topic, qos=qos, **fields)))
         self.world.run()
         return channel
 
@@ -242,7 +249,7 @@ class Peer:
 
     def refused_open(self, topic: str, qos: c.Qos = 1, **fields: Any) -> Code:
         channel = self.start(topic, qos, **fields)
-        refused = self.last(c.Refused)
+        refused = self.last(c.PublishRefused)
         assert refused.channel == channel
         assert refused.text
         return Code(refused.code)
@@ -277,7 +284,7 @@ class Peer:
         for channel, lane in self.lanes.items():
             if lane.records - 1 > self._confirmed_by_me.get(channel, -1) and self.closed is None:
                 self._confirmed_by_me[channel] = lane.records - 1
-                self.world.feed(Confirmed(self, channel, lane.records - 1, 0))  # type: ignore[arg-type]
+                self.world.feed(ChannelConfirmed(self, channel, lane.records - 1, 0))  # type: ignore[arg-type]
                 is_news = True
         return is_news
 

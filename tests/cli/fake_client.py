@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Self, cast
 
 from tests.cli.fake_jobs import INFO, TASKS, FakeJob
 
-from godwit.broker.topics import check_filter, check_kind, check_topic, matches
+from godwit.broker.topics import check_filter, check_kind, check_topic
 from godwit.client.message import Message
 from godwit.errors import BrokerError, GodwitError, broker_error
 from godwit.net.jobs import Update
 from godwit.wire.control import ClientInfo, TopicInfo
 from godwit.wire.control_base import Code
+from godwit.wire.filters import matches
 from godwit.wire.jobs import JobInfo, TaskInfo
 
 if TYPE_CHECKING:

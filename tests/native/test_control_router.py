@@ -24,7 +24,8 @@ from godwit.limits import (
 from godwit.native.peer import BYTES_PER_REQUEST, REQUEST_BURST_S
 from godwit.wire import control as c
 from godwit.wire import jobs as j
-from godwit.wire.control import Code, encode_control
+from godwit.wire.control import encode_control
+from godwit.wire.control_base import Code
 
 
 def test_a_ping_is_answered() -> None:
@@ -93,8 +94,8 @@ def test_what_is_no_message_ends_the_connection(body: bytes) -> None:
         c.Done(request=1),
         c.Opened(channel=1),
         c.Labels(),
-        c.Feed(subscription=1),
-        c.Open(topic="a"),
+        c.DeliveryOpen(subscription=1),
+        c.PublishOpen(topic="a"),
     ],
 )
 def test_what_only_a_broker_says_is_not_taken(message: c.ControlMessage) -> None:
@@ -169,7 +170,7 @@ def test_a_flood_of_channels_ends_the_connection() -> None:
     assert steady.closed is None
     mallory = world.client("mallory")
     for channel in range(1, MAX_CHANNELS + 2):
-        mallory.record(channel, encode_control(c.Open(topic="t", qos=2, publisher=str(channel))))
+        mallory.record(channel, encode_control(c.PublishOpen(topic="t", qos=2, publisher=str(channel))))
     world.run()
     assert mallory.end == Code.LIMIT
 
@@ -211,7 +212,7 @@ def test_a_worker_with_all_leases_that_it_may_have_is_understood() -> None:
     kinds = [f"{number}".zfill(MAX_KIND_BYTES) for number in range(MAX_KINDS)]
     alice = World().client("alice")
     request = j.Volunteer(request=50, kinds=kinds, capacity=MAX_CAPACITY, holding=leases)
-    alice.expect(request, j.Volunteered)
+    alice.expect(request, j.VolunteerReply)
 
 
 @pytest.mark.parametrize("body", [many_values(9000), cbor2.dumps({"kind": "commit", "junk": bytes(10_000)})])

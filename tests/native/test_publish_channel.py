@@ -6,7 +6,7 @@ from tests.broker.world import World
 
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.control import Code
+from godwit.wire.control_base import Code
 
 
 def publishers(world: World, topic: str) -> int:
@@ -23,7 +23,7 @@ def test_a_channel_that_is_refused_with_its_last_record_is_over() -> None:
     peer = world.server.native._peers[alice]  # type: ignore[index]
     alice.record(old, encode_batch(Batch([b"x"], 0, qos=2, sequence=0)), last=True)
     world.run()
-    assert alice.last(c.Refused).code == Code.STALE_EPOCH
+    assert alice.last(c.PublishRefused).code == Code.STALE_EPOCH
     assert old not in peer.publish_channels
     topic = world.server.broker._catalogue.get("news")
     assert topic is not None

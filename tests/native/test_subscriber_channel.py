@@ -17,17 +17,24 @@ from godwit.native import subscriber_channel
 from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
 from godwit.native.subscriber_channel import SubscriberChannel, encode_routed
-from godwit.wire.batch import Batch, Route, decode_batches, decode_head, encode_batch
-from godwit.wire.control import Feed, Gap, Labels, decode_control
-from godwit.wire.entry import Entry
-from godwit.wire.feed import decode_in_band, is_in_band
+from godwit.wire.batch import Batch, Entry, Route, decode_batches, decode_head, encode_batch
+from godwit.wire.control import DeliveryOpen, Gap, Labels, decode_control, decode_in_band, is_in_band
 
 
 def entry_of(batch: Batch, topic: str = "t", publisher: str = "p") -> Entry:
     record = encode_batch(batch)
     head = decode_head(record)
     rest = record[head.rest_at : head.end]
-    return Entry(topic, publisher, head.flags & ~0x18, head.published_us, 77, head.sequence, 0, head.count, rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=head.flags & ~0x18,
+        published_us=head.published_us,
+        received_us=77,
+        sequence=head.sequence,
+        count=head.count,
+        rest=rest,
+    )
 
 
 def outbound(batch: Batch, offset: int, topic: int = 1, publisher: int = 2, name: str = "") -> OutboundBatch:
@@ -42,7 +49,7 @@ class Stand:
     def __init__(self) -> None:
         self.effects: list[Effect] = []
         self.peer = NativePeer(World().peer(), 1_000_000, self.effects)  # type: ignore[arg-type]
-        self.channel = SubscriberChannel(self.peer, self.effects, Feed(subscription=9, live=True))
+        self.channel = SubscriberChannel(self.peer, self.effects, DeliveryOpen(subscription=9, live=True))
 
     def add(self, number: int, topic: int = 1, publisher: int = 2) -> None:
         batch = outbound(Batch([b"%d" % number], 0), number, topic, publisher)
@@ -73,7 +80,7 @@ def test_record_0_names_the_subscription() -> None:
     stand = Stand()
     assert isinstance(stand.effects[0], OpenChannel)
     (body,) = stand.sent
-    assert decode_control(body) == Feed(subscription=9, live=True)
+    assert decode_control(body) == DeliveryOpen(subscription=9, live=True)
     assert stand.peer.unconfirmed_bytes == stand.channel.held_bytes == len(body) + RECORD_COST_BYTES
 
 

@@ -12,7 +12,7 @@ from godwit.server.direct_log import READS_PER_TURN, DirectLog
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry
 
-ENTRY = Entry("news", "alice", 5, 1, 2, None, 0, 3, b"rest")
+ENTRY = Entry(topic="news", publisher="alice", flags=5, published_us=1, received_us=2, count=3, rest=b"rest")
 
 
 class Listening(Broker):

@@ -17,7 +17,7 @@ from godwit.broker.entries import decode_entry, make_entry
 from godwit.broker.ports import Credentials, Outbound, OutboundBatch, Peer, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.broker.settings import Settings
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 
 WINDOW = 3
 """Messages under way to a client that it has not acknowledged."""

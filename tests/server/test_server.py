@@ -15,13 +15,11 @@ from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Received
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Received, Train
 from godwit.wire import control as c
-from godwit.wire.batch import Batch, decode_batches, encode_batch
-from godwit.wire.control import Code, ControlMessage, decode_control, encode_control
-from godwit.wire.entry import Entry
-from godwit.wire.feed import is_in_band
+from godwit.wire.batch import Batch, Entry, decode_batches, encode_batch
+from godwit.wire.control import ControlMessage, decode_control, encode_control, is_in_band
+from godwit.wire.control_base import Code
 
 START_US = 1_763_200_000_000_000
 
@@ -123,7 +121,7 @@ class End:
                         connection.consume(channel, len(body))
                         if channel:
                             connection.confirm(channel, record, 0)
-                case Confirmed():
+                case ChannelConfirmed():
                     self.confirmed.append((event.sequence, event.reached))
                 case Closed():
                     self.closed = event
@@ -147,7 +145,7 @@ def test_from_one_listener_to_the_other(loses: bool) -> None:
     log_in(bob, "bob")
     bob.say(c.Subscribe(request=2, subscription=1, filters=["news/#"]), c.Subscribed)
     channel = alice.connection.open_channel()
-    alice.connection.send(channel, encode_control(c.Open(topic="news/today")))
+    alice.connection.send(channel, encode_control(c.PublishOpen(topic="news/today")))
     for number in range(200):
         alice.connection.send(channel, encode_batch(Batch([b"%d" % number * 200], 0)))
     wire.run(lambda: len(bob.payloads) == 200 and alice.confirmed[-1:] == [(200, 1)])
@@ -236,7 +234,9 @@ def test_a_listener_offers_what_the_settings_say() -> None:
 def test_staged_messages_are_appended_once_and_answered() -> None:
     wire = Wire()
     whole = encode_batch(Batch([b"x"], 1))
-    entries = [Entry("news", "spark", whole[0], 1, 0, None, 0, 1, whole[9:])] * 3
+    entries = [
+        Entry(topic="news", publisher="spark", flags=whole[0], published_us=1, received_us=0, count=1, rest=whole[9:])
+    ] * 3
     for key in (7, 8):
         wire.server.import_staged(Import(key, "query", 1, entries))
         wire.server.run_turn()

@@ -11,9 +11,8 @@ import pytest
 from tests.store.entries import LOG_ID, make_entry
 
 from godwit.broker.effects import Losing
-from godwit.broker.feed import Feed
-from godwit.broker.losses import count_losses
 from godwit.broker.session import Session
+from godwit.broker.subscription import BrokerSubscription, count_losses
 from godwit.errors import DiskError
 from godwit.limits import KIB, MIB
 from godwit.store import retention
@@ -363,7 +362,7 @@ def test_who_stands_within_a_block_hears_of_what_it_loses(store: SqliteStore, ru
     mixed_block(store)
     told = work_off(store, rules, now_us=HOUR_US)
     losing = next(each for each in told if each.entries)
-    feed = Feed(1, Session("me", 1, is_remembered=True), ("a",), None, 54)
+    feed = BrokerSubscription(1, Session("me", 1, is_remembered=True), ("a",), None, 54)
     left = Losing(losing.entries, losing.floor, losing.pattern)
     count_losses(left, {feed: feed.resume_at}, lambda topic: [feed] * (topic == "a"))
     assert feed.lost == 6

@@ -25,8 +25,7 @@ from tests.wire.protocol_page import (
     to_plain,
 )
 
-from godwit.broker.topics import check_filter, check_topic, matches
-from godwit.broker.trie import FilterTrie, TopicTree
+from godwit.broker.topics import FilterTrie, TopicTree, check_filter, check_topic
 from godwit.client.files import CHUNK_BYTES, FileHeader, decode_header
 from godwit.errors import BadFilterError, BadTopicError
 from godwit.limits import BASE_DATAGRAM_BYTES
@@ -50,6 +49,7 @@ from godwit.wire.control import (
 )
 from godwit.wire.control_base import Code
 from godwit.wire.extension import decode_extension, encode_extension
+from godwit.wire.filters import matches
 from godwit.wire.packet import Frame, decode_frames, decode_packet, encode_frame, expand_number
 from godwit.wire.parameters import decode_parameters
 from godwit.wire.work import FromBroker, FromClient, decode_from_broker, decode_from_client

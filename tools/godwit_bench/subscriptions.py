@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
-from godwit.broker.effects import Open as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
+from godwit.native.effects import OpenChannel
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore

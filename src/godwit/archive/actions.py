@@ -30,7 +30,7 @@ from godwit.archive.requests import (
 )
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import require
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.broker.topics import shown
 from godwit.errors import StorageError
 from godwit.server.archive_pipe import CommitDone

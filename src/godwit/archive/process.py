@@ -30,7 +30,7 @@ from godwit.archive.range_reader import ReaderPool
 from godwit.archive.server import ArchiveServer
 from godwit.archive.stages import Stages
 from godwit.archive.tokens import TokenFile
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import ConfigurationError, DecodeError, GodwitError, SocketError
 from godwit.limits import KIB, MIB
 from godwit.server.archive_pipe import (

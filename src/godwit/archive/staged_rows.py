@@ -24,13 +24,14 @@ from godwit.archive.columns import MAX_TIME_US
 from godwit.archive.requests import BadRequestError
 from godwit.archive.stages import MAX_STAGE_BYTES, StageFile
 from godwit.archive.tokens import require
-from godwit.broker.token_rights import TokenRights
-from godwit.broker.topics import RESERVED, check_topic, shown
+from godwit.broker.access import TokenRights
+from godwit.broker.topics import check_topic, shown
 from godwit.errors import BadTopicError
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MIB
 from godwit.server.archive_pipe import MAX_COMMIT_BATCHES, join_blocks
 from godwit.store.block import encode_blocks
 from godwit.wire.batch import HAS_DELTAS, LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.filters import RESERVED
 
 BATCH_BYTES: Final = 64 * KIB
 """Limit of a batch, as publishers use it; a longer message makes a longer batch."""

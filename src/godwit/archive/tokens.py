@@ -1,6 +1,6 @@
 """Tokens of the archive: a file of tokens, one of which a client sends as `Authorization: Bearer TOKEN`.
 
-The file holds one token a line, perhaps followed by its rights as a JSON object (godwit.broker.token_rights):
+The file holds one token a line, perhaps followed by its rights as a JSON object (godwit.broker.access):
 
     5up3rs3cr3t
     n1ghtj0b     {"publish": ["alerts/#"], "names": ["night-job"], "read": ["home/#"]}
@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 from pyarrow import flight
 
-from godwit.broker.token_rights import TokenRights
+from godwit.broker.access import TokenRights
 from godwit.errors import ConfigurationError, UsageError
 
 HEADER: Final = "authorization"

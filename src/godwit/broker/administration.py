@@ -15,7 +15,7 @@ from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.identities import Identities, PublisherProgress
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import Bucket
@@ -24,7 +24,7 @@ from godwit.broker.settings import Policy
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, BadTopicError
-from godwit.wire.codes import Code
+from godwit.wire.control_base import Code
 from godwit.wire.filters import RESERVED
 
 PAGE_BYTES: Final = 64 * 1024
@@ -102,7 +102,7 @@ class Administration:
         subscriptions: SubscriptionRequests,
         admission: Admission,
         queue: AppendQueue,
-        jobs: Office,
+        jobs: JobService,
         effects: list[Effect],
     ) -> None:
         self._catalogue = catalogue
@@ -214,7 +214,7 @@ class Administration:
             return
         peer = target.peer
         target.expiry_s = 0  # a client that waits for the name begins a new session
-        self._jobs.leave(target, now_us)
+        self._jobs.handle_leave(target, now_us)
         self._queue.has_job_news = True
         if peer is not None:
             peer.close(Code.KICKED, f"{session.name} removed this client{why}")

@@ -21,7 +21,7 @@ from godwit.broker.catalogue import Catalogue, PublisherNumbers
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Credentials, OnWelcome, Peer, RequestFailure
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import ANONYMOUS, Bucket
@@ -29,9 +29,9 @@ from godwit.broker.session import Session, Sessions, check_chosen, check_name, m
 from godwit.broker.topics import check_topic
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import IDLE_TIMEOUT_S, NAME_PING_S, RESTART_GRACE_S
-from godwit.wire.changes import SessionKept
-from godwit.wire.codes import Code
+from godwit.wire.changes import SessionRow
 from godwit.wire.control import Will
+from godwit.wire.control_base import Code
 from godwit.wire.filters import RESERVED
 
 RESTART_GRACE_US: Final = int(RESTART_GRACE_S * 1e6)
@@ -76,7 +76,7 @@ class Admission:
         publications: Publications,
         queue: AppendQueue,
         dirty: DirtyState,
-        jobs: Office,
+        jobs: JobService,
         effects: list[Effect],
         *,
         sessions: Sessions,
@@ -214,7 +214,7 @@ class Admission:
         session.will = credentials.will
         peer.session = session
         peer.admit()
-        self._jobs.on_logged_in(session, now_us)
+        self._jobs.handle_login(session, now_us)
         self._queue.has_job_news = True
         if settings.messages_per_s is not None:
             peer.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
@@ -354,7 +354,7 @@ class Admission:
         for subscription in list(peer.subscriptions):
             self._delivery.detach(subscription)
         if peer.party is not None:
-            self._jobs.on_gone(peer.party.link, now_us)
+            self._jobs.handle_disconnect(peer.party.link, now_us)
             self._queue.has_job_news = True
         session.peer = None
 
@@ -383,7 +383,7 @@ class Admission:
         self._effects.append(Notice("disconnected", text, session.fields(expected=False)))
         self._keep_for_later(session, now_us)
 
-    def restore(self, row: SessionKept, now_us: int) -> Session:
+    def restore(self, row: SessionRow, now_us: int) -> Session:
         """Add a session that existed before the broker was restarted, as yet without its subscriptions."""
         session = Session(row.name, self._numbers.number(row.name), is_remembered=True)
         session.instance = row.instance

@@ -27,10 +27,9 @@ from godwit.broker.effects import Append, Committed, Effect, Failed
 from godwit.broker.entries import payload_bytes
 from godwit.broker.identities import Identities, PublisherKey
 from godwit.broker.ports import Peer, Receipt
-from godwit.wire.batch import RETAIN
-from godwit.wire.changes import Change, IdentityKept, RetainedKept
-from godwit.wire.codes import Code
-from godwit.wire.entry import Entry
+from godwit.wire.batch import RETAIN, Entry
+from godwit.wire.changes import Change, IdentityRow, RetainedRow
+from godwit.wire.control_base import Code
 
 RETRY_US: Final = 1_000_000
 """When to retry, after a failed append, the changes that no client is waiting for."""
@@ -74,7 +73,7 @@ class _SealedAppend(msgspec.Struct):
     pendings: list[Pending]
     callbacks: list[OnDurable]
     dirty: DirtySet | None = None
-    identities: list[IdentityKept] = []
+    identities: list[IdentityRow] = []
     """As they are written with it."""
     retaining: list[tuple[Topic, int]] = []
     """Topics whose retained message is written with it, and their `retained_version` at that time."""
@@ -200,7 +199,7 @@ class AppendQueue:
         if dirty.is_marked:
             changes, sealed.dirty = dirty.take(self._delivery.next_offset)
             if sealed.dirty.identities:
-                sealed.identities = [change for change in changes if isinstance(change, IdentityKept)]
+                sealed.identities = [change for change in changes if isinstance(change, IdentityRow)]
         if self.is_retaining:
             self.is_retaining = False
             changes += self._retained(sealed)
@@ -218,14 +217,14 @@ class AppendQueue:
             for pending in one.pendings
             for entry in pending.entries
         )
-        newest: dict[Topic, RetainedKept] = {}
+        newest: dict[Topic, RetainedRow] = {}
         for pending in sealed.pendings:
             for entry in pending.entries:
                 offset += entry.count
                 if entry.flags & RETAIN:
                     message = RetainedMessage.of(entry, offset - 1, 0)
                     newest[pending.topic] = (
-                        RetainedKept(entry.topic, b"") if message is None else message.row(entry.topic)
+                        RetainedRow(entry.topic, b"") if message is None else message.row(entry.topic)
                     )
         sealed.retaining = [(topic, topic.retained_version) for topic in newest]
         return list(newest.values())

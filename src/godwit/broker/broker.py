@@ -23,7 +23,7 @@ from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import BrokerEvent, Committed, Effect, Failed, Found, Import, Located, Losing, Notice, Tick
 from godwit.broker.identities import Identities
 from godwit.broker.imports import Imports
-from godwit.broker.jobs.office import Office
+from godwit.broker.jobs.service import JobService
 from godwit.broker.ports import Credentials, OnWelcome, Peer
 from godwit.broker.publications import Publications
 from godwit.broker.quotas import DeferredCredit
@@ -32,8 +32,8 @@ from godwit.broker.settings import Settings
 from godwit.broker.subscription import BrokerSubscription
 from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.limits import LOGIN_TIMEOUT_S
-from godwit.wire.changes import State
-from godwit.wire.codes import Code
+from godwit.wire.changes import StoredState
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
 
 SAVE_EVERY_US: Final = 1_000_000
@@ -53,7 +53,7 @@ class Broker:
         first_offset: int = 0,
         next_offset: int = 0,
         epochs: Sequence[Epoch] = (),
-        state: State | None = None,
+        state: StoredState | None = None,
         keeps_state: bool = True,
     ) -> None:
         """`state`: what the log has stored of the run before. `keeps_state`: whether the log stores changes of it."""
@@ -85,7 +85,7 @@ class Broker:
         self._publications = publications = Publications(catalogue, delivery, identities, queue, dirty, effects)
         self._subscriptions = subscriptions = SubscriptionRequests(catalogue, delivery, queue, dirty, effects, epochs)
         self._imports = Imports(catalogue, numbers, queue, dirty, effects)
-        self.jobs = jobs = Office(catalogue, numbers, dirty, queue, effects)
+        self.jobs = jobs = JobService(catalogue, numbers, dirty, queue, effects)
         self._admission = admission = Admission(
             catalogue,
             numbers,
@@ -129,9 +129,9 @@ class Broker:
         self.resume = delivery.resume
         self.handle_alive = admission.on_alive
 
-    def _restore(self, state: State, now_us: int) -> None:
+    def _restore(self, state: StoredState, now_us: int) -> None:
         """Begin with the stored state. Limits that were lowered since do not remove anything of it."""
-        self._delivery.marks.update(state.marks)
+        self._delivery.marks.update(state.retention_floors)
         for topic in state.topics:
             self._catalogue.restore(topic)
         for retained in state.retained:
@@ -140,7 +140,7 @@ class Broker:
             self._identities.restore(identity)
         for session in state.sessions:
             self._admission.restore(session, now_us)
-        for row in state.feeds:
+        for row in state.subscriptions:
             owner = self.sessions.get(row.session)
             if owner is not None:
                 self._subscriptions.restore(owner, row)
@@ -182,7 +182,7 @@ class Broker:
             self._admission.on_stopped(peer, now_us)
             return
         if was_expected and peer.session is not None:
-            self.jobs.leave(peer.session, now_us)
+            self.jobs.handle_leave(peer.session, now_us)
             self.append_queue.has_job_news = True
         self._admission.on_gone(peer, now_us, was_expected=was_expected, reason=reason)
         self._expire_at_us = now_us
@@ -217,7 +217,7 @@ class Broker:
                 problem = self.administration.apply_rules(peer, peer.session, settings.access, former)
                 if problem is not None:
                     self.close(peer, Code.NOT_ALLOWED, problem)
-        self.jobs.on_settings([peer.party.link for peer in self._peers if peer.party is not None], self.now_us)
+        self.jobs.handle_settings([peer.party.link for peer in self._peers if peer.party is not None], self.now_us)
         self.append_queue.has_job_news = True
 
     def _on_tick(self, event: Tick, now_us: int) -> None:
@@ -231,7 +231,7 @@ class Broker:
         if self._expire_at_us is not None and self._expire_at_us <= now_us:
             self._expire_at_us = self._admission.expire(now_us)
         if self.jobs.due_us is not None and self.jobs.due_us <= now_us:
-            self.jobs.on_tick(now_us)
+            self.jobs.handle_timer(now_us)
             self.append_queue.has_job_news = True
         if self.lists.waiting:
             self.lists.serve(now_us)
@@ -253,12 +253,12 @@ class Broker:
         has_jobs = queue.has_job_news or self.jobs.due_us is not None
         if has_jobs:
             queue.has_job_news = False
-            self.jobs.seal(now_us)
+            self.jobs.finish_turn(now_us)
         if queue.fresh or queue.callbacks or queue.again or self._dirty.is_marked or delivery.quiet.candidates:
             queue.seal(now_us)
         if has_jobs or queue.has_job_news:
             queue.has_job_news = False
-            self.jobs.flush(now_us)
+            self.jobs.send_output(now_us)
         if self._pay_at_us is None and self.deferred_credit.waiting:
             self._pay_at_us = now_us
         if self._save_at_us is None and (self._dirty.used or self._dirty.moved or delivery.quiet.watched):

@@ -14,9 +14,8 @@ from godwit.broker.quotas import Usage, over_quota, owner_of
 from godwit.broker.settings import Policy, Settings
 from godwit.broker.topics import TopicTree, check_topic
 from godwit.limits import MAX_TOPIC_NODES
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
-from godwit.wire.changes import RetainedKept, TopicKept
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.changes import RetainedRow, TopicRow
 from godwit.wire.filters import RESERVED
 
 if TYPE_CHECKING:
@@ -100,19 +99,27 @@ class RetainedMessage(msgspec.Struct, frozen=True):
         return cls(payload, entry.publisher, published_us, entry.received_us, qos, offset if qos else 0, version)
 
     @classmethod
-    def from_row(cls, row: RetainedKept, version: int) -> RetainedMessage:
+    def from_row(cls, row: RetainedRow, version: int) -> RetainedMessage:
         return cls(row.payload, row.publisher, row.published_us, row.received_us, row.qos, row.offset, version)
 
-    def row(self, topic: str) -> RetainedKept:
+    def row(self, topic: str) -> RetainedRow:
         """Return the message as it is stored."""
-        return RetainedKept(
+        return RetainedRow(
             topic, self.payload, self.publisher, self.published_us, self.received_us, self.qos, self.offset
         )
 
     def entry(self, topic: str) -> Entry:
         """Return the message as a batch of its own."""
         flags = LONE | RETAIN | self.qos << QOS_SHIFT
-        return Entry(topic, self.publisher, flags, self.published_us, self.received_us, None, 0, 1, self.payload)
+        return Entry(
+            topic=topic,
+            publisher=self.publisher,
+            flags=flags,
+            published_us=self.published_us,
+            received_us=self.received_us,
+            count=1,
+            rest=self.payload,
+        )
 
 
 def _cost_bytes(message: RetainedMessage | None) -> int:
@@ -246,7 +253,7 @@ class Catalogue:
         self._tree.discard(topic.name)
         self._dirty.topic_gone(topic)
 
-    def restore(self, row: TopicKept) -> None:
+    def restore(self, row: TopicRow) -> None:
         """Add a topic that existed before the broker was restarted."""
         topic = self._topics.get(row.name) or self._add(row.name)
         topic.is_created = topic.is_created or row.is_created
@@ -255,7 +262,7 @@ class Catalogue:
         topic.payload_bytes = row.payload_bytes
         topic.last_us = row.last_us
 
-    def restore_retained(self, row: RetainedKept) -> None:
+    def restore_retained(self, row: RetainedRow) -> None:
         """Set a retained message that existed before the broker was restarted."""
         self.retain(self.adopt(row.topic), RetainedMessage.from_row(row, self.retained_version + 1))
 

@@ -12,10 +12,9 @@ from godwit.broker.entries import without_first
 from godwit.broker.ports import READ_BYTES, Outbound, OutboundBatch, Peer
 from godwit.broker.subscription import BrokerSubscription, QuietSubscriptions, late_subscriptions, lose
 from godwit.broker.topics import FilterTrie
-from godwit.wire.batch import RETAIN
-from godwit.wire.entry import Entry
+from godwit.wire.batch import RETAIN, Entry
 from godwit.wire.filters import is_pattern, matches
-from godwit.wire.marks import lost_below
+from godwit.wire.retention_floors import lost_below
 
 LEAST_READ_BYTES: Final = 64 * 1024
 READS_AT_ONCE: Final = 4
@@ -48,7 +47,7 @@ class Delivery:
         self._needed_bound = 0
         """No connected subscription needs anything below, as of the last check."""
         self.marks: dict[str, int] = {}
-        """How far retention has deleted messages, by rule: see godwit.wire.marks."""
+        """How far retention has deleted messages, by rule: see godwit.wire.retention_floors."""
         self.first_offset = 0
         self.next_offset = 0
         """The end of the log, as far as it is committed."""

@@ -13,27 +13,27 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from godwit.broker.jobs.marks import JobMarks
+from godwit.broker.jobs.job_table import DirtyJobs
 from godwit.wire.changes import (
     Change,
-    FeedGone,
-    FeedKept,
-    IdentityGone,
-    IdentityKept,
-    QueryDone,
-    QueryGone,
-    RetainedKept,
-    SessionGone,
-    SessionKept,
-    TopicGone,
-    TopicKept,
+    IdentityDeleted,
+    IdentityRow,
+    QueryDeleted,
+    QueryRow,
+    RetainedRow,
+    SessionDeleted,
+    SessionRow,
+    SubscriptionDeleted,
+    SubscriptionRow,
+    TopicDeleted,
+    TopicRow,
 )
 from godwit.wire.filters import RESERVED
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.identities import PublisherKey, PublisherProgress
-    from godwit.broker.jobs.model import Job, Task
+    from godwit.broker.jobs.model import Job, JobTask
     from godwit.broker.session import Session
     from godwit.broker.subscription import BrokerSubscription
 
@@ -62,8 +62,8 @@ class DirtySet:
         """Subscriptions that the store had as settled until this append."""
         self.identities: dict[PublisherKey, PublisherProgress | None] = {}
         """None: the identity is deleted."""
-        self.queries: dict[str, QueryDone | QueryGone] = {}
-        self.jobs = JobMarks()
+        self.queries: dict[str, QueryRow | QueryDeleted] = {}
+        self.jobs = DirtyJobs()
 
 
 class DirtyState:
@@ -135,13 +135,13 @@ class DirtyState:
             self._dirty.identities[key] = progress
             self.is_marked = True
 
-    def query(self, change: QueryDone | QueryGone) -> None:
+    def query(self, change: QueryRow | QueryDeleted) -> None:
         """Unlike the others this belongs to one append, and is not put back."""
         if self.is_durable:
             self._dirty.queries[change.query] = change
             self.is_marked = True
 
-    def work(self, jobs: Iterable[Job], tasks: Iterable[Task], gone: Iterable[int], next_job: int) -> None:
+    def work(self, jobs: Iterable[Job], tasks: Iterable[JobTask], gone: Iterable[int], next_job: int) -> None:
         """These jobs and tasks have changed; `gone`: numbers of deleted jobs. `next_job`: the next unused number."""
         if self.is_durable:
             self._dirty.jobs.add(jobs, tasks, gone, next_job)
@@ -173,7 +173,7 @@ class DirtyState:
         """Return the changes to write, and the marks that they stand for. `end_offset` is the log's end."""
         dirty, self._dirty = self._dirty, DirtySet()
         self.is_marked = False
-        changes: list[Change] = [TopicGone(name) for name in dirty.topics_gone]
+        changes: list[Change] = [TopicDeleted(name) for name in dirty.topics_gone]
         for topic in dirty.topics:
             if not topic.is_gone:
                 topic.is_stored = True
@@ -182,9 +182,9 @@ class DirtyState:
         changes += self._session_changes(dirty, end_offset)
         for key, progress in dirty.identities.items():
             if progress is None:
-                changes.append(IdentityGone(*key))
+                changes.append(IdentityDeleted(*key))
             else:
-                changes.append(IdentityKept(*key, progress.epoch, progress.next_sequence, progress.last_us))
+                changes.append(IdentityRow(*key, progress.epoch, progress.next_sequence, progress.last_us))
         changes += dirty.queries.values()
         if dirty.jobs:
             changes += dirty.jobs.changes()
@@ -201,18 +201,18 @@ class DirtyState:
                 if successor is not None and successor is not session:
                     sessions[successor] = None
                     subscriptions.update(dict.fromkeys(successor.subscriptions.values()))
-        changes: list[Change] = [SessionGone(name) for name in gone]
+        changes: list[Change] = [SessionDeleted(name) for name in gone]
         for one in list(subscriptions):
             current = self._current(one)
             if current is not None:
                 subscriptions[current] = None
             elif one.is_stored and one.session.name not in gone:
-                changes.append(FeedGone(one.session.name, one.filters, one.cursor))
+                changes.append(SubscriptionDeleted(one.session.name, one.filters, one.cursor))
         for session in sessions:
             if self._is_current(session):
                 session.is_stored = True
                 changes.append(
-                    SessionKept(
+                    SessionRow(
                         session.name,
                         session.instance,
                         session.is_proved,
@@ -229,7 +229,7 @@ class DirtyState:
                 one.is_stored_settled = one.is_settled
                 resume_at, quiet_from, lost = one.restart_position(end_offset)
                 changes.append(
-                    FeedKept(
+                    SubscriptionRow(
                         one.session.name,
                         one.filters,
                         one.cursor,
@@ -277,13 +277,13 @@ class DirtyState:
         )
 
 
-def _topic(topic: Topic) -> TopicKept:
-    return TopicKept(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
+def _topic(topic: Topic) -> TopicRow:
+    return TopicRow(topic.name, topic.messages, topic.payload_bytes, topic.last_us, topic.is_created)
 
 
-def _retained(topic: Topic) -> RetainedKept:
+def _retained(topic: Topic) -> RetainedRow:
     message = topic.retained
-    return RetainedKept(topic.name, b"") if message is None else message.row(topic.name)
+    return RetainedRow(topic.name, b"") if message is None else message.row(topic.name)
 
 
 def _take(waiting: dict[T, None]) -> list[T]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from godwit.broker.access import TokenRights
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change
-from godwit.wire.entry import Entry
 
 if TYPE_CHECKING:
     from godwit.broker.ports import Peer

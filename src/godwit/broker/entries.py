@@ -17,11 +17,11 @@ from godwit.wire.batch import (
     QOS_SHIFT,
     RETAIN,
     Batch,
+    Entry,
     decode_batch,
     encode_batch,
     encode_head,
 )
-from godwit.wire.entry import Entry
 
 _U32: Final = struct.Struct(">I")
 _HEAD_BYTES: Final = len(encode_head(0, 0, None, None))
@@ -48,7 +48,17 @@ def make_entry(
     else:
         rest = struct.pack(f">{count + 1}I", count, *map(len, payloads)) + b"".join(payloads)
     published_us = now_us if published_us is None else published_us
-    return Entry(topic, publisher, flags, published_us, now_us, sequence, epoch, count, rest)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=flags,
+        published_us=published_us,
+        received_us=now_us,
+        sequence=sequence,
+        epoch=epoch,
+        count=count,
+        rest=rest,
+    )
 
 
 def decode_entry(entry: Entry) -> Batch:
@@ -74,15 +84,15 @@ def without_first(entry: Entry, count: int) -> Entry:
     packed = encode_batch(shorter)
     sequence = None if entry.sequence is None else entry.sequence + count
     return Entry(
-        entry.topic,
-        entry.publisher,
-        packed[0],
-        entry.published_us,
-        entry.received_us,
-        sequence,
-        entry.epoch,
-        entry.count - count,
-        packed[_HEAD_BYTES:],
+        topic=entry.topic,
+        publisher=entry.publisher,
+        flags=packed[0],
+        published_us=entry.published_us,
+        received_us=entry.received_us,
+        sequence=sequence,
+        epoch=entry.epoch,
+        count=entry.count - count,
+        rest=packed[_HEAD_BYTES:],
     )
 
 

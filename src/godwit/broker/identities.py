@@ -10,7 +10,7 @@ import msgspec
 
 from godwit.broker.dirty_state import DirtyState
 from godwit.limits import MAX_PUBLISHERS_REMEMBERED, PUBLISHER_EXPIRY_S
-from godwit.wire.changes import IdentityKept
+from godwit.wire.changes import IdentityRow
 
 PublisherKey: TypeAlias = tuple[str, str, str]
 """The client's name (empty for a nameless one), the identity that it gave, the topic."""
@@ -141,7 +141,7 @@ class Identities:
             if known is not None:
                 known.next_sequence = known.stored_sequence if known.stored_epoch == known.epoch else 0
 
-    def restore(self, row: IdentityKept) -> None:
+    def restore(self, row: IdentityRow) -> None:
         """Add a publisher that was known before the broker was restarted, the least recently used ones first."""
         key = (row.owner, row.publisher, row.topic)
         self._add(key, PublisherProgress(row.epoch, row.next_sequence, row.last_us, row.epoch, row.next_sequence))

@@ -23,9 +23,8 @@ from godwit.broker.session import check_name
 from godwit.broker.topics import check_topic, shown
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN
-from godwit.wire.changes import QueryDone, QueryGone
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.changes import QueryDeleted, QueryRow
 from godwit.wire.filters import RESERVED
 
 MAX_QUERIES: Final = 100_000
@@ -69,7 +68,7 @@ class Imports:
         self._queries: OrderedDict[str, _Query] = OrderedDict()
         """The least recently used one first."""
 
-    def restore(self, queries: Iterable[QueryDone]) -> None:
+    def restore(self, queries: Iterable[QueryRow]) -> None:
         """Add the queries that were known before the broker was restarted, the least recently used ones first."""
         for row in queries:
             self._queries[row.query] = _Query(row.batch, row.batch, row.last_us)
@@ -137,10 +136,10 @@ class Imports:
         query.last_us = now_us
         if event.query not in self._queries and len(self._queries) >= MAX_QUERIES:
             oldest, _ = self._queries.popitem(last=False)
-            self._dirty.query(QueryGone(oldest))
+            self._dirty.query(QueryDeleted(oldest))
         self._queries[event.query] = query
         self._queries.move_to_end(event.query)
-        self._dirty.query(QueryDone(event.query, event.batch, now_us))
+        self._dirty.query(QueryRow(event.query, event.batch, now_us))
 
     def _check_rights(self, event: Import) -> None:
         """Check names and topics against the token: its rights may have changed since it staged them."""
@@ -205,13 +204,11 @@ class Imports:
 
 def _received(entry: Entry, now_us: int) -> Entry:
     return Entry(
-        entry.topic,
-        entry.publisher,
-        entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
-        entry.published_us,
-        now_us,
-        None,
-        0,
-        entry.count,
-        entry.rest,
+        topic=entry.topic,
+        publisher=entry.publisher,
+        flags=entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
+        published_us=entry.published_us,
+        received_us=now_us,
+        count=entry.count,
+        rest=entry.rest,
     )

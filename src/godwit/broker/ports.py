@@ -36,15 +36,15 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from godwit.wire.codes import Code
+from godwit.wire.batch import Entry
 from godwit.wire.control import Will
-from godwit.wire.entry import Entry
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.identities import PublisherKey
-    from godwit.broker.jobs.party import Party
+    from godwit.broker.jobs.work_channel import JobPeer
     from godwit.broker.quotas import Bucket
     from godwit.broker.session import Session
     from godwit.broker.subscription import BrokerSubscription, Lookup
@@ -116,7 +116,7 @@ class Peer:
         """Replies that wait for the log."""
         self.bucket: Bucket | None = None
         """The limit on messages per second, if there is one."""
-        self.party: Party | None = None
+        self.party: JobPeer | None = None
         """The connection's part in jobs, see godwit.broker.jobs."""
 
     def admit(self) -> None:

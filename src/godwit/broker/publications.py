@@ -14,10 +14,9 @@ from godwit.broker.identities import Identities
 from godwit.broker.ports import Publication, Receipt, RequestFailure
 from godwit.broker.session import Session
 from godwit.errors import BadTopicError
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN
-from godwit.wire.codes import Code
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
 from godwit.wire.control import Will
-from godwit.wire.entry import Entry
+from godwit.wire.control_base import Code
 from godwit.wire.filters import RESERVED
 
 LATEST_US: Final = 2**62
@@ -243,5 +242,13 @@ class Publications:
 
     def publish_figure(self, topic: Topic, payload: bytes, publisher: int, publisher_name: str, now_us: int) -> None:
         """Publish one of the broker's own figures: QoS 0, retained."""
-        entry = Entry(topic.name, publisher_name, LONE | RETAIN, now_us, now_us, None, 0, 1, payload)
+        entry = Entry(
+            topic=topic.name,
+            publisher=publisher_name,
+            flags=LONE | RETAIN,
+            published_us=now_us,
+            received_us=now_us,
+            count=1,
+            rest=payload,
+        )
         self._queue.forward_live(topic, publisher, [entry])

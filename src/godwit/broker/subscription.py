@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from godwit.broker.dirty_state import SAVED_AT_ONCE, DirtyState
 from godwit.broker.ports import Outbound, Peer, SubscribeReply, SubscribeRequest
 from godwit.wire.filters import matches
-from godwit.wire.marks import lost_below
+from godwit.wire.retention_floors import lost_below
 
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic

@@ -16,8 +16,8 @@ from godwit.broker.subscription import BrokerSubscription, Lookup
 from godwit.broker.topics import check_filter
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import MAX_FILTER_LEVELS, MAX_FILTER_NODES, MAX_FILTER_PLACES
-from godwit.wire.changes import FeedKept
-from godwit.wire.codes import Code
+from godwit.wire.changes import SubscriptionRow
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import Epoch, same_below
 from godwit.wire.filters import is_pattern, split
 
@@ -120,7 +120,7 @@ class SubscriptionRequests:
         session.filter_levels += _levels(filters)
         return subscription
 
-    def restore(self, session: Session, row: FeedKept) -> None:
+    def restore(self, session: Session, row: SubscriptionRow) -> None:
         """Add a subscription that existed before the broker was restarted."""
         subscription = self._add(session, row.filters, row.cursor, row.resume_at)
         subscription.lost = row.lost

@@ -142,7 +142,8 @@ def create(
 
 
 def _refuse_wildcards(topic: str, advice: str) -> None:
-    from godwit.broker.topics import WILDCARDS, shown
+    from godwit.broker.topics import shown
+    from godwit.wire.filters import WILDCARDS
 
     if not WILDCARDS.isdisjoint(topic):
         raise UsageError(f"{shown(topic)} contains a wildcard; {advice}")

@@ -15,15 +15,14 @@ from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
 from godwit.native.subscriber_channel import NativeOutbound
 from godwit.wire import control, jobs
-from godwit.wire.codes import Code
-from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control
+from godwit.wire.control import ControlMessage, MalformedError, UnknownKind, decode_control, make_proof
+from godwit.wire.control_base import Code
 from godwit.wire.epochs import MAX_EPOCHS_TOLD
-from godwit.wire.proof import make_proof
 
 WATCHES_PER_REQUEST: Final = 64
 """This number of jobs that a client begins to watch costs as much as a request."""
-ListRequest = control.Topics | control.Clients | jobs.Jobs | jobs.Job
-JOB_MESSAGES: Final = frozenset((jobs.Volunteer, jobs.Watch, jobs.Unwatch, jobs.Cancel))
+ListRequest = control.Topics | control.Clients | jobs.ListJobs | jobs.ShowJob
+JOB_MESSAGES: Final = frozenset((jobs.Volunteer, jobs.WatchJobs, jobs.UnwatchJobs, jobs.CancelJob))
 
 
 class SubscribeResponder(msgspec.Struct):
@@ -73,26 +72,26 @@ class ControlRouter:
             control.Pong: self._pong,
             control.Error: lambda peer, session, message, now_us: None,  # a reply could be answered without end
             control.Subscribe: self._subscribe,
-            control.Progress: self._progress,
+            control.ProgressQuery: self._progress,
             jobs.Volunteer: work.volunteer,
-            jobs.Watch: lambda peer, session, message, now_us: work.watch(peer, session, message),
+            jobs.WatchJobs: lambda peer, session, message, now_us: work.watch(peer, session, message),
         }
         # These succeed or fail: the reply has nothing else to report.
         self._actions: dict[type[Any], Callable[[NativePeer, Session, Any, int], None]] = {
             control.Unsubscribe: self._unsubscribe,
-            control.Commit: self._commit,
+            control.CursorCommit: self._commit,
             control.Create: lambda peer, session, message, now_us: administration.create(session, message.topic),
             control.Kick: lambda peer, session, message, now_us: administration.kick(
                 session, message.client, message.filters, message.reason, now_us
             ),
-            jobs.Unwatch: lambda peer, session, message, now_us: work.unwatch(peer, message),
-            jobs.Cancel: lambda peer, session, message, now_us: work.cancel(session, message, now_us),
+            jobs.UnwatchJobs: lambda peer, session, message, now_us: work.unwatch(peer, message),
+            jobs.CancelJob: lambda peer, session, message, now_us: work.cancel(session, message, now_us),
         }
         self._pages: dict[type[Any], Callable[[Session, Any], tuple[ControlMessage, int]]] = {
             control.Topics: self._topics,
             control.Clients: self._clients,
-            jobs.Jobs: work.jobs,
-            jobs.Job: work.job,
+            jobs.ListJobs: work.jobs,
+            jobs.ShowJob: work.job,
         }
 
     def handle(self, peer: NativePeer, body: bytes, now_us: int) -> None:
@@ -109,7 +108,7 @@ class ControlRouter:
                 max_bytes=MAX_CONTROL_RECORD_BYTES if is_known else MAX_LOGIN_BYTES,
                 max_items=MAX_CONTROL_ITEMS if is_known else MAX_FIRST_ITEMS,
             )
-            is_cancel = isinstance(message, jobs.Cancel)
+            is_cancel = isinstance(message, jobs.CancelJob)
             peer.require_request_rate(_extra_cost(message), now_us)
             request = getattr(message, "request", None)
             reply = self._reply(peer, message, now_us)
@@ -224,14 +223,14 @@ class ControlRouter:
         self._broker.unsubscribe(peer, outbound, pause=message.keep, offset=message.offset, epochs=message.epochs)
         peer.outbounds.pop(message.subscription, None)
 
-    def _commit(self, peer: NativePeer, session: Session, message: control.Commit, now_us: int) -> None:
+    def _commit(self, peer: NativePeer, session: Session, message: control.CursorCommit, now_us: int) -> None:
         subscription = self._outbound(peer, message.subscription).subscription
         if subscription is None:
             raise RequestFailure(Code.NOT_SUBSCRIBED, f"there is no subscription {message.subscription}")
         self._broker.commit(subscription, message.offset, message.epochs)
 
     def _progress(
-        self, peer: NativePeer, session: Session, message: control.Progress, now_us: int
+        self, peer: NativePeer, session: Session, message: control.ProgressQuery, now_us: int
     ) -> control.Progressed:
         known = self._administration.progress(session, message.publisher, message.topic)
         if known is None:
@@ -248,7 +247,7 @@ class ControlRouter:
             reply, steps = self._pages[type(message)](session, message)
         except RequestFailure as failure:
             reply = control.Error(code=failure.code, text=failure.text, request=message.request)
-        if isinstance(message, jobs.Jobs | jobs.Job):
+        if isinstance(message, jobs.ListJobs | jobs.ShowJob):
             # It is true once everything that led to it is stored, and is sent also while the disk is full.
             self._queue.when_stored(peer, partial(_send, peer, reply))
         else:
@@ -280,6 +279,6 @@ def _extra_cost(message: ControlMessage | UnknownKind) -> int:
         return len(message.filters) - 1
     if isinstance(message, jobs.Volunteer):
         return len(message.kinds) // 8 + len(message.holding) // 64
-    if isinstance(message, jobs.Watch):
+    if isinstance(message, jobs.WatchJobs):
         return len(message.jobs) // WATCHES_PER_REQUEST
     return 0

@@ -11,9 +11,8 @@ from godwit.broker.session import network_of
 from godwit.limits import MAX_CHANNELS, REQUESTS_PER_S
 from godwit.native.effects import AdmitConnection, CloseConnection, SendRecord
 from godwit.transport.connection import Connection
-from godwit.wire.codes import Code
-from godwit.wire.control import ControlMessage, Ping, encode_control
-from godwit.wire.proof import is_proof
+from godwit.wire.control import ControlMessage, Ping, encode_control, is_proof
+from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.native.publish_channel import PublishChannel
@@ -33,7 +32,7 @@ class FloodError(Exception):
 
 
 class NativeCredentials(Credentials, kw_only=True):
-    """A login whose proof is an HMAC over the connection's binding, see godwit.wire.proof."""
+    """A login whose proof is an HMAC over the connection's binding, see godwit.wire.control."""
 
     proof: bytes
     binding: bytes

@@ -28,10 +28,18 @@ from godwit.native.peer import FloodError, NativePeer, address_of
 from godwit.native.publish_channel import PublishChannel
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
+from godwit.transport.events import (
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    Event,
+    PathChanged,
+    Received,
+    Writable,
+)
 from godwit.wire import control
-from godwit.wire.codes import Code
 from godwit.wire.control import MalformedError, decode_control
+from godwit.wire.control_base import Code
 
 STOPPING: Final = "the broker is being stopped"
 
@@ -59,7 +67,7 @@ class NativeProtocol:
         }
         self._event_handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Received: self._on_received,
-            Confirmed: self._on_confirmed,
+            ChannelConfirmed: self._on_confirmed,
             Connected: self._on_connected,
             Closed: self._on_closed,
             Writable: self._ignore,
@@ -124,7 +132,7 @@ class NativeProtocol:
                 self._router.handle(peer, event.body, now_us)
             elif peer.party is not None and peer.party.channel == number:
                 self._broker.append_queue.has_job_news = True
-                self._jobs.receive(peer.party, event, now_us)
+                self._jobs.handle_record(peer.party, event, now_us)
             elif event.reliable:
                 self._on_first_record(peer, event, now_us)
             # An unreliable record that has overtaken record 0 of its channel is lost, as it may be.
@@ -150,14 +158,14 @@ class NativeProtocol:
         except MalformedError as error:
             PublishChannel(self._broker, peer, session, number, self._effects, 0).refuse(Code.MALFORMED, error.detail)
             return
-        if isinstance(request, control.Open):
+        if isinstance(request, control.PublishOpen):
             PublishChannel(self._broker, peer, session, number, self._effects, request.qos).open(request)
         elif isinstance(request, control.Work):
-            self._jobs.open(peer, session, number)
+            self._jobs.handle_open(peer, session, number)
         else:
             raise DecodeError("control", "record 0 of a channel is neither open nor work")
 
-    def _on_confirmed(self, event: Confirmed, now_us: int) -> None:
+    def _on_confirmed(self, event: ChannelConfirmed, now_us: int) -> None:
         peer = self._peers.get(event.connection)
         if peer is None:
             return
@@ -166,9 +174,9 @@ class NativeProtocol:
             outbound.handle_confirm(self._broker, event.channel, event.sequence)
             return
         party = peer.party
-        if party is not None and party.outlet.channel == event.channel:
+        if party is not None and party.work_channel.channel == event.channel:
             self._broker.append_queue.has_job_news = True
-            self._jobs.on_confirm(party, event.sequence)
+            self._jobs.handle_confirm(party, event.sequence)
 
     def _on_path_changed(self, event: PathChanged, now_us: int) -> None:
         peer = self._peers.get(event.connection)

@@ -17,10 +17,9 @@ from godwit.limits import MAX_RECORD_BATCHES
 from godwit.native.effects import ConfirmRecord, ReturnCredit
 from godwit.native.peer import NativePeer
 from godwit.transport.events import Received
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, decode_head
-from godwit.wire.codes import Code
-from godwit.wire.control import Open, Opened, Refused
-from godwit.wire.entry import Entry
+from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, Entry, decode_head
+from godwit.wire.control import Opened, PublishOpen, PublishRefused
+from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.broker.broker import Broker
@@ -85,7 +84,7 @@ class PublishChannel(Publication):
         """With QoS 0: older messages that arrive late are discarded, to preserve the order."""
         peer.publish_channels[number] = self
 
-    def open(self, request: Open) -> None:
+    def open(self, request: PublishOpen) -> None:
         """Handle record 0."""
         try:
             subscribers = self.broker.open_publication(self, request.topic, request.publisher, request.epoch)
@@ -99,7 +98,7 @@ class PublishChannel(Publication):
         if not self.is_refused:
             self.is_refused = True
             self.broker.close_publication(self)
-            self.peer.send(Refused(channel=self.number, code=code, text=text))
+            self.peer.send(PublishRefused(channel=self.number, code=code, text=text))
 
     def ended(self, code: Code, text: str) -> None:
         self.refuse(code, text)
@@ -126,7 +125,17 @@ class PublishChannel(Publication):
                     raise DecodeError("batch", BAD_TIME)
                 topic, publisher = self.topic.name, self.session.name
                 rest = body[_HEAD_BYTES:]
-                entries = [Entry(topic, publisher, _ONE_OF_QOS_1, published_us, now_us, None, 0, 1, rest)]
+                entries = [
+                    Entry(
+                        topic=topic,
+                        publisher=publisher,
+                        flags=_ONE_OF_QOS_1,
+                        published_us=published_us,
+                        received_us=now_us,
+                        count=1,
+                        rest=rest,
+                    )
+                ]
             else:
                 entries = self._decode(body, now_us)
             receipt = PublishReceipt(self, event.record, body_bytes) if event.reliable else None
@@ -166,6 +175,16 @@ class PublishChannel(Publication):
                 self.next_sequence = sequence + head.count
             flags &= ~_NOT_IN_LOG
             entries.append(
-                Entry(topic, publisher, flags, head.published_us, now_us, sequence, self.epoch, head.count, rest)
+                Entry(
+                    topic=topic,
+                    publisher=publisher,
+                    flags=flags,
+                    published_us=head.published_us,
+                    received_us=now_us,
+                    sequence=sequence,
+                    epoch=self.epoch,
+                    count=head.count,
+                    rest=rest,
+                )
             )
         return entries

@@ -23,8 +23,7 @@ from godwit.limits import (
 from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
 from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE
-from godwit.wire.control import ControlMessage, Feed, Gap, Kicked, Labels, encode_control
-from godwit.wire.feed import encode_in_band
+from godwit.wire.control import ControlMessage, DeliveryOpen, Gap, Kicked, Labels, encode_control, encode_in_band
 
 if TYPE_CHECKING:
     from godwit.broker.broker import Broker
@@ -74,7 +73,7 @@ class SubscriberChannel:
         "pieces", "pieces_bytes", "publishers", "sent_below", "topics", "unconfirmed",
     )  # fmt: skip
 
-    def __init__(self, peer: NativePeer, effects: list[Effect], message: Feed) -> None:
+    def __init__(self, peer: NativePeer, effects: list[Effect], message: DeliveryOpen) -> None:
         """Open the channel. `message`: record 0."""
         self._peer = peer
         self._effects = effects
@@ -212,8 +211,8 @@ class NativeOutbound(Outbound):
 
     def begin(self, offset: int) -> None:
         peer = self._peer
-        self.channel = SubscriberChannel(peer, self._effects, Feed(subscription=self.number, live=False))
-        self.live = SubscriberChannel(peer, self._effects, Feed(subscription=self.number, live=True))
+        self.channel = SubscriberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=False))
+        self.live = SubscriberChannel(peer, self._effects, DeliveryOpen(subscription=self.number, live=True))
         peer.channels[self.channel.number] = peer.channels[self.live.number] = self
 
     def room(self) -> int:

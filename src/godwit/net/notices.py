@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 
 import msgspec
 
-from godwit.broker.rate import Bucket
+from godwit.broker.quotas import Bucket
 
 LogFormat: TypeAlias = Literal["text", "json"]
 

@@ -293,7 +293,7 @@ class Service:
                 rest.callback(self._notices.write, "stopped", "the broker has stopped", {})
             if durable is not None:
                 rest.push_async_callback(durable.close)
-                rest.callback(self.server.turn)  # stores the positions of the subscribers
+                rest.callback(self.server.run_turn)  # stores the positions of the subscribers
             if archive is not None:
                 rest.push_async_callback(archive.stop)
             if drivers:

@@ -19,11 +19,12 @@ import msgspec
 
 from godwit.broker.access import ACTIONS, EVERYONE, Access, Action, Rule, is_like, secret_in
 from godwit.broker.settings import BOUNDS, Policy, Settings
-from godwit.broker.topics import RESERVED, check_filter, check_topic, shown
+from godwit.broker.topics import check_filter, check_topic, shown
 from godwit.errors import BadFilterError, BadTopicError, ConfigurationError
 from godwit.limits import KIB, MIB
 from godwit.server.configuration_errors import ConfigurationSource, KeyPath, label
 from godwit.store.retention import RetentionRule
+from godwit.wire.filters import RESERVED
 
 DEFAULT_LISTEN: Final = "127.0.0.1:50000"
 NO_ARCHIVE: Final = "none"

@@ -10,7 +10,7 @@ from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Committed, Failed, Found, Locate, Located, Read
 from godwit.errors import StorageError
 from godwit.store.port import Store
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 
 READS_PER_TURN: Final = 4
@@ -43,7 +43,7 @@ class DirectLog:
     def epochs(self) -> Sequence[Epoch]:
         return self.store.epochs
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         return self.store.state()
 
     def begin(self, broker: Broker) -> None:

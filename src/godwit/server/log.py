@@ -7,7 +7,7 @@ from typing import Protocol
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, Locate, Read
-from godwit.wire.changes import State
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 
 
@@ -31,7 +31,7 @@ class Log(Protocol):
         """Whether state beside the messages outlives the process, so that the broker must report its changes."""
         ...
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         """Return the stored state, once at the start."""
         ...
 

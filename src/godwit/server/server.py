@@ -19,10 +19,10 @@ from godwit.broker.effects import Append, Import, Imported, Locate, Notice, Read
 from godwit.broker.settings import Settings
 from godwit.native.protocol import NativeProtocol
 from godwit.server.log import Log
-from godwit.transport.budget import ReceiveBudget
+from godwit.transport.admission import ReceiveBudget
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 
 
 class ServerProtocol(Protocol):

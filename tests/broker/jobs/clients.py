@@ -17,12 +17,12 @@ from godwit.wire.jobs import Ref
 
 def job_service(world: World) -> JobService:
     """Return the job part of a broker."""
-    return world.server.broker._office
+    return world.server.broker.jobs
 
 
 def peer_of(world: World, name: str) -> JobPeer:
     """Return the part that a connected client takes in jobs."""
-    link = world.server.broker._admission.sessions[name].link
+    link = world.server.broker.sessions[name].link
     assert link is not None
     assert link.party is not None
     return link.party

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.broker.jobs.driver import KEEP_S, SchedulerDriver
 
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import job_table
 from godwit.broker.jobs.job_table import DirtyJobs, job_from_row, job_row, task_row
 from godwit.broker.jobs.model import Job, JobTask
 from godwit.broker.jobs.queue import JobQueue
+from godwit.broker.ports import RequestFailure
 from godwit.wire import changes as ch
 from godwit.wire.control_base import Code
 from godwit.wire.jobs import JobSpec

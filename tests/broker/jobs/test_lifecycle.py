@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tests.broker.jobs.driver import LEASE_S, SchedulerDriver, holders
 
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs import job_table, lifecycle
 from godwit.broker.jobs import scheduler as schedulers
 from godwit.broker.jobs.lifecycle import DEADLINE_PASSED
 from godwit.broker.jobs.scheduler import Scheduler
+from godwit.broker.ports import RequestFailure
 from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, SETTLE_S
 from godwit.wire.control_base import Code
 

@@ -10,14 +10,16 @@ from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import START_US, World
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.effects import Effect, Open, Send
+from godwit.broker.effects import Effect
 from godwit.broker.jobs import job_table, notifier, work_channel
 from godwit.broker.jobs.model import Job
 from godwit.broker.jobs.queue import JobQueue
 from godwit.broker.jobs.work_channel import OutgoingWorkChannel, SubmitResult, job_name, job_peer
-from godwit.broker.session import Link, Session
+from godwit.broker.session import Session
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
+from godwit.native.effects import OpenChannel, SendRecord
+from godwit.native.peer import NativePeer
 from godwit.transport.connection import Connection
 from godwit.wire import control as c
 from godwit.wire import jobs as j
@@ -32,11 +34,11 @@ from godwit.wire.work import LeasedTask, LeaseGroup, RevokeGroup, decode_from_br
 REVOKE = RevokeGroup(tasks=[(1, 0, 1)])
 
 
-def make_link() -> Link:
-    return Link(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
+def make_link() -> NativePeer:
+    return NativePeer(cast(Connection, object()), "192.0.2.1:1", START_US, 1000)
 
 
-def make_channel() -> tuple[OutgoingWorkChannel, list[Effect], Link]:
+def make_channel() -> tuple[OutgoingWorkChannel, list[Effect], NativePeer]:
     link = make_link()
     effects: list[Effect] = []
     return OutgoingWorkChannel(link, effects), effects, link
@@ -50,10 +52,10 @@ def test_it_is_opened_with_the_first_group() -> None:
     made.send(REVOKE)
     assert made.channel == 3
     opened, first, *groups = effects
-    assert opened == Open(link.connection, 3)
-    assert isinstance(first, Send)
+    assert opened == OpenChannel(link.connection, 3)
+    assert isinstance(first, SendRecord)
     assert decode_control(first.body) == Work()
-    assert [decode_from_broker(group.body)[0] for group in groups if isinstance(group, Send)] == [REVOKE] * 2
+    assert [decode_from_broker(group.body)[0] for group in groups if isinstance(group, SendRecord)] == [REVOKE] * 2
     assert link.take_channel() == 4
 
 
@@ -77,7 +79,7 @@ def test_small_records_cost_something_too() -> None:
     made, effects, _ = make_channel()
     while made.has_room:
         made.send(REVOKE)
-    sent = [effect for effect in effects if isinstance(effect, Send)]
+    sent = [effect for effect in effects if isinstance(effect, SendRecord)]
     cost_bytes = sum(len(effect.body) + RECORD_COST_BYTES for effect in sent)
     assert WORK_WINDOW_BYTES <= cost_bytes < WORK_WINDOW_BYTES + 1000
     made.handle_confirm(len(sent) - 1)

@@ -12,17 +12,18 @@ import msgspec
 import pytest
 from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, STALE, client, messages, run
 
-from godwit.broker import commits
+from godwit.broker import append_queue
 from godwit.broker.admission import Admission
 from godwit.broker.delivery import Delivery
-from godwit.broker.effects import Append, Confirm, Send
-from godwit.broker.feed import Feed
+from godwit.broker.effects import Append
 from godwit.broker.identities import Identities
-from godwit.broker.lane import Lane
+from godwit.broker.subscription import BrokerSubscription
 from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
 from godwit.impairment import LinkSettings
 from godwit.limits import KIB
+from godwit.native.effects import ConfirmRecord, SendRecord
+from godwit.native.subscriber_channel import SubscriberChannel
 from godwit.server.server import Server
 from godwit.wire.control import Gap
 from godwit_sim.checkers import ViolationError
@@ -135,19 +136,19 @@ class Spoils(Server):
 
     count = 0
 
-    def _send(self, effect: Send) -> None:
+    def _send(self, effect: SendRecord) -> None:
         self.count += effect.channel > 0 and effect.reliable
         if self.count == 10 and effect.channel and effect.reliable:
             self.count += 1
             effect = self.spoil(effect)
         super()._send(effect)
 
-    def spoil(self, effect: Send) -> Send:
+    def spoil(self, effect: SendRecord) -> SendRecord:
         return msgspec.structs.replace(effect, body=effect.body[:-1] + bytes((effect.body[-1] ^ 1,)))
 
 
 class TellsTooMany(Server):
-    def _confirm(self, effect: Confirm) -> None:
+    def _confirm(self, effect: ConfirmRecord) -> None:
         super()._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
 
 
@@ -218,7 +219,7 @@ def silent(say: Callable[..., int]) -> Callable[..., int]:
 def belittled(say: Callable[..., int]) -> Callable[..., int]:
     """Gaps are told too small."""
 
-    def wrong(lane: Lane, message: Any, *offsets: int) -> int:
+    def wrong(lane: SubscriberChannel, message: Any, *offsets: int) -> int:
         if isinstance(message, Gap):
             message = msgspec.structs.replace(message, count=message.count - 1)
         return say(lane, message, *offsets)
@@ -276,9 +277,15 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(passed over|waits for offsets)"),
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
-        (SLOW, Lane, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (SLOW, Lane, "say", belittled, "stream: .*told"),
-        (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that is gone was for it"),
+        (SLOW, SubscriberChannel, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
+        (SLOW, SubscriberChannel, "say", belittled, "stream: .*told"),
+        (
+            STALE,
+            BrokerSubscription,
+            "is_resumed_from",
+            lambda _: lambda *_: False,
+            "stream: .*none that is gone was for it",
+        ),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
         (PLAN, ClientProtocol, "next_timer", lambda _: nothing, "timers: "),
     ],

@@ -15,15 +15,15 @@ from msgspec.structs import replace as replace_struct
 from tests.sim.worlds.broker_scene import PLAN, READER, SENDER, client
 from tests.sim.worlds.durable_scene import HastyStore, SplitStore, opener_of
 
-from godwit.broker import catching_up
+from godwit.broker import delivery
 from godwit.broker.admission import Admission
+from godwit.broker.append_queue import AppendQueue
 from godwit.broker.catalogue import Catalogue
-from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.identities import Identities
-from godwit.broker.journal import Journal
-from godwit.broker.quiet import QuietSubscriptions
-from godwit.broker.subscribing import Subscribing
+from godwit.broker.subscription import QuietSubscriptions
+from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.client.subscription import Subscription
 from godwit.errors import LogDamagedError
 from godwit.server.server import Server
@@ -205,7 +205,7 @@ def test_copies_that_are_put_back() -> None:
 @pytest.mark.parametrize(
     ("where", "name", "wrong", "text"),
     [
-        (Subscribing, "_known_below", nothing, "stream: .*it was not told|refused: .*does not exist"),
+        (SubscriptionRequests, "_known_below", nothing, "stream: .*it was not told|refused: .*does not exist"),
         (SqliteStore, "epochs", [Epoch(b"the same", 0)], "stream: .*(it was not told|behind offset)|refused: "),
         (Subscription, "_compare", nothing, "stream: .*it was not told|liveness: "),
     ],
@@ -266,14 +266,14 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
 # -- planted faults: a broker that breaks its word --------------------------------------------------------------------
 
 
-RESTORE = Subscribing.restore
+RESTORE = SubscriptionRequests.restore
 
 
 def no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def unsettled(self: Subscribing, session: Any, kept: SubscriptionRow) -> None:
+def unsettled(self: SubscriptionRequests, session: Any, kept: SubscriptionRow) -> None:
     """Begins where its row stood when it was written, as 0.5.0 did."""
     RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 
@@ -296,13 +296,13 @@ def rots(seed: int) -> DurablePlan:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (storm, Journal, "identity", nothing, "log: .*already"),
+        (storm, DirtyState, "identity", nothing, "log: .*already"),
         (storm, Identities, "restore", nothing, "log: .*already"),
         (fails, Identities, "rewind", nothing, "log: .*is not in the log"),
-        (storm, Journal, "feed", no, "restart: .*cursor .* is gone|session: .*resumed=False"),
-        (storm, Journal, "session", no, "session: .*resumed=False|will: |liveness: .*will"),
+        (storm, DirtyState, "feed", no, "restart: .*cursor .* is gone|session: .*resumed=False"),
+        (storm, DirtyState, "session", no, "session: .*resumed=False|will: |liveness: .*will"),
         (storm, Admission, "restore", nothing, "session: .*resumed=False|will: |liveness: .*will"),
-        (storm, Commits, "_retained", lambda *_: [], "restart: .*by the log it is"),
+        (storm, AppendQueue, "_retained", lambda *_: [], "restart: .*by the log it is"),
         (storm, Catalogue, "keep", nothing, "liveness: .*is retained|retained: "),
         (
             storm,
@@ -311,7 +311,7 @@ def rots(seed: int) -> DurablePlan:
             nothing,
             "restart: .*passes over offset",
         ),
-        (trims, Subscribing, "restore", unsettled, "stream: .*none that is gone was for it"),
+        (trims, SubscriptionRequests, "restore", unsettled, "stream: .*none that is gone was for it"),
         (trims, Delivery, "on_losing", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
         (rots, catching_up, "_pass_damage", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
     ],

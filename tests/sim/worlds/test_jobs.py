@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, storm, worker
 
-from godwit.broker.commits import Commits
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.jobs import job_table, lifecycle
 from godwit.broker.jobs.dispatch import Dispatcher
 from godwit.broker.jobs.job_table import JobTable
 from godwit.broker.jobs.lifecycle import JobLifecycle
 from godwit.broker.jobs.queue import JobQueue
 from godwit.broker.jobs.scheduler import Scheduler, WorkerPool
-from godwit.broker.journal import Journal
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
 from godwit_sim.checkers import ViolationError
@@ -302,7 +302,7 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = JobLifecycle.fai
         (mixed, JobQueue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
         (restarts, JobTable, "add", forgets_keys, "chronicle: submitted .*the key is that of"),
         (storm, Scheduler, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
-        (slow, Commits, "wait", says_at_once, "told: .*not safe"),
+        (slow, AppendQueue, "wait", says_at_once, "told: .*not safe"),
         (slow, WorkerPool, "renew_leases", nothing, "chronicle: lost .*was heard in time"),
         (fails, lifecycle, "_MAX_RETRY_DELAY_MS", 0, "chronicle: leased .*it was to wait until"),
         (fails, JobLifecycle, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
@@ -312,7 +312,7 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = JobLifecycle.fai
         (vanishes, WorkerPool, "handle_lease_timer", nothing, "liveness: .*has not ended"),
         (waits, JobLifecycle, "settle_queue", nothing, "liveness: .*has not ended"),
         (cancels, JobLifecycle, "cancel", nothing, "told: .*is over"),
-        (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
+        (storm, DirtyState, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
         (storm, client_jobs.JobTracker, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],

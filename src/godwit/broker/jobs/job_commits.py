@@ -18,11 +18,11 @@ from typing import Final, Protocol
 
 import msgspec
 
-from godwit.broker.catalogue import BROKER_NAME, JOBS, Catalogue, Names
-from godwit.broker.commits import Commits, Fate, Pending
+from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
+from godwit.broker.catalogue import BROKER_NAME, JOBS, Catalogue, PublisherNumbers
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobEvent, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
-from godwit.broker.journal import Journal
 from godwit.wire.batch import LONE, QOS_SHIFT, Entry
 
 MESSAGES_PER_BATCH: Final = 1024
@@ -33,7 +33,7 @@ _encode: Final = msgspec.json.Encoder().encode
 class JobEventPublisher:
     """Publishes job events as messages on `$jobs/<kind>`, in the same append as the changes themselves."""
 
-    def __init__(self, catalogue: Catalogue, names: Names, commits: Commits) -> None:
+    def __init__(self, catalogue: Catalogue, names: PublisherNumbers, commits: AppendQueue) -> None:
         self._catalogue = catalogue
         self._commits = commits
         self._number = names.number(BROKER_NAME)
@@ -51,7 +51,7 @@ class JobEventPublisher:
             topic.payload_bytes += sum(map(len, payloads))
             topic.last_us = now_us
             # After a failed append, JobCommits publishes them again, except for events of discarded jobs.
-            self._commits.fresh.append(Pending(None, topic, self._number, 0, 0, entries, Fate.DROPPED))
+            self._commits.fresh.append(Pending(None, topic, self._number, 0, 0, entries, OnFailure.DROPPED))
 
 
 def _batch_entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:
@@ -145,8 +145,8 @@ class JobCommits:
     def __init__(
         self,
         scheduler: Scheduler,
-        journal: Journal,
-        commits: Commits,
+        journal: DirtyState,
+        commits: AppendQueue,
         publisher: JobEventPublisher,
         listener: JobListener,
         unstored: dict[Job | JobTask, int],

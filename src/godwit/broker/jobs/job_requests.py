@@ -11,13 +11,14 @@ from typing import Final
 
 from godwit.broker.catalogue import JOBS, Catalogue
 from godwit.broker.effects import Effect, Notice
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.lifecycle import require_valid_kind
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask
 from godwit.broker.jobs.notifier import MAX_WATCHED, JobNotifier
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.jobs.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_name, job_peer
-from godwit.broker.session import Link, Session
+from godwit.broker.ports import RequestFailure
+from godwit.broker.session import Session
+from godwit.native.peer import NativePeer
 from godwit.wire import jobs as wire
 from godwit.wire.control_base import Code
 
@@ -56,7 +57,9 @@ class JobRequests:
         self._activity = activity
         self._effects = effects
 
-    def volunteer(self, link: Link, session: Session, request: wire.Volunteer, now_us: int) -> wire.VolunteerReply:
+    def volunteer(
+        self, link: NativePeer, session: Session, request: wire.Volunteer, now_us: int
+    ) -> wire.VolunteerReply:
         """Set the kinds of work and the capacity of a worker."""
         settings = self._catalogue.settings
         kinds = tuple(dict.fromkeys(request.kinds))
@@ -91,7 +94,7 @@ class JobRequests:
         else:
             self._effects.append(Notice("withdrew", f"{name} withdrew: it takes no more tasks", fields))
 
-    def watch(self, link: Link, session: Session, request: wire.WatchJobs) -> wire.WatchReply:
+    def watch(self, link: NativePeer, session: Session, request: wire.WatchJobs) -> wire.WatchReply:
         """Send a client the present state of jobs, and all later changes."""
         peer = job_peer(link, session, self._effects)
         unknown: list[int] = []
@@ -106,7 +109,7 @@ class JobRequests:
             self._notifier.send_all(peer, job)
         return wire.WatchReply(request=request.request, unknown=unknown)
 
-    def unwatch(self, link: Link, request: wire.UnwatchJobs) -> None:
+    def unwatch(self, link: NativePeer, request: wire.UnwatchJobs) -> None:
         """Send a client no more changes of jobs."""
         peer = link.party
         if peer is not None:

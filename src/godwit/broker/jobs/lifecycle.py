@@ -9,7 +9,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from godwit.broker.failure import RequestFailure
 from godwit.broker.jobs.dispatch import Dispatcher, JobTimers, TimerOwner
 from godwit.broker.jobs.job_table import JobTable
 from godwit.broker.jobs.model import (
@@ -25,6 +24,7 @@ from godwit.broker.jobs.model import (
     TurnOutput,
 )
 from godwit.broker.jobs.queue import JobQueue
+from godwit.broker.ports import RequestFailure
 from godwit.broker.topics import check_kind
 from godwit.errors import BadKindError
 from godwit.limits import (

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final
 
-from godwit.broker.effects import Consume, Effect, Send
+from godwit.broker.effects import Effect
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask
 from godwit.broker.jobs.work_channel import AllTasks, JobPeer
 from godwit.limits import (
@@ -27,6 +27,7 @@ from godwit.limits import (
     MAX_WATCHED_AT_ONCE,
     MAX_WORK_HEAD_BYTES,
 )
+from godwit.native.effects import ReturnCredit, SendRecord
 from godwit.wire.control import encode_control
 from godwit.wire.jobs import UNASKED, JobState, Ref, WatchReply
 from godwit.wire.work import (
@@ -205,7 +206,7 @@ class JobNotifier:
             self.unwatch(peer, number)
         for at in range(0, len(numbers), MAX_WATCHED_AT_ONCE):
             notice = WatchReply(request=UNASKED, unknown=numbers[at : at + MAX_WATCHED_AT_ONCE])
-            self._effects.append(Send(peer.link.connection, 0, encode_control(notice)))
+            self._effects.append(SendRecord(peer.link.connection, 0, encode_control(notice)))
 
     def remove_peer(self, peer: JobPeer) -> None:
         """Forget a closed connection."""
@@ -267,7 +268,7 @@ class JobNotifier:
         if peer.credit_due and not peer.replies and not peer.revokes:
             connection = peer.link.connection
             for body_bytes in peer.credit_due:
-                self._effects.append(Consume(connection, peer.channel, body_bytes))
+                self._effects.append(ReturnCredit(connection, peer.channel, body_bytes))
             peer.credit_due.clear()
 
     def _send_updates(self, peer: JobPeer) -> None:

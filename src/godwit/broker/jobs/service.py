@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from godwit.broker.catalogue import Catalogue, Names
-from godwit.broker.commits import Commits
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.catalogue import Catalogue, PublisherNumbers
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.jobs.job_commits import JobCommits, JobEventPublisher
 from godwit.broker.jobs.job_requests import JobRequests
@@ -21,9 +22,9 @@ from godwit.broker.jobs.model import Job, JobActivity, JobTask
 from godwit.broker.jobs.notifier import JobNotifier
 from godwit.broker.jobs.scheduler import Scheduler
 from godwit.broker.jobs.work_channel import JobPeer, WorkReceiver, job_name, job_peer
-from godwit.broker.journal import Journal
-from godwit.broker.session import Link, Session
+from godwit.broker.session import Session
 from godwit.errors import DecodeError
+from godwit.native.peer import NativePeer
 from godwit.wire.changes import StoredState
 
 
@@ -31,7 +32,12 @@ class JobService:
     """Connects the scheduler with the log and with the clients' connections."""
 
     def __init__(
-        self, catalogue: Catalogue, names: Names, journal: Journal, commits: Commits, effects: list[Effect]
+        self,
+        catalogue: Catalogue,
+        names: PublisherNumbers,
+        journal: DirtyState,
+        commits: AppendQueue,
+        effects: list[Effect],
     ) -> None:
         self.activity = activity = JobActivity()
         """The broker skips finish_turn and send_output while `activity.is_active` is False."""
@@ -62,7 +68,7 @@ class JobService:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def handle_open(self, link: Link, session: Session, channel: int) -> None:
+    def handle_open(self, link: NativePeer, session: Session, channel: int) -> None:
         """Handle a new work channel of a client. DecodeError if it has one already."""
         peer = job_peer(link, session, self._effects)
         if peer.channel:
@@ -82,7 +88,7 @@ class JobService:
             self._scheduler.replace_instance(name, session.instance, now_us)
             self.activity.mark_dirty()
 
-    def handle_disconnect(self, link: Link, now_us: int) -> None:
+    def handle_disconnect(self, link: NativePeer, now_us: int) -> None:
         """Handle the end of a connection. A worker that has not left may come back to its tasks."""
         peer, link.party = link.party, None
         if peer is None:
@@ -103,7 +109,7 @@ class JobService:
             self._scheduler.leave(name, now_us)
             self.activity.mark_dirty()
 
-    def handle_settings(self, links: Iterable[Link], now_us: int) -> None:
+    def handle_settings(self, links: Iterable[NativePeer], now_us: int) -> None:
         """Apply new settings: clients that lost a right lose leases and updates. Submitted jobs are not affected."""
         settings = self._catalogue.settings
         self._scheduler.change_settings(lease_us=int(settings.lease_s * 1e6), keep_us=int(settings.job_keep_s * 1e6))

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from godwit.broker.catalogue import JOBS, Catalogue, TooManyTopicsError
-from godwit.broker.effects import Confirm, Effect, Open, Send
-from godwit.broker.failure import RequestFailure
+from godwit.broker.effects import Effect
 from godwit.broker.jobs.job_commits import JobCommits
 from godwit.broker.jobs.model import Job, JobActivity, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
-from godwit.broker.session import Link, Session, made_name
+from godwit.broker.ports import RequestFailure
+from godwit.broker.session import Session, made_name
 from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
+from godwit.native.effects import ConfirmRecord, OpenChannel, SendRecord
+from godwit.native.peer import NativePeer
 from godwit.transport.events import Received
 from godwit.wire.control import Work, encode_control
 from godwit.wire.control_base import Code
@@ -50,7 +52,7 @@ class OutgoingWorkChannel:
 
     __slots__ = ("_effects", "_link", "_next_record", "_unconfirmed", "_unconfirmed_bytes", "channel")
 
-    def __init__(self, link: Link, effects: list[Effect]) -> None:
+    def __init__(self, link: NativePeer, effects: list[Effect]) -> None:
         self.channel = 0
         """Its number; 0 before it is opened."""
         self._link = link
@@ -70,12 +72,12 @@ class OutgoingWorkChannel:
         body = encode_group(group, payloads)
         if not self.channel:
             self.channel = self._link.take_channel()
-            self._effects.append(Open(self._link.connection, self.channel))
+            self._effects.append(OpenChannel(self._link.connection, self.channel))
             self._send(_OPENING)
         self._send(body)
 
     def _send(self, body: bytes) -> None:
-        self._effects.append(Send(self._link.connection, self.channel, body))
+        self._effects.append(SendRecord(self._link.connection, self.channel, body))
         size_bytes = len(body) + RECORD_COST_BYTES
         self._unconfirmed.append((self._next_record, size_bytes))
         self._unconfirmed_bytes += size_bytes
@@ -127,7 +129,7 @@ class JobPeer:
         "name", "records", "replies", "revokes", "session", "updates", "watched", "work_channel",
     )  # fmt: skip
 
-    def __init__(self, link: Link, session: Session, effects: list[Effect]) -> None:
+    def __init__(self, link: NativePeer, session: Session, effects: list[Effect]) -> None:
         self.link = link
         self.session = session
         self.name = job_name(session)
@@ -162,7 +164,7 @@ def job_name(session: Session) -> str:
     return session.name if session.is_remembered else made_name(session.instance)
 
 
-def job_peer(link: Link, session: Session, effects: list[Effect]) -> JobPeer:
+def job_peer(link: NativePeer, session: Session, effects: list[Effect]) -> JobPeer:
     """Return the JobPeer of a connection; create it if necessary."""
     peer = link.party
     if peer is None:
@@ -306,7 +308,7 @@ class WorkReceiver:
                 if last.results:
                     self._reply(peer, last)
             if last is not None:
-                self._effects.append(Confirm(peer.link.connection, peer.channel, last.record, 0, -1))
+                self._effects.append(ConfirmRecord(peer.link.connection, peer.channel, last.record, 0, -1))
                 self._notifier.mark_dirty(peer)
             if not records:
                 del self._waiting[peer]

@@ -13,6 +13,7 @@ from godwit.broker.session import Session
 from godwit.broker.subscription import BrokerSubscription
 from godwit.wire import changes as ch
 from godwit.wire import control as c
+from godwit.wire.jobs import JobSpec
 
 WILL = c.Will(topic="state", payload=b"gone")
 KEY = ("alice", "till", "orders")
@@ -152,7 +153,7 @@ def test_newer_marks_count_for_more_than_those_that_are_put_back() -> None:
 
 def test_jobs_are_written_put_back_and_forgotten() -> None:
     journal = DirtyState({}, is_durable=True)
-    job = Job(7, "ann", "k", JobQueue("resize"), b"payload", 1, 0, 0, 0, None, 0, 0, None)
+    job = Job(7, "ann", JobSpec(key="k", of_kind="resize"), JobQueue("resize"), b"payload", 0)
     journal.work([job], job.tasks, [3], 8)
     changes, marks = journal.take(0)
     assert [type(change) for change in changes] == [ch.NextJobRow, ch.JobRow, ch.JobPayloadRow, ch.JobDeleted]

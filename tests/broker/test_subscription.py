@@ -117,7 +117,7 @@ class QuietWorld(DurableWorld):
     def forget_below(self, floor: int) -> None:
         """Retention deletes the oldest messages."""
         entries = [one for one in self.keeping.read(0, 2**40).entries if one[0] < floor]
-        self.keeping._forget(sum(offset < floor for offset in self.keeping._offsets))
+        self.keeping._drop_before(sum(offset < floor for offset in self.keeping._offsets))
         self.feed(Losing(entries, floor))
         self.run()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from godwit.broker.broker import Broker
 from godwit.broker.effects import Append, BrokerEvent, Locate, Read
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Change, Entry, Slice
-from godwit.transport.events import ConnectionState
 
 PATIENCE_S = 20.0
 
@@ -28,26 +28,25 @@ def append(*counts: int) -> Append:
 
 
 class Asker:
-    """A client: its connection and its link in one, as far as a log looks at them."""
+    """A client, as far as a log looks at it."""
 
     def __init__(self) -> None:
-        self.connection: Any = self
-        self.state = ConnectionState.OPEN
+        self.is_open = True
 
     def read(self, offset: int, max_bytes: int = 100_000) -> Read:
         """For a subscription of its own, which waits for the answer."""
-        feed: Any = _Feed(self)
-        question = feed.reading = Read(feed, offset, max_bytes)
+        subscription: Any = _Subscription(self)
+        question = subscription.reading = Read(subscription, offset, max_bytes)
         return question
 
     def locate(self, time_us: int) -> Locate:
-        request: Any = None
-        return Locate(self.connection, request, time_us)
+        lookup: Any = SimpleNamespace(peer=self)
+        return Locate(lookup, time_us)
 
 
-class _Feed:
-    def __init__(self, link: Asker) -> None:
-        self.link: Asker | None = link
+class _Subscription:
+    def __init__(self, peer: Asker) -> None:
+        self.peer: Asker | None = peer
         self.reading: Read | None = None
 
 

@@ -15,7 +15,6 @@ from godwit.net import durable_log
 from godwit.net.durable_log import READS_A_TURN, FairQueue, ThreadedLog
 from godwit.net.log_writer import TRUNCATE_BYTES
 from godwit.store.port import Slice
-from godwit.transport.events import ConnectionState
 from godwit.wire.changes import StoredState
 
 FULL = DiskError("the disk is full: make room")
@@ -161,7 +160,7 @@ def test_reads_do_not_wait_for_a_commit(slow: World) -> None:
     log.read(question)
     log.locate(lookup, 5)
     slow.work_until(2)
-    assert slow.broker.told == [Found(question, [], 0), Located(lookup.connection, lookup.request, 0)]
+    assert slow.broker.told == [Found(question, [], 0), Located(lookup, 0)]
 
 
 def test_reads_are_handed_over_a_few_at_a_time(world: World) -> None:
@@ -220,13 +219,13 @@ def test_an_answer_that_is_not_needed_any_more_is_not_looked_up(world: World) ->
     while not world.reader.reads:
         threading.Event().wait(0.001)
     gone, elsewhere, closed, early = Asker().read(1), Asker().read(2), Asker().locate(3), Asker().read(4)
-    early.feed.link = None  # before the log knows of it
+    early.subscription.peer = None  # before the log knows of it
     for question in (gone, elsewhere, early):
         world.log.read(question)
     world.log.locate(closed, 5)
-    gone.feed.link = None
-    elsewhere.feed.reading = read(9)
-    closed.connection.state = ConnectionState.CLOSING
+    gone.subscription.peer = None
+    elsewhere.subscription.reading = read(9)
+    closed.lookup.peer.is_open = False
     last = read(5)
     world.log.read(last)
     world.reader.may_read.set()
@@ -242,7 +241,7 @@ def test_a_read_that_is_not_needed_any_more_is_not_repeated(world: World, monkey
     hopeless = read(1)
     world.log.read(hopeless)
     world.work_until(1)
-    hopeless.feed.link = None
+    hopeless.subscription.peer = None
     last = read(2)
     world.log.read(last)
     while 2 not in world.reader.reads:

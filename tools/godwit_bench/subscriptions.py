@@ -178,7 +178,7 @@ class Hall:
 
     def add_others(self, count: int) -> None:
         """Straight into the broker, past the transport: it is the broker's books that are to be full."""
-        broker = self.server.broker
+        broker, native = self.server.broker, self.server.native
         dialer = Endpoint(EndpointConfig(), entropy=os.urandom)
         now_us = int(self.now * 1e6) + time.time_ns() // 1000
         connection: Connection | None = None
@@ -186,12 +186,12 @@ class Hall:
             now_us += 1000  # no faster than a client may ask
             if connection is None or number % OF_ONE_CLIENT == 0:
                 connection = dialer.connect(_SERVER, 0.0)
-                broker.handle(Connected(connection, b""), now_us)
+                native.handle(Connected(connection, b""), now_us)
                 login = Login(request=0, name=f"other-{number}", instance=os.urandom(16))
-                broker.handle(Received(connection, 0, 0, encode_control(login)), now_us)
+                native.handle(Received(connection, 0, 0, encode_control(login)), now_us)
             request = Subscribe(request=number, subscription=number, filters=[pattern])
-            broker.handle(Received(connection, 0, 1, encode_control(request)), now_us)
-            for effect in broker.effects():
+            native.handle(Received(connection, 0, 1, encode_control(request)), now_us)
+            for effect in broker.end_turn():
                 if isinstance(effect, OpenChannel):
-                    broker.handle(ChannelConfirmed(connection, effect.channel, 0, 0), now_us)
+                    native.handle(ChannelConfirmed(connection, effect.channel, 0, 0), now_us)
         self.server.set_wall_clock(self.now, now_us)

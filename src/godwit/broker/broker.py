@@ -11,7 +11,7 @@ Times are microseconds since the epoch and never go backwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from godwit.broker.administration import Administration, ListQueue
@@ -108,6 +108,7 @@ class Broker:
         self._started_us = now_us
         self._broker_number = numbers.number(BROKER_NAME)
         self._published_figures: dict[str, str] = {}
+        self._figure_sources: list[Callable[[], Mapping[str, int]]] = []
         self._handlers: dict[type[Any], Callable[[Any, int], None]] = {
             Committed: queue.on_committed,
             Failed: queue.on_failed,
@@ -315,6 +316,10 @@ class Broker:
         """Return whether a subscription, also an absent one, will miss something when the log begins at this offset."""
         return self._delivery.needs_below(floor)
 
+    def add_figures(self, source: Callable[[], Mapping[str, int]]) -> None:
+        """Publish further figures on `$sys`: those that `source` returns, each time the figures are collected."""
+        self._figure_sources.append(source)
+
     def figures(self) -> dict[str, int | str]:
         """Return the figures that are published under `$sys/`."""
         delivery = self._delivery
@@ -333,6 +338,7 @@ class Broker:
             "log/first_offset": delivery.first_offset,
             "log/next_offset": delivery.next_offset,
             **self.jobs.figures(),
+            **{name: figure for source in self._figure_sources for name, figure in source().items()},
         }
 
     def _publish_figures(self, now_us: int) -> None:

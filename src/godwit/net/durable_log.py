@@ -31,8 +31,6 @@ from godwit.store.port import Slice
 from godwit.store.reader import LogReader
 from godwit.store.retention import Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
-from godwit.transport.connection import Connection
-from godwit.transport.events import ConnectionState
 from godwit.wire.changes import StoredState
 
 READS_A_TURN: Final = 4
@@ -234,7 +232,7 @@ class _ReaderThread:
         self._thread.start()
 
     def ask(self, question: Question) -> None:
-        asker = _asker(question)
+        asker = question.peer
         if asker is not None:
             self._questions.put(asker, question)
 
@@ -252,7 +250,7 @@ class _ReaderThread:
     def _run(self) -> None:
         try:
             while (question := self._questions.get()) is not None:
-                if _asker(question) is not None:
+                if question.peer is not None:
                     self._try(question)
             self.close()
         except Exception as error:  # the writer must be ended in any case
@@ -291,18 +289,7 @@ class _ReaderThread:
                 )
                 self._log.on_notice(Notice("warning", text + "Run `godwit log verify` to find all damage"))
             return Found(question, found.entries, found.next_offset, found.damaged)
-        return Located(question.connection, question.request, self._reader.offset_at(question.time_us))
-
-
-def _asker(question: Question) -> Connection | None:
-    """Return the connection that asks, or None if the answer is not needed any more.
-
-    The reader's thread reads state that the loop's thread changes. At worst it looks up a result that is dropped then.
-    """
-    if isinstance(question, Locate):
-        return question.connection if question.connection.state is ConnectionState.OPEN else None
-    link = question.feed.link
-    return link.connection if link is not None and question.feed.reading is question else None
+        return Located(question, self._reader.offset_at(question.time_us))
 
 
 class DurableLog:

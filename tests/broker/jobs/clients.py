@@ -22,7 +22,7 @@ def job_service(world: World) -> JobService:
 
 def peer_of(world: World, name: str) -> JobPeer:
     """Return the part that a connected client takes in jobs."""
-    link = world.server.broker.sessions[name].link
+    link = world.server.broker.sessions[name].peer
     assert link is not None
     assert link.party is not None
     return link.party

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, STALE, client, messages, run
 
-from godwit.broker import append_queue
 from godwit.broker.admission import Admission
+from godwit.broker.catalogue import Catalogue
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Append
 from godwit.broker.identities import Identities
@@ -23,9 +23,8 @@ from godwit.client.subscription import Subscription
 from godwit.impairment import LinkSettings
 from godwit.limits import KIB
 from godwit.native.effects import ConfirmRecord, SendRecord
-from godwit.native.subscriber_channel import SubscriberChannel
+from godwit.native.subscriber_channel import NativeOutbound
 from godwit.server.server import Server
-from godwit.wire.control import Gap
 from godwit_sim.checkers import ViolationError
 from godwit_sim.trace import Trace
 from godwit_sim.worlds import WORLDS, run_seed
@@ -136,20 +135,28 @@ class Spoils(Server):
 
     count = 0
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._apply[SendRecord] = self._send
+
     def _send(self, effect: SendRecord) -> None:
         self.count += effect.channel > 0 and effect.reliable
         if self.count == 10 and effect.channel and effect.reliable:
             self.count += 1
             effect = self.spoil(effect)
-        super()._send(effect)
+        self.native._send(effect)
 
     def spoil(self, effect: SendRecord) -> SendRecord:
         return msgspec.structs.replace(effect, body=effect.body[:-1] + bytes((effect.body[-1] ^ 1,)))
 
 
 class TellsTooMany(Server):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._apply[ConfirmRecord] = self._confirm
+
     def _confirm(self, effect: ConfirmRecord) -> None:
-        super()._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
+        self.native._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
 
 
 class ConfirmsWhatItLoses(Server):
@@ -169,15 +176,15 @@ class Leaks(Server):
 
 
 class Raises(Server):
-    def turn(self) -> Any:
+    def run_turn(self) -> Any:
         raise ZeroDivisionError("on purpose")
 
 
 class Sleeps(Server):
     """Does nothing more after a while."""
 
-    def turn(self) -> Any:
-        return super().turn() if self._now < 6.0 else []
+    def run_turn(self) -> Any:
+        return super().run_turn() if self._now < 6.0 else []
 
 
 @pytest.mark.parametrize(
@@ -211,20 +218,14 @@ def nothing(*_: Any, **__: Any) -> None:
     """Forgets to do it."""
 
 
-def silent(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are not told."""
-    return lambda lane, message, *offsets: 0 if isinstance(message, Gap) else say(lane, message, *offsets)
+def silent(_: Callable[..., None]) -> Callable[..., None]:
+    """Gaps are not reported."""
+    return nothing
 
 
-def belittled(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are told too small."""
-
-    def wrong(lane: SubscriberChannel, message: Any, *offsets: int) -> int:
-        if isinstance(message, Gap):
-            message = msgspec.structs.replace(message, count=message.count - 1)
-        return say(lane, message, *offsets)
-
-    return wrong
+def belittled(gap: Callable[..., None]) -> Callable[..., None]:
+    """Gaps are reported too small."""
+    return lambda self, count, next_offset: gap(self, count - 1, next_offset)
 
 
 def early(on_gone: Callable[..., None]) -> Callable[..., None]:
@@ -272,13 +273,13 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (PLAN, commits, "retain", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
+        (PLAN, Catalogue, "retain_last", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(passed over|waits for offsets)"),
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
-        (SLOW, SubscriberChannel, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (SLOW, SubscriberChannel, "say", belittled, "stream: .*told"),
+        (SLOW, NativeOutbound, "gap", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
+        (SLOW, NativeOutbound, "gap", belittled, "stream: .*told"),
         (
             STALE,
             BrokerSubscription,

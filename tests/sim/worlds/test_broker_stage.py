@@ -87,5 +87,5 @@ def test_the_roster_hears_what_the_broker_hears() -> None:
     books, server, _ = serve(1)
     connection: Any = type("Somebody", (), {"peer_address": ("a", 1)})()
     server.listeners[0].endpoint._events.append(Connected(connection, b""))
-    server.turn()
+    server.run_turn()
     assert [seat.connection for seat in books.roster.seats] == [connection]

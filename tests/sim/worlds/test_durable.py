@@ -299,11 +299,11 @@ def rots(seed: int) -> DurablePlan:
         (storm, DirtyState, "identity", nothing, "log: .*already"),
         (storm, Identities, "restore", nothing, "log: .*already"),
         (fails, Identities, "rewind", nothing, "log: .*is not in the log"),
-        (storm, DirtyState, "feed", no, "restart: .*cursor .* is gone|session: .*resumed=False"),
+        (storm, DirtyState, "subscription", no, "restart: .*cursor .* is gone|session: .*resumed=False"),
         (storm, DirtyState, "session", no, "session: .*resumed=False|will: |liveness: .*will"),
         (storm, Admission, "restore", nothing, "session: .*resumed=False|will: |liveness: .*will"),
         (storm, AppendQueue, "_retained", lambda *_: [], "restart: .*by the log it is"),
-        (storm, Catalogue, "keep", nothing, "liveness: .*is retained|retained: "),
+        (storm, Catalogue, "retain", nothing, "liveness: .*is retained|retained: "),
         (
             storm,
             QuietSubscriptions,
@@ -313,7 +313,7 @@ def rots(seed: int) -> DurablePlan:
         ),
         (trims, SubscriptionRequests, "restore", unsettled, "stream: .*none that is gone was for it"),
         (trims, Delivery, "on_losing", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (rots, catching_up, "_pass_damage", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
+        (rots, delivery, "_pass_damage", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
     ],
 )
 def test_a_broken_part_is_caught(

@@ -51,7 +51,7 @@ class JobEventPublisher:
             topic.payload_bytes += sum(map(len, payloads))
             topic.last_us = now_us
             # After a failed append, JobCommits publishes them again, except for events of discarded jobs.
-            self._commits.fresh.append(Pending(None, topic, self._number, 0, 0, entries, OnFailure.DROPPED))
+            self._commits.fresh.append(Pending(None, topic, self._number, 0, entries, OnFailure.DROPPED))
 
 
 def _batch_entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:

@@ -5,7 +5,7 @@ early, the oldest first. Limited are the number of tasks, and the bytes of paylo
 
 No controller can take all the room: its unended jobs take at most half of what those of the others leave.
 
-DirtyJobs is the part of godwit.broker.dirty_state for jobs. It refers to objects, so the row that is written shows their
+DirtyJobs is the part of godwit.broker.dirty_state for jobs. It refers to objects, so a written row shows their
 state at the end of the turn. Tasks that were never leased have no row: their number follows from the job's row.
 """
 

@@ -61,7 +61,8 @@ UNDIVIDED = "godwit.broker.jobs"
 
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
 SANS_IO = [
-    "errors", "limits", "wire", "transport", "broker", "native", "store", "server", "client", "impairment", "godwit_sim",
+    "errors", "limits", "wire", "transport", "broker", "native", "store", "server", "client", "impairment",
+    "godwit_sim",
 ]  # fmt: skip
 IMPURE: dict[str, str] = {
     "time": "a clock",

@@ -34,7 +34,7 @@ ROWS = [
         """
         native/test_subscriber_channel.py::test_labels_are_introduced_once_before_the_batches_that_use_them
         wire/test_packet.py::test_a_number_less_than_half_a_turn_away_comes_back_whole
-        transport/test_mtu.py::test_a_connection_finds_the_size_of_its_path
+        transport/test_path_mtu.py::test_a_connection_finds_the_size_of_its_path
         """,
     ),
     Row(
@@ -91,8 +91,8 @@ ROWS = [
         "R1",
         "a seeded sensor simulator with believable rooms",
         """
-        sim/test_sensors.py::test_every_fault_shows
-        sim/test_sensors.py::test_the_same_seed_gives_the_same_readings_and_faults
+        cli/test_house_sensors.py::test_every_fault_shows
+        cli/test_house_sensors.py::test_the_same_seed_gives_the_same_readings_and_faults
         cli/test_sensors.py::test_a_subscriber_gets_readings
         """,
     ),
@@ -137,7 +137,7 @@ ROWS = [
         "wished for: several subscribers for a topic, several topics for a subscriber, segmentation",
         """
         broker/test_subscriptions.py::test_many_subscribers_and_many_topics
-        transport/test_send.py::test_records_are_cut_to_the_room_and_covered_exactly
+        transport/test_send_channels.py::test_records_are_cut_to_the_room_and_covered_exactly
         transport/test_end_to_end.py::test_big_records
         """,
     ),
@@ -256,7 +256,7 @@ ROWS = [
         "handshake; acknowledgement ranges, whose gaps are the NAKs; begin and end of a transfer",
         """
         transport/test_end_to_end.py::test_a_handshake_under_heavy_loss
-        transport/test_acknowledge.py::test_tells_exactly_what_arrived
+        transport/test_acknowledgement.py::test_tells_exactly_what_arrived
         broker/test_publications.py::test_the_end_of_a_channel
         client/test_files.py::test_chunks_of_a_file
         """,
@@ -302,7 +302,7 @@ ROWS = [
         "control messages; compact acknowledgements",
         """
         wire/test_control.py::test_what_has_its_default_value_is_not_sent
-        transport/test_acknowledge.py::test_numbers_and_positions_are_truncated
+        transport/test_acknowledgement.py::test_numbers_and_positions_are_truncated
         """,
     ),
     Row(
@@ -329,17 +329,17 @@ ROWS = [
     Row(
         "R4",
         "the table of `home/bedroom/*`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_trie.py::test_the_vectors_hold_for_trie_and_tree",
+        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
     ),
     Row(
         "R4",
         "the table of `*/temperature`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_trie.py::test_the_vectors_hold_for_trie_and_tree",
+        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
     ),
     Row(
         "R4",
         "the table of `home/*/temperature`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_trie.py::test_the_vectors_hold_for_trie_and_tree",
+        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
     ),
     Row(
         "R4",
@@ -351,7 +351,7 @@ ROWS = [
         "a second subscription of the same client to the same topic changes nothing",
         """
         broker/test_subscriptions.py::test_the_same_filters_again_are_the_same_subscription
-        client/test_inbox.py::test_the_same_filters_are_the_same_subscription
+        client/test_subscriptions.py::test_the_same_filters_are_the_same_subscription
         cli/test_shell_commands.py::test_the_answers_of_the_second_reference_system
         net/test_subscription.py::test_the_same_subscription_again_is_refused
         """,
@@ -363,8 +363,8 @@ ROWS = [
         broker/test_publications.py::test_qos_0_is_forwarded_and_neither_kept_nor_confirmed
         broker/test_publications.py::test_a_confirm_says_that_the_log_has_it
         broker/test_identities.py::test_a_message_sent_again_is_confirmed_and_not_kept_twice
-        client/test_client.py::test_unconfirmed_records_are_sent_again_byte_for_byte_in_order
-        client/test_client.py::test_requests_are_answered_and_asked_again_until_then
+        client/test_protocol.py::test_unconfirmed_records_are_sent_again_byte_for_byte_in_order
+        client/test_protocol.py::test_requests_are_answered_and_asked_again_until_then
         client/test_with_server.py::test_nothing_is_lost_or_repeated_over_reconnects
         net/test_publisher.py::test_an_identity_is_recognised_after_a_crash
         net/test_client.py::test_a_restarted_broker_gets_everything_that_was_not_confirmed
@@ -406,7 +406,7 @@ ROWS = [
         broker/jobs/test_job_requests.py::test_a_volunteer_learns_its_lease_time
         broker/jobs/test_job_requests.py::test_a_client_that_withdraws_keeps_its_leases_and_gets_no_more
         broker/jobs/test_service.py::test_a_worker_that_comes_back_continues_its_tasks
-        client/test_worker.py::test_what_is_said_last_holds
+        client/test_worker.py::test_the_last_call_holds
         net/test_worker.py::test_a_worker_may_be_run_again
         net/test_worker.py::test_a_name_is_one_worker
         cli/test_worker.py::test_one_name_is_one_worker
@@ -442,7 +442,7 @@ ROWS = [
         broker/jobs/test_lifecycle.py::test_agreed_is_the_smaller_of_the_requested_and_the_present_workers
         broker/jobs/test_service.py::test_a_job_from_submission_to_result
         broker/jobs/test_work_channel.py::test_a_result_holds_the_agreed_number_of_its_turn
-        client/test_jobs.py::test_a_job_is_taken_done_and_told
+        client/test_jobs.py::test_a_job_is_accepted_done_and_reported
         net/test_client_jobs.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_the_number_of_the_job_and_of_its_workers_are_printed
         """,
@@ -466,7 +466,7 @@ ROWS = [
         broker/jobs/test_work_channel.py::test_a_failed_task_is_tried_again_until_its_retries_are_used_up
         broker/jobs/test_notifier.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
         broker/jobs/test_service.py::test_an_ended_job_is_kept_for_a_while
-        client/test_comparing.py::test_whatever_comes_each_end_is_told_once
+        client/test_jobs.py::test_each_end_is_reported_once
         net/test_jobs.py::test_all_events_are_reported_in_order
         net/test_jobs.py::test_results_come_in_the_order_of_tasks
         cli/test_job_view.py::test_results_on_standard_output_and_the_rest_beside_it

@@ -93,8 +93,8 @@ def test_a_client_that_leaves_with_work_undone_leaves_nothing_behind(end: Callab
         publisher.send(bytes(10 * KIB), place.network.now_us, False)
     place.network.run(0.5)
     between = alive()
-    assert between["Link"] == before["Link"] + 1
-    assert between["Lane"] == before["Lane"] + 4
+    assert between["NativePeer"] == before["NativePeer"] + 1
+    assert between["SubscriberChannel"] == before["SubscriberChannel"] + 4
     assert between["OutgoingRecord"] > before["OutgoingRecord"]
     place.network.lost = lambda source, target: False
     end(place, user)

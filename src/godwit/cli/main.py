@@ -29,7 +29,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     for name, module in (
         ("broker", ""), ("pub", ""), ("sub", ""), ("job", ""), ("worker", ""), ("topics", ""), ("clients", ""),
         ("kick", "clients"), ("ping", "clients"), ("log", ""), ("pipeline", ""), ("shell", ""), ("sensors", ""),
-        ("demo", ""), ("sim", ""), ("bench", ""),
+        ("demo", ""),
     )
 }  # fmt: skip
 """The commands in the order of the help text, each with its module.

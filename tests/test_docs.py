@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests import module_tables
 
 from godwit import limits
 from godwit.broker.jobs.model import JobEvent
@@ -78,3 +79,11 @@ def test_the_limits_of_work_are_those_that_hold() -> None:
         "ended jobs": {3600.0: "kept for an hour"}[limits.JOB_KEEP_S],
         "idle timeout of a worker": f"{limits.LEASE_S:g} s",
     }
+
+
+def test_the_tables_of_modules_are_complete() -> None:
+    """`python tests/module_tables.py` writes them."""
+    page = module_tables.PAGE.read_text(encoding="utf-8")
+    assert page == module_tables.with_tables(page)
+    layers = {path.parent.name for path in (ROOT / "src" / "godwit").glob("*/*.py")}
+    assert layers - {folder.partition("/")[0] for folder in module_tables.folders(page)} == {"cli"}

@@ -329,17 +329,20 @@ ROWS = [
     Row(
         "R4",
         "the table of `home/bedroom/*`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
+        "wire/test_protocol_examples.py::test_the_filters "
+        "broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
     ),
     Row(
         "R4",
         "the table of `*/temperature`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
+        "wire/test_protocol_examples.py::test_the_filters "
+        "broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
     ),
     Row(
         "R4",
         "the table of `home/*/temperature`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
+        "wire/test_protocol_examples.py::test_the_filters "
+        "broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
     ),
     Row(
         "R4",

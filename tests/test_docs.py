@@ -77,7 +77,7 @@ def test_the_limits_of_work_are_those_that_hold() -> None:
         "of these, jobs that have not ended, when another is submitted": f"{limits.MAX_SUBMITTED_BYTES // mib} MiB",
         "share of one controller": "half of the room that the others leave",
         "ended jobs": {3600.0: "kept for an hour"}[limits.JOB_KEEP_S],
-        "idle timeout of a worker": f"{limits.LEASE_S:g} s",
+        "report timeout of a worker": f"{limits.LEASE_S:g} s",
     }
 
 

@@ -305,3 +305,15 @@ def test_a_record_has_a_bounded_number_of_batches() -> None:
     alice.record(channel, one * (MAX_RECORD_BATCHES + 1))
     world.run()
     assert alice.end == Code.PROTOCOL
+
+
+def test_repeats_of_qos_2_are_not_counted_again() -> None:
+    world = World()
+    alice = world.client("alice")
+    channel = alice.open("news", qos=2)
+    alice.publish(channel, b"0", b"12", qos=2, sequence=0)
+    alice.publish(channel, b"0", b"12", b"345", qos=2, sequence=0)
+    topic = world.server.broker._catalogue.get("news")
+    assert topic is not None
+    assert (topic.messages, topic.payload_bytes) == (3, 6)
+    assert world.server.broker.figures()["messages/in"] == 3

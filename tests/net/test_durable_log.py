@@ -321,7 +321,7 @@ def test_messages_deleted_by_retention_are_reported() -> None:
     steps = iter([[losing]])
     store = DiskStore()
     log = ThreadedLog(
-        store, DiskReader(store), wake=woken.set, on_notice=print, retain=lambda now_us: next(steps, None)
+        store, DiskReader(store), wake=woken.set, on_notice=print, retention=lambda now_us: next(steps, None)
     )
     log.begin(broker)
     assert woken.wait(PATIENCE_S)
@@ -346,7 +346,7 @@ def test_deletions_are_reported_before_results_of_reads() -> None:
     broker, woken = ListeningBroker(), threading.Semaphore(0)
     store = DiskStore()
     reader = DiskReader(store)
-    log = ThreadedLog(store, reader, wake=woken.release, on_notice=print, retain=retain)
+    log = ThreadedLog(store, reader, wake=woken.release, on_notice=print, retention=retain)
     log.begin(broker)
     assert deleted.wait(PATIENCE_S)
     question = read(0)

@@ -224,7 +224,7 @@ def test_a_damaged_file_is_not_written_to_again() -> None:
     store = DiskStore()
     store.errors = [None, BROKEN]
     store.wal_bytes_a_commit = 1
-    with writing(store, retain=lambda now_us: None) as (writer, answers):
+    with writing(store, retention=lambda now_us: None) as (writer, answers):
         for expected in (Committed(0), Failed(str(BROKEN))):
             put(writer, append(1))
             assert answers.next(1) == [expected]
@@ -332,7 +332,7 @@ def test_retention_has_a_step_between_commits_and_tells_what_left() -> None:
         return steps[len(times) - 1]
 
     store = DiskStore()
-    with writing(store, retain=retain, clock_us=lambda: 77) as (writer, answers):
+    with writing(store, retention=retain, clock_us=lambda: 77) as (writer, answers):
         assert answers.next(2) == [losing, losing]
         assert seen.wait(PATIENCE_S)
         assert set(times) == {77}
@@ -345,7 +345,7 @@ def test_a_retention_that_fails_delays_no_append() -> None:
     def retain(now_us: int) -> None:
         raise FULL
 
-    with writing(DiskStore(), retain=retain) as (writer, answers):
+    with writing(DiskStore(), retention=retain) as (writer, answers):
         assert "old messages could not be deleted: the disk is full" in answers.next(1)[0].text
         put(writer, append(1))
         assert answers.next(1) == [Committed(0)]
@@ -372,7 +372,7 @@ def test_deletions_that_cannot_be_reported_keep_no_reader_waiting() -> None:
 
     store, answers = DiskStore(), Deaf()
     steps = iter([[Losing([], 3)]])
-    writer = LogWriter(store, answers, retain=lambda now_us: next(steps, None))
+    writer = LogWriter(store, answers, retention=lambda now_us: next(steps, None))
     writer.start()
     assert "no listener" in answers.next(1)[0].text
     assert writer.has_reported_all.wait(PATIENCE_S)

@@ -10,6 +10,7 @@ from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.entries import last_message, longest_message, make_entry, without_first
+from godwit.broker.entries import payload_bytes as payload_bytes_of
 from godwit.broker.identities import Identities
 from godwit.broker.ports import Publication, Receipt, RequestFailure
 from godwit.broker.session import Session
@@ -132,9 +133,13 @@ class Publications:
                 if receipt is not None:
                     receipt.refused(failure.code, failure.text)
                 return
+        received = count
+        if not is_plain:  # without repeats of QoS 2
+            count = sum([entry.count for entry in entries])
+            payload_bytes = sum([payload_bytes_of(entry) for entry in entries])
         bucket = publication.peer.bucket
-        if bucket is not None and not bucket.take(count, now_us) and receipt is None:
-            self.dropped += count
+        if bucket is not None and not bucket.take(received, now_us) and receipt is None:
+            self.dropped += received
             return
         session = publication.session
         topic = publication.topic

@@ -74,7 +74,7 @@ class ThreadedLog:
         *,
         wake: Callable[[], None],
         on_notice: Callable[[Notice], None],
-        retain: RetentionStep | None = None,
+        retention: RetentionStep | None = None,
         path: Path | None = None,
     ) -> None:
         """Make a log that is not running: `begin` starts the threads.
@@ -84,7 +84,7 @@ class ThreadedLog:
             reader: Reads the log.
             wake: Called in another thread; it must make the event loop call `work` soon.
             on_notice: Called by `work` with an event line.
-            retain: A step of retention.
+            retention: A step of retention.
             path: The log's file, for error texts.
         """
         self.log_id = store.log_id
@@ -105,7 +105,7 @@ class ThreadedLog:
         self._known_failures = 0
         """Number of failures that the writer will still report, and that were passed to the broker already."""
         self._has_begun = False
-        self.writer = LogWriter(store, self._on_answers, retain=retain, path=path)
+        self.writer = LogWriter(store, self._on_answers, retention=retention, path=path)
         self._reader = _ReaderThread(self, reader)
 
     # -- called by the server -----------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class DurableLog:
         """When its newest message arrived. The time of the log never goes backwards."""
         self._clock = _LogClock(self._store)
         self.log = ThreadedLog(
-            self._store, reader, wake=wake, on_notice=on_notice, retain=self._retention_step(rules), path=log_path
+            self._store, reader, wake=wake, on_notice=on_notice, retention=self._retention_step(rules), path=log_path
         )
 
     def __str__(self) -> str:

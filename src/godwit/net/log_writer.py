@@ -47,7 +47,7 @@ IDLE_S: Final = 1.0
 """A checkpoint is made after this time without an append."""
 MAINTENANCE_S: Final = 1.0
 """How often retention checks the log, and after which time failed maintenance is repeated."""
-RETAIN_S: Final = 0.1
+RETENTION_S: Final = 0.1
 """Retention checks the log this long after a commit, so that it keeps up with a busy broker."""
 WITNESS_S: Final = 1.0
 """How often the witness is synced while there are commits. Without commits a checkpoint follows, which syncs it."""
@@ -85,7 +85,7 @@ class PendingAppend(NamedTuple):
 class NewRetention(NamedTuple):
     """Replaces the step of retention."""
 
-    retain: RetentionStep | None
+    retention: RetentionStep | None
 
 
 class LogWriter:
@@ -96,7 +96,7 @@ class LogWriter:
         store: WritableStore,
         answer: Callable[[list[Answer]], None],
         *,
-        retain: RetentionStep | None = None,
+        retention: RetentionStep | None = None,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         path: Path | None = None,
     ) -> None:
@@ -105,7 +105,7 @@ class LogWriter:
         Args:
             store: The log's file.
             answer: Called in the writer's thread with the answers, in the order of the appends. It must not wait.
-            retain: A step of retention.
+            retention: A step of retention.
             clock_us: Returns the time in microseconds since 1970.
             path: The log's file, which is removed from error texts for clients.
         """
@@ -115,8 +115,8 @@ class LogWriter:
         self._path = path
         self._queue: SimpleQueue[PendingAppend | NewRetention | None] = SimpleQueue()
         """None ends the thread."""
-        self._retain = retain
-        self._retain_at = 0.0
+        self._retention = retention
+        self._retention_at = 0.0
         self._idle_at = time.monotonic() + IDLE_S
         """When the log counts as idle, if no append comes before."""
         self._checkpoint_at = 0.0
@@ -157,9 +157,9 @@ class LogWriter:
         """Queue an append. It is answered by a Committed or a Failed, in the order of the calls."""
         self._queue.put(append)
 
-    def change_retention(self, retain: RetentionStep | None) -> None:
+    def change_retention(self, retention: RetentionStep | None) -> None:
         """Replace the step of retention."""
-        self._queue.put(NewRetention(retain))
+        self._queue.put(NewRetention(retention))
 
     def end(self) -> None:
         """Commit all pending appends, truncate the write-ahead log, close the store and end. Does not wait for it."""
@@ -180,7 +180,7 @@ class LogWriter:
             try:
                 self._maintain()
             except Exception as error:  # maintenance must not prevent the next commit
-                self._retain_at = self._checkpoint_at = time.monotonic() + MAINTENANCE_S
+                self._retention_at = self._checkpoint_at = time.monotonic() + MAINTENANCE_S
                 self._report_problem(f"maintenance of the log failed, which is tried again: {text_of(error)}", error)
         self._finish()
 
@@ -194,7 +194,7 @@ class LogWriter:
         group_bytes = 0
         while item is not None:
             if isinstance(item, NewRetention):
-                self._retain, self._retain_at = item.retain, 0.0
+                self._retention, self._retention_at = item.retention, 0.0
             else:
                 group.append(item)
                 group_bytes += item.size_bytes
@@ -214,8 +214,8 @@ class LogWriter:
         now = time.monotonic()
         if self._recovered_at is not None:
             waits.append(self._recovered_at - now)
-        if self._retain is not None:
-            waits.append(self._retain_at - now)
+        if self._retention is not None:
+            waits.append(self._retention_at - now)
         if self._wal_bytes > TRUNCATE_BYTES:
             waits.append(self._checkpoint_at - now)
         elif self._written_bytes or self._wal_bytes > IDLE_WAL_BYTES:
@@ -247,7 +247,7 @@ class LogWriter:
         self._written_bytes += sum([append.size_bytes for append in group]) + COMMIT_PAGES_BYTES
         now = time.monotonic()
         self._idle_at = now + IDLE_S
-        self._retain_at = min(self._retain_at, now + RETAIN_S)
+        self._retention_at = min(self._retention_at, now + RETENTION_S)
         answers: list[Answer] = []
         for append in group:
             answers.append(Committed(offset))
@@ -279,8 +279,8 @@ class LogWriter:
             self._reported, self._recovered_at = "", None
             _logger.info("the log can be written again")
             self._answer([Notice("log", "the log can be written again: messages are taken as before")])
-        if self._retain is not None and now >= self._retain_at:
-            self._run_retention(self._retain, now)
+        if self._retention is not None and now >= self._retention_at:
+            self._run_retention(self._retention, now)
         if now >= self._witness_at:
             self._witness_at = now + WITNESS_S
             self._store.sync_witness()
@@ -293,10 +293,10 @@ class LogWriter:
         elif self._written_bytes >= (1 if is_idle else CHECKPOINT_BYTES):
             self._checkpoint(truncate=False)
 
-    def _run_retention(self, retain: RetentionStep, now: float) -> None:
+    def _run_retention(self, retention: RetentionStep, now: float) -> None:
         self.has_reported_all.clear()
         try:
-            lost = retain(self._clock_us())
+            lost = retention(self._clock_us())
             if lost:
                 self._answer(list(lost))
         except Exception as error:
@@ -305,7 +305,7 @@ class LogWriter:
         finally:
             self.has_reported_all.set()  # the reader waits for it
         if lost is None:
-            self._retain_at = now + MAINTENANCE_S
+            self._retention_at = now + MAINTENANCE_S
         else:
             self._written_bytes += COMMIT_PAGES_BYTES
 

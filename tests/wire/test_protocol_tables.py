@@ -194,7 +194,7 @@ def test_the_index_of_control_messages() -> None:
 def test_the_table_of_figures() -> None:
     store = MemoryStore(log_id=b"")
     server = Server(Settings(), MemoryLog(store), entropy=bytes, now=0.0, epoch_us=0)
-    named = {row[0] for row in read_table("### What the broker says of itself")}
+    named = {row[0] for row in read_table("### Figures of the broker")}
     sockets = {"", "/kernel", "/packet/<reason>", "/socket/<reason>"}  # added by the process that has the sockets
     network = {f"$sys/network/dropped{name}" for name in sockets}
     assert named == {f"$sys/{name}" for name in server.broker.figures()} | network
@@ -238,7 +238,7 @@ def words_of_the_code() -> set[str]:
 
 
 def test_the_table_of_what_is_dropped() -> None:
-    named = {row[0] for row in read_table("## 27 What is dropped")}
+    named = {row[0] for row in read_table("## 27 Dropped packets")}
     assert len(words_of_the_code()) > 15
     assert words_of_the_code() <= named
     assert named >= REASONS

@@ -13,8 +13,7 @@ from godwit.transport.train import Address
 from godwit.wire import frames as f
 from godwit.wire.packet import encode_packet
 from godwit_sim.attacker import BLIND, FORGING, SEEING, Attacker, AttackPlan
-from godwit_sim.network import Host, Network, Observer
-from godwit_sim.packets import addressed_to, frames_of
+from godwit_sim.network import Host, Network, Observer, addressed_to, frames_of
 
 SERVER, CLIENT, EVIL = ("192.0.2.1", 4000), ("10.0.0.1", 40_000), ("203.0.113.66", 6666)
 SEEN = encode_packet(0xABC, 7, f.encode_frame(f.Data(f.WHOLE, 1, 2, 0, None, b"payload")))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.sim.broker_truth import Truth
+from tests.sim.broker_models import Truth
 
 from godwit.wire.changes import (
     Change,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.sim.broker_truth import Truth, got
+from tests.sim.broker_models import Truth, got
 
-from godwit_sim.broker_ledger import Publication
+from godwit_sim.broker_log_model import Publication
 from godwit_sim.broker_streams import Start, Stream
 from godwit_sim.checkers import ViolationError
 

@@ -11,8 +11,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
+from godwit_sim.network import Trace
 from godwit_sim.scenarios import Row
-from godwit_sim.trace import Trace
 from godwit_sim.worlds import WORLDS, Outcome
 from godwit_tools import sim as cli
 

@@ -1,23 +1,112 @@
-"""How well the pipeline's detector finds labelled anomalies, next to a rolling rule of three standard deviations.
+"""Real sensor data with labels: the temperature series of NAB, and the motes of Suthaharan and others.
+
+How well the pipeline's detector finds labelled anomalies, next to a rolling rule of three standard deviations.
 
 Both see the same rows. An alarm outside every labelled window is false. The rule raises one at each reading that is
 over its limit; as the detector raises one for an excursion, the rule is shown with the same pause between alarms, too.
 
 The motes have a label for each row, so there it is rows that are compared: those that the rule's limit calls anomalous,
 for any of the mote's quantities, and those during which the detector is in an excursion.
+
+The outcome of `godwit bench anomalies`: a table for people, and figures for programs.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import compress
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import chain, compress, repeat
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TextIO
 
+from rich.console import Console
+from rich.table import Table
+
+from godwit.errors import GodwitError
 from godwit.pipeline.detector import PAUSE, Detector
-from godwit_bench.anomalies_data import Mote, Series, read_motes, read_nab
+from godwit_bench.report import Ratio, Report, Result, machine
+
+NAB: Final = {
+    "ambient temperature": "ambient_temperature_system_failure.csv",
+    "machine temperature": "machine_temperature_system_failure.csv",
+}
+MOTES: Final = Path("suthaharan_multihop") / "data.csv"
+QUANTITIES: Final = ("humidity", "temperature")
+MOTE_INTERVAL_US: Final = 5_000_000
+"""Their readings are numbered and have no times; they were taken every five seconds."""
+
+
+class Window(NamedTuple):
+    """A labelled anomaly: from here to there, both included."""
+
+    begin_us: int
+    end_us: int
+
+
+class Series(NamedTuple):
+    """Readings of one quantity."""
+
+    name: str
+    times_us: list[int]
+    values: list[float]
+    windows: list[Window]
+
+
+class Mote(NamedTuple):
+    """Readings of one sensor node, with a label for each row of them."""
+
+    name: str
+    times_us: list[int]
+    quantities: list[list[float]]
+    labels: list[bool]
+
+
+def read_nab(folder: Path) -> list[Series]:
+    """Both series, with their labelled windows."""
+    with _open(folder / "nab" / "combined_windows.json") as file:
+        labelled = json.load(file)
+    found = []
+    for name, file_name in NAB.items():
+        rows = list(_rows(folder / "nab" / file_name))
+        windows = [Window(_time_us(begin), _time_us(end)) for begin, end in labelled[f"realKnownCause/{file_name}"]]
+        times_us = [_time_us(row["timestamp"]) for row in rows]
+        found.append(Series(name, times_us, [float(row["value"]) for row in rows], windows))
+    return found
+
+
+def read_motes(folder: Path) -> list[Mote]:
+    """All four, in the order of their numbers."""
+    motes: dict[str, Mote] = {}
+    for row in _rows(folder / MOTES):
+        mote = motes.setdefault(row["mote_id"], Mote(f"mote {row['mote_id']}", [], [[] for _ in QUANTITIES], []))
+        mote.times_us.append(int(row["reading"]) * MOTE_INTERVAL_US)
+        mote.labels.append(row["label"] == "1")
+        for values, quantity in zip(mote.quantities, QUANTITIES, strict=True):
+            values.append(float(row[quantity]))
+    return [motes[number] for number in sorted(motes)]
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with _open(path) as file:
+        yield from csv.DictReader(file)
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return path.open(encoding="utf-8", newline="")
+    except OSError as error:
+        raise GodwitError(
+            f"{path} cannot be read ({error.strerror}): give the folder with nab and suthaharan_multihop as --data"
+        ) from None
+
+
+def _time_us(text: str) -> int:
+    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1_000_000)
+
 
 RULE_READINGS: Final = 288
 RULE_DEVIATIONS: Final = 3.0
@@ -153,3 +242,80 @@ def runs(labels: Sequence[bool]) -> list[tuple[int, int]]:
 
 def _share(part: int, rest: int) -> float:
     return part / (part + rest) if part + rest else 0.0
+
+
+EXPLAINED: Final = (
+    "windows: labelled anomalies; an alarm outside all of them is false\n"
+    "false readings: those called anomalous outside all of them\n"
+    "The detector's parameters were chosen on these very series, the rule's were not.\n"
+    f"rule: farther than {RULE_DEVIATIONS:g} deviations from the mean of the {RULE_READINGS} readings before\n"
+    f"pausing: without alarms within {PAUSE} readings of another, as the detector does"
+)
+
+
+def figures(comparisons: Sequence[Comparison]) -> Report:
+    """As `--json` prints them."""
+    results = [result for comparison in comparisons for result in _results(comparison)]
+    labelled = [one.scores for one in comparisons if one.scores["detector"].precision is None]
+    ratios = [
+        Ratio(f"false_alarms_vs_{method}", _false(labelled, "detector") / max(1, _false(labelled, method)), method)
+        for method in METHODS[1:]
+    ]
+    return Report("anomalies", machine(), results, ratios)
+
+
+def _false(scores: Sequence[dict[str, Score]], method: str) -> int:
+    return sum(one[method].false_alarms for one in scores)
+
+
+def _results(comparison: Comparison) -> Iterator[Result]:
+    for method, score in comparison.scores.items():
+        name = f"{comparison.series}_{method}".replace(" ", "_")
+        yield Result(f"{name}_windows_hit", sum(score.hit), f"of {len(score.hit)}")
+        yield Result(f"{name}_false_alarms", _per_1000(score, score.false_alarms), "per 1,000 readings")
+        yield Result(f"{name}_false_readings", _per_1000(score, score.false_readings), "per 1,000 readings")
+        if score.precision is not None:
+            yield Result(f"{name}_precision", score.precision, "of rows")
+            yield Result(f"{name}_recall", score.recall, "of rows")
+
+
+def print_comparisons(comparisons: Sequence[Comparison]) -> None:
+    """One table, and a sentence on the windows."""
+    console = Console()
+    table = Table(title="godwit bench anomalies", title_justify="left", caption=EXPLAINED, caption_justify="left")
+    for heading in ("series", "measured"):
+        table.add_column(heading)
+    for heading in ("detector", "rule", "rule, pausing"):
+        table.add_column(heading, justify="right")
+    for comparison in comparisons:
+        _add_rows(table, comparison)
+    console.print(table)
+    missed = [
+        f"window {number} of {comparison.series}"
+        for comparison in comparisons
+        for number, is_hit in enumerate(comparison.scores["detector"].hit, 1)
+        if not is_hit
+    ]
+    console.print(f"The detector does not hit {', '.join(missed)}." if missed else "The detector hits all windows.")
+
+
+def _add_rows(table: Table, comparison: Comparison) -> None:
+    scores = [comparison.scores[method] for method in METHODS]
+    measures: dict[str, Callable[[Score], str]] = {
+        "windows hit": lambda one: f"{sum(one.hit)} of {len(one.hit)}",
+        "false alarms": lambda one: f"{one.false_alarms:,}",
+        "false alarms/1k": lambda one: f"{_per_1000(one, one.false_alarms):.2f}",
+    }
+    if scores[0].precision is None:
+        measures["false readings/1k"] = lambda one: f"{_per_1000(one, one.false_readings):.2f}"
+    else:
+        measures["precision by row"] = lambda one: f"{one.precision:.2f}"
+        measures["recall by row"] = lambda one: f"{one.recall:.2f}"
+    table.add_section()
+    left = [comparison.series, f"{scores[0].readings:,} readings"]
+    for series, (measured, text) in zip(chain(left, repeat("")), measures.items(), strict=False):
+        table.add_row(series, measured, *[text(score) for score in scores])
+
+
+def _per_1000(score: Score, count: int) -> float:
+    return 1000 * count / score.readings

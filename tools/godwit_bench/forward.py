@@ -12,12 +12,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from godwit_bench import forward_pair, peers, small_senders
-from godwit_bench.forward_godwit import godwit_pair, godwit_system
-from godwit_bench.peers_nats import nats_pair
-from godwit_bench.peers_zenoh import zenoh_pair
+from godwit_bench import peers, small_senders
+from godwit_bench.pairs import godwit_pair, godwit_system, nats_pair, zenoh_pair
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
-from godwit_bench.small_senders_mqtt import mosquitto_system
+from godwit_bench.small_senders import mosquitto_system
 from godwit_bench.subscriptions import MANY, compare
 
 OURS: Final = "godwit"
@@ -42,14 +40,14 @@ def run(
     pairs = {OURS: godwit_pair(), ZENOH: zenoh_pair(), NATS: nats_pair(programs["nats-server"])}
     systems = {SENDERS: godwit_system(), MOSQUITTO: mosquitto_system(programs["mosquitto"])}
     measures: dict[str, Callable[[], float]] = {
-        name: partial(forward_pair.measure, pair, seconds) for name, pair in pairs.items()
+        name: partial(pairs.measure, pair, seconds) for name, pair in pairs.items()
     }
     for name, system in systems.items():
         measures[name] = partial(small_senders.measure, system, connections, seconds)
     figures = interleaved(measures, rounds, on_round)
     on_round(f"{subscriptions:,} subscriptions")
     few, many = compare(subscriptions, rounds=rounds, seconds=seconds)
-    per_message = f"messages/s of {forward_pair.MESSAGE_BYTES} B"
+    per_message = f"messages/s of {pairs.MESSAGE_BYTES} B"
     results = [Result(name, statistics.median(values), per_message) for name, values in figures.items()]
     results += [
         Result("forward_1_subscription", statistics.median(few), "batches/s"),

@@ -1,4 +1,23 @@
-"""`godwit bench jobs`: jobs that are submitted, leased and completed, all on disk, against beanstalkd in one run.
+"""One controller, one broker with its work on disk, one worker, a process each: how many jobs a second are done.
+
+Every system is measured in the same way. The controller submits jobs for a while, as fast as its library lets it, and
+the worker takes and completes them. A cycle is a job that was submitted, leased and completed, and what was promised
+about it is on the disk. The time runs from the first submission until the last job is known to be completed.
+
+Godwit with its jobs on disk as a system under test: the broker as `godwit broker` runs it, and its client library.
+
+The controller is told of each job when it is taken and when its result is there; all that it is told is on the disk.
+It has several groups of jobs under way, so that the broker has something to do while it waits for the disk.
+
+beanstalkd as a system under test: its binlog synced after each command that changes something, and greenstalk.
+
+greenstalk has one command under way on a connection, so a process that wants more has more connections, each in a
+thread of its own: the server then has the next command at hand when it comes back from the disk. It syncs a job twice,
+when it is put and when it is deleted; that a worker has it is not written down.
+
+beanstalkd knows no results. A controller that waits for one gets it as a job of another tube.
+
+`godwit bench jobs`: jobs that are submitted, leased and completed, all on disk, against beanstalkd in one run.
 
 Controller, broker and worker, a process each, and the broker's jobs on the disk of one folder. beanstalkd syncs its
 binlog after each change (`-f0`), as Godwit promises nothing that is not on the disk. It is measured with several
@@ -8,16 +27,242 @@ that nobody else is in the way of: from its submission until the controller has 
 
 from __future__ import annotations
 
+import asyncio
 import statistics
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
+
+from godwit.errors import GodwitError
+from godwit.net.connect import AsyncClient, connect
+from godwit.net.loop import run as run_loop
+from godwit.net.task import Task
+from godwit.net.worker import Worker
 from godwit_bench import peers
-from godwit_bench.jobs_beanstalkd import beanstalkd, beanstalkd_one_by_one
-from godwit_bench.jobs_cycles import JOB_BYTES, Dispatcher, measure
-from godwit_bench.jobs_godwit import godwit_jobs, godwit_one_by_one
+from godwit_bench.log import durable_broker
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
+from godwit_bench.stage import GIVE_UP_S, HOST, READY, Stage, free_port, hear, wait_for_listener
+
+JOB_BYTES: Final = 100
+DATA_FOLDER: Final = "data"
+"""In the stage's folder: where a system keeps its jobs."""
+
+
+class Dispatcher(msgspec.Struct, frozen=True):
+    """A system under test."""
+
+    broker: Callable[[Stage], str]
+    """Starts it, with its jobs in DATA_FOLDER of the stage's folder, and gives its address once it is reachable."""
+    controller: Callable[[Pipe, str, float], None]
+    """Submits jobs of JOB_BYTES for so many seconds, says Submitted; in a process of its own."""
+    worker: Callable[[Pipe, str], None]
+    """Says READY, completes what comes, hears how many jobs it will be, says Completed; in a process of its own."""
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """What a controller says when all its jobs are safe. Times are of the monotonic clock, one for all processes."""
+
+    jobs: int
+    began_s: float
+    ended_s: float
+
+
+class Completed(msgspec.Struct, frozen=True):
+    """What a worker says when it has done all there is to do."""
+
+    jobs: int
+    ended_s: float
+
+
+def measure(dispatcher: Dispatcher, folder: Path, seconds: float) -> float:
+    """Cycles a second, on the disk of this folder."""
+    with Stage(within=folder) as stage:
+        address = dispatcher.broker(stage)
+        worker = stage.start(dispatcher.worker, address)
+        hear(worker, str)
+        controller = stage.start(dispatcher.controller, address, seconds)
+        submitted = hear(controller, Submitted, within_s=GIVE_UP_S + seconds)
+        worker.send(submitted.jobs)
+        completed = hear(worker, Completed, within_s=GIVE_UP_S + seconds)
+    if completed.jobs != submitted.jobs:
+        raise GodwitError(f"{submitted.jobs} jobs were submitted, and {completed.jobs} were done")
+    return submitted.jobs / (max(submitted.ended_s, completed.ended_s) - submitted.began_s)
+
+
+KIND: Final = "bench/job"
+RESULT: Final = b"done"
+GROUP: Final = 256
+GROUPS_UNDER_WAY: Final = 16
+CAPACITY: Final = 2048
+"""Of the worker: it has the next tasks while the reports of the last ones are written down."""
+
+
+def godwit_jobs(group: int = GROUP, groups_under_way: int = GROUPS_UNDER_WAY) -> Dispatcher:
+    """Jobs in groups of so many, and so many groups at once."""
+    return Dispatcher(_godwit_broker, partial(_godwit_submit, group, groups_under_way), _godwit_complete)
+
+
+def godwit_one_by_one() -> Dispatcher:
+    """One job at a time: the next one is submitted when the result of the last one has come."""
+    return godwit_jobs(group=1, groups_under_way=1)
+
+
+def _godwit_broker(stage: Stage) -> str:
+    address, _ = durable_broker(stage, stage.folder / DATA_FOLDER)
+    return address
+
+
+def _godwit_submit(group: int, groups_under_way: int, pipe: Pipe, address: str, seconds: float) -> None:
+    run_loop(_submit_all(group, groups_under_way, pipe, address, seconds))
+
+
+async def _submit_all(group: int, groups_under_way: int, pipe: Pipe, address: str, seconds: float) -> None:
+    async with connect(address, name="controller") as client:
+        began = time.monotonic()
+        lanes = [_submit_groups(client, group, began + seconds) for _ in range(groups_under_way)]
+        jobs = sum(await asyncio.gather(*lanes))
+        pipe.send(Submitted(jobs, began, time.monotonic()))
+
+
+async def _submit_groups(client: AsyncClient, group: int, ends: float) -> int:
+    """One group after another; gives how many jobs it were, all with their results."""
+    wanted = [(KIND, bytes(JOB_BYTES))] * group
+    done = 0
+    while time.monotonic() < ends:
+        jobs = await client.submit_many(wanted)
+        for job in jobs:
+            (result,) = await job.results()
+            if result.payload != RESULT:
+                raise GodwitError(f"a worker said {RESULT!r}, and {result.payload!r} came")
+        done += group
+    return done
+
+
+def _godwit_complete(pipe: Pipe, address: str) -> None:
+    run_loop(_complete_all(pipe, address))
+
+
+async def _complete_all(pipe: Pipe, address: str) -> None:
+    count = 0
+    ended = 0.0
+    worker = Worker(address, name="worker", capacity=CAPACITY)
+
+    @worker.handles(KIND)
+    async def complete(_: Task) -> bytes:
+        nonlocal count, ended
+        count += 1
+        ended = time.monotonic()
+        return RESULT
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(worker.run())
+        await worker.ready()
+        pipe.send(READY)
+        jobs = await asyncio.to_thread(pipe.recv)
+        while count < jobs:
+            await asyncio.sleep(0.002)
+        pipe.send(Completed(count, ended))
+        running.cancel()
+
+
+if TYPE_CHECKING:
+    import greenstalk
+
+JOBS: Final = "jobs"
+RESULTS: Final = "results"
+LOOK_S: Final = 0.002
+
+
+def beanstalkd(program: str, connections: int) -> Dispatcher:
+    """With the beanstalkd at this path, and so many connections from the controller and from the worker."""
+    return Dispatcher(
+        partial(_beanstalkd_broker, program),
+        partial(_beanstalkd_submit, connections, False),
+        partial(_beanstalkd_complete, connections, False),
+    )
+
+
+def beanstalkd_one_by_one(program: str) -> Dispatcher:
+    """One job at a time: the next one is put when the result of the last one has come."""
+    return Dispatcher(
+        partial(_beanstalkd_broker, program),
+        partial(_beanstalkd_submit, 1, True),
+        partial(_beanstalkd_complete, 1, True),
+    )
+
+
+def _beanstalkd_broker(program: str, stage: Stage) -> str:
+    port = free_port()
+    data = stage.folder / DATA_FOLDER
+    data.mkdir()
+    log = stage.run(program, "-l", HOST, "-p", str(port), "-b", str(data), "-f0")
+    wait_for_listener(port, log)
+    return str(port)
+
+
+def _connect(port: str, *, use: str, watch: str) -> greenstalk.Client[bytes]:
+    import greenstalk
+
+    return greenstalk.Client((HOST, int(port)), encoding=None, use=use, watch=watch)
+
+
+def _beanstalkd_submit(connections: int, waits_for_results: bool, pipe: Pipe, port: str, seconds: float) -> None:
+    clients = [_connect(port, use=JOBS, watch=RESULTS) for _ in range(connections)]
+    counts = [0] * connections
+    began = time.monotonic()
+
+    def submit(number: int) -> None:
+        put, reserve, delete = clients[number].put, clients[number].reserve, clients[number].delete
+        payload = bytes(JOB_BYTES)
+        while time.monotonic() < began + seconds:
+            put(payload)
+            if waits_for_results:
+                delete(reserve())
+            counts[number] += 1
+
+    for thread in _threads(connections, submit):
+        thread.join()
+    pipe.send(Submitted(sum(counts), began, time.monotonic()))
+
+
+def _beanstalkd_complete(connections: int, gives_results: bool, pipe: Pipe, port: str) -> None:
+    clients = [_connect(port, use=RESULTS, watch=JOBS) for _ in range(connections)]
+    counts = [0] * connections
+    ended = [0.0] * connections
+
+    def complete(number: int) -> None:
+        put, reserve, delete = clients[number].put, clients[number].reserve, clients[number].delete
+        while True:
+            job = reserve()
+            if gives_results:
+                put(b"done")
+            delete(job)
+            counts[number] += 1
+            ended[number] = time.monotonic()
+
+    _threads(connections, complete)
+    pipe.send(READY)
+    jobs = pipe.recv()
+    gives_up = time.monotonic() + GIVE_UP_S
+    while sum(counts) < jobs:
+        if time.monotonic() > gives_up:
+            raise GodwitError(f"beanstalkd handed out {sum(counts)} of {jobs} jobs and then no more")
+        time.sleep(LOOK_S)
+    pipe.send(Completed(sum(counts), max(ended)))
+
+
+def _threads(connections: int, part: Callable[[int], None]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=part, args=(number,), daemon=True) for number in range(connections)]
+    for thread in threads:
+        thread.start()
+    return threads
+
 
 CONNECTIONS: Final = (1, 4, 16)
 """Of beanstalkd's controller, and of its worker. More bring it nothing."""

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from godwit.spark.reading import BROKER, SCHEMA
-from godwit_bench.archive_reading import open_stream
+from godwit_bench.archive import open_stream
 from godwit_bench.stage import HOST, Stage, hear
 
 FORMAT = "bare"

@@ -15,7 +15,7 @@ from godwit.impairment import HEADER_BYTES, LinkSettings
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.wire.parameters import Arq
-from godwit_sim.transfer import Transfer, TransferPlan
+from godwit_sim.scenarios import Transfer, TransferPlan
 
 LOSSES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
 BANDWIDTH_BITS_PER_S = 10e6

@@ -16,8 +16,7 @@ from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.train import Address
 from godwit.wire import frames as f
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
-from godwit_sim.network import Host, Network, Observer
-from godwit_sim.packets import addressed_to, challenges
+from godwit_sim.network import Host, Network, Observer, addressed_to, challenges
 
 BLIND = ("noise", "hello", "connect", "guess", "close", "empty")
 SEEING = ("repeat", "flip", "cut")

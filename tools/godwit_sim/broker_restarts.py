@@ -34,7 +34,7 @@ from godwit.wire.changes import (
     TopicKept,
 )
 from godwit.wire.entry import Entry
-from godwit_sim.broker_log import LogChecker
+from godwit_sim.broker_log_model import LogChecker
 from godwit_sim.checkers import ViolationError
 
 Rows: TypeAlias = dict[tuple[Any, ...], Any]

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from godwit_sim.broker_ledger import Lane, Ledger, Publication, fits_any
-from godwit_sim.broker_log import History, LogChecker
+from godwit_sim.broker_log_model import History, Lane, Ledger, LogChecker, Publication, fits_any
 from godwit_sim.checkers import ViolationError
 
 

@@ -1,4 +1,10 @@
-"""Hosts, addresses and links in virtual time: one heap of events, and every event has its place in one order.
+"""What happened in a world, as a running digest and, when somebody wants to read it, as lines of text.
+
+Two runs of one seed must have equal digests; a difference means that something besides the seed had a say.
+
+Datagrams read from the outside, for checkers, attackers and traces: what an observer on the line can tell.
+
+Hosts, addresses and links in virtual time: one heap of events, and every event has its place in one order.
 
 A host runs at most one node (an endpoint, say). The network feeds it, then drains it to rest, as a real shell would:
 
@@ -11,6 +17,7 @@ hash order or on a clock, so one seed gives one sequence of events; the trace's 
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 import zlib
@@ -18,11 +25,113 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from godwit.errors import DecodeError
 from godwit.impairment import ImpairedLink
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.train import Address, Train
-from godwit_sim.packets import describe
-from godwit_sim.trace import Trace
+from godwit.wire import frames as f
+from godwit.wire.packet import decode_packet
+
+
+class Trace:
+    """Takes notes. `sink` gets each note as a line, at the cost of writing it out."""
+
+    def __init__(self, sink: Callable[[str], None] | None = None) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._sink = sink
+        self.notes = 0
+
+    @property
+    def readable(self) -> bool:
+        """Whether somebody reads: only then is it worth describing datagrams."""
+        return self._sink is not None
+
+    def note(self, now: float, what: str) -> None:
+        self.notes += 1
+        self._digest.update(f"{now!r} {what}\n".encode())
+        if self._sink is not None:
+            self._sink(f"{now:12.6f}  {what}")
+
+    def comment(self, now: float, what: str) -> None:
+        """A line for the reader alone, outside the digest."""
+        if self._sink is not None:
+            self._sink(f"{now:12.6f}  {what}")
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+def frames_of(datagram: bytes) -> list[f.Frame]:
+    """The frames of an intact packet; none of anything else."""
+    try:
+        return f.decode_frames(decode_packet(datagram)[2])
+    except DecodeError:
+        return []
+
+
+def addressed_to(datagram: bytes) -> tuple[int, int] | None:
+    """The connection id and the truncated packet number of an intact packet."""
+    try:
+        connection_id, number, _ = decode_packet(datagram)
+    except DecodeError:
+        return None
+    return connection_id, number
+
+
+def challenges(datagram: bytes) -> list[bytes]:
+    """What the receiver of this datagram could only know by receiving it: cookies and path challenges."""
+    found = []
+    for frame in frames_of(datagram):
+        if isinstance(frame, f.Cookie):
+            found.append(frame.cookie)
+        elif isinstance(frame, f.PathProbe):
+            found.append(frame.challenge)
+    return found
+
+
+def answers(datagram: bytes) -> list[bytes]:
+    """The challenges that this datagram gives back."""
+    found = []
+    for frame in frames_of(datagram):
+        if isinstance(frame, f.Connect):
+            found.append(frame.cookie)
+        elif isinstance(frame, f.PathResponse):
+            found.append(frame.challenge)
+    return found
+
+
+def describe(datagram: bytes) -> str:
+    """One line for a reader."""
+    try:
+        connection_id, number, body = decode_packet(datagram)
+        found = f.decode_frames(body)
+    except DecodeError as error:
+        return f"{len(datagram)} B, no packet ({error.reason})"
+    words = ", ".join(_describe_frame(frame) for frame in found)
+    return f"{len(datagram)} B #{number} for {connection_id:016x}: {words}"
+
+
+def _describe_frame(frame: f.Frame) -> str:
+    match frame:
+        case f.Data(flags, channel, record, offset, position, body):
+            mode = "unreliable" if flags & f.UNRELIABLE else "data"
+            marks = ("." if flags & (f.WHOLE | f.LAST) else "") + (" end" if flags & f.END else "")
+            place = "" if position is None else f" position {position}"
+            return f"{mode} {channel}/{record}+{offset}:{offset + len(body)}{marks}{place}"
+        case f.Ack(_, ranges, next_position):
+            spans = " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in ranges[:4])
+            more = f" and {len(ranges) - 4} more" if len(ranges) > 4 else ""
+            return f"ack {spans}{more}" + ("" if next_position is None else f" next {next_position}")
+        case f.Credit(channel, limit):
+            return f"credit {channel} to {limit}"
+        case f.Blocked(channel, limit):
+            return f"blocked {channel} at {limit}"
+        case f.Confirm(channel, sequence, reached):
+            return f"confirm {channel} up to {sequence} reached {reached}"
+        case f.Close(code, reason):
+            return f"close {code} {reason!r}"
+    return type(frame).__name__.lower()
+
 
 REST_ROUNDS = 2000
 """A node that still has something to say after this many drains at one instant never comes to rest."""

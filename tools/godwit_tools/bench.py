@@ -126,7 +126,7 @@ def anomalies(
 ) -> None:
     """The pipeline's detector against a rolling rule of three deviations, on real series with labelled anomalies."""
     from godwit_bench import anomalies as anomalies_bench
-    from godwit_bench.anomalies_report import figures, print_comparisons
+    from godwit_bench.anomalies import figures, print_comparisons
 
     with Console(stderr=True).status("starting") as status:
         found = anomalies_bench.run(data, on_round=lambda name: status.update(f"measuring: {name}"))

@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from godwit_sim.network import Trace
 from godwit_sim.scenarios import SCENARIOS, SEEDS, Row, run_scenario
-from godwit_sim.trace import Trace
 from godwit_sim.worlds import WORLDS, Outcome, run_seed
 
 EXIT_VIOLATION = 1

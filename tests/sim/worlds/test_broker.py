@@ -10,7 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sim.worlds.broker_scene import DEATH, LOST, OTHER, PLAN, READER, SLOW, STALE, client, messages, run
+from tests.sim.worlds.broker_world import (
+    DEATH,
+    LOST,
+    OTHER,
+    PLAN,
+    READER,
+    SLOW,
+    STALE,
+    client,
+    messages,
+    run,
+)
 
 from godwit.broker import commits
 from godwit.broker.admission import Admission
@@ -26,7 +37,7 @@ from godwit.limits import KIB
 from godwit.server.server import Server
 from godwit.wire.control import Gap
 from godwit_sim.checkers import ViolationError
-from godwit_sim.trace import Trace
+from godwit_sim.network import Trace
 from godwit_sim.worlds import WORLDS, run_seed
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.broker_plan import BrokerPlan, Fault, FaultKind, HostilePlan, ReadingPlan

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from tests.sim.worlds.broker_scene import PLAN, SLOW, run
+from tests.sim.worlds.broker_world import PLAN, SLOW, run
 
 from godwit_sim.worlds.broker_plan import HostileKind, HostilePlan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
-from godwit_sim.broker_ledger import fits_any
+from godwit_sim.broker_log_model import fits_any
 from godwit_sim.worlds.broker_plan import (
     FILTERS,
     MAX_MESSAGES,

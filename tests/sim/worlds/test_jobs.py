@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.sim.worlds.jobs_scene import QUIET, controller, jobs, quiet, run, storm, worker
+from tests.sim.worlds.jobs_world import QUIET, controller, jobs, quiet, run, storm, worker
 
 from godwit.broker.commits import Commits
 from godwit.broker.jobs import ends, marks, restore
@@ -26,9 +26,9 @@ from godwit.broker.journal import Journal
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
 from godwit_sim.checkers import ViolationError
-from godwit_sim.trace import Trace
+from godwit_sim.network import Trace
 from godwit_sim.worlds import WORLDS, run_seed
-from godwit_sim.worlds.durable_plan import Death, DiskFault
+from godwit_sim.worlds.durable import Death, DiskFault
 from godwit_sim.worlds.jobs import JobsWorld, run_jobs
 from godwit_sim.worlds.jobs_plan import ActorFault, JobsPlan
 

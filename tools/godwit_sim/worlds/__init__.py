@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from godwit_sim.trace import Trace
+from godwit_sim.network import Trace
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.jobs import run_jobs

@@ -29,16 +29,13 @@ from godwit.server.server import Server, endpoint_config
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Event
 from godwit.transport.train import Address
-from godwit_sim.broker_roster import Seat
-from godwit_sim.checkers import ViolationError
-from godwit_sim.network import Host, Network, UnrestError
-from godwit_sim.trace import Trace
-from godwit_sim.watchers import MemoryWatcher, TimerWatcher
-from godwit_sim.worlds.broker_books import EPOCH_US, Books
-from godwit_sim.worlds.broker_ends import Person
+from godwit_sim.broker_connections import Seat
+from godwit_sim.checkers import MemoryWatcher, TimerWatcher, ViolationError
+from godwit_sim.network import Host, Network, Trace, UnrestError
+from godwit_sim.worlds.broker_clients import Person
+from godwit_sim.worlds.broker_harness import EPOCH_US, Books, ListenerShell, Siblings, WatchedStore, listen_at
 from godwit_sim.worlds.broker_hostile import TOPIC, Hostile
 from godwit_sim.worlds.broker_plan import BrokerPlan, Fault, PublicationPlan, draw_plan
-from godwit_sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore, listen_at
 from godwit_sim.worlds.transport_plan import HostPlan
 
 STEP_S = 0.25

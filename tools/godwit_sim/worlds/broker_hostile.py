@@ -22,7 +22,7 @@ from godwit.wire import control
 from godwit.wire.batch import Batch, Route, encode_batch
 from godwit.wire.feed import encode_in_band
 from godwit_sim.network import Host
-from godwit_sim.worlds.broker_books import Books
+from godwit_sim.worlds.broker_harness import Books
 from godwit_sim.worlds.broker_plan import BrokerPlan, HostileKind
 
 ENOUGH = (ChannelError, ConnectionClosedError, RecordTooLargeError, SendBufferFullError, UsageError)

@@ -1,4 +1,11 @@
-"""The durable world: the broker world, but the server's log is on a disk, and both can fail at any moment.
+"""What happens in one seed of the durable world: one of the broker world, and what befalls the server and its disk.
+
+All of it is drawn here, before anything runs. The last client is an auditor, who comes when everything else is over and
+reads the whole log from its beginning.
+
+What stands between the server and the durable world: a store that is read along, and listeners that can die.
+
+The durable world: the broker world, but the server's log is on a disk, and both can fail at any moment.
 
 The process is killed or the machine loses its power, between two turns or in the midst of any write or sync; it is
 started again from what its disk has kept, or from an older copy of it, and its clients go on by themselves. For a while
@@ -9,30 +16,349 @@ the last time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from random import Random
+from typing import Final, Protocol
 
 from godwit.broker.admission import RESTART_GRACE_US
-from godwit.errors import DiskError, LogDamagedError
-from godwit.server.server import Server
-from godwit_sim.broker_ledger import Publication
-from godwit_sim.broker_log import LogBackup
-from godwit_sim.broker_restarts import Kept
-from godwit_sim.disk import DAMAGES, DiedError, Disk
-from godwit_sim.trace import Trace
+from godwit.broker.effects import Losing
+from godwit.errors import DiskError, LogDamagedError, StorageError
+from godwit.impairment import LinkSettings
+from godwit.limits import KIB
+from godwit.server.direct_log import DirectLog
+from godwit.server.server import Listener, Server
+from godwit.store.port import Change, Entry, Slice, State, Store
+from godwit.store.retention import Retention, Rule, Trimmed
+from godwit.store.sqlite import SqliteStore
+from godwit.transport.config import EndpointConfig
+from godwit.wire.epochs import Epoch
+from godwit_sim.broker_log_model import LogBackup, Publication
+from godwit_sim.broker_restarts import Found, Kept
+from godwit_sim.disk import DAMAGES, DiedError, Disk, Trouble
+from godwit_sim.network import Trace
 from godwit_sim.worlds.broker import BrokerWorld, observe
-from godwit_sim.worlds.broker_books import HEAD_BYTES
-from godwit_sim.worlds.durable_plan import Death, DiskFault, DurablePlan, Restore, draw_durable_plan
-from godwit_sim.worlds.durable_stage import (
-    DIED,
-    PATH,
-    MortalShell,
-    Opener,
-    TrimmedLog,
-    WatchedDurableStore,
-    open_store,
-    read_whole,
+from godwit_sim.worlds.broker_harness import HEAD_BYTES, Books, ListenerShell
+from godwit_sim.worlds.broker_plan import (
+    BrokerPlan,
+    ClientPlan,
+    PublicationPlan,
+    ReadingPlan,
+    SubscriptionPlan,
+    draw_plan,
 )
+from godwit_sim.worlds.transport_plan import HostPlan
+
+AUDITOR = "auditor"
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of one life of the server, unless it is dead already."""
+
+    at_s: float
+    loses_power: bool
+    """Else only the process dies, and what it has written stays."""
+    in_calls: int | None = None
+    """So many writes and syncs later, in the midst of one; None: at that time, between two."""
+    down_s: float = 0.0
+    """So long until it is started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFault:
+    """For a while the disk does not do what it should."""
+
+    at_s: float
+    lasts_s: float
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The broker is stopped and started again with a copy of its disk that was made before."""
+
+    copied_s: float
+    at_s: float
+    down_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DurablePlan:
+    """One seed."""
+
+    broker: BrokerPlan
+    deaths: tuple[Death, ...]
+    disk_faults: tuple[DiskFault, ...]
+    checkpoints: float
+    """After this share of the appends the log is checkpointed."""
+    rots: float
+    """In this share of its deaths something on its disk changes by itself."""
+    max_age_s: float | None
+    """How long messages stay in the log; None: for ever."""
+    restores: tuple[Restore, ...] = ()
+
+
+def draw_durable_plan(seed: int) -> DurablePlan:
+    """The scenario of this seed."""
+    broker = draw_plan(seed, "durable")
+    rng = Random(f"durable plan {seed} disk")
+    end_s = broker.faults_end_s
+    clients = tuple(_without_live_retained(client) for client in broker.clients)
+    plan = DurablePlan(
+        broker=replace(broker, clients=(*clients, auditor(end_s)), hostile=None),
+        deaths=draw_deaths(rng, end_s),
+        disk_faults=draw_disk_faults(rng, end_s),
+        checkpoints=rng.choice((0.0, 0.05, 0.3)),
+        rots=rng.choice((0.0, 0.0, 0.5)),
+        max_age_s=rng.choice((None, None, 1.0, 5.0)),
+    )
+    restores = draw_restores(Random(f"durable plan {seed} restores"), end_s)
+    return with_restores(plan, restores) if restores else plan
+
+
+def with_restores(plan: DurablePlan, restores: tuple[Restore, ...]) -> DurablePlan:
+    """A plan in which older copies are put back, and nothing whose loss by that could not be told from a fault.
+
+    Sessions, cursors and wills are in the copy as they were: clients get the older ones, which is no fault.
+    An offset as a start cannot be checked by anybody.
+    """
+    clients = tuple(_without_session(client) for client in plan.broker.clients)
+    broker = replace(plan.broker, clients=clients)
+    return replace(plan, broker=broker, rots=0.0, max_age_s=None, restores=restores)
+
+
+def _without_session(client: ClientPlan) -> ClientPlan:
+    subscriptions = tuple(
+        replace(one, start="earliest" if one.start == "offset" else one.start, cursor=None)
+        for one in client.subscriptions
+    )
+    unlike = {one.filters: one for one in subscriptions}  # without cursors some would be the same
+    return replace(client, session_expiry_s=0, will=None, subscriptions=tuple(unlike.values()))
+
+
+def draw_restores(rng: Random, end_s: float) -> tuple[Restore, ...]:
+    restores = []
+    if rng.random() < 0.35:
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            copied_s, at_s = sorted(rng.uniform(0.0, end_s) for _ in range(2))
+            restores.append(Restore(copied_s, at_s, min(rng.choice((0.0, 0.3, 3.0)), end_s - at_s)))
+    return tuple(sorted(restores, key=lambda restore: restore.at_s))
+
+
+def _without_live_retained(client: ClientPlan) -> ClientPlan:
+    """What QoS 0 leaves behind as retained may be lost with the broker or not: nobody can check that."""
+    plans = [replace(one, retain=one.retain and one.qos > 0) for one in client.publications]
+    return replace(client, publications=tuple(one for one in plans if one.retain or one.size_bytes))
+
+
+def draw_deaths(rng: Random, end_s: float) -> tuple[Death, ...]:
+    deaths = []
+    for _ in range(rng.choice((1, 2, 3, 5, 8))):
+        at_s = rng.choice((0.0, *(rng.uniform(0.0, end_s) for _ in range(9))))
+        in_calls = rng.choice((None, *(rng.randrange(most) for most in (3, 10, 30))))
+        down_s = min(rng.choice((0.0, 0.3, 3.0)), end_s - at_s)
+        deaths.append(Death(at_s, rng.random() < 0.6, in_calls, down_s))
+    return tuple(sorted(deaths, key=lambda death: death.at_s))
+
+
+def draw_disk_faults(rng: Random, end_s: float) -> tuple[DiskFault, ...]:
+    faults = []
+    if rng.random() < 0.5:
+        for _ in range(rng.choice((1, 2, 4))):
+            at_s = rng.uniform(0.0, end_s)
+            lasts_s = min(rng.choice((0.01, 0.3, 2.0)), end_s - at_s)
+            faults.append(DiskFault(at_s, lasts_s, rng.choice(("full", "write", "sync"))))
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def auditor(at_s: float) -> ClientPlan:
+    """Comes at that time, and reads everything."""
+    return ClientPlan(
+        start_s=at_s,
+        name=AUDITOR,
+        secret=b"",
+        session_expiry_s=0,
+        will=None,
+        host=HostPlan(joins=True, wake_delay_s=0.0, timer_step_s=0.0, epoch_s=0.0),
+        listener=0,
+        endpoint=EndpointConfig(),
+        send_buffer_bytes=64 * KIB,
+        up=LinkSettings(delay_s=0.001),
+        down=LinkSettings(delay_s=0.001),
+        reading=ReadingPlan(),
+        subscriptions=(SubscriptionPlan(0.0, ("#",), "earliest"),),
+        publications=(PublicationPlan(at_s, "audit", 1, 20),),
+        remembers=False,
+    )
+
+
+PATH: Final = "/data/log.sqlite"
+READ_BYTES: Final = 1024 * 1024
+DIED: Final = "died"
+"""What a listener tells instead of notices when its machine is gone."""
+
+
+class DurableStore(Store, Protocol):
+    """What the world needs of a store beside the port."""
+
+    findings: list[str]
+
+    def checkpoint(self, *, truncate: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_store(disk: Disk, new_log_id: bytes, now_us: int) -> DurableStore:
+    """The store as it ships, on a simulated disk."""
+    return SqliteStore.open(PATH, new_log_id=new_log_id, now_us=now_us, vfs=disk.vfs_name)
+
+
+Opener = Callable[[Disk, bytes, int], DurableStore]
+
+
+class WatchedDurableStore:
+    """One opening of the log, with somebody who reads along."""
+
+    def __init__(self, store: DurableStore, disk: Disk, books: Books, plan: DurablePlan, rng: Random) -> None:
+        self._store = store
+        self._disk = disk
+        self._books = books
+        self._checkpoints = plan.checkpoints
+        self._rng = rng
+        self._retention: Retention | None = None
+        if isinstance(store, SqliteStore) and plan.max_age_s is not None:
+            self._retention = Retention(store, [Rule(max_age_s=plan.max_age_s)])
+
+    @property
+    def log_id(self) -> bytes:
+        return self._store.log_id
+
+    @property
+    def first_offset(self) -> int:
+        return self._store.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self._store.next_offset
+
+    @property
+    def epochs(self) -> Sequence[Epoch]:
+        return self._store.epochs
+
+    def state(self) -> State:
+        return self._store.state()
+
+    def read(self, offset: int, max_bytes: int) -> Slice:
+        return self._store.read(offset, max_bytes)
+
+    def offset_at(self, time_us: int) -> int:
+        return self._store.offset_at(time_us)
+
+    def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
+        books = self._books
+        restarts = books.restarts
+        restarts.attempted(entries, changes)
+        try:
+            first_offset = self._store.append(entries, changes)
+        except StorageError as error:
+            books.note(f"append of {len(entries)} batches failed: {error}")
+            restarts.failed()
+            raise
+        self._disk.may_die()  # whoever made something else of it
+        restarts.succeeded(first_offset)
+        books.wills.saved()
+        self._learn(first_offset, entries)
+        if self._rng.random() < self._checkpoints:
+            with suppress(StorageError):  # it is tried again with a later one
+                self._store.checkpoint(truncate=self._rng.random() < 0.5)
+        return first_offset
+
+    def trim(self, now_us: int) -> list[Trimmed]:
+        """Deletes what is too old, as far as one step does."""
+        if self._retention is None:
+            return []
+        books = self._books
+        books.restarts.trimming()
+        try:
+            trimmed = self._retention.step(now_us)
+        except StorageError as error:
+            books.note(f"nothing could be deleted: {error}")
+            return []
+        self._disk.may_die()
+        if not trimmed:
+            books.restarts.not_trimmed()
+            return []
+        books.restarts.trimmed(self.first_offset)
+        books.log.gone_below = self.first_offset
+        return trimmed
+
+    def learn_found(self) -> None:
+        """What the file has is compared with what it was given; the checkers learn what nobody had heard of."""
+        books = self._books
+        more = books.restarts.reopened(read_whole(self._store))
+        books.log.gone_below = self.first_offset
+        self._learn(self.next_offset - sum(entry.count for entry in more), more)
+        state = self._store.state()
+        books.restarts.check_retained(state, books.retained.current())
+        books.restarts.check_quiet(state)
+
+    def _learn(self, first_offset: int, entries: Sequence[Entry]) -> None:
+        books = self._books
+        now = books.network.now
+        for entry in entries:
+            books.note(f"append {entry.topic} {entry.publisher} {entry.count} flags {entry.flags}")
+        if entries:
+            for publication in books.log.appended(first_offset, entries):
+                books.retained.changed(publication, now)
+        books.on_learned(entries)
+
+    def close(self) -> None:
+        """Lets go of it. If its machine is gone, nothing of this reaches the disk."""
+        with suppress(StorageError, DiedError):
+            self._store.close()
+
+
+def read_whole(store: DurableStore) -> Found:
+    """Return everything that a store has."""
+    found = Found(store.log_id, store.first_offset, store.next_offset, [], store.state())
+    offset = 0
+    while offset < found.next_offset:
+        piece = store.read(offset, READ_BYTES)
+        found.entries += piece.entries
+        found.damaged += piece.damaged
+        offset = piece.next_offset
+    return found
+
+
+class TrimmedLog(DirectLog):
+    """Deletes what is too old between two appends, as the thread that writes does it in a real broker."""
+
+    store: WatchedDurableStore
+
+    def work(self, now_us: int) -> None:
+        super().work(now_us)
+        for trimmed in self.store.trim(now_us):
+            self.broker.handle(Losing(trimmed.entries, trimmed.floor, trimmed.pattern), now_us)
+
+
+class MortalShell(ListenerShell):
+    """A listener whose machine may be gone when it is asked what happened."""
+
+    def __init__(self, listener: Listener, disk: Disk) -> None:
+        super().__init__(listener)
+        self._disk = disk
+        self._turn = listener.events
+        self.events = self._events
+
+    def _events(self) -> Sequence[object]:
+        try:
+            notices = self._turn()
+        except (DiedError, Exception):  # whatever SQLite or the store made of it
+            if not self._disk.is_dead:
+                raise
+        return [DIED] if self._disk.is_dead else notices
+
 
 NEEDLE_BYTES = HEAD_BYTES + 8
 """So much of a message is found nowhere else, not even by chance."""

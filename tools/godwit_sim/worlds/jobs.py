@@ -17,18 +17,12 @@ from godwit.limits import MAX_RETRY_DELAY_S
 from godwit.server.log import Log
 from godwit.server.server import Server
 from godwit.transport.events import Event
-from godwit_sim.network import Host
-from godwit_sim.trace import Trace
+from godwit_sim.network import Host, Trace
 from godwit_sim.worlds.broker import observe
-from godwit_sim.worlds.durable import DurableWorld
-from godwit_sim.worlds.durable_plan import DiskFault
-from godwit_sim.worlds.durable_stage import Opener, TrimmedLog, WatchedDurableStore, open_store
-from godwit_sim.worlds.jobs_actor import Actor
-from godwit_sim.worlds.jobs_books import JobBooks
-from godwit_sim.worlds.jobs_controller import ControllerActor
+from godwit_sim.worlds.durable import DiskFault, DurableWorld, Opener, TrimmedLog, WatchedDurableStore, open_store
+from godwit_sim.worlds.jobs_clients import ControllerActor, WorkerActor
+from godwit_sim.worlds.jobs_harness import Actor, JobBooks, LateLog
 from godwit_sim.worlds.jobs_plan import ActorFault, ActorPlan, JobsPlan, draw_jobs_plan
-from godwit_sim.worlds.jobs_stage import LateLog
-from godwit_sim.worlds.jobs_worker import WorkerActor
 
 
 class JobsWorld(DurableWorld):

@@ -23,7 +23,7 @@ from godwit_sim.worlds.broker_plan import (
     draw_host,
     draw_link,
 )
-from godwit_sim.worlds.durable_plan import DurablePlan, auditor, draw_deaths, draw_disk_faults
+from godwit_sim.worlds.durable import DurablePlan, auditor, draw_deaths, draw_disk_faults
 from godwit_sim.worlds.transport_plan import HostPlan
 
 TROUBLES = (

@@ -1,0 +1,181 @@
+"""The books of the broker world: messages that nobody confuses, dates that can be told apart, readable events.
+
+What stands between server and world: the log is read along, listeners wake each other, the roster hears first.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from tests.sim.broker_models import Truth
+
+from godwit.broker.settings import Settings
+from godwit.client import events as told
+from godwit.server.memory_log import MemoryLog
+from godwit.server.server import Server
+from godwit.store.memory import MemoryStore
+from godwit.store.port import Entry
+from godwit.transport.config import EndpointConfig
+from godwit.transport.events import Connected
+from godwit.transport.train import Train
+from godwit_sim.broker_log_model import TOGETHER_US, Publication
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Host, Network
+from godwit_sim.worlds.broker_harness import (
+    EPOCH_US,
+    ODD_US,
+    Books,
+    ListenerShell,
+    Shell,
+    Siblings,
+    WatchedStore,
+    describe,
+    listen_at,
+)
+
+
+def test_payloads_are_unlike_each_other_and_as_long_as_asked() -> None:
+    books = Books(1, Network())
+    payloads = [books.payload(size) for size in (16, 16, 100, 0)]
+    assert len(set(payloads)) == 4
+    assert [len(payload) for payload in payloads] == [16, 16, 100, 16]
+
+
+def test_another_world_says_the_same() -> None:
+    one, other = Books(1, Network()), Books(1, Network())
+    assert one.payload(50) == other.payload(50)
+    assert one.payload(50) != Books(2, Network()).payload(50)
+
+
+def test_dates_rise_and_empty_messages_keep_their_distance() -> None:
+    books = Books(1, Network())
+    dates = [books.date_us(b"x"), books.date_us(b"x"), books.date_us(b"")]
+    assert dates[0] < dates[1] < dates[2] - TOGETHER_US
+    books.network.now = 3.0
+    assert books.date_us(b"x") == EPOCH_US + 3_000_000 == books.now_us
+
+
+def test_odd_calendars_are_odd_but_not_absurd() -> None:
+    books = Books(1, Network(), odd_clocks=True)
+    dates = [books.date_us(b"x") for _ in range(100)]
+    assert len(set(dates)) == 100
+    assert dates != sorted(dates)
+    assert all(abs(date - EPOCH_US) <= ODD_US for date in dates)
+
+
+def test_notes_go_to_the_trace() -> None:
+    books = Books(1, Network())
+    books.note("something")
+    assert books.network.trace.notes == 1
+
+
+class Machine:
+    """With the driver's contract."""
+
+    def __init__(self) -> None:
+        self.left = [Train(("a", 1), b"x", 1), Train(("a", 1), b"y", 1)]
+
+    def next_train(self, now: float) -> Train | None:
+        return self.left.pop(0) if self.left else None
+
+    def receive(self, train: Train, now: float) -> None: ...
+    def handle_timers(self, now: float) -> None: ...
+    def events(self) -> list[Any]:
+        return ["event"]
+
+    def next_timer(self) -> float | None:
+        return 5.0
+
+
+def test_a_shell_hands_over_all_trains() -> None:
+    shell = Shell(Machine())
+    assert [train.data for train in shell.trains(0.0)] == [b"x", b"y"]
+    assert shell.trains(0.0) == []
+    assert (shell.events(), shell.next_timer()) == (["event"], 5.0)
+
+
+class Lane:
+    topic, qos, filters = "a/b", 1, ("a/#", "b")
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (told.Online(True, "sensor"), "Online resumed=True name=sensor"),
+        (told.Confirmed(Lane(), 5, 2), "Confirmed a/b QoS 1 sequence=5 reached=2"),  # type: ignore[arg-type]
+        (told.Available(Lane()), "Available a/# and b "),  # type: ignore[arg-type]
+    ],
+)
+def test_events_are_told_without_addresses(event: Any, text: str) -> None:
+    assert describe(event) == text
+
+
+def entry_of(books: Books, **how: Any) -> tuple[Publication, Entry]:
+    truth = Truth(books.ledger, books.now_us + books._count)
+    books.payload(16)
+    made = truth.publish(**how)
+    return made, truth.entry(made)
+
+
+def test_the_log_is_read_along() -> None:
+    books = Books(1, Network())
+    store = WatchedStore(64 * 1024, books, bytes(16))
+    first, entry = entry_of(books)
+    kept, other = entry_of(books, retain=True)
+    assert store.append([entry, other]) == 0
+    assert (first.offsets, kept.offsets) == ([0], [1])
+    assert books.retained._history["a/b"] == [(0.0, kept)]
+    assert books.network.trace.notes == 2
+
+
+def test_what_the_log_drops_is_known() -> None:
+    books = Books(1, Network())
+    store = WatchedStore(64 * 1024, books, bytes(16))
+    for number in range(100):
+        store.append([entry_of(books, payload=b"%d" % number + bytes(2000))[1]])
+    assert 0 < books.log.gone_below == store.first_offset
+
+
+def test_a_ring_that_grows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    books = Books(1, Network())
+    store = WatchedStore(64 * 1024, books, bytes(16))
+    entries = [entry_of(books, payload=b"%d" % number)[1] for number in range(2)]
+    monkeypatch.setattr(MemoryStore, "size_bytes", property(lambda self: 10**6))
+    with pytest.raises(ViolationError, match="the ring holds 1000000 bytes"):
+        store.append(entries)
+
+
+def serve(listeners: int) -> tuple[Books, Server, list[Host]]:
+    books = Books(1, Network())
+    store = WatchedStore(64 * 1024, books, bytes(16))
+    server = Server(Settings(), MemoryLog(store), entropy=Random(1).randbytes, now=0.0, epoch_us=books.now_us)
+    hosts = [books.network.add_host(Host(f"server{number}", (f"s{number}", 1))) for number in range(listeners)]
+    for host in hosts:
+        listen_at(
+            server.listen(EndpointConfig(accepts=True)), lambda events: books.roster.heard(events, books.network.now)
+        )
+        books.network.start(host, ListenerShell(server.listeners[-1]), lambda events, now: None)
+    return books, server, hosts
+
+
+def test_what_is_fed_to_one_listener_wakes_the_others() -> None:
+    books, _, hosts = serve(2)
+    siblings = Siblings(books, hosts)
+    node = hosts[0].node
+    assert isinstance(node, ListenerShell)
+    waiting = len(books.network._heap)
+    node.receive(Train(("a", 1), b"x", 1), 0.0)
+    node.handle_timers(0.0)
+    for _ in range(2):
+        siblings.rested(hosts[0], 0.0)
+    assert len(books.network._heap) == waiting + 1, "once for each feed, or they would wake each other for ever"
+
+
+def test_the_roster_hears_what_the_broker_hears() -> None:
+    books, server, _ = serve(1)
+    connection: Any = type("Somebody", (), {"peer_address": ("a", 1)})()
+    server.listeners[0].endpoint._events.append(Connected(connection, b""))
+    server.turn()
+    assert [seat.connection for seat in books.roster.seats] == [connection]

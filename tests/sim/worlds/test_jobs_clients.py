@@ -1,0 +1,145 @@
+"""Workers: they do what they are given, hand back, fail, stop wanting, and some have bad manners.
+
+Controllers: they come back to their jobs, ask again, watch, lose interest and cancel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.sim.worlds.jobs_world import QUIET, controller, jobs, quiet, run, worker
+
+from godwit.client.comparing import JobView
+from godwit.client.events import JobRefused, Leased, Reply, VolunteerRefused, WorkRoom
+from godwit.wire.codes import Code
+from godwit.wire.control import Done
+from godwit_sim.checkers import ViolationError
+from godwit_sim.network import Trace
+from godwit_sim.worlds.jobs import JobsWorld
+from godwit_sim.worlds.jobs_plan import ActorFault
+
+BOSS = (controller("boss", *jobs(6)),)
+
+
+def test_some_hand_back_what_they_have() -> None:
+    world = run(quiet(controllers=BOSS, workers=(worker("anna", returns=0.5), worker("berta"))))
+    runs = world.jobs.ledger.runs.values()
+    assert any(one.is_returned for one in runs)
+    assert sum(one.result is not None for one in runs) == len({one.ref[:2] for one in runs})
+
+
+def test_failures_say_why() -> None:
+    wishes = jobs(6, fails=0.6, fails_for_good=0.5, retry_delay_ms=50)
+    world = run(quiet(controllers=(controller("boss", *wishes),)))
+    errors = [one.error for one in world.jobs.ledger.runs.values() if one.error]
+    assert any(error.startswith("no luck") for error in errors)
+    assert any(error.startswith("no hope") for error in errors)
+
+
+def test_who_withdraws_gets_nothing_until_it_wants_again() -> None:
+    plan = quiet(
+        controllers=BOSS, workers=(worker("anna", returns=0.1),), faults=(ActorFault(0.45, "withdraws", 0, 1.0),)
+    )
+    begun = [one.began_s for one in run(plan).jobs.ledger.runs.values()]
+    assert not [at_s for at_s in begun if 0.5 < at_s < 1.45]
+    assert max(begun) > 1.45
+
+
+def test_who_changes_does_something_else() -> None:
+    plan = quiet(controllers=BOSS, workers=(worker("anna"),), faults=(ActorFault(0.45, "changes", 0),))
+    world = JobsWorld(plan, Trace())
+    world.start()
+    world.network.run(1.0)
+    assert world.workers[0]._kinds != world.workers[0].plan.kinds
+    world.workers[0].calm_down()
+    assert world.workers[0]._kinds == world.workers[0].plan.kinds
+
+
+def test_bad_manners_change_nothing() -> None:
+    """What was revoked is reported, and what others have is claimed."""
+    workers = (worker("anna", capacity=5, is_deaf=True), worker("berta", is_deaf=True, start_s=0.5))
+    lines: list[str] = []
+    plan = quiet(controllers=BOSS, workers=workers, faults=(ActorFault(0.45, "pauses", 0, 1.6),))
+    world = run(plan, Trace(lines.append))
+    assert any(one._claims for one in world.workers)
+    assert any("Revoked" in line for line in lines)
+    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+
+
+def test_what_a_worker_is_not_told() -> None:
+    world = JobsWorld(QUIET, Trace())
+    world.start()
+    with pytest.raises(ViolationError, match="may not work: no"):
+        world.workers[0].on_event(VolunteerRefused(1, "no"))
+    with pytest.raises(ViolationError, match="was told"):
+        world.workers[0].on_event(WorkRoom())
+
+
+def test_a_full_buffer_is_waited_for() -> None:
+    """The library holds few results at once; the others come when there is room."""
+    wishes = tuple(replace(job, at_s=0.3, result_bytes=5000, takes_s=0.0, workers=1) for job in jobs(12))
+    plan = quiet(controllers=(controller("boss", *wishes),), workers=(worker("anna", capacity=12),))
+    world = JobsWorld(plan, Trace())
+    world.start()
+    world.network.run(0.1)
+    world.workers[0].client._work.channel._limit_bytes = 12_000
+    world.network.run(3.0)
+    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+
+
+DEATH = (ActorFault(0.75, "dies", 3, 0.4),)
+
+
+@pytest.mark.parametrize("remembers", ["keys", "numbers"])
+def test_who_comes_back_finds_its_jobs(remembers: Any) -> None:
+    world = run(quiet(controllers=(controller("boss", *jobs(), remembers=remembers),), faults=DEATH))
+    assert len(world.jobs.chronicle.stories) == 12
+    assert all(paper.is_over for paper in world.controllers[0]._papers)
+    assert world.controllers[0].label == "boss0.2"
+
+
+def test_without_a_name_it_is_somebody_else() -> None:
+    world = run(quiet(controllers=(controller(None, *jobs()),), faults=DEATH))
+    assert len({order.controller for order in world.jobs.ledger.orders.values()}) == 2
+    assert len(world.controllers[0]._papers) < 12
+    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}, "nobody follows them, they end"
+
+
+def test_somebody_curious_sees_what_others_do() -> None:
+    spy = controller("spy", is_curious=True)
+    world = run(quiet(controllers=(controller("boss", *jobs()), spy)))
+    views = [view for view in world.controllers[1]._views if view.is_ended]
+    assert len(views) >= 3
+    assert {view.state for view in views} == {"done"}
+
+
+def test_who_loses_interest_hears_no_more() -> None:
+    world = run(quiet(controllers=(controller("boss", *jobs(4, unwatch_after_s=0.05)),)))
+    assert world.controllers[0]._views == {}
+    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+
+
+def test_a_refusal_needs_a_reason() -> None:
+    world = JobsWorld(QUIET, Trace())
+    world.start()
+    world.network.run(0.5)
+    boss = world.controllers[0]
+    view = next(iter(boss._views))
+    with pytest.raises(ViolationError, match="was refused: no"):
+        boss.on_event(JobRefused(view, Code.STORAGE, "no"))
+    boss.on_event(JobRefused(JobView("", ""), Code.STORAGE, "no"))
+    with pytest.raises(ViolationError, match="was told"):
+        boss.on_event(Leased)
+
+
+def test_a_cancel_that_is_answered_too_soon_is_noticed() -> None:
+    world = JobsWorld(quiet(controllers=(controller("boss", *jobs(1, takes_s=1.0)),)), Trace())
+    world.start()
+    world.network.run(0.4)
+    boss = world.controllers[0]
+    boss._cancel(boss._papers[0])
+    (request,) = boss._cancels
+    with pytest.raises(ViolationError, match="is over: it is job 1"):
+        boss.on_event(Reply(request, Done(request=request)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from godwit.wire.batch import Batch, decode_head, encode_batch
 from godwit.wire.entry import Entry
-from godwit_sim.broker_log_model import Ledger, LogChecker, Publication
+from godwit_sim.broker_log_model import LogChecker, Publication, PublishedMessages
 
 RECEIVED_US: dict[Publication, int] = {}
 """When each was appended last."""
@@ -17,21 +17,21 @@ RECEIVED_US: dict[Publication, int] = {}
 class Truth:
     """Publishes, appends, and makes the messages that a subscriber would get."""
 
-    ledger: Ledger = field(default_factory=Ledger)
+    published: PublishedMessages = field(default_factory=PublishedMessages)
     time_us: int = 1_000_000
 
     def __post_init__(self) -> None:
-        self.log = LogChecker(self.ledger)
-        self.ledger.names("alice", "Alice")
-        self.ledger.names("bob", "Bob")
+        self.log = LogChecker(self.published)
+        self.published.names("alice", "Alice")
+        self.published.names("bob", "Bob")
 
     def publish(
         self, topic: str = "a/b", *, author: str = "alice", payload: bytes | None = None, **how: Any
     ) -> Publication:
         self.time_us += 1
         content = b"payload %d" % self.time_us if payload is None else payload
-        made = self.ledger.make(author, topic, content, self.time_us, 0.0, **how)
-        self.ledger.add(made)
+        made = self.published.make(author, topic, content, self.time_us, 0.0, **how)
+        self.published.add(made)
         return made
 
     def entry(self, *publications: Publication, **changes: Any) -> Entry:

@@ -15,12 +15,12 @@ from godwit.transport.events import Closed, Confirmed, Connected, Received
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import Code, Login, Open, Subscribe, Unsubscribe, encode_control
 from godwit_sim.broker_connections import (
+    ConnectedSubscription,
+    ConnectionModel,
+    ConnectionRecord,
     LiveChecker,
-    Presence,
     ReachChecker,
     RetainedChecker,
-    Roster,
-    Seat,
     SessionChecker,
     WillChecker,
 )
@@ -32,18 +32,20 @@ from godwit_sim.checkers import ViolationError
 class Line:
     """One connection, as the broker's transport tells of it."""
 
-    def __init__(self, roster: Roster, instance: bytes = bytes(16), *, honest: bool = True, **login: Any) -> None:
-        self.roster = roster
+    def __init__(
+        self, connections: ConnectionModel, instance: bytes = bytes(16), *, honest: bool = True, **login: Any
+    ) -> None:
+        self.connections = connections
         self.connection = cast(Any, object())
         self.instance = instance
         if honest:
-            roster.honest.add(instance)
+            connections.honest.add(instance)
         self.tell(Connected(self.connection, b""), 0.0)
         if login:
             self.say(Login(request=0, instance=instance, **login), login.pop("at", 0.0))
 
     def tell(self, event: Any, now: float) -> None:
-        self.roster.heard([event], now)
+        self.connections.handle_events([event], now)
 
     def say(self, message: Any, now: float, channel: int = 0, record: int = 0) -> None:
         self.tell(Received(self.connection, channel, record, encode_control(message)), now)
@@ -63,44 +65,48 @@ def send(line: Line, *publications: Publication, sequence: int | None = None, re
 
 
 def test_reached_counts_who_was_there() -> None:
-    roster = Roster(Truth().ledger)
-    line, other = Line(roster, name="a"), Line(roster, b"b" * 16, name="b")
+    connections = ConnectionModel(Truth().published)
+    line, other = Line(connections, name="a"), Line(connections, b"b" * 16, name="b")
     line.subscribe(0, "a/#", at=1.0)
     line.subscribe(1, "b", at=1.0)
     other.subscribe(0, "+/b", at=2.0)
-    assert roster.reached("a/b", 3.0, 4.0) == (2, 2)
-    assert roster.reached("a/b", 1.5, 4.0) == (1, 2)
-    assert roster.reached("a/b", 0.1, 0.5) == (0, 0)
+    assert connections.reached("a/b", 3.0, 4.0) == (2, 2)
+    assert connections.reached("a/b", 1.5, 4.0) == (1, 2)
+    assert connections.reached("a/b", 0.1, 0.5) == (0, 0)
     line.say(Unsubscribe(request=1, subscription=0), 5.0)
     other.close(6.0)
-    assert roster.reached("a/b", 5.5, 5.8) == (1, 1)
-    assert roster.reached("a/b", 5.5, 6.5) == (0, 1)
-    assert roster.reached("a/b", 7.0, 8.0) == (0, 0)
-    assert roster.reached("b", 7.0, 8.0) == (1, 1)
+    assert connections.reached("a/b", 5.5, 5.8) == (1, 1)
+    assert connections.reached("a/b", 5.5, 6.5) == (0, 1)
+    assert connections.reached("a/b", 7.0, 8.0) == (0, 0)
+    assert connections.reached("b", 7.0, 8.0) == (1, 1)
 
 
 def test_a_broker_that_dies_knows_nobody_any_more() -> None:
-    roster = Roster(Truth().ledger)
-    line, other = Line(roster, name="a"), Line(roster, b"b" * 16, name="b")
+    connections = ConnectionModel(Truth().published)
+    line, other = Line(connections, name="a"), Line(connections, b"b" * 16, name="b")
     line.subscribe(0, "a/#", at=1.0)
     other.close(2.0)
-    (cut_off,) = roster.cut_off(3.0)
-    assert (cut_off.instance, cut_off.is_over, cut_off.closed) == (line.instance, True, None)
-    assert [one.is_cut_off for one in roster.seats] == [True, False]
-    assert roster.reached("a/b", 2.0, 2.5) == (0, 1), "who knows what it has forgotten"
-    assert roster.reached("a/b", 4.0, 5.0) == (0, 0)
-    assert roster.cut_off(4.0) == []
+    (dead,) = connections.handle_broker_death(3.0)
+    assert (dead.instance, dead.is_over, dead.closed) == (
+        line.instance,
+        True,
+        None,
+    )
+    assert [one.is_broker_dead for one in connections.records] == [True, False]
+    assert connections.reached("a/b", 2.0, 2.5) == (0, 1), "who knows what it has forgotten"
+    assert connections.reached("a/b", 4.0, 5.0) == (0, 0)
+    assert connections.handle_broker_death(4.0) == []
 
 
 def test_what_a_broker_is_told_while_its_disk_fails_is_not_sure() -> None:
-    roster = Roster(Truth().ledger)
-    line = Line(roster, name="a")
-    roster.doubt(2.0)
+    connections = ConnectionModel(Truth().published)
+    line = Line(connections, name="a")
+    connections.mark_uncertain(2.0)
     line.subscribe(0, "a/#", at=2.0)
     line.subscribe(1, "a/b", at=2.1)
-    assert roster.is_doubtful(2.0)
-    assert not roster.is_doubtful(2.1)
-    assert roster.reached("a/b", 3.0, 4.0) == (1, 2)
+    assert connections.is_uncertain(2.0)
+    assert not connections.is_uncertain(2.1)
+    assert connections.reached("a/b", 3.0, 4.0) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -108,46 +114,46 @@ def test_what_a_broker_is_told_while_its_disk_fails_is_not_sure() -> None:
     [(True, 100, 50.0, True), (False, 100, 50.0, None), (True, 100, 200.0, None), (True, 0, 3.1, None)],
 )
 def test_who_comes_back_to_a_restarted_broker(is_settled: bool, expiry_s: int, at: float, resumes: bool | None) -> None:
-    roster = Roster(Truth().ledger)
-    line = Line(roster, name="a", session_expiry_s=expiry_s)
+    connections = ConnectionModel(Truth().published)
+    line = Line(connections, name="a", session_expiry_s=expiry_s)
     line.subscribe(0, "a/#", at=1.0)
-    roster.seats[0].presences[0].is_settled = is_settled
-    roster.cut_off(3.0)
-    again = Line(roster, b"c" * 16)
+    connections.records[0].subscriptions[0].is_settled = is_settled
+    connections.handle_broker_death(3.0)
+    again = Line(connections, b"c" * 16)
     again.say(Login(request=0, instance=b"c" * 16, name="a"), at)
-    assert roster.seats[-1].resumes is resumes
+    assert connections.records[-1].resumes is resumes
 
 
 @pytest.mark.parametrize(("settled", "resumes"), [([0], None), ([0, 1], True)])
 def test_a_session_is_kept_for_a_subscription_that_is_there_and_was_answered(
     settled: list[int], resumes: bool | None
 ) -> None:
-    roster = Roster(Truth().ledger)
-    line = Line(roster, name="a", session_expiry_s=100)
+    connections = ConnectionModel(Truth().published)
+    line = Line(connections, name="a", session_expiry_s=100)
     for number in (0, 1):
         line.subscribe(number, f"a/{number}", at=1.0)
     for number in settled:
-        roster.seats[0].presences[number].is_settled = True
+        connections.records[0].subscriptions[number].is_settled = True
     line.say(Unsubscribe(request=1, subscription=0), 2.0)
-    roster.cut_off(3.0)
-    again = Line(roster, b"c" * 16)
+    connections.handle_broker_death(3.0)
+    again = Line(connections, b"c" * 16)
     again.say(Login(request=0, instance=b"c" * 16, name="a"), 4.0)
-    assert roster.seats[-1].resumes is resumes
+    assert connections.records[-1].resumes is resumes
 
 
 def test_somebody_hostile_is_never_sure() -> None:
-    roster = Roster(Truth().ledger)
-    line = Line(roster, honest=False)
+    connections = ConnectionModel(Truth().published)
+    line = Line(connections, honest=False)
     for _ in range(2):
         line.subscribe(0, "#")
     line.say(Unsubscribe(request=1, subscription=0), 0.0)
-    assert roster.reached("a", 1.0, 2.0) == (0, 2)
+    assert connections.reached("a", 1.0, 2.0) == (0, 2)
 
 
 def test_live_messages_are_counted_for_each_subscription() -> None:
     truth = Truth()
-    roster = Roster(truth.ledger)
-    line = Line(roster, name="a")
+    connections = ConnectionModel(truth.published)
+    line = Line(connections, name="a")
     line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
     messages = [truth.publish(qos=0) for _ in range(4)]
     send(line, messages[0])
@@ -155,44 +161,44 @@ def test_live_messages_are_counted_for_each_subscription() -> None:
     send(line, messages[1], messages[2])
     line.subscribe(1, "a/b")
     send(line, messages[3])
-    older, newer = roster.presence(line.instance, ["a/#"]), roster.presence(line.instance, ["a/b"])
+    older, newer = connections.subscribed(line.instance, ["a/#"]), connections.subscribed(line.instance, ["a/b"])
     assert older is not None
     assert newer is not None
-    assert [roster.live_before(older, one) for one in messages[1:]] == [0, 1, 2]
-    assert roster.live_before(newer, messages[3]) == 0
-    assert roster.presence(line.instance, ["elsewhere"]) is None
-    assert roster.presence(b"a stranger", ["a/#"]) is None
+    assert [connections.live_before(older, one) for one in messages[1:]] == [0, 1, 2]
+    assert connections.live_before(newer, messages[3]) == 0
+    assert connections.subscribed(line.instance, ["elsewhere"]) is None
+    assert connections.subscribed(b"a stranger", ["a/#"]) is None
 
 
 def test_late_messages_are_left_out() -> None:
     truth = Truth()
-    roster = Roster(truth.ledger)
-    line = Line(roster, name="a")
+    connections = ConnectionModel(truth.published)
+    line = Line(connections, name="a")
     line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
     first, second, third = (truth.publish(qos=0) for _ in range(3))
     send(line, second, sequence=1)
     send(line, first, sequence=0)
     send(line, third, sequence=2)
-    assert roster.live == [second, third]
-    assert [roster.arrived(one) for one in (first, second)] == [False, True]
+    assert connections.live == [second, third]
+    assert [connections.arrived(one) for one in (first, second)] == [False, True]
 
 
 def test_retained_messages_of_qos_0_are_told() -> None:
     truth = Truth()
-    roster = Roster(truth.ledger)
-    told: list[tuple[Publication, float]] = []
-    roster.on_retain = lambda publication, now: told.append((publication, now))
-    line = Line(roster, name="a")
+    connections = ConnectionModel(truth.published)
+    reported: list[tuple[Publication, float]] = []
+    connections.on_retain = lambda publication, now: reported.append((publication, now))
+    line = Line(connections, name="a")
     line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
     first, second = truth.publish(qos=0, retain=True), truth.publish(qos=0, retain=True)
     send(line, first, second, retain=True)
-    assert told == [(second, 1.0)]
+    assert reported == [(second, 1.0)]
 
 
 def test_junk_is_passed_over() -> None:
     truth = Truth()
-    roster = Roster(truth.ledger)
-    line = Line(roster, name="a")
+    connections = ConnectionModel(truth.published)
+    line = Line(connections, name="a")
     line.tell(Received(line.connection, 0, 0, b"junk"), 0.0)
     line.tell(Received(line.connection, 1, 0, b"junk"), 0.0)
     line.say(Open(topic="a/b", qos=0), 0.0, channel=2)
@@ -200,16 +206,16 @@ def test_junk_is_passed_over() -> None:
     strange = Batch([b"nobody's"], 1, 0)
     line.tell(Received(line.connection, 2, 2, encode_batch(strange)), 0.0)
     line.tell(Confirmed(line.connection, 1, 1, 0), 0.0)
-    assert roster.live == []
+    assert connections.live == []
 
 
 def test_who_left_is_told() -> None:
-    roster = Roster(Truth().ledger)
-    left: list[Seat] = []
-    roster.on_closed = lambda seat, now: left.append(seat)
-    line = Line(roster, name="a")
+    connections = ConnectionModel(Truth().published)
+    closed: list[ConnectionRecord] = []
+    connections.on_closed = lambda conn, now: closed.append(conn)
+    line = Line(connections, name="a")
     line.close(3.0)
-    assert [(seat.name, seat.closed_s, seat.is_in) for seat in left] == [("a", 3.0, False)]
+    assert [(conn.name, conn.closed_s, conn.is_accepted) for conn in closed] == [("a", 3.0, False)]
 
 
 @pytest.mark.parametrize(
@@ -223,58 +229,58 @@ def test_who_left_is_told() -> None:
     ],
 )
 def test_sessions_are_found_in_time(expiry_s: int, fresh: bool, back_s: float, resumes: bool | None) -> None:
-    roster = Roster(Truth().ledger)
-    first = Line(roster, name="a", session_expiry_s=expiry_s)
+    connections = ConnectionModel(Truth().published)
+    first = Line(connections, name="a", session_expiry_s=expiry_s)
     first.subscribe(0, "#")
     first.close(1.0)
-    second = Line(roster, b"b" * 16)
+    second = Line(connections, b"b" * 16)
     second.say(Login(request=0, instance=second.instance, name="a", fresh=fresh), back_s)
-    seat = roster.seat_of(second.instance)
-    assert seat is not None
-    assert seat.resumes is resumes
+    conn = connections.record_of(second.instance)
+    assert conn is not None
+    assert conn.resumes is resumes
 
 
-@pytest.mark.parametrize(("is_in", "expiry_s", "resumes"), [(True, 5, True), (False, 5, None), (True, 0, False)])
-def test_a_takeover_finds_the_session(is_in: bool, expiry_s: int, resumes: bool | None) -> None:
-    roster = Roster(Truth().ledger)
-    first = Line(roster, name="a", session_expiry_s=expiry_s)
-    if is_in:
+@pytest.mark.parametrize(("is_accepted", "expiry_s", "resumes"), [(True, 5, True), (False, 5, None), (True, 0, False)])
+def test_a_takeover_finds_the_session(is_accepted: bool, expiry_s: int, resumes: bool | None) -> None:
+    connections = ConnectionModel(Truth().published)
+    first = Line(connections, name="a", session_expiry_s=expiry_s)
+    if is_accepted:
         first.subscribe(0, "#")
-    second = Line(roster, b"b" * 16, name="a")
-    seat = roster.seat_of(second.instance)
-    assert seat is not None
-    assert seat.resumes is resumes
+    second = Line(connections, b"b" * 16, name="a")
+    conn = connections.record_of(second.instance)
+    assert conn is not None
+    assert conn.resumes is resumes
 
 
 def test_a_session_without_subscriptions_need_not_be_kept() -> None:
-    roster = Roster(Truth().ledger)
-    first = Line(roster, name="a", session_expiry_s=10)
+    connections = ConnectionModel(Truth().published)
+    first = Line(connections, name="a", session_expiry_s=10)
     first.say(Open(topic="a"), 0.0, channel=1)
-    taking_over = Line(roster, b"b" * 16, name="a", session_expiry_s=10)
+    taking_over = Line(connections, b"b" * 16, name="a", session_expiry_s=10)
     first.close(1.0)
     taking_over.close(1.0)
-    later = Line(roster, b"c" * 16, name="a")
-    found = [roster.seat_of(line.instance) for line in (taking_over, later)]
-    assert [seat.resumes for seat in found if seat is not None] == [None, None]
+    later = Line(connections, b"c" * 16, name="a")
+    found = [connections.record_of(line.instance) for line in (taking_over, later)]
+    assert [conn.resumes for conn in found if conn is not None] == [None, None]
 
 
 def test_who_was_refused_leaves_no_session() -> None:
-    roster = Roster(Truth().ledger)
-    Line(roster, b"h" * 16, honest=False, name="a", session_expiry_s=9).subscribe(0, "#")
-    Line(roster, b"r" * 16, name="a", session_expiry_s=9).close(1.0, "local", 109)
-    lost = Line(roster, b"l" * 16, name="b", session_expiry_s=9)
+    connections = ConnectionModel(Truth().published)
+    Line(connections, b"h" * 16, honest=False, name="a", session_expiry_s=9).subscribe(0, "#")
+    Line(connections, b"r" * 16, name="a", session_expiry_s=9).close(1.0, "local", 109)
+    lost = Line(connections, b"l" * 16, name="b", session_expiry_s=9)
     lost.close(1.0, "timeout", 6)
-    assert roster.seats[1].resumes is False
-    seats = [Line(roster, bytes([number]) * 16, name=name) for number, name in ((1, "a"), (2, "b"), (3, "c"))]
-    found = [roster.seat_of(line.instance) for line in seats]
-    assert [seat.resumes for seat in found if seat is not None] == [False, None, False]
+    assert connections.records[1].resumes is False
+    records = [Line(connections, bytes([number]) * 16, name=name) for number, name in ((1, "a"), (2, "b"), (3, "c"))]
+    found = [connections.record_of(line.instance) for line in records]
+    assert [conn.resumes for conn in found if conn is not None] == [False, None, False]
 
 
 # -- retained ---------------------------------------------------------------------------------------------------------
 
 
 def stream(truth: Truth, *retained: Any) -> Stream:
-    made = Stream("s", ["a/#"], truth.ledger, truth.log, Start(0))
+    made = Stream("s", ["a/#"], truth.published, truth.log, Start(0))
     for publication in retained:
         made.took([got(publication, retained=True)])
     return made
@@ -319,28 +325,28 @@ def test_a_cleared_topic_retains_nothing() -> None:
 INSTANCE = bytes(16)
 
 
-def seat(origin: str, code: int = 0, *, is_in: bool = True) -> Seat:
+def conn(origin: str, code: int = 0, *, is_accepted: bool = True) -> ConnectionRecord:
     closed: Any = Closed(None, code, "", origin)  # type: ignore[arg-type]
-    return Seat(None, 0.0, Login(request=0, name="bob", instance=INSTANCE), is_in, closed=closed)
+    return ConnectionRecord(None, 0.0, Login(request=0, name="bob", instance=INSTANCE), is_accepted, closed=closed)
 
 
 @pytest.mark.parametrize(
     ("ended", "heir", "due"),
     [
-        (seat("peer"), None, 0),
-        (seat("timeout"), None, 1),
-        (seat("peer", Code.INTERNAL), None, 1),
-        (seat("local", Code.TAKEN_OVER), INSTANCE, 0),
-        (seat("local", Code.TAKEN_OVER), b"another instance", 1),
-        (seat("local", Code.KICKED), None, 1),
-        (seat("local", Code.NAME_IN_USE, is_in=False), None, 0),
+        (conn("peer"), None, 0),
+        (conn("timeout"), None, 1),
+        (conn("peer", Code.INTERNAL), None, 1),
+        (conn("local", Code.TAKEN_OVER), INSTANCE, 0),
+        (conn("local", Code.TAKEN_OVER), b"another instance", 1),
+        (conn("local", Code.KICKED), None, 1),
+        (conn("local", Code.NAME_IN_USE, is_accepted=False), None, 0),
     ],
 )
-def test_wills(ended: Seat, heir: bytes | None, due: int) -> None:
+def test_wills(ended: ConnectionRecord, heir: bytes | None, due: int) -> None:
     for published in range(3):
         truth, checker = Truth(), WillChecker()
-        will = truth.ledger.leave_will("bob", "a/b", b"dead", 0.0)
-        checker.left(INSTANCE, will)
+        will = truth.published.add_will("bob", "a/b", b"dead", 0.0)
+        checker.register(INSTANCE, will)
         checker.closed(ended, heir)
         truth.append(*(will,) * published)
         if published == due:
@@ -356,99 +362,99 @@ def test_wills(ended: Seat, heir: bytes | None, due: int) -> None:
 
 def test_a_connection_that_may_not_have_been_let_in_may_leave_a_will() -> None:
     truth, checker = Truth(), WillChecker()
-    checker.left(INSTANCE, truth.ledger.leave_will("bob", "a/b", b"dead", 0.0))
-    checker.closed(seat("timeout", is_in=False), None)
+    checker.register(INSTANCE, truth.published.add_will("bob", "a/b", b"dead", 0.0))
+    checker.closed(conn("timeout", is_accepted=False), None)
     checker.complete()
     checker.closed(SimpleNamespace(instance=b"a stranger", closed=None), None)  # type: ignore[arg-type]
 
 
-class Left:
+class ClientWithWill:
     """A client with a will, and a broker that dies."""
 
     def __init__(self) -> None:
         self.truth, self.checker = Truth(), WillChecker()
-        self.will = self.truth.ledger.leave_will("bob", "a/b", b"dead", 0.0)
-        self.checker.left(INSTANCE, self.will)
+        self.will = self.truth.published.add_will("bob", "a/b", b"dead", 0.0)
+        self.checker.register(INSTANCE, self.will)
 
     def die(self, *, under_it: bool = True) -> None:
-        made = seat("timeout")
+        made = conn("timeout")
         made.closed = None
-        self.checker.cut_off([made] if under_it else [])
+        self.checker.handle_broker_death([made] if under_it else [])
 
     def publish(self) -> None:
         self.truth.append(self.will)
 
 
 def test_who_does_not_come_back_after_the_broker_died_leaves_a_will() -> None:
-    left = Left()
-    left.checker.welcomed(INSTANCE, is_safe=True)
-    left.die()
-    left.die(under_it=False)
-    assert "is due" in left.checker.outstanding()
+    client = ClientWithWill()
+    client.checker.welcomed(INSTANCE, is_safe=True)
+    client.die()
+    client.die(under_it=False)
+    assert "is due" in client.checker.outstanding()
     with pytest.raises(ViolationError, match="published 0 times, due 1 times; its connections ended: broker died"):
-        left.checker.complete()
-    left.publish()
-    left.checker.complete()
-    left.publish()
+        client.checker.complete()
+    client.publish()
+    client.checker.complete()
+    client.publish()
     with pytest.raises(ViolationError, match="published 2 times"):
-        left.checker.check()
+        client.checker.check()
 
 
 def test_who_comes_back_after_the_broker_died_may_have_been_too_late() -> None:
-    left = Left()
-    left.checker.welcomed(INSTANCE, is_safe=True)
-    left.die()
-    left.checker.welcomed(INSTANCE, is_safe=True)
-    left.checker.complete()
-    left.publish()
-    left.checker.complete()
+    client = ClientWithWill()
+    client.checker.welcomed(INSTANCE, is_safe=True)
+    client.die()
+    client.checker.welcomed(INSTANCE, is_safe=True)
+    client.checker.complete()
+    client.publish()
+    client.checker.complete()
 
 
 def test_who_comes_back_after_the_broker_died_and_says_goodbye_before_the_welcome_arrives_leaves_no_will() -> None:
-    left = Left()
-    left.checker.welcomed(INSTANCE, is_safe=True)
-    left.die()
-    left.checker.closed(seat("peer", is_in=False), None)
-    assert not left.checker.outstanding()
-    left.checker.complete()
-    left.die(under_it=False)
-    assert not left.checker.outstanding(), "the broker may have forgotten the goodbye, or not"
+    client = ClientWithWill()
+    client.checker.welcomed(INSTANCE, is_safe=True)
+    client.die()
+    client.checker.closed(conn("peer", is_accepted=False), None)
+    assert not client.checker.outstanding()
+    client.checker.complete()
+    client.die(under_it=False)
+    assert not client.checker.outstanding(), "the broker may have forgotten the goodbye, or not"
 
 
 def test_a_will_that_the_disk_did_not_take_may_be_lost_with_the_broker() -> None:
-    left = Left()
-    left.checker.welcomed(INSTANCE, is_safe=False)
-    left.die()
-    left.checker.complete()
-    left.publish()
-    left.checker.complete()
+    client = ClientWithWill()
+    client.checker.welcomed(INSTANCE, is_safe=False)
+    client.die()
+    client.checker.complete()
+    client.publish()
+    client.checker.complete()
 
 
 def test_a_will_that_was_due_when_the_broker_died_still_is() -> None:
-    left = Left()
-    left.checker.welcomed(INSTANCE, is_safe=True)
-    left.checker.closed(seat("timeout"), None)
-    left.die(under_it=False)
+    client = ClientWithWill()
+    client.checker.welcomed(INSTANCE, is_safe=True)
+    client.checker.closed(conn("timeout"), None)
+    client.die(under_it=False)
     with pytest.raises(ViolationError, match="published 0 times, due 1 times"):
-        left.checker.complete()
-    left.publish()
-    left.checker.complete()
+        client.checker.complete()
+    client.publish()
+    client.checker.complete()
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
 def test_a_goodbye_counts_when_the_broker_has_written_it_down(is_saved: bool) -> None:
-    left = Left()
-    left.checker.closed(seat("peer"), None)
+    client = ClientWithWill()
+    client.checker.closed(conn("peer"), None)
     if is_saved:
-        left.checker.saved()
-    left.die(under_it=False)
-    left.checker.complete()
-    left.publish()
+        client.checker.saved()
+    client.die(under_it=False)
+    client.checker.complete()
+    client.publish()
     if is_saved:
         with pytest.raises(ViolationError, match="published 1 times, due 0 times"):
-            left.checker.complete()
+            client.checker.complete()
     else:
-        left.checker.complete()
+        client.checker.complete()
 
 
 # -- reached ----------------------------------------------------------------------------------------------------------
@@ -456,9 +462,13 @@ def test_a_goodbye_counts_when_the_broker_has_written_it_down(is_saved: bool) ->
 
 def test_reached() -> None:
     truth = Truth()
-    roster = Roster(truth.ledger)
-    roster._presences += [Presence(("a/#",), 0.0, 0), Presence(("+/b",), 5.0, 0), Presence(("b",), 0.0, 0)]
-    checker = ReachChecker(roster)
+    connections = ConnectionModel(truth.published)
+    connections._subscriptions += [
+        ConnectedSubscription(("a/#",), 0.0, 0),
+        ConnectedSubscription(("+/b",), 5.0, 0),
+        ConnectedSubscription(("b",), 0.0, 0),
+    ]
+    checker = ReachChecker(connections)
     publication = truth.publish()  # sent at 0.0
     publication.sent_s = 1.0
     checker.confirmed(publication, 1, 2.0)
@@ -473,14 +483,14 @@ def test_reached() -> None:
 
 
 def test_sessions() -> None:
-    roster = Roster(Truth().ledger)
-    made = Seat(None, 0.0, Login(request=0, name="bob", instance=INSTANCE), resumes=True)
-    roster.seats.append(made)
-    checker = SessionChecker(roster)
+    connections = ConnectionModel(Truth().published)
+    made = ConnectionRecord(None, 0.0, Login(request=0, name="bob", instance=INSTANCE), resumes=True)
+    connections.records.append(made)
+    checker = SessionChecker(connections)
     checker.welcomed("b", INSTANCE, True)
     with pytest.raises(ViolationError, match="resumed=False, it should be True"):
         checker.welcomed("b", INSTANCE, False)
-    with pytest.raises(ViolationError, match="never heard of it"):
+    with pytest.raises(ViolationError, match="never received its login"):
         checker.welcomed("c", b"a stranger's id.", False)
     made.resumes = None
     for either in (True, False):
@@ -488,17 +498,17 @@ def test_sessions() -> None:
 
 
 def test_a_subscription_is_kept_from_its_answer_on_unless_the_disk_fails() -> None:
-    roster = Roster(Truth().ledger)
-    made = Seat(None, 0.0, Login(request=0, name="bob", instance=INSTANCE))
-    roster.seats.append(made)
-    checker = SessionChecker(roster)
-    roster.doubt(2.0)
-    present, left, other = (Presence(("a",), 0.0, 0) for _ in range(3))
-    made.presences, made.left = {1: present}, {2: left, 3: other}
-    for now, is_kept in ((2.0, False), (2.1, True)):
+    connections = ConnectionModel(Truth().published)
+    made = ConnectionRecord(None, 0.0, Login(request=0, name="bob", instance=INSTANCE))
+    connections.records.append(made)
+    checker = SessionChecker(connections)
+    connections.mark_uncertain(2.0)
+    present, ended, other = (ConnectedSubscription(("a",), 0.0, 0) for _ in range(3))
+    made.subscriptions, made.ended_subscriptions = {1: present}, {2: ended, 3: other}
+    for now, is_stored in ((2.0, False), (2.1, True)):
         for number in (1, 2, 4):
-            assert checker.settled(INSTANCE, number, now) is is_kept
-        assert [one.is_settled for one in (present, left, other)] == [is_kept, is_kept, False]
+            assert checker.settled(INSTANCE, number, now) is is_stored
+        assert [one.is_settled for one in (present, ended, other)] == [is_stored, is_stored, False]
     assert not checker.settled(b"a stranger's id.", 1, 2.1)
 
 
@@ -510,14 +520,16 @@ class Live:
 
     def __init__(self, *, counts: bool = True) -> None:
         truth = Truth()
-        roster = Roster(truth.ledger)
+        connections = ConnectionModel(truth.published)
         self.messages = [truth.publish(qos=0) for _ in range(6)]
         for number, one in enumerate(self.messages[:5]):
-            roster.live.append(one)
-            roster._ranks[id(one)] = number
-        self.seat = Seat(None, 0.0, Login(request=0, instance=INSTANCE), presences={0: Presence(("a/#",), 0.0, 0)})
-        roster.seats.append(self.seat)
-        self.checker = LiveChecker(roster, stream(truth), counts=counts)
+            connections.live.append(one)
+            connections._ranks[id(one)] = number
+        self.conn = ConnectionRecord(
+            None, 0.0, Login(request=0, instance=INSTANCE), subscriptions={0: ConnectedSubscription(("a/#",), 0.0, 0)}
+        )
+        connections.records.append(self.conn)
+        self.checker = LiveChecker(connections, stream(truth), counts=counts)
 
     def take(self, *numbers: int) -> None:
         self.checker.took(INSTANCE, [self.messages[number] for number in numbers])
@@ -526,17 +538,17 @@ class Live:
 def test_live_gaps_add_up() -> None:
     live = Live()
     live.take(0, 1)
-    live.checker.told_missed(2)
+    live.checker.notified_missed(2)
     live.take(4)
     live.take()
 
 
-@pytest.mark.parametrize("told", [0, 1, 3])
-def test_wrong_live_gaps_are_caught(told: int) -> None:
+@pytest.mark.parametrize("reported", [0, 1, 3])
+def test_wrong_live_gaps_are_caught(reported: int) -> None:
     live = Live()
     live.take(0)
-    if told:
-        live.checker.told_missed(told)
+    if reported:
+        live.checker.notified_missed(reported)
     with pytest.raises(ViolationError, match="which was number 4"):
         live.take(3)
 
@@ -545,8 +557,8 @@ def test_what_never_came_to_the_broker_is_caught() -> None:
     live = Live()
     with pytest.raises(ViolationError, match="never came to the broker"):
         live.take(5)
-    with pytest.raises(ViolationError, match="told that 0"):
-        live.checker.told_missed(0)
+    with pytest.raises(ViolationError, match="0 messages"):
+        live.checker.notified_missed(0)
 
 
 def test_live_gaps_are_counted_only_while_somebody_can_know() -> None:
@@ -555,7 +567,7 @@ def test_live_gaps_are_counted_only_while_somebody_can_know() -> None:
     live.checker.disconnected()
     live.take(3)
     live = Live()
-    live.seat.presences.clear()
+    live.conn.subscriptions.clear()
     live.take(3)
     live.take(1)
 
@@ -567,7 +579,7 @@ def test_a_copy_that_is_put_back_retains_what_was_retained_then() -> None:
     kept = checker.copy()
     checker.changed(new, 2.0)
     checker.changed(late, 2.0)
-    checker.put_back(kept, 3.0)
+    checker.restore(kept, 3.0)
     assert checker.current() == {"a/b": old.payload}
     checker.check(stream(truth, old), 4.0, all_is_there=True)
     with pytest.raises(ViolationError, match="was retained when it asked"):

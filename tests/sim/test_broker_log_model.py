@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.sim.broker_models import Truth
 
-from godwit_sim.broker_log_model import LogChecker, fits, fits_any
+from godwit_sim.broker_log_model import LogChecker, matches_any, matches_filter
 from godwit_sim.checkers import ViolationError
 
 
@@ -38,12 +38,12 @@ from godwit_sim.checkers import ViolationError
     ],
 )
 def test_filters(filter_text: str, yes: str, no: str) -> None:
-    assert [topic for topic in yes.split() if not fits(filter_text, topic)] == []
-    assert [topic for topic in no.split() if fits(filter_text, topic)] == []
-    assert all(fits_any(["nothing", filter_text], topic) for topic in yes.split())
+    assert [topic for topic in yes.split() if not matches_filter(filter_text, topic)] == []
+    assert [topic for topic in no.split() if matches_filter(filter_text, topic)] == []
+    assert all(matches_any(["nothing", filter_text], topic) for topic in yes.split())
 
 
-def recognise(truth: Truth, publication: Any, **changes: Any) -> Any:
+def identify(truth: Truth, publication: Any, **changes: Any) -> Any:
     fields = {
         "topic": publication.topic,
         "payload": publication.payload,
@@ -51,31 +51,36 @@ def recognise(truth: Truth, publication: Any, **changes: Any) -> Any:
         "qos": publication.qos,
         "publisher": publication.author.title(),
     }
-    return truth.ledger.recognise("test", "here", **(fields | changes))
+    return truth.published.identify("test", "here", **(fields | changes))
 
 
 def test_what_was_published_is_recognised() -> None:
     truth = Truth()
     one, other, empty = truth.publish(), truth.publish(), truth.publish(payload=b"", retain=True)
     for publication in (one, other, empty):
-        assert recognise(truth, publication) is publication
-    assert [one.place, other.place, truth.publish(author="bob").place, truth.publish(qos=2).place] == [0, 1, 0, 0]
-    assert truth.publish(source="identity").lane[0] == "identity"
+        assert identify(truth, publication) is publication
+    assert [one.position, other.position, truth.publish(author="bob").position, truth.publish(qos=2).position] == [
+        0,
+        1,
+        0,
+        0,
+    ]
+    assert truth.publish(source="identity").order_key[0] == "identity"
 
 
 def test_a_will_may_have_any_time() -> None:
     truth = Truth()
-    will = truth.ledger.leave_will("bob", "a/b", b"I am dead", 0.0)
-    assert recognise(truth, will) is will
-    assert recognise(truth, will, published_us=12345) is will
+    will = truth.published.add_will("bob", "a/b", b"I am dead", 0.0)
+    assert identify(truth, will) is will
+    assert identify(truth, will, published_us=12345) is will
     assert "will" in str(will)
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"payload": b"else"}, "nobody published"),
-        ({"payload": b""}, "0 bytes .* nobody published"),
+        ({"payload": b"else"}, "never published"),
+        ({"payload": b""}, "0 bytes .* never published"),
         ({"topic": "a/c"}, "topic"),
         ({"qos": 2}, "QoS"),
         ({"published_us": 5}, "time"),
@@ -85,7 +90,7 @@ def test_a_will_may_have_any_time() -> None:
 def test_what_was_not_published_is_a_violation(changes: dict[str, Any], complaint: str) -> None:
     truth = Truth()
     with pytest.raises(ViolationError, match=complaint):
-        recognise(truth, truth.publish(), **changes)
+        identify(truth, truth.publish(), **changes)
 
 
 def test_a_good_log() -> None:
@@ -106,7 +111,7 @@ def test_a_good_log() -> None:
 def test_qos_1_may_be_there_twice_and_wills_as_often_as_clients_die() -> None:
     truth = Truth()
     one, other = truth.publish(), truth.publish()
-    will = truth.ledger.leave_will("bob", "a/b", b"dead", 0.0, qos=2)
+    will = truth.published.add_will("bob", "a/b", b"dead", 0.0, qos=2)
     truth.append(one, other, one, other, will, will)
     assert one.offsets == [0, 2]
     assert will.offsets == [4, 5]
@@ -140,7 +145,7 @@ def test_qos_0_is_not_there_unless_a_rule_says_so() -> None:
     one = truth.publish(qos=0)
     with pytest.raises(ViolationError, match="is in the log"):
         truth.append(one)
-    LogChecker(truth.ledger, logs_qos_0=True).appended(0, [truth.entry(truth.publish(qos=0))])
+    LogChecker(truth.published, logs_qos_0=True).appended(0, [truth.entry(truth.publish(qos=0))])
 
 
 def test_the_figures_of_the_broker_are_not_there() -> None:
@@ -165,8 +170,8 @@ def test_a_confirm_needs_an_append() -> None:
         ({"flags": 0x45}, "retain=False"),
         ({"published_us": 7}, "time"),
         ({"count": 2}, "counted as 2"),
-        ({"rest": b"x"}, "nobody published"),
-        ({"rest": b"x", "flags": 0x40}, "cannot be read"),
+        ({"rest": b"x"}, "never published"),
+        ({"rest": b"x", "flags": 0x40}, "an invalid batch"),
         ({"received_us": 1}, "after one at"),
     ],
 )
@@ -183,7 +188,7 @@ def test_a_copy_that_is_put_back_has_what_it_had() -> None:
     backup = truth.log.copy()
     lost, again = truth.logged(qos=2), truth.logged(qos=2)
     truth.log.confirmed(lost, 1.0)
-    truth.log.put_back(backup)
+    truth.log.restore(backup)
     assert (truth.log.next_offset, kept.offsets, lost.offsets) == (1, [0], [])
     truth.log.confirmed(lost, 2.0)  # its confirm was on its way
     truth.append(again)

@@ -22,7 +22,7 @@ from godwit.wire.changes import (
     TopicKept,
 )
 from godwit.wire.entry import Entry
-from godwit_sim.broker_restarts import Found, RestartChecker, apply, rows_of
+from godwit_sim.broker_restarts import RestartChecker, StoreContents, apply, rows_of
 from godwit_sim.checkers import ViolationError
 
 TOPIC = TopicKept("a/b", 1, 2, 3)
@@ -61,7 +61,7 @@ class Case:
             "entries": entries,
             "state": self.state,
         }
-        return self.checker.reopened(Found(**(fields | changes)))
+        return self.checker.reopened(StoreContents(**(fields | changes)))
 
 
 def test_a_log_that_kept_its_word() -> None:
@@ -77,7 +77,7 @@ def test_a_log_that_kept_its_word() -> None:
 def test_what_was_confirmed_is_there() -> None:
     case = Case()
     case.append(count=3)
-    with pytest.raises(ViolationError, match=r"offset 2 .* is not there; nobody was told"):
+    with pytest.raises(ViolationError, match=r"offset 2 .* is not there; it was not yet confirmed"):
         case.reopen(entries=case.entries[:2], next_offset=2)
     confirmed = case.truth.log.at(1)
     assert confirmed is not None
@@ -90,7 +90,7 @@ def test_what_is_there_is_what_was_given() -> None:
     case = Case()
     case.append(count=2)
     first, last = case.entries
-    with pytest.raises(ViolationError, match=r"offset 0 .* is not what it was"):
+    with pytest.raises(ViolationError, match=r"offset 0 .* has changed"):
         case.reopen(entries=[(0, last[1]), (1, first[1])])
     with pytest.raises(ViolationError, match="the next offset is 3, behind the last message it is 2"):
         case.reopen(next_offset=3)
@@ -110,7 +110,7 @@ def test_an_append_without_an_answer_is_there_whole_or_not_at_all(fails: bool) -
         if is_there:
             case.state = State(topics=[TOPIC])
             assert case.reopen(entries) == entries
-            assert case.checker.surfaced == 1
+            assert case.checker.recovered_appends == 1
             case.truth.log.appended(1, entries)
             case.entries += [(1, entries[0]), (2, entries[1])]
         assert case.reopen() == []
@@ -176,13 +176,13 @@ def test_damage_is_what_the_disk_has_spoiled() -> None:
     case = Case()
     case.append(count=4)
     left = [case.entries[0], case.entries[3]]
-    with pytest.raises(ViolationError, match=r"offset 1 .* is not what it was"):
+    with pytest.raises(ViolationError, match=r"offset 1 .* has changed"):
         case.reopen(entries=left)
-    with pytest.raises(ViolationError, match="1 to 3 are damaged, and nobody"):
+    with pytest.raises(ViolationError, match="1 to 3 are damaged, and were not"):
         case.reopen(entries=left, damaged=[(1, 3)])
     case.checker.rotted(2)
     case.reopen(entries=left, damaged=[(1, 3)])
-    assert [case.truth.log.is_gone(offset) for offset in range(4)] == [False, True, True, False]
+    assert [case.truth.log.is_unavailable(offset) for offset in range(4)] == [False, True, True, False]
 
 
 def test_cursors_stay_where_an_answered_commit_put_them() -> None:
@@ -193,7 +193,7 @@ def test_cursors_stay_where_an_answered_commit_put_them() -> None:
     case.checker.commit_answered(key, 7)
     case.reopen()
     case.checker.commit_answered(key, 8)
-    with pytest.raises(ViolationError, match="stands at 7, the commit of 8 was answered"):
+    with pytest.raises(ViolationError, match="is at 7, the commit of 8 was answered"):
         case.reopen()
     case.checker.commit_answered(("bob", *key[1:]), 1)
     case.checker.commit_answered(key, 7)
@@ -226,9 +226,9 @@ def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
     check(1, quiet_from=3, is_settled=True)
     check(3, quiet_from=1, lost=1)
     for wrong in ({"quiet_from": 0}, {"quiet_from": 1, "is_settled": True}):
-        with pytest.raises(ViolationError, match="which is for it"):
+        with pytest.raises(ViolationError, match="which matches it"):
             check(2, **wrong)
-    truth.log.gone_below = 3
+    truth.log.deleted_below = 3
     check(2, quiet_from=0)
 
 
@@ -254,8 +254,8 @@ def test_a_copy_that_is_put_back_has_what_it_had() -> None:
     case.append(FEED)
     case.checker.commit_answered(("alice", ("a/#",), "cursor"), 7)
     case.checker.attempted([case.entry()], [])
-    case.checker.put_back(kept)
-    case.truth.log.put_back(log)
+    case.checker.restore(kept)
+    case.truth.log.restore(log)
     del case.entries[1:]
     case.state = State(topics=[TOPIC])
     assert case.reopen() == []

@@ -13,7 +13,7 @@ from godwit_sim.checkers import ViolationError
 
 
 def stream(truth: Truth, *filters: str, lowest: int = 0, due: int | None = 0) -> Stream:
-    return Stream("s", filters or ("a/#",), truth.ledger, truth.log, Start(lowest, due))
+    return Stream("s", filters or ("a/#",), truth.published, truth.log, Start(lowest, due))
 
 
 def take(made: Stream, *publications: Publication, **changes: Any) -> None:
@@ -38,7 +38,7 @@ def test_everything_in_order_is_right() -> None:
     [
         ({"offset": None}, "no offset"),
         ({"offset": 1}, "came with offset 1"),
-        ({"payload": b"x"}, "nobody published"),
+        ({"payload": b"x"}, "never published"),
         ({"retained": True}, "not published so"),
     ],
 )
@@ -69,14 +69,14 @@ def test_nothing_is_passed_over_in_silence() -> None:
     messages = [truth.logged() for _ in range(3)]
     made = stream(truth)
     take(made, messages[0])
-    with pytest.raises(ViolationError, match="1 messages before offset 2 were passed over"):
+    with pytest.raises(ViolationError, match="1 messages before offset 2 were skipped"):
         take(made, messages[2])
 
 
 def test_nothing_is_passed_over_at_the_start() -> None:
     truth = Truth()
     messages = [truth.logged() for _ in range(2)]
-    with pytest.raises(ViolationError, match="passed over"):
+    with pytest.raises(ViolationError, match="skipped"):
         take(stream(truth), messages[1])
 
 
@@ -91,102 +91,102 @@ def test_what_does_not_match_is_passed_over() -> None:
 def test_what_was_told_as_missed_may_be_missing() -> None:
     truth = Truth()
     messages = [truth.logged() for _ in range(4)]
-    truth.log.gone_below = 3
+    truth.log.deleted_below = 3
     made = stream(truth)
     take(made, messages[0])
-    made.told_missed(2, 3)
+    made.notified_missed(2, 3)
     assert made.outstanding() == [3]
     take(made, messages[3])
     assert made.missed == 2
 
 
-@pytest.mark.parametrize("told", [0, 1, 3])
-def test_what_is_missing_is_told_exactly(told: int) -> None:
+@pytest.mark.parametrize("reported", [0, 1, 3])
+def test_what_is_missing_is_told_exactly(reported: int) -> None:
     truth = Truth()
     first = truth.logged()
     for topic in ("a/b", "b", "a/b", "a/b"):
         truth.logged(topic)
-    truth.log.gone_below = 5
+    truth.log.deleted_below = 5
     made = stream(truth)
     take(made, first)
-    with pytest.raises(ViolationError, match=f"told that {told} messages before offset 4 are missing: 2 are"):
-        made.told_missed(told, 4)
+    with pytest.raises(ViolationError, match=f"{reported} messages before offset 4 are reported missing: 2 are"):
+        made.notified_missed(reported, 4)
 
 
 def test_after_a_break_nobody_knows_exactly() -> None:
     truth = Truth()
     for topic in ("a/b", "b", "a/b", "a/b"):
         truth.logged(topic)
-    truth.log.gone_below = 4
-    for told in (2, 3):
+    truth.log.deleted_below = 4
+    for reported in (2, 3):
         made = stream(truth)
         made.disconnected()
-        made.told_missed(told, 3)
-        Stream("s", ["a/#"], truth.ledger, truth.log, Start(0, 0, is_vague=True)).told_missed(told, 3)
-    for told in (1, 4):
+        made.notified_missed(reported, 3)
+        Stream("s", ["a/#"], truth.published, truth.log, Start(0, 0, is_approximate=True)).notified_missed(reported, 3)
+    for reported in (1, 4):
         made = stream(truth)
         made.disconnected()
         with pytest.raises(ViolationError, match="2 are"):
-            made.told_missed(told, 3)
+            made.notified_missed(reported, 3)
 
 
 def test_nothing_is_told_as_missed_that_is_still_there_or_came() -> None:
     truth = Truth()
     messages = [truth.logged() for _ in range(3)]
-    truth.log.gone_below = 1
-    with pytest.raises(ViolationError, match="offset 1 is missing, which is still in the log"):
-        stream(truth).told_missed(2, 2)
+    truth.log.deleted_below = 1
+    with pytest.raises(ViolationError, match="offset 1 is reported missing, and is still in the log"):
+        stream(truth).notified_missed(2, 2)
     made = stream(truth)
     made.disconnected()
     take(made, *messages)
-    with pytest.raises(ViolationError, match="told that 1"):
-        made.told_missed(1, 2)
+    with pytest.raises(ViolationError, match="1 messages"):
+        made.notified_missed(1, 2)
 
 
 def test_what_is_damaged_is_told_and_nobody_knows_whose_it_was() -> None:
     truth = Truth()
     first, last = truth.logged(), [truth.logged(topic) for topic in ("a/b", "elsewhere", "a/b", "a/b")][-1]
     truth.log.damaged.update((1, 2))
-    for told in (1, 2):
+    for reported in (1, 2):
         made = stream(truth)
         take(made, first)
-        made.told_missed(told, 3)
-    for told, next_offset in ((3, 3), (3, 4)):
+        made.notified_missed(reported, 3)
+    for reported, next_offset in ((3, 3), (3, 4)):
         made = stream(truth)
         take(made, first)
-        with pytest.raises(ViolationError, match=r"are missing|still in the log"):
-            made.told_missed(told, next_offset)
+        with pytest.raises(ViolationError, match=r"are reported missing|still in the log"):
+            made.notified_missed(reported, next_offset)
     made = stream(truth)
     take(made, first)
-    with pytest.raises(ViolationError, match="passed over"):
+    with pytest.raises(ViolationError, match="skipped"):
         take(made, last)
 
 
 def test_a_quiet_subscription_is_told_of_nothing_that_others_lost() -> None:
     truth = Truth()
-    made = Stream("s", ("a/#",), truth.ledger, truth.log, Start(0, 0), is_quiet=True)
+    made = Stream("s", ("a/#",), truth.published, truth.log, Start(0, 0), is_quiet=True)
     first = truth.logged()
     take(made, first)
     for _ in range(3):
         truth.logged("b")
     made.disconnected()
     truth.log.damaged.add(2)
-    made.told_missed(1, 3)  # nobody can say whose it was
+    made.notified_missed(1, 3)  # nobody can say whose it was
     truth.log.damaged.clear()
-    with pytest.raises(ViolationError, match="none that is gone was for it"):
-        made.told_missed(1, 4)
-    truth.log.gone_below = 1
-    made.told_missed(1, 4)  # what it has taken is gone: the broker may not have heard of that
+    with pytest.raises(ViolationError, match="none that matches it is gone"):
+        made.notified_missed(1, 4)
+    truth.log.deleted_below = 1
+    made.notified_missed(1, 4)  # what it has taken is gone: the broker may not have heard of that
 
 
 def test_the_next_life_goes_on_behind_a_gap() -> None:
     truth = Truth()
     for _ in range(3):
         truth.logged()
-    truth.log.gone_below = 2
+    truth.log.deleted_below = 2
     made = stream(truth)
-    made.told_missed(2, 2)
-    assert made.goes_on_at == 2
+    made.notified_missed(2, 2)
+    assert made.resume_offset == 2
 
 
 def test_a_start_at_latest_lies_between_question_and_answer() -> None:
@@ -206,7 +206,7 @@ def test_a_start_at_latest_lies_between_question_and_answer() -> None:
         take(late, before)
     other = stream(truth, lowest=1, due=3)
     truth.logged()
-    with pytest.raises(ViolationError, match="passed over"):
+    with pytest.raises(ViolationError, match="skipped"):
         take(other, truth.logged())
 
 
@@ -215,14 +215,14 @@ def test_where_the_next_life_goes_on() -> None:
     messages = [truth.logged() for _ in range(3)]
     unanswered, answered = (stream(truth, lowest=0, due=None) for _ in range(2))
     answered.answered()
-    assert (unanswered.goes_on_at, answered.goes_on_at) == (None, 3)
+    assert (unanswered.resume_offset, answered.resume_offset) == (None, 3)
     made = stream(truth)
     made.took([got(messages[0]), got(messages[1])])
-    assert made.goes_on_at == 0, "the application may have died over them"
+    assert made.resume_offset == 0, "the application may have died over them"
     made.took([got(messages[2])])
-    assert made.goes_on_at == 2
+    assert made.resume_offset == 2
     made.finished()
-    assert made.goes_on_at == 3
+    assert made.resume_offset == 3
 
 
 def test_nothing_comes_after_the_end() -> None:
@@ -259,7 +259,7 @@ def test_qos_0_at_most_once_and_in_order() -> None:
 
 def test_a_will_of_qos_0_may_come_again() -> None:
     truth = Truth()
-    will = truth.ledger.leave_will("bob", "a/b", b"dead", 0.0, qos=0)
+    will = truth.published.add_will("bob", "a/b", b"dead", 0.0, qos=0)
     take(stream(truth), will, will)
 
 
@@ -302,13 +302,13 @@ def restored(read: int = 4) -> tuple[Truth, Stream, list[Publication], list[Publ
     backup = truth.log.copy()
     old += [truth.logged(), truth.logged()]
     take(made, *old[:read])
-    truth.log.put_back(backup)
+    truth.log.restore(backup)
     return truth, made, old, [truth.logged(), truth.logged(), truth.logged()]
 
 
 def test_who_is_told_goes_back() -> None:
     _, made, _, new = restored()
-    made.told_replaced(2, 4)
+    made.notified_replaced(2, 4)
     assert len(made.outstanding()) == 3
     take(made, *new)
     made.complete()
@@ -324,7 +324,7 @@ def test_what_was_on_its_way_may_come_before() -> None:
     _, made, old, new = restored(1)
     take(made, old[1])
     take(made, old[2], offset=2)
-    made.told_replaced(2, 3)
+    made.notified_replaced(2, 3)
     take(made, *new)
     made.complete()
 
@@ -333,18 +333,18 @@ def test_what_was_on_its_way_may_come_before() -> None:
 def test_a_wrong_place_to_go_back_to_is_caught(position: tuple[int, int]) -> None:
     _, made, _, _ = restored()
     with pytest.raises(ViolationError, match="up to 2 the log is the same"):
-        made.told_replaced(*position)
+        made.notified_replaced(*position)
 
 
 def test_going_back_without_a_reason_is_caught() -> None:
     _, made, _, _ = restored(2)
-    with pytest.raises(ViolationError, match="goes back to 1"):
-        made.told_replaced(1, 2)
+    with pytest.raises(ViolationError, match="resuming at 1"):
+        made.notified_replaced(1, 2)
 
 
 def test_going_on_in_silence_is_caught() -> None:
     _, made, _, new = restored()
-    with pytest.raises(ViolationError, match="other messages from 2 on than it read up to 4, and it was not told"):
+    with pytest.raises(ViolationError, match="from 2 on than it read up to 4, and that was not reported"):
         take(made, new[2])
 
 

@@ -17,9 +17,9 @@ from godwit_sim.checkers import (
     AmplificationWatcher,
     ConfirmChecker,
     DeliveryChecker,
-    HeardWatcher,
-    LifeChecker,
+    LifecycleChecker,
     MemoryWatcher,
+    TimeoutWatcher,
     TimerWatcher,
     ViolationError,
 )
@@ -153,21 +153,21 @@ def test_the_last_confirm_must_arrive() -> None:
 
 
 @pytest.fixture
-def life() -> LifeChecker:
-    checker = LifeChecker()
+def state() -> LifecycleChecker:
+    checker = LifecycleChecker()
     for end in (CLIENT, SERVER):
         checker.opened(end)
         checker.connected(end)
     return checker
 
 
-def test_a_whole_life(life: LifeChecker) -> None:
-    life.active(SERVER, "Received")
-    life.asked(CLIENT, 7, "enough")
-    life.closed(CLIENT, 7, "enough", "local")
-    assert life.unclosed() == [SERVER]
-    life.closed(SERVER, 7, "enough", "peer")
-    life.complete()
+def test_a_whole_life(state: LifecycleChecker) -> None:
+    state.active(SERVER, "Received")
+    state.asked(CLIENT, 7, "enough")
+    state.closed(CLIENT, 7, "enough", "local")
+    assert state.unclosed() == [SERVER]
+    state.closed(SERVER, 7, "enough", "peer")
+    state.complete()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_whole_life(life: LifeChecker) -> None:
     [
         (lambda c: c.opened(CLIENT), "opened twice"),
         (lambda c: c.connected(CLIENT), "Connected twice"),
-        (lambda c: c.active("c9.1@client", "Received"), "nobody opened"),
+        (lambda c: c.active("c9.1@client", "Received"), "never opened"),
         (lambda c: c.closed(CLIENT, 7, "x", "local"), r"asked for \[\]"),
         (lambda c: c.closed(CLIENT, 7, "x", "peer"), r"other end asked for \[\]"),
         (lambda c: c.closed(CLIENT, 0, "", "reset"), "neither closed nor dead"),
@@ -183,35 +183,35 @@ def test_a_whole_life(life: LifeChecker) -> None:
         (lambda c: c.complete(), "never Closed"),
     ],
 )
-def test_wrong_lives(life: LifeChecker, play: Callable[[LifeChecker], None], text: str) -> None:
+def test_wrong_lives(state: LifecycleChecker, play: Callable[[LifecycleChecker], None], text: str) -> None:
     with pytest.raises(ViolationError, match=text):
-        play(life)
+        play(state)
 
 
 def test_nothing_before_connected() -> None:
-    life = LifeChecker()
-    life.opened(CLIENT)
+    state = LifecycleChecker()
+    state.opened(CLIENT)
     with pytest.raises(ViolationError, match="Received before Connected"):
-        life.active(CLIENT, "Received")
+        state.active(CLIENT, "Received")
 
 
 @pytest.mark.parametrize("again", ["Closed", "Received"])
-def test_nothing_after_closed(life: LifeChecker, again: str) -> None:
-    life.closed(CLIENT, 0, "", "timeout")
+def test_nothing_after_closed(state: LifecycleChecker, again: str) -> None:
+    state.closed(CLIENT, 0, "", "timeout")
     with pytest.raises(ViolationError, match=f"{again} after Closed"):
-        life.closed(CLIENT, 0, "", "timeout") if again == "Closed" else life.active(CLIENT, again)
+        state.closed(CLIENT, 0, "", "timeout") if again == "Closed" else state.active(CLIENT, again)
 
 
-def test_a_death_excuses_a_reset_and_owes_no_closed(life: LifeChecker) -> None:
-    life.died(SERVER)
-    life.closed(CLIENT, 0, "", "reset")
-    life.complete()
+def test_a_death_excuses_a_reset_and_owes_no_closed(state: LifecycleChecker) -> None:
+    state.died(SERVER)
+    state.closed(CLIENT, 0, "", "reset")
+    state.complete()
 
 
-def test_the_reason_must_be_the_one_given(life: LifeChecker) -> None:
-    life.asked(SERVER, 8, "no more")
+def test_the_reason_must_be_the_one_given(state: LifecycleChecker) -> None:
+    state.asked(SERVER, 8, "no more")
     with pytest.raises(ViolationError, match="no more"):
-        life.closed(CLIENT, 8, "no moré", "peer")
+        state.closed(CLIENT, 8, "no moré", "peer")
 
 
 SERVER_ADDRESS = ("192.0.2.1", 4000)
@@ -317,23 +317,23 @@ def test_a_timer_that_rings_for_ever() -> None:
 
 def test_a_forgotten_timer() -> None:
     busy, idle = TimerWatcher(lambda host: True), TimerWatcher(lambda host: False)
-    busy.rested(host(node=Node(1.0)), 0.0)
-    idle.rested(host(node=Node(None)), 0.0)
+    busy.drained(host(node=Node(1.0)), 0.0)
+    idle.drained(host(node=Node(None)), 0.0)
     with pytest.raises(ViolationError, match="no timer"):
-        busy.rested(host(node=Node(None)), 0.0)
+        busy.drained(host(node=Node(None)), 0.0)
     with pytest.raises(ViolationError, match="inf"):
-        busy.rested(host(node=Node(float("inf"))), 0.0)
+        busy.drained(host(node=Node(float("inf"))), 0.0)
 
 
 def test_memory() -> None:
     counts = iter((10, 20, 0, 21, -1))
     watcher = MemoryWatcher(lambda host: next(counts), lambda host: 20)
     for _ in range(3):
-        watcher.rested(host(), 0.0)
+        watcher.drained(host(), 0.0)
     assert watcher.most_bytes == {"server": 20}
     for _ in range(2):
         with pytest.raises(ViolationError, match="bounded to 20"):
-            watcher.rested(host(), 0.0)
+            watcher.drained(host(), 0.0)
 
 
 def ping(connection_id: int, number: int) -> bytes:
@@ -341,7 +341,7 @@ def ping(connection_id: int, number: int) -> bytes:
 
 
 def test_a_time_out_needs_silence() -> None:
-    watcher, server = HeardWatcher(), host()
+    watcher, server = TimeoutWatcher(), host()
     watcher.arrived(server, CLIENT_ADDRESS, ping(5, 1), 10.0)
     watcher.arrived(server, CLIENT_ADDRESS, ping(6, 1), 35.0)  # another connection
     watcher.arrived(server, CLIENT_ADDRESS, ping(5, 1), 36.0)  # a repeat

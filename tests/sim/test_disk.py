@@ -226,7 +226,7 @@ def test_a_copy_that_is_put_back_is_there_after_every_power_cut() -> None:
         list(fill(made, rng))
         disk.die()
     disk.kill()
-    disk.put_back(copy)
+    disk.restore(copy)
     disk.cut_power()
     with connection(disk) as made:
         assert made.execute("SELECT count(*) FROM rows").get == ROWS

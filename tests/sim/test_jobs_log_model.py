@@ -14,28 +14,28 @@ from tests.sim.jobs_models import INSTANCE, SECOND_US, Truth
 
 from godwit.wire.work import Submission
 from godwit_sim.checkers import ViolationError
-from godwit_sim.jobs_log_model import JobLedger, read_event
+from godwit_sim.jobs_log_model import JobRecords, read_event
 
 
 def test_the_same_key_is_the_same_order_for_the_same_controller() -> None:
-    ledger = JobLedger()
-    wish = Submission(key="k", of_kind="resize")
-    order = ledger.ask("boss", wish, b"one", 1.0)
-    assert ledger.ask("boss", wish, b"two", 2.0) is order
-    assert ledger.ask("chief", wish, b"three", 3.0) is not order
-    assert [ask.payload for ask in order.asks] == [b"one", b"two"]
-    assert str(order) == "job 'k' of boss"
+    records = JobRecords()
+    submission = Submission(key="k", of_kind="resize")
+    requested_job = records.request("boss", submission, b"one", 1.0)
+    assert records.request("boss", submission, b"two", 2.0) is requested_job
+    assert records.request("chief", submission, b"three", 3.0) is not requested_job
+    assert [request.payload for request in requested_job.requests] == [b"one", b"two"]
+    assert str(requested_job) == "job 'k' of boss"
 
 
 def test_a_lease_is_given_once() -> None:
-    ledger = JobLedger()
-    run = ledger.begin((1, 0, 1), "anna", "w0.1", 1.0)
+    records = JobRecords()
+    run = records.begin((1, 0, 1), "anna", "w0.1", 1.0)
     was_over = run.is_over
     run.result = b""
     assert (was_over, run.is_over) == (False, True)
-    ledger.begin((1, 0, 2), "anna", "w0.2", 1.0)
+    records.begin((1, 0, 2), "anna", "w0.2", 1.0)
     with pytest.raises(ViolationError, match=r"task 0 of job 1 under fence 1 at w0.1 was given to w1.1 too"):
-        ledger.begin((1, 0, 1), "berta", "w1.1", 2.0)
+        records.begin((1, 0, 1), "berta", "w1.1", 2.0)
 
 
 def test_events_are_read() -> None:
@@ -45,7 +45,7 @@ def test_events_are_read() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"event":"done","job":"1"}', b'{"event":"done","job":1,"x":1}'])
 def test_what_is_no_event(body: bytes) -> None:
-    with pytest.raises(ViolationError, match="is no event"):
+    with pytest.raises(ViolationError, match="is not an event"):
         read_event(body)
 
 
@@ -53,19 +53,19 @@ def test_a_story_knows_how_everything_stood() -> None:
     truth = Truth()
     truth.volunteers("anna", "berta")
     truth.submit(agreed=2, workers=2)
-    story = truth.chronicle.stories[1]
+    job = truth.log_model.jobs[1]
     truth.lease()
-    story.note()
-    assert [stand[0] for stand in story.tasks[0].history] == ["waiting", "leased"], "what does not change is not noted"
-    story.end("cancelled", truth.now_us, "cancelled")
-    story.note()
-    assert story.is_ended
-    assert [task.history[-1] for task in story.tasks.values()] == [
+    job.note()
+    assert [status[0] for status in job.tasks[0].history] == ["waiting", "leased"], "what does not change is not noted"
+    job.end("cancelled", truth.now_us, "cancelled")
+    job.note()
+    assert job.is_ended
+    assert [task.history[-1] for task in job.tasks.values()] == [
         ("cancelled", "anna", 1, 0, 0),
         ("cancelled", "", 0, 0, 0),
     ]
-    assert story.history == [("running", 2), ("cancelled", 2)]
-    assert str(story) == "job 1 (job 'key 1' of boss, 'resize', cancelled)"
+    assert job.history == [("running", 2), ("cancelled", 2)]
+    assert str(job) == "job 1 (job 'key 1' of boss, 'resize', cancelled)"
 
 
 def leased(**wishes: int) -> Truth:
@@ -86,15 +86,15 @@ def test_a_job_that_is_done() -> None:
     truth = leased()
     finish(truth)
     truth.end("done", "done")
-    story = truth.chronicle.stories[1]
-    assert (story.state, story.tasks[0].result, story.history) == ("done", b"result", [("running", 1), ("done", 1)])
-    assert [stand[0] for stand in story.tasks[0].history] == ["waiting", "leased", "finished"]
-    assert truth.chronicle.unended() == []
+    job = truth.log_model.jobs[1]
+    assert (job.state, job.tasks[0].result, job.history) == ("done", b"result", [("running", 1), ("done", 1)])
+    assert [status[0] for status in job.tasks[0].history] == ["waiting", "leased", "finished"]
+    assert truth.log_model.unended() == []
     truth.now += 100.0
     truth.remove()
-    assert story.is_gone
+    assert job.is_removed
     truth.submit(2, key="key 1")
-    assert truth.chronicle.stories[1].order.numbers == [1, 2], "long after its end a key is free again"
+    assert truth.log_model.jobs[1].requested_job.numbers == [1, 2], "long after its end a key is free again"
 
 
 def test_a_job_that_waits_for_volunteers() -> None:
@@ -108,7 +108,7 @@ def test_a_job_that_waits_for_volunteers() -> None:
         truth.task(1, 0),
         truth.task(1, 1),
     )
-    assert truth.chronicle.stories[1].history == [("waiting", None), ("running", 2)]
+    assert truth.log_model.jobs[1].history == [("waiting", None), ("running", 2)]
 
 
 def test_failures_losses_and_returns() -> None:
@@ -120,7 +120,7 @@ def test_failures_losses_and_returns() -> None:
     truth.end_lease("lost", losses=1)
     truth.volunteers("berta")
     truth.lease("berta", fence=3)
-    truth.roster._worker("berta").returned[1, 0, 3] = truth.now
+    truth.workers._worker("berta").returned[1, 0, 3] = truth.now
     truth.end_lease("returned")
     truth.volunteers("anna")
     truth.lease(fence=4)
@@ -128,7 +128,7 @@ def test_failures_losses_and_returns() -> None:
     truth.end_lease("failed", failures=2, error="oh")
     truth.append("resize", [{"event": "task_failed", "job": 1, "task": 0}], truth.task(1, state="failed"))
     truth.end("job_failed", "failed")
-    assert truth.chronicle.stories[1].is_ended
+    assert truth.log_model.jobs[1].is_ended
 
 
 def test_ends_that_come_early() -> None:
@@ -136,25 +136,25 @@ def test_ends_that_come_early() -> None:
     truth.now += 2.0
     truth.end("job_failed", "failed", tasks="failed", reason="the deadline passed")
     truth.submit(2, agreed=None, workers=0, of_kind="mail")
-    truth.ledger.cancels.add(2)
+    truth.records.cancels.add(2)
     changes = truth.job(2, state="cancelled", ended_us=truth.now_us)
     truth.append("mail", [{"event": "cancelled", "job": 2}], changes)
-    assert [story.state for story in truth.chronicle.stories.values()] == ["failed", "cancelled"]
+    assert [job.state for job in truth.log_model.jobs.values()] == ["failed", "cancelled"]
 
 
 def test_what_turns_up_at_once_is_taken_in_its_order() -> None:
     """After the disk had failed, several turns are in one append."""
     truth = leased()
     truth.says("anna", (1, 0, 1), b"x")
-    told = {"job": 1, "task": 0, "worker": "anna", "fence": 1, "ran_us": SECOND_US, "result_bytes": 1}
+    reported = {"job": 1, "task": 0, "worker": "anna", "fence": 1, "ran_us": SECOND_US, "result_bytes": 1}
     done = {"event": "done", "job": 1, "at_us": truth.now_us + 5}
     truth.append(
         "resize",
-        [told | {"event": "finished"}, done],
+        [reported | {"event": "finished"}, done],
         truth.task(1, state="finished", result=b"x"),
         truth.job(1, state="done", ended_us=truth.now_us + 5),
     )
-    assert truth.chronicle.stories[1].state == "done"
+    assert truth.log_model.jobs[1].state == "done"
 
 
 # -- what must not happen ---------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def two_leases(truth: Truth) -> None:
 
 
 def old_fence(truth: Truth) -> None:
-    truth.roster._worker("anna").returned[1, 0, 1] = 0.0
+    truth.workers._worker("anna").returned[1, 0, 1] = 0.0
     truth.end_lease("returned")
     truth.lease(fence=1)
 
@@ -187,8 +187,8 @@ def nobody_s_result(truth: Truth) -> None:
 
 def wrong_result(truth: Truth) -> None:
     truth.says("anna", (1, 0, 1), b"result")
-    truth.roster._worker("anna").outcomes[1, 0, 1] = [
-        (outcome, b"other!") for outcome, _ in truth.roster._worker("anna").outcomes[1, 0, 1]
+    truth.workers._worker("anna").outcomes[1, 0, 1] = [
+        (outcome, b"other!") for outcome, _ in truth.workers._worker("anna").outcomes[1, 0, 1]
     ]
     truth.end_lease("finished", "finished", result=b"result")
 
@@ -269,9 +269,9 @@ def same_key(truth: Truth) -> None:
 
 
 def nobody_s_job(truth: Truth) -> None:
-    orders = truth.ledger.orders
-    truth.ledger.orders = {}
-    truth.ledger.ask = lambda *_: orders["boss", "key 1"]  # type: ignore[method-assign]
+    requested_jobs = truth.records.requested_jobs
+    truth.records.requested_jobs = {}
+    truth.records.request = lambda *_: requested_jobs["boss", "key 1"]  # type: ignore[method-assign]
     truth.submit(2)
 
 
@@ -315,7 +315,7 @@ def beyond_capacity(truth: Truth) -> None:
 
 def same_worker(truth: Truth) -> None:
     truth.volunteers("berta")
-    truth.roster._worker("anna").returned[1, 0, 1] = 0.0
+    truth.workers._worker("anna").returned[1, 0, 1] = 0.0
     truth.end_lease("returned")
     truth.lease(fence=2)
 
@@ -337,7 +337,7 @@ def kept_otherwise(truth: Truth) -> None:
 
 def not_kept(truth: Truth) -> None:
     event = {"event": "returned", "job": 1, "task": 0, "worker": "anna", "fence": 1, "ran_us": SECOND_US}
-    truth.roster._worker("anna").returned[1, 0, 1] = 0.0
+    truth.workers._worker("anna").returned[1, 0, 1] = 0.0
     truth.append("resize", [event])
 
 
@@ -376,25 +376,25 @@ def back_in_time(truth: Truth) -> None:
         (leased_after_the_end, "it is finished under fence 1"),
         (two_leases, "it is leased under fence 1"),
         (old_fence, "it is waiting under fence 1"),
-        (nobody_s_result, "it brought no result"),
+        (nobody_s_result, "it reported no result"),
         (wrong_result, "6 came to the broker"),
-        (other_result_kept, "is kept with another result"),
+        (other_result_kept, "is stored with another result"),
         (not_given_up, "it never gave it up"),
-        (lost_too_soon, "was heard in time"),
-        (too_silent, "it was silent for 14.000 s, and still had it"),
-        (failed_by_nobody, "it did not say so"),
+        (lost_too_soon, "active in time"),
+        (too_silent, "it was idle for 14.000 s, and still had it"),
+        (failed_by_nobody, "it did not report that"),
         (tried_too_soon, "it was to wait until"),
         (tried_too_often, "after 1 failures with 3 retries"),
         (given_up_too_soon, "after 1 failures and 0 losses"),
         (done_too_soon, r"its tasks are \['leased'\]"),
         (no_deadline, "the deadline None"),
-        (nobody_cancelled, "nobody wanted that"),
+        (nobody_cancelled, "no cancel was requested"),
         (same_number, "a number was given twice"),
         (same_key, "the key is that of job 1"),
-        (nobody_s_job, "which nobody asked for"),
+        (nobody_s_job, "which was never submitted"),
         (another_wish, "but JobKept"),
-        (forgotten, "is not kept any more"),
-        (forgotten_too_soon, "is not kept any more"),
+        (forgotten, "is no longer stored"),
+        (forgotten_too_soon, "is no longer stored"),
         (too_few, "agreed on 1 of all, there were 2 to 2"),
         (too_many, "agreed on 2 of all, there were 1 to 1"),
         (waits_for_nothing, "waits, though anna was there"),
@@ -402,12 +402,12 @@ def back_in_time(truth: Truth) -> None:
         (beyond_capacity, "it has 2 tasks, and takes 1"),
         (same_worker, "it had the job before, and berta had not"),
         (less_urgent, "priority 0, while job 2"),
-        (another_run, "a run that was not there"),
-        (kept_otherwise, "is kept"),
-        (not_kept, "is kept"),
-        (kept_without_a_word, "no event tells of it"),
-        (no_event, "there is no such event"),
-        (unreadable, "is no event"),
+        (another_run, "a run not connected"),
+        (kept_otherwise, "is stored"),
+        (not_kept, "is stored"),
+        (kept_without_a_word, "without an event"),
+        (no_event, "unknown event"),
+        (unreadable, "is not an event"),
         (no_job, "no job with this number"),
         (no_task, "has 1 tasks"),
         (other_kind, "of 'mail'"),
@@ -430,22 +430,24 @@ def test_nothing_happens_after_the_end() -> None:
 def test_a_time_limit_counts_as_a_failure() -> None:
     truth = leased(time_limit_ms=500)
     truth.end_lease("failed", failures=1, error="took longer than 0.5 s")
-    assert truth.chronicle.stories[1].tasks[0].failures == 1
+    assert truth.log_model.jobs[1].tasks[0].failures == 1
     slow = leased(time_limit_ms=5000)
     with pytest.raises(ViolationError, match="its time limit is 5000 ms"):
         slow.end_lease("failed", failures=1, error="took longer than 5 s")
 
 
-@pytest.mark.parametrize(("wish", "text"), [("time_limit_ms", "longer than 500 ms"), ("deadline_ms", "its deadline")])
-def test_nothing_is_finished_after_its_time_unless_the_broker_was_dead(wish: str, text: str) -> None:
-    truth = leased(**{wish: 500 if wish == "time_limit_ms" else 1500})
+@pytest.mark.parametrize(
+    ("submission", "text"), [("time_limit_ms", "longer than 500 ms"), ("deadline_ms", "its deadline")]
+)
+def test_nothing_is_finished_after_its_time_unless_the_broker_was_dead(submission: str, text: str) -> None:
+    truth = leased(**{submission: 500 if submission == "time_limit_ms" else 1500})
     with pytest.raises(ViolationError, match=text):
         finish(truth)
-    truth = leased(**{wish: 500 if wish == "time_limit_ms" else 1500})
-    truth.roster.started(truth.now)
+    truth = leased(**{submission: 500 if submission == "time_limit_ms" else 1500})
+    truth.workers.started(truth.now)
     finish(truth)
-    assert truth.chronicle.stories[1].tasks[0].state == "finished"
+    assert truth.log_model.jobs[1].tasks[0].state == "finished"
 
 
 def test_a_lease_belongs_to_a_run_that_was_there() -> None:
-    assert leased().chronicle.stories[1].tasks[0].instance == INSTANCE
+    assert leased().log_model.jobs[1].tasks[0].instance == INSTANCE

@@ -20,10 +20,10 @@ from godwit.wire import frames as f
 from godwit.wire.packet import encode_packet
 from godwit_sim.network import (
     Host,
+    LivelockError,
     Network,
     Observer,
     Trace,
-    UnrestError,
     addressed_to,
     answers,
     challenges,
@@ -334,7 +334,7 @@ def test_a_node_that_never_rests_is_noticed() -> None:
             return ["again"]
 
     network, one, _ = world()
-    with pytest.raises(UnrestError, match="a still produces"):
+    with pytest.raises(LivelockError, match="a still produces"):
         network.start(one, Restless(), ignore)
 
 

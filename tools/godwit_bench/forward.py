@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from godwit_bench import peers, small_senders
+from godwit_bench import pairs, peers, small_senders
 from godwit_bench.pairs import godwit_pair, godwit_system, nats_pair, zenoh_pair
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 from godwit_bench.small_senders import mosquitto_system
@@ -37,10 +37,10 @@ def run(
     """Measures all, interleaved, and takes the medians. GodwitError if a peer is missing."""
     programs = peers.require(on_install)
     small_senders.allow_files(connections)
-    pairs = {OURS: godwit_pair(), ZENOH: zenoh_pair(), NATS: nats_pair(programs["nats-server"])}
+    measured = {OURS: godwit_pair(), ZENOH: zenoh_pair(), NATS: nats_pair(programs["nats-server"])}
     systems = {SENDERS: godwit_system(), MOSQUITTO: mosquitto_system(programs["mosquitto"])}
     measures: dict[str, Callable[[], float]] = {
-        name: partial(pairs.measure, pair, seconds) for name, pair in pairs.items()
+        name: partial(pairs.measure, pair, seconds) for name, pair in measured.items()
     }
     for name, system in systems.items():
         measures[name] = partial(small_senders.measure, system, connections, seconds)

@@ -1,7 +1,8 @@
-"""A host that means harm: it guesses, or it repeats and mutilates what it has seen, under its own or a false address.
+"""An attacking host: it guesses datagrams, or repeats and changes observed ones, with its own or a spoofed address.
 
-A blind attacker knows addresses and the protocol, but no connection id: it must do no harm at all. One that sees the
-traffic may repeat datagrams and forge frames whose proof it cannot make; it must not break what is delivered.
+A blind attacker knows addresses and the protocol, but no connection id: it must have no effect at all. An attacker that
+observes the traffic may repeat datagrams and forge frames whose proof it cannot compute; it must not change the
+delivered records.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ FORGING = ("forged_close", "forged_reset", "forged_response")
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """When the attacker strikes, and with what."""
+    """When the attacker sends, and which kinds of datagrams."""
 
     from_s: float
     until_s: float
     strikes: int
     kinds: tuple[str, ...]
     spoofs: bool
-    """It also uses the addresses of others as the source."""
+    """It also uses the addresses of other hosts as the source."""
 
     @property
     def sees(self) -> bool:
@@ -44,7 +45,7 @@ class AttackPlan:
 
 
 class Attacker(Observer):
-    """Carries out a plan. It observes the network only if its plan says that it sees."""
+    """Carry out an attack plan. It observes the network only if a kind in its plan needs observed datagrams."""
 
     def __init__(self, network: Network, host: Host, victims: Sequence[Host], plan: AttackPlan, rng: Random) -> None:
         self._network = network
@@ -54,7 +55,7 @@ class Attacker(Observer):
         self._rng = rng
         self._seen: deque[tuple[Address, Address, bytes]] = deque(maxlen=64)
         self._asked: tuple[Address, list[bytes]] | None = None
-        """Who last sent the attacker something, and the challenges in it."""
+        """The last sender of a datagram to the attacker, and the challenges in that datagram."""
         self.strikes = 0
 
     def schedule(self) -> None:
@@ -82,7 +83,7 @@ class Attacker(Observer):
         else:
             if not self._seen:
                 return
-            # The newest ones are worth most: they may overtake the original.
+            # Prefer the newest datagrams: a copy of one may overtake the original.
             seen_source, target, datagram = self._seen[-1] if rng.random() < 0.5 else rng.choice(self._seen)
             source = seen_source if self._plan.spoofs and rng.random() < 0.5 else self._host.address
             if kind == "forged_response" and self._asked is not None and self._asked[0] == target:
@@ -97,12 +98,12 @@ class Attacker(Observer):
         if not self._plan.spoofs or rng.random() < 0.3:
             return self._host.address
         if rng.random() < 0.5:
-            return ("198.51.100.7", rng.randint(1, 65535))  # nobody's
+            return ("198.51.100.7", rng.randint(1, 65535))  # an address without a host
         others = [victim.address for victim in self._victims if victim.address != target]
         return rng.choice(others) if others else self._host.address
 
     def _invent(self, kind: str) -> bytes:
-        """A datagram from nothing but knowledge of the protocol."""
+        """Return a datagram that needs only knowledge of the protocol."""
         rng = self._rng
         connection_id = rng.choice((0, 0, 1, rng.getrandbits(64)))
         number = rng.choice((0, 1, rng.getrandbits(32)))
@@ -126,7 +127,7 @@ class Attacker(Observer):
         return encode_packet(connection_id, number, b"")
 
     def _twist(self, kind: str, datagram: bytes) -> bytes:
-        """A datagram made from one that was seen."""
+        """Return a datagram made from an observed one."""
         rng = self._rng
         if kind == "flip":
             return flip_bits(datagram, rng)
@@ -139,7 +140,7 @@ class Attacker(Observer):
         return encode_packet(connection_id, (number + rng.randint(0, 30)) & 0xFFFFFFFF, self._unproved(kind))
 
     def _unproved(self, kind: str) -> bytes:
-        """A frame that is worth nothing without the proof that only the peer can make."""
+        """Return a frame that needs a proof, with random bytes in place of the proof."""
         rng = self._rng
         match kind:
             case "forged_close":

@@ -1,9 +1,9 @@
-"""What the broker was told, in the order in which it was told: an ear at the border between its transport and itself.
+"""A model of the broker's connections, and the checkers of promises that concern more than one subscription.
 
-The transport has its own world and is trusted here. So this knows exactly who was connected and subscribed at what
-time, which messages of QoS 0 arrived and in which order, and how each connection ended, without asking the broker.
-
-Checkers of promises that concern more than one subscription: retained messages, wills, how many were reached.
+The model observes the events that pass from the transport to the broker. The transport has a world of its own and is
+trusted here. So the model knows, without asking the broker, which client was connected and subscribed at what time,
+which messages of QoS 0 arrived in which order, and how each connection ended. The checkers compare retained messages,
+wills, sessions, the number of reached subscriptions and the gaps of QoS 0 with it.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from godwit.errors import DecodeError
 from godwit.transport.events import Closed, Connected, Received
 from godwit.wire.batch import Batch, decode_batches
 from godwit.wire.control import Code, Login, Open, Subscribe, Unsubscribe, decode_control
-from godwit_sim.broker_log_model import Ledger, Publication, fits_any
+from godwit_sim.broker_log_model import Publication, PublishedMessages, matches_any
 from godwit_sim.broker_streams import Stream
 from godwit_sim.checkers import ViolationError
 
-CLOSE_CALL_S: Final = 0.1
-"""So near to its expiry nobody can say whether a session is still there."""
+MARGIN_S: Final = 0.1
+"""This close to its expiry a session may or may not exist."""
 
 
 @dataclass(slots=True)
-class Presence:
-    """One subscription on one connection, as long as it was there."""
+class ConnectedSubscription:
+    """One subscription on one connection, from the request to its end."""
 
     filters: tuple[str, ...]
     since_s: float
     first_live: int
-    """How many messages of QoS 0 had arrived before it."""
+    """The number of messages of QoS 0 that arrived before it."""
     is_sure: bool = True
-    """Asked for by somebody honest: the broker has surely agreed."""
+    """A trusted client requested it: the broker has certainly accepted it."""
     is_settled: bool = False
-    """Its client was told that it stands: from then on the session is kept, as long as the subscription is there."""
+    """Its client received the confirmation. From then on the session is stored as long as the subscription exists."""
     until_s: float | None = None
 
     def matches(self, topic: str) -> bool:
-        return fits_any(self.filters, topic)
+        return matches_any(self.filters, topic)
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class ConnectionRecord:
     """One connection at the broker."""
 
     connection: Any
     since_s: float
     login: Login | None = None
-    is_in: bool = False
-    """It went on after its login, so that was accepted."""
+    is_accepted: bool = False
+    """The client sent more after its login, so the login was accepted."""
     resumes: bool | None = False
-    """Whether its login finds a session of its name; None: perhaps."""
-    presences: dict[int, Presence] = field(default_factory=dict)
-    """Its subscriptions, by their numbers."""
-    left: dict[int, Presence] = field(default_factory=dict)
-    """Those that it had when it ended."""
+    """Whether its login finds a session of its name; None if that is uncertain."""
+    subscriptions: dict[int, ConnectedSubscription] = field(default_factory=dict)
+    """Its subscriptions by number."""
+    ended_subscriptions: dict[int, ConnectedSubscription] = field(default_factory=dict)
+    """The subscriptions that existed when the connection ended."""
     channels: dict[int, Open] = field(default_factory=dict)
     next_sequences: dict[int, int] = field(default_factory=dict)
-    """Of each channel of QoS 0 whose batches are numbered."""
+    """The next sequence number of each QoS 0 channel with numbered batches."""
     closed: Closed | None = None
     closed_s: float = 0.0
-    is_cut_off: bool = False
-    """The broker died under it."""
+    is_broker_dead: bool = False
+    """The broker died while the connection existed."""
 
     @property
     def is_over(self) -> bool:
-        return self.closed is not None or self.is_cut_off
+        return self.closed is not None or self.is_broker_dead
 
     @property
     def instance(self) -> bytes:
@@ -78,165 +78,165 @@ class Seat:
         return self.login.name if self.login is not None else None
 
 
-class Roster:
-    """Feed: heard. Everything else is for looking."""
+class ConnectionModel:
+    """The broker's connections and their subscriptions. Input is `handle_events`; all other methods are queries."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.seats: list[Seat] = []
+    def __init__(self, published: PublishedMessages) -> None:
+        self.records: list[ConnectionRecord] = []
         self.live: list[Publication] = []
-        """Messages of QoS 0 as they arrived; late ones, which would break the order, are left out."""
+        """Messages of QoS 0 in order of arrival, without late ones, which would break the order."""
         self.on_retain: Callable[[Publication, float], None] = lambda publication, now: None
-        self.on_closed: Callable[[Seat, float], None] = lambda seat, now: None
+        self.on_closed: Callable[[ConnectionRecord, float], None] = lambda conn, now: None
         self.honest: set[bytes] = set()
-        """The instances of clients that ask for nothing they may not have."""
-        self._ledger = ledger
-        self._open: dict[int, Seat] = {}
-        self._presences: list[Presence] = []
+        """The instances of clients that request only allowed things."""
+        self._published = published
+        self._open: dict[int, ConnectionRecord] = {}
+        self._subscriptions: list[ConnectedSubscription] = []
         self._ranks: dict[int, int] = {}
-        self._doubts_s = -1.0
+        self._uncertain_until_s = -1.0
 
-    def heard(self, events: Sequence[Any], now: float) -> None:
-        """The broker is about to get these events of its transport."""
+    def handle_events(self, events: Sequence[Any], now: float) -> None:
+        """Record events that the broker is about to receive from its transport."""
         for event in events:
             if isinstance(event, Connected):
-                seat = self._open[id(event.connection)] = Seat(event.connection, now)
-                self.seats.append(seat)
+                conn = self._open[id(event.connection)] = ConnectionRecord(event.connection, now)
+                self.records.append(conn)
             elif isinstance(event, Received):
                 self._received(self._open[id(event.connection)], event, now)
             elif isinstance(event, Closed):
-                # Keeping the connection in its seat keeps its id from being used again.
-                seat = self._open.pop(id(event.connection))
-                seat.closed = event
-                self._leave(seat, now)
-                self.on_closed(seat, now)
+                # The record holds a reference to the connection, so that its id is not used again.
+                conn = self._open.pop(id(event.connection))
+                conn.closed = event
+                self._leave(conn, now)
+                self.on_closed(conn, now)
 
-    def doubt(self, until_s: float) -> None:
-        """Its disk fails the broker: what it is told until then it may have to refuse, or to forget."""
-        self._doubts_s = max(self._doubts_s, until_s)
-        for presence in self._presences:
-            presence.is_sure = False
+    def mark_uncertain(self, until_s: float) -> None:
+        """Record that the disk fails: until then the broker may refuse or forget requests."""
+        self._uncertain_until_s = max(self._uncertain_until_s, until_s)
+        for subscribed in self._subscriptions:
+            subscribed.is_sure = False
 
-    def is_doubtful(self, now: float) -> bool:
-        """Whether what the broker says now may not be kept: it goes on without its disk as far as it can."""
-        return now <= self._doubts_s
+    def is_uncertain(self, now: float) -> bool:
+        """Return whether the broker's replies may not be durable at this time, because it runs on without its disk."""
+        return now <= self._uncertain_until_s
 
-    def cut_off(self, now: float) -> list[Seat]:
-        """The broker is dead, and knows no connection any more. Gives those that there were."""
-        self.doubt(now)
-        seats = list(self._open.values())
-        for seat in seats:
-            seat.is_cut_off = True
-            self._leave(seat, now)
+    def handle_broker_death(self, now: float) -> list[ConnectionRecord]:
+        """Record that the broker died; return the connections that it had."""
+        self.mark_uncertain(now)
+        records = list(self._open.values())
+        for conn in records:
+            conn.is_broker_dead = True
+            self._leave(conn, now)
         self._open.clear()
-        return seats
+        return records
 
-    def _leave(self, seat: Seat, now: float) -> None:
-        seat.closed_s = now
-        for presence in seat.presences.values():
-            presence.until_s = now
-        seat.left, seat.presences = seat.presences, {}
+    def _leave(self, conn: ConnectionRecord, now: float) -> None:
+        conn.closed_s = now
+        for subscribed in conn.subscriptions.values():
+            subscribed.until_s = now
+        conn.ended_subscriptions, conn.subscriptions = conn.subscriptions, {}
 
-    # -- look ---------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
     def reached(self, topic: str, since_s: float, until_s: float) -> tuple[int, int]:
-        """How many connected subscriptions a message of that time must have matched at the least and at the most."""
+        """Return the least and the most connected subscriptions that a message sent at that time must have matched."""
         least = most = 0
-        for presence in self._presences:
-            ends_s = presence.until_s if presence.until_s is not None else until_s + 1.0
-            if presence.since_s <= until_s and ends_s >= since_s and presence.matches(topic):
+        for subscribed in self._subscriptions:
+            ends_s = subscribed.until_s if subscribed.until_s is not None else until_s + 1.0
+            if subscribed.since_s <= until_s and ends_s >= since_s and subscribed.matches(topic):
                 most += 1
-                least += presence.is_sure and presence.since_s < since_s and ends_s > until_s
+                least += subscribed.is_sure and subscribed.since_s < since_s and ends_s > until_s
         return least, most
 
-    def presence(self, instance: bytes, filters: Sequence[str]) -> Presence | None:
-        """The newest subscription of this client to these filters, if it is still there."""
+    def subscribed(self, instance: bytes, filters: Sequence[str]) -> ConnectedSubscription | None:
+        """Return the newest subscription of this client to these filters, or None if it has ended."""
         wanted = tuple(sorted(set(filters)))
-        seat = self.seat_of(instance)
-        presences = reversed(seat.presences.values()) if seat is not None else ()
-        return next((presence for presence in presences if presence.filters == wanted), None)
+        conn = self.record_of(instance)
+        subscriptions = reversed(conn.subscriptions.values()) if conn is not None else ()
+        return next((subscribed for subscribed in subscriptions if subscribed.filters == wanted), None)
 
-    def live_before(self, presence: Presence, publication: Publication) -> int:
-        """How many messages of QoS 0 came for this subscription before this one."""
+    def live_before(self, subscribed: ConnectedSubscription, publication: Publication) -> int:
+        """Return how many messages of QoS 0 arrived for this subscription before this one."""
         rank = self._ranks[id(publication)]
-        return sum(presence.matches(one.topic) for one in self.live[presence.first_live : rank])
+        return sum(subscribed.matches(one.topic) for one in self.live[subscribed.first_live : rank])
 
     def arrived(self, publication: Publication) -> bool:
         return id(publication) in self._ranks
 
-    # -- records ------------------------------------------------------------------------------------------------------
+    # -- received records ----------------------------------------------------------------------------------------------
 
-    def _received(self, seat: Seat, event: Received, now: float) -> None:
+    def _received(self, conn: ConnectionRecord, event: Received, now: float) -> None:
         if event.channel == 0:
-            self._on_control(seat, event.body, now)
-        elif event.record == 0 and event.channel not in seat.channels:
+            self._on_control(conn, event.body, now)
+        elif event.record == 0 and event.channel not in conn.channels:
             message = _control(event.body)
             if isinstance(message, Open):
-                seat.is_in = True
-                seat.channels[event.channel] = message
-        elif (channel := seat.channels.get(event.channel)) is not None and channel.qos == 0:
-            self._on_live(seat, event.channel, event.body, now)
+                conn.is_accepted = True
+                conn.channels[event.channel] = message
+        elif (channel := conn.channels.get(event.channel)) is not None and channel.qos == 0:
+            self._on_live(conn, event.channel, event.body, now)
 
-    def _on_control(self, seat: Seat, body: bytes, now: float) -> None:
+    def _on_control(self, conn: ConnectionRecord, body: bytes, now: float) -> None:
         message = _control(body)
         if isinstance(message, Login):
-            seat.resumes = self._resumes(message, now)
-            seat.login = message
+            conn.resumes = self._resumes(message, now)
+            conn.login = message
             return
-        seat.is_in = True
-        is_honest = seat.instance in self.honest
+        conn.is_accepted = True
+        is_honest = conn.instance in self.honest
         if isinstance(message, Subscribe):
-            is_sure = is_honest and not self.is_doubtful(now)
-            presence = Presence(tuple(sorted(set(message.filters))), now, len(self.live), is_sure)
-            # Of others nobody knows whether the broker agreed, so all that they ever asked for stands.
-            number = message.subscription if is_honest else -1 - len(seat.presences)
-            if number not in seat.presences:
-                seat.presences[number] = presence
-                self._presences.append(presence)
+            is_sure = is_honest and not self.is_uncertain(now)
+            subscribed = ConnectedSubscription(tuple(sorted(set(message.filters))), now, len(self.live), is_sure)
+            # Whether the broker accepted an untrusted request is unknown, so such subscriptions are never removed.
+            number = message.subscription if is_honest else -1 - len(conn.subscriptions)
+            if number not in conn.subscriptions:
+                conn.subscriptions[number] = subscribed
+                self._subscriptions.append(subscribed)
         elif isinstance(message, Unsubscribe) and is_honest:
-            ended = seat.presences.pop(message.subscription, None)
+            ended = conn.subscriptions.pop(message.subscription, None)
             if ended is not None:
                 ended.until_s = now
 
     def _resumes(self, login: Login, now: float) -> bool | None:
-        """Whether there is a session for this login, as far as can be known."""
+        """Return whether a session exists for this login; None if that is uncertain."""
         if login.name is None or login.fresh:
             return False
-        for seat in reversed(self.seats):
-            if seat.name != login.name or seat.login is None or seat.instance not in self.honest:
-                continue  # nobody else gets in under this name
-            expires_s = float(seat.login.session_expiry_s)
-            if seat.since_s <= self._doubts_s:
-                is_settled = any(presence.is_settled for presence in seat.left.values())
-                is_kept = is_settled and now < seat.closed_s + expires_s - CLOSE_CALL_S
-                return True if is_kept and expires_s else None
-            if seat.closed is None:
-                return _but_empty(bool(expires_s), seat) if seat.is_in else None
-            if not seat.is_in:
-                if seat.closed.origin == "local":
+        for conn in reversed(self.records):
+            if conn.name != login.name or conn.login is None or conn.instance not in self.honest:
+                continue  # no other client can log in under this name
+            expires_s = float(conn.login.session_expiry_s)
+            if conn.since_s <= self._uncertain_until_s:
+                is_settled = any(subscribed.is_settled for subscribed in conn.ended_subscriptions.values())
+                is_stored = is_settled and now < conn.closed_s + expires_s - MARGIN_S
+                return True if is_stored and expires_s else None
+            if conn.closed is None:
+                return _but_empty(bool(expires_s), conn) if conn.is_accepted else None
+            if not conn.is_accepted:
+                if conn.closed.origin == "local":
                     continue  # refused
                 return None
-            left_s = seat.closed_s + expires_s - now
-            return None if abs(left_s) < CLOSE_CALL_S and expires_s else _but_empty(left_s > 0.0, seat)
+            left_s = conn.closed_s + expires_s - now
+            return None if abs(left_s) < MARGIN_S and expires_s else _but_empty(left_s > 0.0, conn)
         return False
 
-    def seat_of(self, instance: bytes) -> Seat | None:
-        """The newest connection of this run of a client."""
-        return next((seat for seat in reversed(self.seats) if seat.instance == instance), None)
+    def record_of(self, instance: bytes) -> ConnectionRecord | None:
+        """Return the newest connection of this run of a client."""
+        return next((conn for conn in reversed(self.records) if conn.instance == instance), None)
 
-    def _on_live(self, seat: Seat, channel: int, body: bytes, now: float) -> None:
-        topic = seat.channels[channel].topic
+    def _on_live(self, conn: ConnectionRecord, channel: int, body: bytes, now: float) -> None:
+        topic = conn.channels[channel].topic
         try:
             batches = decode_batches(body)
         except DecodeError:
             return
         for batch in batches:
             if batch.sequence is not None:
-                if batch.sequence < seat.next_sequences.get(channel, 0):
+                if batch.sequence < conn.next_sequences.get(channel, 0):
                     continue  # late: it would break the order
-                seat.next_sequences[channel] = batch.sequence + len(batch.payloads)
+                conn.next_sequences[channel] = batch.sequence + len(batch.payloads)
             found = [self._find(payload, batch, index) for index, payload in enumerate(batch.payloads)]
             if None in found:
-                continue  # somebody else's, who means harm
+                continue  # published by the hostile client
             known = [one for one in found if one is not None and one.topic == topic]
             for publication in known:
                 self._ranks[id(publication)] = len(self.live)
@@ -246,12 +246,15 @@ class Roster:
 
     def _find(self, payload: bytes, batch: Batch, index: int) -> Publication | None:
         published_us = batch.published_us + (batch.deltas_us[index] if batch.deltas_us else 0)
-        return self._ledger.find(payload, published_us)
+        return self._published.find(payload, published_us)
 
 
-def _but_empty(resumes: bool, seat: Seat) -> bool | None:
-    """A session without subscriptions need not be kept; it may still have those of an earlier connection."""
-    return None if resumes and not seat.presences and not seat.left else resumes
+def _but_empty(resumes: bool, conn: ConnectionRecord) -> bool | None:
+    """Return None in place of True if the session has no subscriptions: the broker need not store it.
+
+    It may still have the subscriptions of an earlier connection.
+    """
+    return None if resumes and not conn.subscriptions and not conn.ended_subscriptions else resumes
 
 
 def _control(body: bytes) -> Any:
@@ -262,11 +265,11 @@ def _control(body: bytes) -> Any:
 
 
 REFUSALS: Final = frozenset((Code.NAME_IN_USE, Code.NOT_ALLOWED, Code.BAD_NAME, Code.TOO_MANY, Code.NOT_LOGGED_IN))
-"""With these a broker closes a connection that it never let in."""
+"""Codes with which a broker closes a connection that it never accepted."""
 
 
 class RetainedChecker:
-    """A new subscription gets what each topic retains, nothing older, and nothing of a topic that was cleared."""
+    """Check that a new subscription receives the retained message of each topic: not an older one, none if cleared."""
 
     NAME = "retained"
 
@@ -274,27 +277,30 @@ class RetainedChecker:
         self._history: dict[str, list[tuple[float, Publication]]] = {}
 
     def changed(self, publication: Publication, now: float) -> None:
-        """From now on the topic retains this one (or nothing, if it is empty)."""
+        """Record that the topic retains this message from now on (or none, if it is empty)."""
         self._history.setdefault(publication.topic, []).append((now, publication))
 
     def copy(self) -> dict[str, Publication]:
-        """What each topic that ever retained something has retained last."""
+        """Return the last retained message of each topic that ever had one."""
         return {topic: history[-1][1] for topic, history in self._history.items()}
 
-    def put_back(self, kept: dict[str, Publication], now: float) -> None:
-        """From now on topics retain what they retained when a copy was made."""
+    def restore(self, kept: dict[str, Publication], now: float) -> None:
+        """Record that a copy of the log was restored, with these retained messages."""
         for topic, history in self._history.items():
             before = kept.get(topic) or replace(history[-1][1], payload=b"")
             if before is not history[-1][1]:
                 history.append((now, before))
 
     def current(self) -> dict[str, bytes]:
-        """What each topic retains by now, if anything."""
+        """Return the payload that each topic retains now, if any."""
         newest = {topic: history[-1][1].payload for topic, history in self._history.items()}
         return {topic: payload for topic, payload in newest.items() if payload}
 
     def check(self, stream: Stream, asked_s: float, *, all_is_there: bool) -> None:
-        """A subscription asked for at that time got what it has. `all_is_there`: nothing more is under way."""
+        """Check the retained messages of a subscription that was requested at that time.
+
+        `all_is_there`: all messages have arrived, so a missing one is a violation.
+        """
         for topic, got in stream.retained.items():
             values = self._values(topic, asked_s)
             if got not in values:
@@ -306,16 +312,16 @@ class RetainedChecker:
             raise ViolationError(self.NAME, f"{stream.name}: {missing} was retained and never came")
 
     def missing(self, stream: Stream, asked_s: float) -> Publication | None:
-        """One that a subscription asked for at that time must get and has not got."""
+        """Return a retained message that a subscription requested at that time must receive and has not received."""
         for topic in self._history:
             values = self._values(topic, asked_s)
-            # Whoever is slow may get what came meanwhile instead.
+            # A slow subscriber may receive a later message instead.
             if len(values) == 1 and values[0] is not None and stream.matches(topic) and topic not in stream.retained:
                 return values[0]
         return None
 
     def _values(self, topic: str, since_s: float) -> list[Publication | None]:
-        """What the topic retained at that time, and everything that it retained later."""
+        """Return the message that the topic retained at that time, and all that it retained later."""
         before: Publication | None = None
         later: list[Publication | None] = []
         for changed_s, publication in self._history.get(topic, ()):
@@ -328,154 +334,158 @@ class RetainedChecker:
 
 
 @dataclass(slots=True)
-class _Testament:
-    """One run of a client that left a will."""
+class _WillState:
+    """The will of one run of a client."""
 
     will: Publication
     least: int = 0
     most: int = 0
     is_safe: bool = False
-    """Its client was told that the broker has it, and the broker's disk was well."""
+    """Its client was notified that the broker stored it, and the disk did not fail."""
     is_unsaved: bool = False
-    """The broker has heard a goodbye, and may forget that with its life."""
-    is_adrift: bool | None = None
-    """The broker died under its client, which has not come back: it is due (surely, or perhaps), in a while."""
+    """The broker has received a regular close, and may forget that if it dies."""
+    is_orphaned: bool | None = None
+    """The broker died and the client has not returned: the will is due later. True if certain, False if uncertain."""
     ends: list[str] = field(default_factory=list)
 
     @property
     def due(self) -> int:
-        """How often it must have been published."""
-        return self.least + (self.is_adrift is True)
+        """Return how often it must have been published."""
+        return self.least + (self.is_orphaned is True)
 
 
 class WillChecker:
-    """A will is published once for each connection that was lost without a goodbye, and not otherwise."""
+    """Check that a will is published once for each connection that was lost without a regular close, and only then."""
 
     NAME = "will"
 
     def __init__(self) -> None:
-        self._by_instance: dict[bytes, _Testament] = {}
+        self._by_instance: dict[bytes, _WillState] = {}
 
-    def left(self, instance: bytes, will: Publication) -> None:
-        """A client with this instance has this will."""
-        self._by_instance[instance] = _Testament(will)
+    def register(self, instance: bytes, will: Publication) -> None:
+        """Record the will of the client with this instance."""
+        self._by_instance[instance] = _WillState(will)
 
-    def closed(self, seat: Seat, next_instance: bytes | None) -> None:
-        """The broker's connection has ended. `next_instance`: who takes the name over, if that was the reason."""
-        testament = self._by_instance.get(seat.instance)
-        closed = seat.closed
-        if testament is None or closed is None:
-            return
-        testament.ends.append(f"{closed.origin} {closed.code}")
-        if closed.origin == "peer" and closed.code in (Code.NORMAL, Code.SHUTDOWN):
-            testament.is_unsaved = True
-            testament.is_adrift = None  # it was back, whether or not its client got the welcome
-            return  # a goodbye
-        if closed.origin == "local" and closed.code in REFUSALS and not seat.is_in:
-            return
-        if closed.code == Code.TAKEN_OVER and next_instance == seat.instance:
-            return  # it came back before it was missed
-        testament.most += 1
-        testament.least += seat.is_in
+    def closed(self, conn: ConnectionRecord, next_instance: bytes | None) -> None:
+        """Record that a connection of the broker ended.
 
-    def cut_off(self, seats: Sequence[Seat]) -> None:
-        """The broker has died under these connections. Who comes back in time leaves no will, who does not does.
-
-        What was due already and not published yet is remembered like that too.
+        `next_instance` is the instance that takes the name over, if that was the reason.
         """
-        for testament in self._by_instance.values():
-            if testament.is_unsaved:
-                testament.is_unsaved = False
-                testament.most += 1
-                testament.is_adrift = False
-            if len(testament.will.offsets) < testament.least:
-                testament.least = len(testament.will.offsets)
-                testament.is_adrift = testament.is_safe
-        for seat in seats:
-            adrift = self._by_instance.get(seat.instance)
-            if adrift is None:
+        state = self._by_instance.get(conn.instance)
+        closed = conn.closed
+        if state is None or closed is None:
+            return
+        state.ends.append(f"{closed.origin} {closed.code}")
+        if closed.origin == "peer" and closed.code in (Code.NORMAL, Code.SHUTDOWN):
+            state.is_unsaved = True
+            state.is_orphaned = None  # it had reconnected, even if it has not received the welcome
+            return  # a regular close
+        if closed.origin == "local" and closed.code in REFUSALS and not conn.is_accepted:
+            return
+        if closed.code == Code.TAKEN_OVER and next_instance == conn.instance:
+            return  # it reconnected before the connection was lost
+        state.most += 1
+        state.least += conn.is_accepted
+
+    def handle_broker_death(self, records: Sequence[ConnectionRecord]) -> None:
+        """Record that the broker died with these connections open.
+
+        A client that reconnects in time cancels its will; otherwise the will is published. The same holds for wills
+        that were due and not yet published.
+        """
+        for state in self._by_instance.values():
+            if state.is_unsaved:
+                state.is_unsaved = False
+                state.most += 1
+                state.is_orphaned = False
+            if len(state.will.offsets) < state.least:
+                state.least = len(state.will.offsets)
+                state.is_orphaned = state.is_safe
+        for conn in records:
+            orphaned = self._by_instance.get(conn.instance)
+            if orphaned is None:
                 continue
-            adrift.ends.append("broker died")
-            adrift.most += adrift.is_adrift is None
-            adrift.is_adrift = adrift.is_adrift or (adrift.is_safe and seat.name is not None)
+            orphaned.ends.append("broker died")
+            orphaned.most += orphaned.is_orphaned is None
+            orphaned.is_orphaned = orphaned.is_orphaned or (orphaned.is_safe and conn.name is not None)
 
     def saved(self) -> None:
-        """The broker has written down what it knows."""
-        for testament in self._by_instance.values():
-            testament.is_unsaved = False
+        """Record that the broker has stored its state."""
+        for state in self._by_instance.values():
+            state.is_unsaved = False
 
     def welcomed(self, instance: bytes, *, is_safe: bool) -> None:
-        """Its client is online; what it left is on the disk, unless that fails."""
-        testament = self._by_instance.get(instance)
-        if testament is not None:
-            testament.is_adrift = None
-            testament.is_safe = testament.is_safe or is_safe
+        """Record that the client is online; its will is on the disk, unless the disk fails."""
+        state = self._by_instance.get(instance)
+        if state is not None:
+            state.is_orphaned = None
+            state.is_safe = state.is_safe or is_safe
 
     def check(self) -> None:
-        """Nobody's will was published too often."""
-        for testament in self._by_instance.values():
-            if len(testament.will.offsets) > testament.most:
-                raise self._violation(testament)
+        """Check that no will was published too often."""
+        for state in self._by_instance.values():
+            if len(state.will.offsets) > state.most:
+                raise self._violation(state)
 
     def outstanding(self) -> str:
-        """Whose will is due and not published yet, in words."""
-        for testament in self._by_instance.values():
-            if testament.will.qos and len(testament.will.offsets) < testament.due:
-                return f"{testament.will} is due"
+        """Return a description of a will that is due and not yet published, or an empty string."""
+        for state in self._by_instance.values():
+            if state.will.qos and len(state.will.offsets) < state.due:
+                return f"{state.will} is due"
         return ""
 
     def complete(self) -> None:
-        """Liveness: every will that was due is in the log."""
-        for testament in self._by_instance.values():
-            if testament.will.qos and not testament.due <= len(testament.will.offsets) <= testament.most:
-                raise self._violation(testament)
+        """Check liveness: every will that was due is in the log."""
+        for state in self._by_instance.values():
+            if state.will.qos and not state.due <= len(state.will.offsets) <= state.most:
+                raise self._violation(state)
 
-    def _violation(self, testament: _Testament) -> ViolationError:
-        least, most = testament.due, testament.most
+    def _violation(self, state: _WillState) -> ViolationError:
+        least, most = state.due, state.most
         due = str(least) if least == most else f"{least} to {most}"
         return ViolationError(
             self.NAME,
-            f"{testament.will} was published {len(testament.will.offsets)} times, due {due} times; "
-            f"its connections ended: {', '.join(testament.ends) or 'none'}",
+            f"{state.will} was published {len(state.will.offsets)} times, due {due} times; "
+            f"its connections ended: {', '.join(state.ends) or 'none'}",
         )
 
 
 class SessionChecker:
-    """Who comes back in time finds its session, who comes too late or wants a new one does not."""
+    """Check that a client finds its session if it returns in time, and a new one if it is too late or asks for one."""
 
     NAME = "session"
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, connections: ConnectionModel) -> None:
+        self._connections = connections
 
     def settled(self, instance: bytes, number: int, now: float) -> bool:
-        """A subscription of this client was answered. Gives whether it is kept from now on, whatever happens."""
-        seat = self._roster.seat_of(instance)
-        is_safe = seat is not None and not self._roster.is_doubtful(now)
-        if seat is not None and is_safe:
-            presence = seat.presences.get(number) or seat.left.get(number)
-            if presence is not None:
-                presence.is_settled = True
+        """Record a confirmed subscription of this client; return whether it is certainly durable from now on."""
+        conn = self._connections.record_of(instance)
+        is_safe = conn is not None and not self._connections.is_uncertain(now)
+        if conn is not None and is_safe:
+            subscribed = conn.subscriptions.get(number) or conn.ended_subscriptions.get(number)
+            if subscribed is not None:
+                subscribed.is_settled = True
         return is_safe
 
     def welcomed(self, label: str, instance: bytes, resumed: bool) -> None:
-        seat = self._roster.seat_of(instance)
-        if seat is None:
-            raise ViolationError(self.NAME, f"{label}: welcomed by a broker that never heard of it")
-        if seat.resumes is not None and seat.resumes is not resumed:
-            raise ViolationError(self.NAME, f"{label}: welcomed with resumed={resumed}, it should be {seat.resumes}")
+        conn = self._connections.record_of(instance)
+        if conn is None:
+            raise ViolationError(self.NAME, f"{label}: welcomed by a broker that never received its login")
+        if conn.resumes is not None and conn.resumes is not resumed:
+            raise ViolationError(self.NAME, f"{label}: welcomed with resumed={resumed}, it should be {conn.resumes}")
 
 
 class ReachChecker:
-    """A confirm tells how many connected subscriptions matched: as many as were surely there, no more than may be."""
+    """Check that a confirm reports a possible number of connected subscriptions that match."""
 
     NAME = "reached"
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self, connections: ConnectionModel) -> None:
+        self._connections = connections
 
     def confirmed(self, publication: Publication, reached: int, now: float) -> None:
-        least, most = self._roster.reached(publication.topic, publication.sent_s, now)
+        least, most = self._connections.reached(publication.topic, publication.sent_s, now)
         if not least <= reached <= most:
             raise ViolationError(
                 self.NAME, f"{publication} reached {reached} subscriptions, it must have been {least} to {most}"
@@ -483,46 +493,47 @@ class ReachChecker:
 
 
 class LiveChecker:
-    """QoS 0: what was told as missed is what came for the subscription and was not delivered, while it was connected.
+    """Check QoS 0: as many messages are reported missed as arrived at the broker and were not delivered.
 
-    After a break nobody knows what was under way, so only the first connection of a subscription is counted.
+    After a reconnect it is unknown which messages were in flight, so only the first connection of a subscription is
+    counted.
     """
 
     NAME = "live"
 
-    def __init__(self, roster: Roster, stream: Stream, *, counts: bool = True) -> None:
-        """`counts`: False if something comes that the roster cannot know, a will."""
-        self._roster = roster
+    def __init__(self, connections: ConnectionModel, stream: Stream, *, counts: bool = True) -> None:
+        """`counts` is False if messages arrive that the connection model cannot know: wills."""
+        self._connections = connections
         self._stream = stream
-        self._presence: Presence | None = None
+        self._subscribed: ConnectedSubscription | None = None
         self._is_on = counts
         self._received = 0
-        self._told = 0
+        self._notified_missed = 0
 
     def disconnected(self) -> None:
         self._is_on = False
 
-    def told_missed(self, count: int) -> None:
+    def notified_missed(self, count: int) -> None:
         if count <= 0:
-            raise ViolationError(self.NAME, f"{self._stream.name}: told that {count} messages are missing")
-        self._told += count
+            raise ViolationError(self.NAME, f"{self._stream.name}: {count} messages are reported missing")
+        self._notified_missed += count
 
     def took(self, instance: bytes, publications: Sequence[Publication]) -> None:
-        """These came together, what was missing before and between them has been told."""
+        """Record messages that arrived together; all missed messages before and between them have been reported."""
         if not self._is_on or not publications:
             return
-        self._presence = self._presence or self._roster.presence(instance, self._stream.filters)
+        self._subscribed = self._subscribed or self._connections.subscribed(instance, self._stream.filters)
         last = publications[-1]
-        if not self._roster.arrived(last):
+        if not self._connections.arrived(last):
             raise ViolationError(self.NAME, f"{self._stream.name}: {last} came, but never came to the broker")
-        if self._presence is None:
-            self._is_on = False  # the broker has given the connection up, and its client does not know yet
+        if self._subscribed is None:
+            self._is_on = False  # the broker has closed the connection, and the client does not know yet
             return
         self._received += len(publications)
-        expected = self._roster.live_before(self._presence, last) + 1
-        if self._received + self._told != expected:
+        expected = self._connections.live_before(self._subscribed, last) + 1
+        if self._received + self._notified_missed != expected:
             raise ViolationError(
                 self.NAME,
-                f"{self._stream.name}: {self._received} messages received and {self._told} told as missed "
+                f"{self._stream.name}: {self._received} messages received and {self._notified_missed} reported missed "
                 f"up to {last}, which was number {expected}",
             )

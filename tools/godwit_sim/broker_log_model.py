@@ -1,12 +1,11 @@
-"""The ledger of the broker world: what applications published, and how any message that turns up is told from others.
+"""A model of the messages that applications published, and the checker of the log.
 
-Nothing here looks at the broker or the library. The meaning of a filter is written down once more, the slow way, so
-that the trie is checked against something else than itself.
+Nothing here uses the broker or the library. Filter matching is implemented a second time, in the simple way, so that
+the trie is compared with independent code.
 
-The checker of the log: what was confirmed is in it, QoS 2 once, each lane in order, and offsets count messages.
-
-It is told of every append, so it knows the whole log, also what a bounded store has since dropped: the truth that the
-checkers of subscriptions compare with.
+The log's checker requires: confirmed messages are in the log, those of QoS 2 once, the messages with one order key are
+in order, and offsets count messages. It observes every append, so it knows the whole log, including messages that a
+bounded store has since deleted. The checkers of subscriptions compare with it.
 """
 
 from __future__ import annotations
@@ -23,30 +22,34 @@ from godwit.wire.batch import RETAIN, decode_batch, encode_head
 from godwit.wire.entry import Entry
 from godwit_sim.checkers import ViolationError
 
-TOGETHER_US: Final = 1000
-"""Messages that were published within this time may share the time of the first."""
+SHARED_TIME_US: Final = 1000
+"""Messages that were published within this time may carry the time of the first."""
 
 ANY_NAME: Final = "*"
 BROKER: Final = "$broker"
-"""Under this name the broker itself publishes."""
+"""The name under which the broker itself publishes."""
 
-Lane: TypeAlias = tuple[str, str, int]
-"""Who publishes (a client's label, or an identity that outlives it), the topic, the QoS: in a lane there is order."""
+OrderKey: TypeAlias = tuple[str, str, int]
+"""Publisher (a client's label, or a publisher identity), topic and QoS. Messages with the same key are ordered."""
 
 
 @lru_cache(maxsize=4096)
-def fits(filter_text: str, topic: str) -> bool:
-    """Whether a topic matches a filter: `+` one level, `*` one or more, `#` the rest and the parent; `$` is shy."""
+def matches_filter(filter_text: str, topic: str) -> bool:
+    """Return whether a topic matches a filter.
+
+    `+` matches one level, `*` one or more, `#` the rest and the parent. A topic that begins with `$` does not match a
+    filter that begins with a wildcard.
+    """
     if topic.startswith("$") and filter_text[:1] in ("+", "*", "#"):
         return False
-    return _fits(filter_text.split("/"), topic.split("/"))
+    return _matches_levels(filter_text.split("/"), topic.split("/"))
 
 
-def fits_any(filters: Sequence[str], topic: str) -> bool:
-    return any(fits(filter_text, topic) for filter_text in filters)
+def matches_any(filters: Sequence[str], topic: str) -> bool:
+    return any(matches_filter(filter_text, topic) for filter_text in filters)
 
 
-def _fits(levels: Sequence[str], names: Sequence[str]) -> bool:
+def _matches_levels(levels: Sequence[str], names: Sequence[str]) -> bool:
     if not levels:
         return not names
     if levels[0] == "#":
@@ -54,55 +57,55 @@ def _fits(levels: Sequence[str], names: Sequence[str]) -> bool:
     if not names:
         return False
     if levels[0] == "*":
-        return any(_fits(levels[1:], names[count:]) for count in range(1, len(names) + 1))
-    return levels[0] in ("+", names[0]) and _fits(levels[1:], names[1:])
+        return any(_matches_levels(levels[1:], names[count:]) for count in range(1, len(names) + 1))
+    return levels[0] in ("+", names[0]) and _matches_levels(levels[1:], names[1:])
 
 
 @dataclass(slots=True, eq=False)
 class Publication:
-    """One message that an application published, or the will that it left."""
+    """One message that an application published, or its will."""
 
     author: str
     """The label of the client that published it."""
-    lane: Lane
-    place: int
-    """Counts the messages of its lane from 0."""
+    order_key: OrderKey
+    position: int
+    """Its number among the messages with this order key, from 0."""
     topic: str
     qos: int
     retain: bool
     payload: bytes
     published_us: int | None
-    """None: a will, which the broker dates."""
+    """None for a will, whose time the broker sets."""
     sent_s: float
     confirmed_s: float | None = None
     offsets: list[int] = field(default_factory=list)
-    """Where it stands in the log."""
+    """Its offsets in the log."""
 
     @property
     def is_will(self) -> bool:
         return self.published_us is None
 
     def __str__(self) -> str:
-        what = "the will" if self.is_will else f"message {self.place}"
-        return f"{what} of {self.lane[0]} on {self.topic!r} at QoS {self.qos}"
+        what = "the will" if self.is_will else f"message {self.position}"
+        return f"{what} of {self.order_key[0]} on {self.topic!r} at QoS {self.qos}"
 
 
-class Ledger:
-    """Everything that was published. Payloads are unlike each other; of the empty ones the times are."""
+class PublishedMessages:
+    """All published messages. Payloads are unique; empty ones have unique times."""
 
     def __init__(self) -> None:
         self.publications: list[Publication] = []
         self._by_payload: dict[bytes, Publication] = {}
         self._empty: dict[int, Publication] = {}
-        self._places: dict[Lane, int] = {}
+        self._positions: dict[OrderKey, int] = {}
         self._names: dict[str, set[str]] = {}
 
     def names(self, author: str, *names: str) -> None:
-        """The author publishes under these names too."""
+        """Allow the author to publish under these names too."""
         self._names.setdefault(author, set()).update(names)
 
-    def names_any(self, author: str) -> None:
-        """The author may publish under any name: the broker gave it one that nobody knows."""
+    def allow_any_name(self, author: str) -> None:
+        """Allow the author to publish under any name: the broker assigned one that is not known yet."""
         self._names.setdefault(author, set()).add(ANY_NAME)
 
     def make(
@@ -117,12 +120,14 @@ class Ledger:
         retain: bool = False,
         source: str | None = None,
     ) -> Publication:
-        """The next message of a lane. `source` names the lane if it is not the author's own."""
-        lane = (source or author, topic, qos)
-        return Publication(author, lane, self._places.get(lane, 0), topic, qos, retain, payload, published_us, now)
+        """Return the next message with an order key. `source` is the publisher in the key if it is not the author."""
+        order_key = (source or author, topic, qos)
+        return Publication(
+            author, order_key, self._positions.get(order_key, 0), topic, qos, retain, payload, published_us, now
+        )
 
     def add(self, publication: Publication) -> None:
-        """The library has taken it."""
+        """Record that the library accepted the message."""
         payload, published_us = publication.payload, publication.published_us
         assert published_us is not None
         assert self.find(payload, published_us) is None, "two equal payloads, or empty ones of one time, are one"
@@ -130,42 +135,45 @@ class Ledger:
             self._by_payload[payload] = publication
         else:
             self._empty[published_us] = publication
-        self._places[publication.lane] = publication.place + 1
+        self._positions[publication.order_key] = publication.position + 1
         self.publications.append(publication)
 
-    def leave_will(
+    def add_will(
         self, author: str, topic: str, payload: bytes, now: float, *, qos: int = 1, retain: bool = False
     ) -> Publication:
-        """Notes what shall be published if this author dies."""
+        """Record the message to be published if this author is lost."""
         made = Publication(author, (f"{author} dead", topic, qos), 0, topic, qos, retain, payload, None, now)
-        assert payload not in self._by_payload, "two equal wills cannot be told apart"
+        assert payload not in self._by_payload, "two equal wills are indistinguishable"
         self._by_payload[payload] = made
         return made
 
-    def announce(self, topic: str, payload: bytes, published_us: int) -> None:
-        """The broker itself published this: it is heard of when it is in the log."""
+    def add_broker_message(self, topic: str, payload: bytes, published_us: int) -> None:
+        """Record a message of the broker itself, which becomes known when it is in the log."""
         if payload in self._by_payload:
             raise ViolationError("log", f"{payload[:200]!r} on {topic!r} a second time")
         self.names(BROKER, BROKER)
         self.add(self.make(BROKER, topic, payload, published_us, 0.0))
 
     def find(self, payload: bytes, published_us: int) -> Publication | None:
-        """The publication with this content: by its payload, or by its time if that is empty."""
+        """Return the publication with this payload, or with this time if the payload is empty."""
         return self._by_payload.get(payload) if payload else self._empty.get(published_us)
 
-    def recognise(
+    def identify(
         self, checker: str, where: str, topic: str, payload: bytes, published_us: int, qos: int, publisher: str
     ) -> Publication:
-        """Which publication this is. A violation if it is none, or was changed on its way."""
+        """Return the publication that this message is.
+
+        Raises ViolationError if it was never published, or was changed on its way.
+        """
         found = self.find(payload, published_us)
         if found is None:
-            raise ViolationError(checker, f"{where}: {len(payload)} bytes on {topic!r} that nobody published")
+            raise ViolationError(checker, f"{where}: {len(payload)} bytes on {topic!r} that was never published")
         wrong = [
             f"{name} {is_now!r}, published with {was!r}"
             for name, is_now, was in (("topic", topic, found.topic), ("QoS", qos, found.qos))
             if is_now != was
         ]
-        if found.published_us is not None and not 0 <= found.published_us - published_us <= TOGETHER_US:
+        if found.published_us is not None and not 0 <= found.published_us - published_us <= SHARED_TIME_US:
             wrong.append(f"time {published_us}, published at {found.published_us}")
         if wrong:
             raise ViolationError(checker, f"{where}: {found} came with {'; '.join(wrong)}")
@@ -177,12 +185,12 @@ class Ledger:
 
 @dataclass(slots=True)
 class History:
-    """The messages of one log, by offset less `begin`. Another history begins when an older copy is put back."""
+    """The messages of one log, by offset minus `begin`. A new history begins when an older copy is restored."""
 
     begin: int
     messages: list[Publication] = field(default_factory=list)
     received_us: list[int] = field(default_factory=list)
-    """Tells a message from another with the same offset, even if both are the same publication."""
+    """Distinguishes two messages with the same offset, even if both are the same publication."""
 
     def has(self, offset: int, publication: Publication, received_us: int) -> bool:
         """Return whether the message is in this history at that offset."""
@@ -206,35 +214,35 @@ class History:
 
 @dataclass(slots=True)
 class LogBackup:
-    """What a log had when it was copied."""
+    """The contents of a log when it was copied."""
 
     history: History
-    newest: dict[Lane, int]
+    newest: dict[OrderKey, int]
 
 
 class LogChecker:
-    """Everything that was ever appended, message by message."""
+    """Check every append, message by message, and answer queries about the log."""
 
     NAME = "log"
 
-    def __init__(self, ledger: Ledger, next_offset: int = 0, *, logs_qos_0: bool = False) -> None:
+    def __init__(self, published: PublishedMessages, next_offset: int = 0, *, logs_qos_0: bool = False) -> None:
         self.begin = next_offset
-        self.gone_below = next_offset
-        """What the store has dropped."""
+        self.deleted_below = next_offset
+        """The store has deleted all offsets below."""
         self.damaged: set[int] = set()
-        """What the store cannot read any more."""
+        """Offsets that the store cannot read."""
         self.history = History(next_offset)
         self.former: list[History] = []
-        """Those that were replaced by an older copy."""
+        """Histories that were replaced by an older copy."""
         self.lost: set[Publication] = set()
-        """What only they have, or had."""
+        """Messages that only replaced histories have."""
         self._logs_qos_0 = logs_qos_0
-        self._ledger = ledger
-        self._newest: dict[Lane, int] = {}
+        self._published = published
+        self._newest: dict[OrderKey, int] = {}
 
     @property
     def messages(self) -> list[Publication]:
-        """By offset, less `begin`."""
+        """Return the messages by offset minus `begin`."""
         return self.history.messages
 
     @property
@@ -242,12 +250,12 @@ class LogChecker:
         return self.history.received_us
 
     def copy(self) -> LogBackup:
-        """The log is copied as it is now."""
+        """Return a copy of the log's present contents."""
         history = History(self.begin, self.messages[:], self._received_us[:])
         return LogBackup(history, dict(self._newest))
 
-    def put_back(self, backup: LogBackup) -> None:
-        """The log is replaced by a copy of itself: what came since is not in it."""
+    def restore(self, backup: LogBackup) -> None:
+        """Replace the log by a copy of itself, without the messages appended since."""
         for history in (self.history, backup.history):
             for publication in history.messages:
                 publication.offsets.clear()
@@ -263,30 +271,30 @@ class LogChecker:
     def next_offset(self) -> int:
         return self.begin + len(self.messages)
 
-    def is_gone(self, offset: int) -> bool:
-        """Whether nobody can get it any more."""
-        return offset < self.gone_below or offset in self.damaged
+    def is_unavailable(self, offset: int) -> bool:
+        """Return whether the offset was deleted or is damaged."""
+        return offset < self.deleted_below or offset in self.damaged
 
     def at(self, offset: int) -> Publication | None:
-        """The message with this offset."""
+        """Return the message with this offset, or None."""
         index = offset - self.begin
         return self.messages[index] if 0 <= index < len(self.messages) else None
 
     def since(self, time_us: int) -> int:
-        """The first offset that was received at this time or later."""
+        """Return the first offset that was received at this time or later."""
         return self.begin + bisect_left(self._received_us, time_us)
 
     def matching(self, filters: Sequence[str], first: int, end: int) -> list[int]:
-        """The offsets from `first` up to, but not including, `end` whose topics match one of the filters."""
+        """Return the offsets from `first` up to, but not including, `end` whose topics match one of the filters."""
         first = max(first, self.begin)
         return [
             offset
             for offset, one in enumerate(self.messages[first - self.begin : max(0, end - self.begin)], first)
-            if fits_any(filters, one.topic)
+            if matches_any(filters, one.topic)
         ]
 
     def appended(self, first_offset: int, entries: Sequence[Entry]) -> list[Publication]:
-        """The store has taken these. Gives those of their messages that a topic retains from now on."""
+        """Record an append; return the messages in it that topics retain from now on."""
         if first_offset != self.next_offset:
             raise ViolationError(self.NAME, f"an append got offset {first_offset}, the next one was {self.next_offset}")
         return [found for entry in entries for found in self._take(entry)]
@@ -299,8 +307,8 @@ class LogChecker:
             where = f"offset {offset}"
             qos = entry.flags >> 6
             if entry.topic.startswith("$jobs/"):
-                self._ledger.announce(entry.topic, payload, published_us)
-            publication = self._ledger.recognise(
+                self._published.add_broker_message(entry.topic, payload, published_us)
+            publication = self._published.identify(
                 self.NAME, where, entry.topic, payload, published_us, qos, entry.publisher
             )
             self._check(publication, entry, where)
@@ -314,7 +322,7 @@ class LogChecker:
         try:
             batch, _ = decode_batch(encode_head(entry.flags, entry.published_us, None, None) + entry.rest)
         except DecodeError as error:
-            raise ViolationError(self.NAME, f"a batch on {entry.topic!r} that cannot be read: {error}") from None
+            raise ViolationError(self.NAME, f"an invalid batch on {entry.topic!r}: {error}") from None
         if len(batch.payloads) != entry.count:
             raise ViolationError(self.NAME, f"a batch of {len(batch.payloads)} messages counted as {entry.count}")
         deltas_us = batch.deltas_us or (0,) * entry.count
@@ -329,18 +337,18 @@ class LogChecker:
         if bool(entry.flags & RETAIN) is not publication.retain:
             raise ViolationError(self.NAME, f"{where}: {publication} was published with retain={publication.retain}")
         if publication.is_will:
-            return  # one for each time that its client is lost: the checker of wills counts
+            return  # one for each time that its client is lost: WillChecker counts them
         if publication.offsets:
             if publication.qos == 2:
                 raise ViolationError(self.NAME, f"{where}: {publication} is there at {publication.offsets[0]} already")
             return  # QoS 1 sent again
-        newest = self._newest.get(publication.lane, -1)
-        if publication.place < newest:
-            raise ViolationError(self.NAME, f"{where}: {publication} stands behind message {newest}: out of order")
-        self._newest[publication.lane] = publication.place
+        newest = self._newest.get(publication.order_key, -1)
+        if publication.position < newest:
+            raise ViolationError(self.NAME, f"{where}: {publication} is after message {newest}: out of order")
+        self._newest[publication.order_key] = publication.position
 
     def confirmed(self, publication: Publication, now: float) -> None:
-        """The library told its application that this one is safe."""
+        """Record that the library confirmed this message to its application."""
         if publication.qos and not publication.offsets and publication not in self.lost:
             raise ViolationError(self.NAME, f"{publication} was confirmed and is not in the log")
         publication.confirmed_s = publication.confirmed_s if publication.confirmed_s is not None else now

@@ -1,12 +1,9 @@
-"""Checkers of what applications see: records, confirms, and how connections begin and end.
+"""Checkers of the transport: by the events of applications, and by the datagrams on the network.
 
-They are told what the applications sent and received, and never look inside the transport. Each raises ViolationError
-at the first thing that must not be. The checkers of what passes on the network are in watchers.py.
-
-Checkers of what passes on the network: the three-times rule, timers, memory, and whether a time-out had cause.
-
-They are observers of the network: they see datagrams and the instants at which nodes were called. Of a node they ask
-only what any shell may ask: its next timer, its connections and its count of buffered bytes.
+Each raises ViolationError at the first violation. The checkers of records, confirms and connection lifecycles receive
+sent and received records, and never read the transport's state. The watchers of amplification, timers, memory
+and timeouts are observers of the network: they see datagrams and the times at which nodes were called. Of a node they
+use only what any driver may use: its next timer, its connections and its count of buffered bytes.
 """
 
 from __future__ import annotations
@@ -35,10 +32,10 @@ class ViolationError(Exception):
 
 
 @dataclass(slots=True)
-class _Lane:
-    """What is under way on one flow."""
+class _FlowState:
+    """The records in flight on one flow."""
 
-    waiting: deque[tuple[int, bytes, bool]] = field(default_factory=deque)  # the count, the body, whether it is last
+    waiting: deque[tuple[int, bytes, bool]] = field(default_factory=deque)  # count, body, whether it is the last
     unreliable: Counter[bytes] = field(default_factory=Counter)
     sent: int = 0
     received: int = 0
@@ -47,91 +44,91 @@ class _Lane:
 
 
 class DeliveryChecker:
-    """Reliable records arrive whole, once and in order on each channel; unreliable ones at most once and unharmed."""
+    """Check that reliable records arrive whole, once and in order per channel, and unreliable ones at most once."""
 
     NAME = "delivery"
 
     def __init__(self) -> None:
-        self._lanes: dict[Flow, _Lane] = {}
+        self._flows: dict[Flow, _FlowState] = {}
         self._forgiven: set[str] = set()
         self.received_records = 0
         self.received_bytes = 0
 
     def sent(self, flow: Flow, body: bytes, *, reliable: bool = True, last: bool = False) -> None:
-        lane = self._lanes.setdefault(flow, _Lane())
+        flow_state = self._flows.setdefault(flow, _FlowState())
         if reliable:
-            lane.waiting.append((lane.sent, body, last))
-            lane.sent += 1
+            flow_state.waiting.append((flow_state.sent, body, last))
+            flow_state.sent += 1
         else:
-            lane.unreliable[body] += 1
+            flow_state.unreliable[body] += 1
 
     def received(
         self, flow: Flow, body: bytes, *, reliable: bool = True, last: bool = False, record: int | None = None
     ) -> None:
-        lane = self._lanes.get(flow)
-        if lane is None:
+        flow_state = self._flows.get(flow)
+        if flow_state is None:
             raise self._violation(flow, f"{len(body)} bytes on a channel on which nothing was sent")
         if reliable:
-            self._received_reliable(flow, lane, body, last)
+            self._received_reliable(flow, flow_state, body, last)
             if record is not None:
-                if lane.last_record is not None and record <= lane.last_record:
-                    raise self._violation(flow, f"record {record} after record {lane.last_record}")
-                lane.last_record = record
-        elif lane.unreliable[body] <= 0:
+                if flow_state.last_record is not None and record <= flow_state.last_record:
+                    raise self._violation(flow, f"record {record} after record {flow_state.last_record}")
+                flow_state.last_record = record
+        elif flow_state.unreliable[body] <= 0:
             raise self._violation(flow, f"an unreliable record of {len(body)} bytes never sent, or delivered twice")
         else:
-            lane.unreliable[body] -= 1
+            flow_state.unreliable[body] -= 1
         self.received_records += 1
         self.received_bytes += len(body)
 
-    def _received_reliable(self, flow: Flow, lane: _Lane, body: bytes, last: bool) -> None:
-        if lane.ended:
+    def _received_reliable(self, flow: Flow, flow_state: _FlowState, body: bytes, last: bool) -> None:
+        if flow_state.ended:
             raise self._violation(flow, f"{len(body)} bytes after the channel's last record")
-        if not lane.waiting:
+        if not flow_state.waiting:
             raise self._violation(flow, f"{len(body)} bytes more than were sent: delivered twice, or made up")
-        count, expected, expected_last = lane.waiting[0]
+        count, expected, expected_last = flow_state.waiting[0]
         if body != expected:
-            raise self._violation(flow, self._explain(lane, body, count, expected))
+            raise self._violation(flow, self._explain(flow_state, body, count, expected))
         if last is not expected_last:
             raise self._violation(flow, f"record {count} came with last={last}, sent with last={expected_last}")
-        lane.waiting.popleft()
-        lane.received += 1
-        lane.ended = last
+        flow_state.waiting.popleft()
+        flow_state.received += 1
+        flow_state.ended = last
 
     @staticmethod
-    def _explain(lane: _Lane, body: bytes, count: int, expected: bytes) -> str:
-        for later, waiting, _ in lane.waiting:
+    def _explain(flow_state: _FlowState, body: bytes, count: int, expected: bytes) -> str:
+        for later, waiting, _ in flow_state.waiting:
             if waiting == body:
                 return f"record {later} came where record {count} was due: lost, or out of order"
         return f"record {count} came as {len(body)} bytes that differ from the {len(expected)} sent, or came twice"
 
     def forget(self, label: str) -> None:
-        """The connection has ended at one end: what is under way may be lost, but what still comes must be right."""
+        """Record that one end has closed: records in flight may be lost, but must be right if they arrive."""
         self._forgiven.add(label)
 
     def restart(self, label: str, direction: str) -> None:
-        """The sender turned out to be talking to nobody and begins anew: nothing of it may have arrived."""
-        for flow in [flow for flow in self._lanes if flow[:2] == (label, direction)]:
-            if self._lanes[flow].received:
+        """Record that the sender starts over, as its peer had no connection: none of its records may have arrived."""
+        for flow in [flow for flow in self._flows if flow[:2] == (label, direction)]:
+            if self._flows[flow].received:
                 raise self._violation(flow, "its connection was made twice, and both delivered")
-            del self._lanes[flow]
+            del self._flows[flow]
         self._forgiven.discard(label)
 
     def received_on(self, flow: Flow) -> int:
-        """How many reliable records have arrived on this flow."""
-        lane = self._lanes.get(flow)
-        return lane.received if lane else 0
+        """Return how many reliable records have arrived on this flow."""
+        flow_state = self._flows.get(flow)
+        return flow_state.received if flow_state else 0
 
     def outstanding(self) -> dict[Flow, int]:
-        """The reliable records that have not arrived yet, counted by flow."""
+        """Return the number of reliable records that have not arrived, by flow."""
         return {
-            flow: len(lane.waiting)
-            for flow, lane in self._lanes.items()
-            if lane.waiting and flow[0] not in self._forgiven
+            flow: len(flow_state.waiting)
+            for flow, flow_state in self._flows.items()
+            if flow_state.waiting and flow[0] not in self._forgiven
         }
 
     def complete(self) -> None:
-        """Liveness: everything that was sent has arrived."""
+        """Check liveness: all sent records have arrived."""
         for flow, count in self.outstanding().items():
             raise self._violation(flow, f"{count} records never arrived after the network had healed")
 
@@ -141,7 +138,7 @@ class DeliveryChecker:
 
 
 class ConfirmChecker:
-    """Confirms arrive as they were given: cumulative, never going back, and the last one for certain."""
+    """Check that confirms arrive as they were sent: cumulative, never decreasing, and the last one always."""
 
     NAME = "confirm"
 
@@ -177,81 +174,81 @@ class ConfirmChecker:
 
 
 @dataclass(slots=True)
-class _Life:
+class _EndState:
     connected: bool = False
     closed: bool = False
 
 
-class LifeChecker:
-    """An end of a connection is Connected at most once, then may receive, then is Closed exactly once, for a reason.
+class LifecycleChecker:
+    """Check each end of a connection: Connected at most once, then events, then Closed once, for a valid reason.
 
-    An end is named `label@client` or `label@server.N`, where N counts the server's lives. A reason that the other end
-    gave must have been given there, word for word; a reset needs an other end that is over. Whether a time-out had
-    cause is the matter of watchers.HeardWatcher.
+    An end is named `label@client` or `label@server.N`, where N counts the server's runs. A reason given by the peer
+    must equal the one that the peer's application gave; a reset requires that the peer's end is over. TimeoutWatcher
+    checks timeouts.
     """
 
-    NAME = "life"
+    NAME = "lifecycle"
 
     def __init__(self) -> None:
-        self._lives: dict[str, _Life] = {}
+        self._states: dict[str, _EndState] = {}
         self._asked: dict[str, list[tuple[int, str]]] = {}
         self._lost_peer: set[str] = set()
 
     def opened(self, end: str) -> None:
-        if end in self._lives:
+        if end in self._states:
             raise ViolationError(self.NAME, f"{end}: opened twice")
-        self._lives[end] = _Life()
+        self._states[end] = _EndState()
 
     def connected(self, end: str) -> None:
-        life = self._alive(end, "Connected")
-        if life.connected:
+        state = self._alive(end, "Connected")
+        if state.connected:
             raise ViolationError(self.NAME, f"{end}: Connected twice")
-        life.connected = True
+        state.connected = True
 
     def active(self, end: str, what: str) -> None:
-        """Any other event than Connected and Closed."""
+        """Record any event other than Connected and Closed."""
         if not self._alive(end, what).connected:
             raise ViolationError(self.NAME, f"{end}: {what} before Connected")
 
     def asked(self, end: str, code: int, reason: str) -> None:
-        """The application of this end has closed it."""
+        """Record that the application of this end closed it."""
         for name in dict.fromkeys((end, _side(end))):
             self._asked.setdefault(name, []).append((code, reason))
 
     def died(self, end: str) -> None:
-        """The process of this end is gone: it owes no Closed, and its peer may be reset."""
-        self._lives[end].closed = True
+        """Record that the process of this end died: no Closed event follows, and its peer may be reset."""
+        self._states[end].closed = True
         self._lost_peer.add(_other(end))
 
     def closed(self, end: str, code: int, reason: str, origin: str) -> None:
         self._alive(end, "Closed").closed = True
         self._lost_peer.add(_other(end))
-        told = f"{end}: Closed by {origin!r} with code {code}, {reason!r}"
+        reported = f"{end}: Closed by {origin!r} with code {code}, {reason!r}"
         asked, asked_there = self._asked.get(end, []), self._asked.get(_other(end), [])
         if origin == "local" and (code, reason) != (*asked, None)[0]:
-            raise ViolationError(self.NAME, f"{told}, but its application asked for {asked}")
+            raise ViolationError(self.NAME, f"{reported}, but its application asked for {asked}")
         if origin == "peer" and (code, reason) not in asked_there:
-            raise ViolationError(self.NAME, f"{told}, but the other end asked for {asked_there}")
+            raise ViolationError(self.NAME, f"{reported}, but the other end asked for {asked_there}")
         if origin == "reset" and _side(end) not in self._lost_peer:
-            raise ViolationError(self.NAME, f"{told}, but the other end was neither closed nor dead")
+            raise ViolationError(self.NAME, f"{reported}, but the other end was neither closed nor dead")
         if origin not in ("local", "peer", "reset", "timeout", "refused"):
-            raise ViolationError(self.NAME, f"{told}: an unknown origin")
+            raise ViolationError(self.NAME, f"{reported}: an unknown origin")
 
     def unclosed(self) -> list[str]:
-        return [end for end, life in self._lives.items() if not life.closed]
+        return [end for end, state in self._states.items() if not state.closed]
 
     def complete(self) -> None:
-        """Liveness: at the end of the world every end is closed."""
+        """Check liveness: at the end of the run every end is closed."""
         for end in self.unclosed():
             raise ViolationError(self.NAME, f"{end}: never Closed")
 
-    def _alive(self, end: str, what: str) -> _Life:
-        life = self._lives.get(end)
-        if life is None:
-            raise ViolationError(self.NAME, f"{end}: {what} for an end that nobody opened")
-        if life.closed:
+    def _alive(self, end: str, what: str) -> _EndState:
+        state = self._states.get(end)
+        if state is None:
+            raise ViolationError(self.NAME, f"{end}: {what} for an end that was never opened")
+        if state.closed:
             raise ViolationError(self.NAME, f"{end}: {what} after Closed")
-        return life
+        return state
 
 
 def _side(end: str) -> str:
@@ -265,14 +262,14 @@ def _other(end: str) -> str:
 
 
 TIMER_ROUNDS = 300
-"""A timer may ring again at the instant at which it rang, for another of its purposes, but not this often."""
+"""A timer may be due again at the same time, for another purpose, but not this often."""
 TIMER_LATE_S = 1e-6
 
 
 class AmplificationWatcher(Observer):
-    """The three-times rule: what goes to an address that has proven nothing is at most three times what came from it.
+    """Check the three-times rule: an unverified address receives at most three times the bytes that came from it.
 
-    An address has proven itself once it gave back a cookie or a path challenge that had been sent to it.
+    An address is verified once it returned a cookie or a path challenge that had been sent to it.
     """
 
     NAME = "three times"
@@ -285,10 +282,10 @@ class AmplificationWatcher(Observer):
         self._sent: dict[tuple[str, Address], int] = {}
 
     def started(self, host: Host, now: float) -> None:
-        """A new process knows nothing of what was proven to the old one."""
-        for book in (self._given, self._received, self._sent):
-            for key in [key for key in book if key[0] == host.name]:
-                del book[key]
+        """Forget what the old process knew: a new process has verified no address."""
+        for table in (self._given, self._received, self._sent):
+            for key in [key for key in table if key[0] == host.name]:
+                del table[key]
         self._proven = {key for key in self._proven if key[0] != host.name}
 
     def arrived(self, host: Host, source: Address, datagram: bytes, now: float) -> None:
@@ -308,15 +305,16 @@ class AmplificationWatcher(Observer):
         received = self._received.get(key, 0)
         if sent > AMPLIFICATION * received:
             raise ViolationError(
-                self.NAME, f"{host.name} sent {sent} bytes to {destination}, which proved nothing and sent {received}"
+                self.NAME, f"{host.name} sent {sent} bytes to {destination}, which is not verified and sent {received}"
             )
         self._given.setdefault(key, set()).update(challenges(datagram))
 
 
 class TimerWatcher(Observer):
-    """No timer is forgotten, and none rings for ever.
+    """Check that no timer is missing and that none is due forever.
 
-    A node with a connection has a timer (its idle time-out at the least); after a timer was handled it moves on.
+    A node with a connection has a timer (at least its idle timeout); after a timer was handled it moves to a later
+    time.
     """
 
     NAME = "timers"
@@ -332,7 +330,7 @@ class TimerWatcher(Observer):
         if count > TIMER_ROUNDS:
             raise ViolationError(self.NAME, f"{host.name} asked {count} times for a timer at the same instant {now!r}")
 
-    def rested(self, host: Host, now: float) -> None:
+    def drained(self, host: Host, now: float) -> None:
         assert host.node is not None
         due = host.node.next_timer()
         if due is None:
@@ -343,7 +341,7 @@ class TimerWatcher(Observer):
 
 
 class MemoryWatcher(Observer):
-    """What a node holds stays within the bound that its configuration gives."""
+    """Check that the bytes buffered by a node stay within the bound of its configuration."""
 
     NAME = "memory"
 
@@ -352,21 +350,21 @@ class MemoryWatcher(Observer):
         self._bound_bytes = bound_bytes
         self.most_bytes: dict[str, int] = {}
 
-    def rested(self, host: Host, now: float) -> None:
+    def drained(self, host: Host, now: float) -> None:
         used = self._used_bytes(host)
         bound = self._bound_bytes(host)
         self.most_bytes[host.name] = max(used, self.most_bytes.get(host.name, 0))
         if not 0 <= used <= bound:
-            raise ViolationError(self.NAME, f"{host.name} says that it holds {used} bytes, bounded to {bound}")
+            raise ViolationError(self.NAME, f"{host.name} reports that it holds {used} bytes, bounded to {bound}")
 
 
-class HeardWatcher(Observer):
-    """When something new last arrived for each connection: a time-out before it was silent long enough is a fault."""
+class TimeoutWatcher(Observer):
+    """Record when a new packet last arrived for each connection, and check that no timeout comes too early."""
 
     NAME = "time-out"
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[str, int, Address], float] = {}
+        self._last_arrival_s: dict[tuple[str, int, Address], float] = {}
         self._known: set[tuple[str, int, int]] = set()
 
     def arrived(self, host: Host, source: Address, datagram: bytes, now: float) -> None:
@@ -375,14 +373,14 @@ class HeardWatcher(Observer):
             return
         connection_id, number = found
         seen = (host.name, connection_id, number)
-        if connection_id and seen not in self._known:  # a repeated packet is no sign of life
+        if connection_id and seen not in self._known:  # a repeated packet does not count
             self._known.add(seen)
-            self._heard[host.name, connection_id, source] = now
+            self._last_arrival_s[host.name, connection_id, source] = now
 
     def timed_out(self, host: Host, connection_id: int, peer: Address, idle_timeout_s: float, now: float) -> None:
-        """This connection says that its peer was silent for too long. Only its proven address counts."""
-        heard = self._heard.get((host.name, connection_id, peer))
-        if heard is not None and now - heard < idle_timeout_s - TIMER_LATE_S:
+        """Check a connection that closed by timeout. Only packets from its verified address count."""
+        last_s = self._last_arrival_s.get((host.name, connection_id, peer))
+        if last_s is not None and now - last_s < idle_timeout_s - TIMER_LATE_S:
             raise ViolationError(
-                self.NAME, f"{host.name} gave up {now - heard:.3f} s after a packet, idle time-out {idle_timeout_s} s"
+                self.NAME, f"{host.name} gave up {now - last_s:.3f} s after a packet, idle time-out {idle_timeout_s} s"
             )

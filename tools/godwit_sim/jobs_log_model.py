@@ -1,17 +1,12 @@
-"""The ledger of the world of jobs: what controllers asked for, and what workers did, in their own words.
+"""A model of jobs: submissions, runs of tasks, and the expected state of each job by the log's `$jobs` messages.
 
-Nothing here looks at the broker or the library. Payloads and results are unlike each other, so that a wrong one is
-noticed wherever it turns up.
+Nothing here uses the broker or the library. Payloads and results are unique, so that a wrong one is noticed wherever it
+appears. The meaning of the events is implemented a second time, from the specification, so that the broker's states are
+compared with independent code.
 
-The story of each job, as the log's `$jobs` messages tell it: what they look like, and how jobs and tasks stand.
-
-The meaning of the events is written down here once more, from the specification, so that the broker's own states are
-checked against something else than themselves. Whether something may happen is the matter of jobs_chronicle.
-
-The checker of the log's `$jobs` messages: each event may happen when it does, and what is kept beside them agrees.
-
-It hears of every append that is safe, also of those that only turn up after a restart. So its stories are the truth
-that what workers and controllers are told is compared with: nothing may be said that is not in them.
+JobLogModel checks that each event is allowed when it happens, and that the rows stored beside the log agree with the
+events. It observes every durable append, also one that only becomes known after a restart. All notifications to workers
+and controllers are compared with it.
 """
 
 from __future__ import annotations
@@ -28,47 +23,47 @@ from godwit.wire.jobs import Ref
 from godwit.wire.work import Submission
 from godwit_sim.broker_restarts import JOB_ROWS, Rows
 from godwit_sim.checkers import ViolationError
-from godwit_sim.jobs_workers import WorkRoster
+from godwit_sim.jobs_workers import WorkerModel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ask:
-    """One time that it was asked for."""
+class JobRequest:
+    """One submission of a job."""
 
-    wish: Submission
+    submission: Submission
     payload: bytes
     asked_s: float
 
 
 @dataclass(slots=True, eq=False)
-class Order:
-    """A job as its controller asked for it. Asked for again with the same key it is the same, and as it was."""
+class RequestedJob:
+    """A job as its controller submitted it. A repeated submission with the same key is the same job, unchanged."""
 
     controller: str
     key: str
-    asks: list[Ask] = field(default_factory=list)
+    requests: list[JobRequest] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
-    """The jobs that it became: one, unless that was forgotten long after its end and then asked for again."""
+    """The job's numbers: one, unless it was deleted long after its end and then submitted again."""
 
     def __str__(self) -> str:
         return f"job {self.key!r} of {self.controller}"
 
 
 @dataclass(slots=True, eq=False)
-class Run:
-    """A lease in the hands of a worker, from its side."""
+class TaskRun:
+    """A lease of a task, as its worker sees it."""
 
     ref: Ref
     worker: str
     label: str
-    """Which life of the worker."""
+    """The run of the worker's process."""
     began_s: float
     result: bytes | None = None
     error: str | None = None
     is_final: bool = False
     is_returned: bool = False
     is_reported: bool = False
-    """The library said that the outcome is safe."""
+    """The library reported that the outcome is durable."""
     steps: list[tuple[float | None, str]] = field(default_factory=list)
 
     @property
@@ -80,39 +75,41 @@ class Run:
         return f"task {task} of job {job} under fence {fence} at {self.label}"
 
 
-class JobLedger:
-    """Feed: ask, cancel, begin. What becomes of runs is written into them."""
+class JobRecords:
+    """All requests, cancels and task runs. The outcome of a run is stored in the run."""
 
     NAME: Final = "ledger"
 
     def __init__(self) -> None:
-        self.orders: dict[tuple[str, str], Order] = {}
+        self.requested_jobs: dict[tuple[str, str], RequestedJob] = {}
         """By controller and key."""
-        self.runs: dict[Ref, Run] = {}
+        self.runs: dict[Ref, TaskRun] = {}
         self.cancels: set[int] = set()
-        """Jobs that somebody wanted to be cancelled."""
+        """Jobs for which a cancel was requested."""
 
-    def ask(self, controller: str, wish: Submission, payload: bytes, now: float) -> Order:
-        """A controller submits."""
-        order = self.orders.setdefault((controller, wish.key), Order(controller, wish.key))
-        order.asks.append(Ask(wish, payload, now))
-        return order
+    def request(self, controller: str, submission: Submission, payload: bytes, now: float) -> RequestedJob:
+        """Record that a controller submits a job."""
+        requested_job = self.requested_jobs.setdefault(
+            (controller, submission.key), RequestedJob(controller, submission.key)
+        )
+        requested_job.requests.append(JobRequest(submission, payload, now))
+        return requested_job
 
-    def begin(self, ref: Ref, worker: str, label: str, now: float) -> Run:
-        """A worker was given this lease. No two ever get the same one, and nobody gets it twice."""
+    def begin(self, ref: Ref, worker: str, label: str, now: float) -> TaskRun:
+        """Record that a worker received this lease. Raises ViolationError if the lease was given before."""
         if (other := self.runs.get(ref)) is not None:
             raise ViolationError(self.NAME, f"{other} was given to {label} too")
-        run = self.runs[ref] = Run(ref, worker, label, now)
+        run = self.runs[ref] = TaskRun(ref, worker, label, now)
         return run
 
 
 ENDED: Final = ("done", "failed", "cancelled")
 TASK_ENDED: Final = ("finished", "failed", "cancelled")
 
-TaskStand: TypeAlias = tuple[str, str, int, int, int]
+TaskStatus: TypeAlias = tuple[str, str, int, int, int]
 """State, worker, fence, failures, losses."""
-JobStand: TypeAlias = tuple[str, int | None]
-"""State and agreed."""
+JobStatus: TypeAlias = tuple[str, int | None]
+"""State and number of agreed tasks."""
 
 
 class JobEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -144,138 +141,138 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(slots=True, eq=False)
-class TaskStory:
-    """One task, and every way it ever stood."""
+class ExpectedTask:
+    """The expected state of one task, and its history."""
 
     number: int
     ready_us: int
-    """It is not leased before."""
+    """It may not be leased earlier."""
     returns: int = 0
-    """How often it was handed back in a row, at the most."""
+    """The most times in a row that it may have been returned."""
     state: str = "waiting"
     worker: str = ""
     instance: bytes = b""
-    """Which run of the worker has it."""
+    """The run of the worker that has it."""
     fence: int = 0
     failures: int = 0
     losses: int = 0
     leased_us: int = 0
     has_failed_for_good: bool = False
-    """Its last attempt said that another one would not help."""
+    """Its last attempt reported that a retry is pointless."""
     errors: set[str] = field(default_factory=lambda: {""})
     result: bytes | None = None
-    history: list[TaskStand] = field(default_factory=list)
+    history: list[TaskStatus] = field(default_factory=list)
 
     @property
     def is_ended(self) -> bool:
         return self.state in TASK_ENDED
 
     @property
-    def stand(self) -> TaskStand:
+    def status(self) -> TaskStatus:
         return self.state, self.worker, self.fence, self.failures, self.losses
 
     @property
-    def surely_ready_us(self) -> int:
-        """A task that was handed back again and again waits a while, but not for longer than that."""
+    def latest_ready_us(self) -> int:
+        """Return the latest time at which it is ready: a task that is returned repeatedly is delayed."""
         pause_s = min(RETURN_PAUSE_S * 2 ** (self.returns - 2), MAX_RETURN_PAUSE_S) if self.returns > 1 else 0
         return self.ready_us + int(pause_s * 1e6)
 
     def note(self) -> None:
-        """It may have changed."""
-        if not self.history or self.history[-1] != self.stand:
-            self.history.append(self.stand)
+        """Append the present status to the history if it has changed."""
+        if not self.history or self.history[-1] != self.status:
+            self.history.append(self.status)
 
 
 @dataclass(slots=True, eq=False)
-class Story:
-    """One job, and every way it ever stood."""
+class ExpectedJob:
+    """The expected state of one job, and its history."""
 
-    kept: JobKept
-    """As it was written first: what was asked for does not change."""
-    order: Order
-    ask: Ask
+    row: JobKept
+    """The row as it was first stored; the requested options do not change."""
+    requested_job: RequestedJob
+    request: JobRequest
     state: str = "waiting"
     agreed: int | None = None
     ended_us: int | None = None
     last_us: int = 0
-    """When the last event happened."""
-    tasks: dict[int, TaskStory] = field(default_factory=dict)
-    had: set[str] = field(default_factory=set)
+    """The time of the last event."""
+    tasks: dict[int, ExpectedTask] = field(default_factory=dict)
+    previous_workers: set[str] = field(default_factory=set)
     """Workers that have had any task of it."""
-    history: list[JobStand] = field(default_factory=list)
-    is_gone: bool = False
-    """It ended long ago and was removed."""
+    history: list[JobStatus] = field(default_factory=list)
+    is_removed: bool = False
+    """It ended long ago and was deleted."""
 
     @property
     def number(self) -> int:
-        return self.kept.job
+        return self.row.job
 
     @property
     def is_ended(self) -> bool:
         return self.state in ENDED
 
     @property
-    def stand(self) -> JobStand:
+    def status(self) -> JobStatus:
         return self.state, self.agreed
 
     def settle(self, agreed: int, at_us: int) -> None:
-        """So many tasks are made."""
+        """Create the agreed number of tasks."""
         self.state, self.agreed = "running", agreed
-        self.tasks = {number: TaskStory(number, max(at_us, self.kept.begins_us)) for number in range(agreed)}
+        self.tasks = {number: ExpectedTask(number, max(at_us, self.row.begins_us)) for number in range(agreed)}
 
     def end(self, state: str, at_us: int, task_state: str) -> None:
-        """It is over, and with it every task that is not."""
+        """End the job, and every task of it that has not ended."""
         self.state, self.ended_us = state, at_us
         for task in self.tasks.values():
             if not task.is_ended:
                 task.state = task_state
 
     def note(self) -> None:
-        """It may have changed."""
-        if not self.history or self.history[-1] != self.stand:
-            self.history.append(self.stand)
+        """Append the present status to the history if it has changed, for the job and its tasks."""
+        if not self.history or self.history[-1] != self.status:
+            self.history.append(self.status)
         for task in self.tasks.values():
             task.note()
 
     def __str__(self) -> str:
-        return f"job {self.number} ({self.order}, {self.kept.kind!r}, {self.state})"
+        return f"job {self.number} ({self.requested_job}, {self.row.kind!r}, {self.state})"
 
 
 def read_event(payload: bytes) -> JobEvent:
-    """A violation if it cannot be read, or says more than is written down."""
+    """Decode an event. Raises ViolationError if it is invalid or has undocumented fields."""
     try:
         return msgspec.json.decode(payload, type=JobEvent)
     except msgspec.DecodeError as error:
-        raise ViolationError("events", f"{payload[:200]!r} is no event: {error}") from None
+        raise ViolationError("events", f"{payload[:200]!r} is not an event: {error}") from None
 
 
-CLOSE_CALL_US: Final = 10
+MARGIN_US: Final = 10
 TIMER_LATE_US: Final = 100_000
-"""A timer of the broker may ring so much later than it should."""
+"""How late a timer of the broker may be."""
 
 
-class Chronicle:
-    """Feed: learn, after each append. Everything else is for looking."""
+class JobLogModel:
+    """The checker of `$jobs` messages. Input is `learn`, after each append; all other methods are queries."""
 
-    NAME = "chronicle"
+    NAME = "job log"
 
-    def __init__(self, ledger: JobLedger, roster: WorkRoster, *, epoch_us: int, keep_s: float) -> None:
-        self.stories: dict[int, Story] = {}
+    def __init__(self, records: JobRecords, workers: WorkerModel, *, epoch_us: int, keep_s: float) -> None:
+        self.jobs: dict[int, ExpectedJob] = {}
         self.events = 0
         self.has_disk_failed = False
-        """It did not take everything: a lease may have been undone that nobody was told of."""
-        self._ledger = ledger
-        self._roster = roster
+        """An append failed: a lease may have been undone before its worker was notified."""
+        self._records = records
+        self._workers = workers
         self._epoch_us = epoch_us
         self._keep_us = int(keep_s * 1e6)
         self._rows: Rows = {}
-        self._handlers: dict[str, Callable[[Story, JobEvent], None]] = {
+        self._handlers: dict[str, Callable[[ExpectedJob, JobEvent], None]] = {
             "settled": self._settled,
             "done": self._done,
             "job_failed": self._job_failed,
             "cancelled": self._cancelled,
         }
-        self._task_handlers: dict[str, Callable[[Story, TaskStory, JobEvent], None]] = {
+        self._task_handlers: dict[str, Callable[[ExpectedJob, ExpectedTask, JobEvent], None]] = {
             "leased": self._leased,
             "returned": self._returned,
             "lost": self._lost,
@@ -284,11 +281,11 @@ class Chronicle:
             "task_failed": self._task_failed,
         }
 
-    # -- feed ---------------------------------------------------------------------------------------------------------
+    # -- input ---------------------------------------------------------------------------------------------------------
 
     def learn(self, messages: Sequence[tuple[str, bytes]], rows: Rows, now: float) -> None:
-        """An append is safe: its messages (kind and body), and what is kept beside the log from now on."""
-        newest = max(self.stories, default=0)
+        """Check a durable append: its messages (kind and body), and the rows stored beside the log from now on."""
+        newest = max(self.jobs, default=0)
         leased: list[JobEvent] = []
         times_us = set()
         for kind, payload in messages:
@@ -301,312 +298,317 @@ class Chronicle:
                 self._happened(kind, event)
             if event.event == "leased":
                 leased.append(event)
-        if len(times_us) == 1:  # else several turns are in it, because the disk had failed: nobody knows the order
+        if len(times_us) == 1:  # else it combines several turns, after a disk failure, in unknown order
             for event in leased:
                 self._check_capacity(event)
         self._compare(rows, now)
         self._rows = rows
 
     def _happened(self, kind: str, event: JobEvent) -> None:
-        story = self.stories.get(event.job)
-        if story is None:
+        job = self.jobs.get(event.job)
+        if job is None:
             raise self._violation(event, "no job with this number was submitted")
-        if (kind, event.controller) != (story.kept.kind, story.kept.controller):
-            raise self._violation(event, f"of {kind!r} and {event.controller!r}, but it is {story}")
-        if story.is_ended:
-            raise self._violation(event, f"after its end: {story}")
-        if event.at_us < story.last_us:
-            raise self._violation(event, f"before the event at {story.last_us}")
-        story.last_us = event.at_us
+        if (kind, event.controller) != (job.row.kind, job.row.controller):
+            raise self._violation(event, f"of {kind!r} and {event.controller!r}, but it is {job}")
+        if job.is_ended:
+            raise self._violation(event, f"after its end: {job}")
+        if event.at_us < job.last_us:
+            raise self._violation(event, f"before the event at {job.last_us}")
+        job.last_us = event.at_us
         if (on_task := self._task_handlers.get(event.event)) is not None:
-            task = story.tasks.get(-1 if event.task is None else event.task)
+            task = job.tasks.get(-1 if event.task is None else event.task)
             if task is None:
-                raise self._violation(event, f"{story} has {len(story.tasks)} tasks")
-            on_task(story, task, event)
+                raise self._violation(event, f"{job} has {len(job.tasks)} tasks")
+            on_task(job, task, event)
         elif (handler := self._handlers.get(event.event)) is not None:
-            handler(story, event)
+            handler(job, event)
         else:
-            raise self._violation(event, "there is no such event")
-        story.note()
+            raise self._violation(event, "unknown event")
+        job.note()
 
-    # -- jobs ---------------------------------------------------------------------------------------------------------
+    # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def _submitted(self, kind: str, event: JobEvent, rows: Rows, newest: int) -> None:
-        kept = rows.get(("job", event.job))
-        if not isinstance(kept, JobKept):
-            raise self._violation(event, "nothing of it is kept")
+        row = rows.get(("job", event.job))
+        if not isinstance(row, JobKept):
+            raise self._violation(event, "it is not stored")
         if event.job <= newest:
             raise self._violation(event, f"there was a job {newest} already: a number was given twice")
-        order = self._ledger.orders.get((kept.controller, kept.key))
-        if order is None or kind != kept.kind or event.controller != kept.controller:
-            raise self._violation(event, f"on {kind!r}, but {kept} is kept, which nobody asked for")
-        for number in order.numbers:
-            if not self.stories[number].is_gone and ("job", number) in rows:
-                raise self._violation(event, f"the key is that of {self.stories[number]}")
-        ask = self._find_ask(order, kept, rows)
-        if ask is None:
-            raise self._violation(event, f"{kept} is kept, which is none of {[one.wish for one in order.asks]}")
-        told = (event.workers, event.priority, event.payload_bytes)
-        if told != (kept.workers, kept.priority, len(ask.payload)) or event.at_us != kept.submitted_us:
-            raise self._violation(event, f"does not tell of {kept}, payload {len(ask.payload)}")
-        story = self.stories[event.job] = Story(kept, order, ask, last_us=event.at_us)
-        order.numbers.append(event.job)
+        requested_job = self._records.requested_jobs.get((row.controller, row.key))
+        if requested_job is None or kind != row.kind or event.controller != row.controller:
+            raise self._violation(event, f"on {kind!r}, but {row} is stored, which was never submitted")
+        for number in requested_job.numbers:
+            if not self.jobs[number].is_removed and ("job", number) in rows:
+                raise self._violation(event, f"the key is that of {self.jobs[number]}")
+        request = self._find_request(requested_job, row, rows)
+        if request is None:
+            raise self._violation(
+                event, f"{row} is stored, which is not one of {[one.submission for one in requested_job.requests]}"
+            )
+        reported = (event.workers, event.priority, event.payload_bytes)
+        if reported != (row.workers, row.priority, len(request.payload)) or event.at_us != row.submitted_us:
+            raise self._violation(event, f"does not match {row}, payload {len(request.payload)}")
+        job = self.jobs[event.job] = ExpectedJob(row, requested_job, request, last_us=event.at_us)
+        requested_job.numbers.append(event.job)
         if event.agreed is not None:
-            self._settled(story, event)
-        elif kept.begins_us <= event.at_us and (surely := self._roster.surely(kind, self._s(event.at_us))):
-            raise self._violation(event, f"waits, though {surely[0]} was there for it")
-        story.note()
+            self._settled(job, event)
+        elif row.begins_us <= event.at_us and (
+            certain_workers := self._workers.certain_workers(kind, self._s(event.at_us))
+        ):
+            raise self._violation(event, f"waits, though {certain_workers[0]} was there for it")
+        job.note()
 
-    def _find_ask(self, order: Order, kept: JobKept, rows: Rows) -> Ask | None:
-        """Which of the times that it was asked for made it what it is."""
-        payload = rows.get(("payload", kept.job))
-        for ask in order.asks:
-            wish = ask.wish
-            delay_us = wish.delay_ms * 1000
-            deadline_us = None if wish.deadline_ms is None else kept.submitted_us + wish.deadline_ms * 1000
+    def _find_request(self, requested_job: RequestedJob, row: JobKept, rows: Rows) -> JobRequest | None:
+        """Return the request that the stored row comes from, or None."""
+        payload = rows.get(("payload", row.job))
+        for request in requested_job.requests:
+            submission = request.submission
+            delay_us = submission.delay_ms * 1000
+            deadline_us = None if submission.deadline_ms is None else row.submitted_us + submission.deadline_ms * 1000
             if (
                 payload is not None
-                and payload.payload == ask.payload
-                and (kept.kind, kept.workers, kept.priority) == (wish.of_kind, wish.workers, wish.priority)
-                and (kept.retries, kept.retry_delay_ms) == (wish.retries, wish.retry_delay_ms)
-                and (kept.time_limit_ms, kept.deadline_us) == (wish.time_limit_ms, deadline_us)
-                and kept.begins_us == kept.submitted_us + delay_us
+                and payload.payload == request.payload
+                and (row.kind, row.workers, row.priority)
+                == (submission.of_kind, submission.workers, submission.priority)
+                and (row.retries, row.retry_delay_ms) == (submission.retries, submission.retry_delay_ms)
+                and (row.time_limit_ms, row.deadline_us) == (submission.time_limit_ms, deadline_us)
+                and row.begins_us == row.submitted_us + delay_us
             ):
-                return ask
+                return request
         return None
 
-    def _settled(self, story: Story, event: JobEvent) -> None:
-        kept = story.kept
+    def _settled(self, job: ExpectedJob, event: JobEvent) -> None:
+        row = job.row
         agreed = event.agreed
-        if agreed is None or agreed < 1 or story.agreed is not None:
-            raise self._violation(event, f"agreed on {agreed}, it was {story.agreed}")
-        if event.at_us < kept.begins_us:
-            raise self._violation(event, f"before it begins, at {kept.begins_us}")
-        least, most = self._roster.count(kept.kind, self._s(event.at_us))
-        if kept.workers:
-            least, most = min(kept.workers, least), min(kept.workers, most)
+        if agreed is None or agreed < 1 or job.agreed is not None:
+            raise self._violation(event, f"agreed on {agreed}, it was {job.agreed}")
+        if event.at_us < row.begins_us:
+            raise self._violation(event, f"before it begins, at {row.begins_us}")
+        least, most = self._workers.count(row.kind, self._s(event.at_us))
+        if row.workers:
+            least, most = min(row.workers, least), min(row.workers, most)
         if not least <= agreed <= most:
             raise self._violation(
-                event, f"agreed on {agreed} of {kept.workers or 'all'}, there were {least} to {most} volunteers"
+                event, f"agreed on {agreed} of {row.workers or 'all'}, there were {least} to {most} volunteers"
             )
-        story.settle(agreed, event.at_us)
+        job.settle(agreed, event.at_us)
 
-    def _done(self, story: Story, event: JobEvent) -> None:
-        states = [task.state for task in story.tasks.values()]
-        if story.state != "running" or states != ["finished"] * (story.agreed or 0):
-            raise self._violation(event, f"its tasks are {states}, agreed was {story.agreed}")
-        story.end("done", event.at_us, "finished")
+    def _done(self, job: ExpectedJob, event: JobEvent) -> None:
+        states = [task.state for task in job.tasks.values()]
+        if job.state != "running" or states != ["finished"] * (job.agreed or 0):
+            raise self._violation(event, f"its tasks are {states}, agreed was {job.agreed}")
+        job.end("done", event.at_us, "finished")
 
-    def _job_failed(self, story: Story, event: JobEvent) -> None:
-        states = [task.state for task in story.tasks.values()]
-        is_over = story.state == "running" and all(task.is_ended for task in story.tasks.values())
-        if not (is_over and "failed" in states) and not self._is_late(story, event.at_us):
-            raise self._violation(event, f"its tasks are {states}, the deadline {story.kept.deadline_us}")
-        for task in story.tasks.values():
+    def _job_failed(self, job: ExpectedJob, event: JobEvent) -> None:
+        states = [task.state for task in job.tasks.values()]
+        is_over = job.state == "running" and all(task.is_ended for task in job.tasks.values())
+        if not (is_over and "failed" in states) and not self._is_late(job, event.at_us):
+            raise self._violation(event, f"its tasks are {states}, the deadline {job.row.deadline_us}")
+        for task in job.tasks.values():
             if not task.is_ended:
                 task.errors.add(event.reason)
-        story.end("failed", event.at_us, "failed")
+        job.end("failed", event.at_us, "failed")
 
-    def _cancelled(self, story: Story, event: JobEvent) -> None:
-        if event.job not in self._ledger.cancels:
-            raise self._violation(event, "nobody wanted that")
-        story.end("cancelled", event.at_us, "cancelled")
+    def _cancelled(self, job: ExpectedJob, event: JobEvent) -> None:
+        if event.job not in self._records.cancels:
+            raise self._violation(event, "no cancel was requested")
+        job.end("cancelled", event.at_us, "cancelled")
 
     @staticmethod
-    def _is_late(story: Story, at_us: int) -> bool:
-        return story.kept.deadline_us is not None and at_us >= story.kept.deadline_us
+    def _is_late(job: ExpectedJob, at_us: int) -> bool:
+        return job.row.deadline_us is not None and at_us >= job.row.deadline_us
 
-    # -- tasks --------------------------------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------------------
 
-    def _leased(self, story: Story, task: TaskStory, event: JobEvent) -> None:
-        kept, now = story.kept, self._s(event.at_us)
+    def _leased(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
+        row, now = job.row, self._s(event.at_us)
         if task.state != "waiting" or event.fence != task.fence + 1:
             raise self._violation(event, f"it is {task.state} under fence {task.fence}")
-        if task.failures > kept.retries or task.has_failed_for_good:
-            raise self._violation(event, f"after {task.failures} failures with {kept.retries} retries")
-        if event.at_us < task.ready_us - CLOSE_CALL_US:
+        if task.failures > row.retries or task.has_failed_for_good:
+            raise self._violation(event, f"after {task.failures} failures with {row.retries} retries")
+        if event.at_us < task.ready_us - MARGIN_US:
             raise self._violation(event, f"it was to wait until {task.ready_us}")
-        if kept.deadline_us is not None and event.at_us > kept.deadline_us + TIMER_LATE_US:
-            raise self._violation(event, f"its deadline was {kept.deadline_us}")
-        if not self._roster.capacity(event.worker, kept.kind, now):
-            raise self._violation(event, f"it did not volunteer for {kept.kind!r}")
-        patience_us = int(max(self._roster.lease_s, PATIENCE_S) * 1e6)
-        if event.worker in story.had and event.at_us < task.ready_us + patience_us - CLOSE_CALL_US:
-            fresh = [name for name in self._roster.surely(kept.kind, now) if name not in story.had]
+        if row.deadline_us is not None and event.at_us > row.deadline_us + TIMER_LATE_US:
+            raise self._violation(event, f"its deadline was {row.deadline_us}")
+        if not self._workers.capacity(event.worker, row.kind, now):
+            raise self._violation(event, f"it did not volunteer for {row.kind!r}")
+        patience_us = int(max(self._workers.lease_s, PATIENCE_S) * 1e6)
+        if event.worker in job.previous_workers and event.at_us < task.ready_us + patience_us - MARGIN_US:
+            fresh = [name for name in self._workers.certain_workers(row.kind, now) if name not in job.previous_workers]
             if fresh:
                 raise self._violation(event, f"it had the job before, and {fresh[0]} had not")
-        self._check_priority(story, event)
-        story.had.add(event.worker)
+        self._check_priority(job, event)
+        job.previous_workers.add(event.worker)
         task.state, task.worker, task.fence, task.leased_us = "leased", event.worker, event.fence, event.at_us
         task.instance = b""
 
-    def _check_priority(self, story: Story, event: JobEvent) -> None:
-        """Nothing of the same kind that this worker could have had is more urgent."""
-        for other in self.stories.values():
+    def _check_priority(self, job: ExpectedJob, event: JobEvent) -> None:
+        """Check that no task of the same kind that this worker could have had is more urgent."""
+        for other in self.jobs.values():
             if (
                 other.state == "running"
-                and other.kept.priority > story.kept.priority
-                and other.kept.kind == story.kept.kind
-                and event.worker not in other.had
+                and other.row.priority > job.row.priority
+                and other.row.kind == job.row.kind
+                and event.worker not in other.previous_workers
                 and any(
-                    task.state == "waiting" and task.surely_ready_us < event.at_us - CLOSE_CALL_US
+                    task.state == "waiting" and task.latest_ready_us < event.at_us - MARGIN_US
                     for task in other.tasks.values()
                 )
             ):
-                raise self._violation(event, f"priority {story.kept.priority}, while {other} waits")
+                raise self._violation(event, f"priority {job.row.priority}, while {other} waits")
 
     def _check_capacity(self, event: JobEvent) -> None:
         held = sum(
             task.state == "leased" and task.worker == event.worker
-            for story in self.stories.values()
-            if not story.is_ended
-            for task in story.tasks.values()
+            for job in self.jobs.values()
+            if not job.is_ended
+            for task in job.tasks.values()
         )
-        most = self._roster.capacity(event.worker, self.stories[event.job].kept.kind, self._s(event.at_us))
+        most = self._workers.capacity(event.worker, self.jobs[event.job].row.kind, self._s(event.at_us))
         if held > most:
             raise self._violation(event, f"it has {held} tasks, and takes {most}")
 
-    def _require_lease(self, task: TaskStory, event: JobEvent) -> None:
+    def _require_lease(self, task: ExpectedTask, event: JobEvent) -> None:
         if (task.state, task.worker, task.fence) != ("leased", event.worker, event.fence):
             raise self._violation(event, f"it is {task.state}, by {task.worker!r} under fence {task.fence}")
-        if abs(event.ran_us - (event.at_us - task.leased_us)) > CLOSE_CALL_US:
+        if abs(event.ran_us - (event.at_us - task.leased_us)) > MARGIN_US:
             raise self._violation(event, f"it was leased at {task.leased_us}")
 
-    def _returned(self, story: Story, task: TaskStory, event: JobEvent) -> None:
+    def _returned(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
         self._require_lease(task, event)
-        self._check_silence(task, event)
-        is_untold = self.has_disk_failed and event.ref not in self._ledger.runs
+        self._check_idle(task, event)
+        was_never_sent = self.has_disk_failed and event.ref not in self._records.runs
         leased_s, now = self._s(task.leased_us), self._s(event.at_us)
-        if not is_untold and not self._roster.may_return(event.worker, event.ref, leased_s, now):
+        if not was_never_sent and not self._workers.may_return(event.worker, event.ref, leased_s, now):
             raise self._violation(event, "it never gave it up")
         task.returns += 1
         task.state, task.ready_us = "waiting", event.at_us
 
-    def _lost(self, story: Story, task: TaskStory, event: JobEvent) -> None:
+    def _lost(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
         self._require_lease(task, event)
         leased_s, now = self._s(task.leased_us), self._s(event.at_us)
-        if not self._roster.may_be_lost(event.worker, task.instance, leased_s, now):
-            raise self._violation(event, "it was there, and was heard in time")
+        if not self._workers.may_be_lost(event.worker, task.instance, leased_s, now):
+            raise self._violation(event, "it was connected and active in time")
         task.losses += 1
         task.returns = 0
         task.state, task.ready_us = "waiting", event.at_us
         if event.losses != task.losses:
             raise self._violation(event, f"it was lost {task.losses} times")
 
-    def _failed(self, story: Story, task: TaskStory, event: JobEvent) -> None:
+    def _failed(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
         self._require_lease(task, event)
-        self._check_silence(task, event)
-        said = [one for one, _ in self._roster.outcomes(event.worker, event.ref) if one.error == event.error]
-        limit_ms = story.kept.time_limit_ms
-        took_too_long = limit_ms is not None and event.at_us - task.leased_us >= limit_ms * 1000 - CLOSE_CALL_US
-        if not said and not took_too_long:
-            raise self._violation(event, f"it did not say so, and its time limit is {limit_ms} ms")
+        self._check_idle(task, event)
+        reports = [one for one, _ in self._workers.outcomes(event.worker, event.ref) if one.error == event.error]
+        limit_ms = job.row.time_limit_ms
+        took_too_long = limit_ms is not None and event.at_us - task.leased_us >= limit_ms * 1000 - MARGIN_US
+        if not reports and not took_too_long:
+            raise self._violation(event, f"it did not report that, and its time limit is {limit_ms} ms")
         task.failures += 1
         task.returns = 0
         if event.failures != task.failures:
             raise self._violation(event, f"it failed {task.failures} times")
-        task.has_failed_for_good = any(one.is_final for one in said)
-        pause_ms = min(story.kept.retry_delay_ms * 2 ** (task.failures - 1), int(MAX_RETRY_DELAY_S * 1000))
+        task.has_failed_for_good = any(one.is_final for one in reports)
+        pause_ms = min(job.row.retry_delay_ms * 2 ** (task.failures - 1), int(MAX_RETRY_DELAY_S * 1000))
         task.state, task.ready_us = "waiting", event.at_us + pause_ms * 1000
         task.errors.add(event.error)
 
-    def _finished(self, story: Story, task: TaskStory, event: JobEvent) -> None:
+    def _finished(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
         self._require_lease(task, event)
-        self._check_silence(task, event)
-        self._check_time(story, task, event)
-        said = [payload for one, payload in self._roster.outcomes(event.worker, event.ref) if one.error is None]
-        run = self._ledger.runs.get(event.ref)
-        if not said or run is None or run.result is None:
-            raise self._violation(event, "it brought no result")
-        if run.worker != event.worker or said[0] != run.result or event.result_bytes != len(run.result):
-            raise self._violation(event, f"{run} brought {len(run.result)} bytes, {len(said[0])} came to the broker")
+        self._check_idle(task, event)
+        self._check_time(job, task, event)
+        reports = [payload for one, payload in self._workers.outcomes(event.worker, event.ref) if one.error is None]
+        run = self._records.runs.get(event.ref)
+        if not reports or run is None or run.result is None:
+            raise self._violation(event, "it reported no result")
+        if run.worker != event.worker or reports[0] != run.result or event.result_bytes != len(run.result):
+            raise self._violation(event, f"{run} brought {len(run.result)} bytes, {len(reports[0])} came to the broker")
         task.state, task.result = "finished", run.result
 
-    def _check_silence(self, task: TaskStory, event: JobEvent) -> None:
-        """A broker that lived all the time takes its tasks from a worker that says nothing."""
+    def _check_idle(self, task: ExpectedTask, event: JobEvent) -> None:
+        """Check that a broker that was not restarted takes tasks away from an idle worker."""
         leased_s, now = self._s(task.leased_us), self._s(event.at_us)
-        if self._roster.was_restarted(leased_s, now):
+        if self._workers.was_restarted(leased_s, now):
             return
-        silence_s = self._roster.silence_s(event.worker, leased_s, now)
-        if silence_s > self._roster.lease_s + TIMER_LATE_US / 1e6:
-            raise self._violation(event, f"it was silent for {silence_s:.3f} s, and still had it")
+        longest_idle_s = self._workers.longest_idle_s(event.worker, leased_s, now)
+        if longest_idle_s > self._workers.lease_s + TIMER_LATE_US / 1e6:
+            raise self._violation(event, f"it was idle for {longest_idle_s:.3f} s, and still had it")
 
-    def _check_time(self, story: Story, task: TaskStory, event: JobEvent) -> None:
-        """A broker that lived all the time has kept an eye on the clock."""
-        if self._roster.was_restarted(self._s(task.leased_us), self._s(event.at_us)):
+    def _check_time(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
+        """Check that a broker that was not restarted enforces the time limit and the deadline."""
+        if self._workers.was_restarted(self._s(task.leased_us), self._s(event.at_us)):
             return
-        limit_ms, deadline_us = story.kept.time_limit_ms, story.kept.deadline_us
+        limit_ms, deadline_us = job.row.time_limit_ms, job.row.deadline_us
         if limit_ms is not None and event.at_us > task.leased_us + limit_ms * 1000 + TIMER_LATE_US:
             raise self._violation(event, f"it took longer than {limit_ms} ms")
         if deadline_us is not None and event.at_us > deadline_us + TIMER_LATE_US:
             raise self._violation(event, f"its deadline was {deadline_us}")
 
-    def _task_failed(self, story: Story, task: TaskStory, event: JobEvent) -> None:
-        if task.is_ended or (task.state == "leased" and not self._is_late(story, event.at_us)):
+    def _task_failed(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
+        if task.is_ended or (task.state == "leased" and not self._is_late(job, event.at_us)):
             raise self._violation(event, f"it is {task.state}")
         is_due = (
-            task.failures > story.kept.retries
+            task.failures > job.row.retries
             or task.has_failed_for_good
             or task.losses >= MAX_LOSSES
-            or self._is_late(story, event.at_us)
+            or self._is_late(job, event.at_us)
         )
         if not is_due:
             raise self._violation(
-                event, f"after {task.failures} failures and {task.losses} losses, {story.kept.retries} retries"
+                event, f"after {task.failures} failures and {task.losses} losses, {job.row.retries} retries"
             )
         task.state = "failed"
         task.errors.add(event.error)
 
-    # -- what is kept -------------------------------------------------------------------------------------------------
+    # -- stored rows ---------------------------------------------------------------------------------------------------
 
     def _compare(self, rows: Rows, now: float) -> None:
-        """What is kept of each job says the same as its story."""
-        for story in self.stories.values():
-            if story.is_gone:
+        """Compare the stored rows of each job with its expected state."""
+        for job in self.jobs.values():
+            if job.is_removed:
                 continue
-            if (kept := rows.get(("job", story.number))) is None:
-                self._forget(story, now)
+            if (row := rows.get(("job", job.number))) is None:
+                self._forget(job, now)
                 continue
-            if (kept.state, kept.agreed, kept.ended_us) != (story.state, story.agreed, story.ended_us):
-                raise ViolationError(self.NAME, f"{story}, agreed {story.agreed}, but {kept} is kept")
-            for task in story.tasks.values():
-                key = ("task", story.number, task.number)
-                there = rows.get(key)
-                if there is not self._rows.get(key) or _stand(there) != task.stand:
-                    self._compare_task(story, task, there)
+            if (row.state, row.agreed, row.ended_us) != (job.state, job.agreed, job.ended_us):
+                raise ViolationError(self.NAME, f"{job}, agreed {job.agreed}, but {row} is stored")
+            for task in job.tasks.values():
+                key = ("task", job.number, task.number)
+                stored = rows.get(key)
+                if stored is not self._rows.get(key) or _status_of(stored) != task.status:
+                    self._compare_task(job, task, stored)
         for key in rows.keys() - self._rows.keys():
             if key[0] in JOB_ROWS:
-                known = self.stories.get(key[1])
-                if known is None or known.is_gone or (key[0] == "task" and key[2] not in known.tasks):
-                    raise ViolationError(self.NAME, f"{key} is kept, and no event tells of it")
+                known = self.jobs.get(key[1])
+                if known is None or known.is_removed or (key[0] == "task" and key[2] not in known.tasks):
+                    raise ViolationError(self.NAME, f"{key} is stored without an event")
 
-    def _forget(self, story: Story, now: float) -> None:
-        if not self.may_be_gone(story, now):
-            raise ViolationError(self.NAME, f"{story}, ended at {story.ended_us}, is not kept any more")
-        story.is_gone = True
+    def _forget(self, job: ExpectedJob, now: float) -> None:
+        if not self.may_be_removed(job, now):
+            raise ViolationError(self.NAME, f"{job}, ended at {job.ended_us}, is no longer stored")
+        job.is_removed = True
 
-    def _compare_task(self, story: Story, task: TaskStory, there: TaskKept | None) -> None:
-        if _stand(there) != task.stand:
-            raise ViolationError(self.NAME, f"task {task.number} of {story} is {task.stand}, but {there} is kept")
-        if there is None:
+    def _compare_task(self, job: ExpectedJob, task: ExpectedTask, stored: TaskKept | None) -> None:
+        if _status_of(stored) != task.status:
+            raise ViolationError(self.NAME, f"task {task.number} of {job} is {task.status}, but {stored} is stored")
+        if stored is None:
             return
-        if task.state == "finished" and there.result != task.result:
-            raise ViolationError(self.NAME, f"task {task.number} of {story} is kept with another result")
+        if task.state == "finished" and stored.result != task.result:
+            raise ViolationError(self.NAME, f"task {task.number} of {job} is stored with another result")
         if task.state == "leased":
-            task.instance = there.instance
-            instances = self._roster.instances(task.worker, story.kept.kind, self._s(task.leased_us))
-            if there.instance not in instances:
-                raise ViolationError(self.NAME, f"task {task.number} of {story} is kept for a run that was not there")
+            task.instance = stored.instance
+            instances = self._workers.instances(task.worker, job.row.kind, self._s(task.leased_us))
+            if stored.instance not in instances:
+                raise ViolationError(self.NAME, f"task {task.number} of {job} is stored for a run not connected")
 
-    # -- look ---------------------------------------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------------------------------
 
-    def unended(self) -> list[Story]:
-        return [story for story in self.stories.values() if not story.is_ended]
+    def unended(self) -> list[ExpectedJob]:
+        return [job for job in self.jobs.values() if not job.is_ended]
 
-    def may_be_gone(self, story: Story, now: float) -> bool:
-        """Whether it ended so long ago that nobody has to remember it."""
-        ended_us = story.ended_us
-        return ended_us is not None and now >= self._s(ended_us + self._keep_us - CLOSE_CALL_US)
+    def may_be_removed(self, job: ExpectedJob, now: float) -> bool:
+        """Return whether the job ended long enough ago to be deleted."""
+        ended_us = job.ended_us
+        return ended_us is not None and now >= self._s(ended_us + self._keep_us - MARGIN_US)
 
     def _s(self, at_us: int) -> float:
         return (at_us - self._epoch_us) / 1e6
@@ -614,12 +616,13 @@ class Chronicle:
     def _violation(self, event: JobEvent, text: str) -> ViolationError:
         task = "" if event.task is None else f" task {event.task} fence {event.fence} {event.worker}"
         return ViolationError(
-            self.NAME, f"{event.event} job {event.job}{task} at {self._s(event.at_us):.6f}: {text}; it says {event}"
+            self.NAME,
+            f"{event.event} job {event.job}{task} at {self._s(event.at_us):.6f}: {text}; event {event}",
         )
 
 
-def _stand(there: TaskKept | None) -> TaskStand:
-    """Of a task that nobody ever had nothing is kept."""
-    if there is None:
+def _status_of(stored: TaskKept | None) -> TaskStatus:
+    """Return the status of a stored task; a task that was never leased has no row."""
+    if stored is None:
         return "waiting", "", 0, 0, 0
-    return there.state, there.worker, there.fence, there.failures, there.losses
+    return stored.state, stored.worker, stored.fence, stored.failures, stored.losses

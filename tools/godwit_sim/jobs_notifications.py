@@ -1,7 +1,7 @@
-"""The checker of what workers and controllers are told: nothing that is not safe in the log, and never back in time.
+"""The checker of notifications to workers and controllers: only durable states, and never an older one.
 
-A client may miss how a job stood for a while, for states are told, not events. But whatever it is told, the job or the
-task must have stood like that, and not before what the client knew already. A result, once told, is the result.
+Notifications carry states, not events, so a client may miss intermediate ones. But each state that it receives must
+have existed, and not before the state that the client already knew. A result never changes.
 """
 
 from __future__ import annotations
@@ -14,147 +14,155 @@ from godwit.client.comparing import JobView
 from godwit.client.leasing import Lease
 from godwit.wire.jobs import JobInfo, TaskInfo
 from godwit_sim.checkers import ViolationError
-from godwit_sim.jobs_log_model import Chronicle, JobLedger, Order, Run, Story, TaskStory
+from godwit_sim.jobs_log_model import ExpectedJob, ExpectedTask, JobLogModel, JobRecords, RequestedJob, TaskRun
 
 
 @dataclass(slots=True, eq=False)
-class Following:
-    """A job in the eyes of one client, in one of its lives."""
+class JobObservation:
+    """A job as one run of a client sees it."""
 
     label: str
-    order: Order | None
-    """None: somebody else's job, that is watched."""
-    stood: int = 0
-    """How far in the job's history the client is."""
-    tasks_stood: dict[int, int] = field(default_factory=dict)
+    requested_job: RequestedJob | None
+    """None for another controller's job, which is only watched."""
+    position: int = 0
+    """The client's position in the job's history."""
+    task_positions: dict[int, int] = field(default_factory=dict)
 
 
-class TellingChecker:
-    """Feed: everything that clients are told of jobs and leases."""
+class NotificationChecker:
+    """Check all notifications about jobs and leases."""
 
-    NAME: Final = "told"
+    NAME: Final = "notification"
 
-    def __init__(self, ledger: JobLedger, chronicle: Chronicle) -> None:
-        self._ledger = ledger
-        self._chronicle = chronicle
+    def __init__(self, records: JobRecords, log_model: JobLogModel) -> None:
+        self._records = records
+        self._log_model = log_model
 
-    # -- controllers --------------------------------------------------------------------------------------------------
+    # -- controllers ---------------------------------------------------------------------------------------------------
 
-    def taken(self, following: Following, view: JobView) -> None:
-        """The job has a number."""
-        story = self._story(following, view)
-        if story.order is not following.order:
-            raise self._violation(following, f"its {following.order} is {story}")
-        if view.agreed not in {agreed for _, agreed in story.history}:
-            raise self._violation(following, f"{story} agreed on {view.agreed}, which it never did")
+    def taken(self, observation: JobObservation, view: JobView) -> None:
+        """Check the notification that the job was accepted and has a number."""
+        job = self._job(observation, view)
+        if job.requested_job is not observation.requested_job:
+            raise self._violation(observation, f"its {observation.requested_job} is {job}")
+        if view.agreed not in {agreed for _, agreed in job.history}:
+            raise self._violation(observation, f"{job} agreed on {view.agreed}, which it never did")
 
-    def changed(self, following: Following, view: JobView, now: float) -> None:
-        """The job stands like this. Who hears of its end long after it may not get the results any more."""
-        story = self._story(following, view)
-        following.stood = self._find(following, story, story.history, (view.state, view.agreed), following.stood)
+    def changed(self, observation: JobObservation, view: JobView, now: float) -> None:
+        """Check a state of the job. A client that learns of the end very late may not get the results any more."""
+        job = self._job(observation, view)
+        observation.position = self._find(
+            observation, job, job.history, (view.state, view.agreed), observation.position
+        )
         for number, seen in view.tasks.items():
-            task = story.tasks.get(number)
+            task = job.tasks.get(number)
             if task is None:
-                raise self._violation(following, f"{story} has no task {number}")
-            stand = (seen.state, seen.worker, seen.fence, seen.failures, seen.losses)
-            stood = following.tasks_stood.get(number, 0)
-            following.tasks_stood[number] = self._find(following, story, task.history, stand, stood, number)
-            self._check_task(following, story, task, seen)
-            is_late = seen.result is None and self._chronicle.may_be_gone(story, now)
+                raise self._violation(observation, f"{job} has no task {number}")
+            status = (seen.state, seen.worker, seen.fence, seen.failures, seen.losses)
+            position = observation.task_positions.get(number, 0)
+            observation.task_positions[number] = self._find(observation, job, task.history, status, position, number)
+            self._check_task(observation, job, task, seen)
+            is_late = seen.result is None and self._log_model.may_be_removed(job, now)
             if seen.state == "finished" and seen.result != task.result and not is_late:
-                raise self._violation(following, f"task {number} of {story} brought another result than it did")
+                raise self._violation(observation, f"task {number} of {job} brought another result than it did")
 
     def _find(
-        self, following: Following, story: Story, history: list[Any], stand: Any, since: int, task: int | None = None
+        self,
+        observation: JobObservation,
+        job: ExpectedJob,
+        history: list[Any],
+        status: Any,
+        since: int,
+        task: int | None = None,
     ) -> int:
         try:
-            return history.index(stand, since)
+            return history.index(status, since)
         except ValueError:
             what = "" if task is None else f"task {task} of "
-            when = "never again" if stand in history else "never"
+            when = "never again" if status in history else "never"
             raise self._violation(
-                following, f"{what}{story} is {stand}, but {when} was since {history[since]}; it was {history}"
+                observation, f"{what}{job} is {status}, but {when} was since {history[since]}; it was {history}"
             ) from None
 
-    def _check_task(self, following: Following, story: Story, task: TaskStory, seen: Any) -> None:
-        where = f"task {task.number} of {story}"
+    def _check_task(self, observation: JobObservation, job: ExpectedJob, task: ExpectedTask, seen: Any) -> None:
+        where = f"task {task.number} of {job}"
         if seen.error not in task.errors:
-            raise self._violation(following, f"{where} failed with {seen.error!r}, not one of {sorted(task.errors)}")
+            raise self._violation(observation, f"{where} failed with {seen.error!r}, not one of {sorted(task.errors)}")
         if seen.progress is not None or seen.note:
-            run = self._ledger.runs.get((story.number, task.number, seen.fence))
+            run = self._records.runs.get((job.number, task.number, seen.fence))
             if run is None or (seen.progress, seen.note) not in run.steps:
-                raise self._violation(following, f"{where} is at {seen.progress} {seen.note!r}, which nobody said")
+                raise self._violation(observation, f"{where} is at {seen.progress} {seen.note!r}, never reported")
 
-    def ended(self, following: Following, view: JobView, now: float) -> None:
-        """The client will hear no more of it: what it knows is the end. Who is very late may not hear of all tasks."""
-        story = self._story(following, view)
-        tasks = {number: task.state for number, task in story.tasks.items()}
-        if not story.is_ended or (view.state, view.agreed) != story.stand:
-            raise self._violation(following, f"it ended {view.state}, {view.agreed}; it is {story}, {story.agreed}")
-        is_late = self._chronicle.may_be_gone(story, now)
+    def ended(self, observation: JobObservation, view: JobView, now: float) -> None:
+        """Check the final state of the job. A client that is very late may not learn of all tasks."""
+        job = self._job(observation, view)
+        tasks = {number: task.state for number, task in job.tasks.items()}
+        if not job.is_ended or (view.state, view.agreed) != job.status:
+            raise self._violation(observation, f"it ended {view.state}, {view.agreed}; it is {job}, {job.agreed}")
+        is_late = self._log_model.may_be_removed(job, now)
         if tasks != {number: task.state for number, task in view.tasks.items()} and not is_late:
-            raise self._violation(following, f"{story} ended with {view.tasks}, its tasks are {tasks}")
+            raise self._violation(observation, f"{job} ended with {view.tasks}, its tasks are {tasks}")
 
-    def unknown(self, following: Following, number: int, now: float) -> None:
-        """The broker does not know the job (any more)."""
-        story = self._chronicle.stories.get(number)
-        if story is not None and not self._chronicle.may_be_gone(story, now):
-            raise self._violation(following, f"{story} is not known, but it is there")
+    def unknown(self, observation: JobObservation, number: int, now: float) -> None:
+        """Check the reply that the broker does not know the job."""
+        job = self._log_model.jobs.get(number)
+        if job is not None and not self._log_model.may_be_removed(job, now):
+            raise self._violation(observation, f"{job} is not known, but it is there")
 
     def listed(self, label: str, info: JobInfo, tasks: Sequence[TaskInfo] = ()) -> None:
-        """Somebody looked at the job, and perhaps at its tasks."""
-        story = self._chronicle.stories.get(info.job)
-        if story is None or (info.state, info.agreed) not in story.history:
-            raise ViolationError(self.NAME, f"{label} was shown {info}, but it is {story}")
-        kept = story.kept
+        """Check a listed job, and its tasks if they are given."""
+        job = self._log_model.jobs.get(info.job)
+        if job is None or (info.state, info.agreed) not in job.history:
+            raise ViolationError(self.NAME, f"{label} was shown {info}, but it is {job}")
+        row = job.row
         shown = (info.controller, info.key, info.of_kind, info.workers, info.priority, info.deadline_us)
-        if shown != (kept.controller, kept.key, kept.kind, kept.workers, kept.priority, kept.deadline_us):
-            raise ViolationError(self.NAME, f"{label} was shown {info}, but {kept} was asked for")
+        if shown != (row.controller, row.key, row.kind, row.workers, row.priority, row.deadline_us):
+            raise ViolationError(self.NAME, f"{label} was shown {info}, but {row} was asked for")
         for task in tasks:
-            stand = (task.state, task.worker, task.fence, task.failures, task.losses)
-            if task.task not in story.tasks or stand not in story.tasks[task.task].history:
-                raise ViolationError(self.NAME, f"{label} was shown {task} of {story}, it never was so")
+            status = (task.state, task.worker, task.fence, task.failures, task.losses)
+            if task.task not in job.tasks or status not in job.tasks[task.task].history:
+                raise ViolationError(self.NAME, f"{label} was shown {task} of {job}, which was never its state")
 
     def over(self, label: str, number: int) -> None:
-        """The broker has answered that the job is cancelled, or had ended before."""
-        story = self._chronicle.stories.get(number)
-        if story is None or not story.is_ended:
-            raise ViolationError(self.NAME, f"{label} was told that job {number} is over: it is {story}")
+        """Check the reply that the job is cancelled, or had ended before."""
+        job = self._log_model.jobs.get(number)
+        if job is None or not job.is_ended:
+            raise ViolationError(self.NAME, f"{label} was notified that job {number} is over: it is {job}")
 
-    def _story(self, following: Following, view: JobView) -> Story:
-        story = self._chronicle.stories.get(view.number or 0)
-        if story is None:
-            raise self._violation(following, f"of job {view.number}, which is not safe")
-        return story
+    def _job(self, observation: JobObservation, view: JobView) -> ExpectedJob:
+        job = self._log_model.jobs.get(view.number or 0)
+        if job is None:
+            raise self._violation(observation, f"of job {view.number}, which is not durable")
+        return job
 
-    # -- workers ------------------------------------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------------------------------
 
-    def leased(self, run: Run, lease: Lease) -> None:
-        """A worker has got a task."""
+    def leased(self, run: TaskRun, lease: Lease) -> None:
+        """Check a task that a worker received."""
         number, task_number, fence = lease.ref
-        story = self._chronicle.stories.get(number)
-        task = None if story is None else story.tasks.get(task_number)
-        if story is None or task is None:
-            raise ViolationError(self.NAME, f"{run}: it is not safe that there is such a task")
-        stand = ("leased", run.worker, fence, lease.failures)
-        if stand not in {known[:4] for known in task.history}:
-            raise ViolationError(self.NAME, f"{run}: given as {stand}, it was {task.history}")
-        kept = story.kept
-        told = (lease.kind, lease.controller, lease.agreed, lease.time_limit_ms, lease.deadline_us)
-        if told != (kept.kind, kept.controller, story.agreed, kept.time_limit_ms, kept.deadline_us):
-            raise ViolationError(self.NAME, f"{run}: of {told}, but it is {kept}")
-        if lease.payload != story.ask.payload:
+        job = self._log_model.jobs.get(number)
+        task = None if job is None else job.tasks.get(task_number)
+        if job is None or task is None:
+            raise ViolationError(self.NAME, f"{run}: this task is not durable")
+        status = ("leased", run.worker, fence, lease.failures)
+        if status not in {known[:4] for known in task.history}:
+            raise ViolationError(self.NAME, f"{run}: given as {status}, it was {task.history}")
+        row = job.row
+        reported = (lease.kind, lease.controller, lease.agreed, lease.time_limit_ms, lease.deadline_us)
+        if reported != (row.kind, row.controller, job.agreed, row.time_limit_ms, row.deadline_us):
+            raise ViolationError(self.NAME, f"{run}: of {reported}, but it is {row}")
+        if lease.payload != job.request.payload:
             raise ViolationError(self.NAME, f"{run}: {len(lease.payload)} bytes that are not those of the job")
 
-    def reported(self, run: Run) -> None:
-        """A worker was told that its outcome is safe, or that the lease had ended before."""
+    def reported(self, run: TaskRun) -> None:
+        """Check the notification that the outcome is durable, or that the lease had ended before."""
         number, task_number, fence = run.ref
-        task = self._chronicle.stories[number].tasks[task_number]
+        task = self._log_model.jobs[number].tasks[task_number]
         if not run.is_over:
             raise ViolationError(self.NAME, f"{run}: confirmed, but it was not reported")
         if task.state == "leased" and task.fence == fence:
             raise ViolationError(self.NAME, f"{run}: its outcome was confirmed, by the log it still has the task")
         run.is_reported = True
 
-    def _violation(self, following: Following, text: str) -> ViolationError:
-        return ViolationError(self.NAME, f"{following.label} was told: {text}")
+    def _violation(self, observation: JobObservation, text: str) -> ViolationError:
+        return ViolationError(self.NAME, f"{observation.label} was notified: {text}")

@@ -1,18 +1,16 @@
-"""What happened in a world, as a running digest and, when somebody wants to read it, as lines of text.
+"""The simulated network: hosts, addresses and links in virtual time, with one totally ordered queue of events.
 
-Two runs of one seed must have equal digests; a difference means that something besides the seed had a say.
+A host runs at most one node (an endpoint, for example). The network passes input to it, then drains it until it has no
+more output, as a real driver would:
 
-Datagrams read from the outside, for checkers, attackers and traces: what an observer on the line can tell.
+datagrams arrive -> inbox -> wake-up -> node.receive(train) -> events to the application, trains to the links
+its timer is due -> node.handle_timers -> the same
 
-Hosts, addresses and links in virtual time: one heap of events, and every event has its place in one order.
+Time moves only from event to event. Events at equal times run in the order in which they were scheduled. Nothing here
+depends on hash order or on a clock, so one seed has one sequence of events.
 
-A host runs at most one node (an endpoint, say). The network feeds it, then drains it to rest, as a real shell would:
-
-    datagrams arrive -> inbox -> wake-up -> node.receive(train) -> events to the application, trains to the links
-    its timer is due -> node.handle_timers -> the same
-
-Time moves only from event to event. Equal times keep the order in which they were asked for. Nothing here depends on
-hash order or on a clock, so one seed gives one sequence of events; the trace's digest proves it.
+A Trace records the events as a digest and, if requested, as lines of text. Two runs of one seed must have equal
+digests; a difference means that the run depends on more than the seed.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from godwit.wire.packet import decode_packet
 
 
 class Trace:
-    """Takes notes. `sink` gets each note as a line, at the cost of writing it out."""
+    """Record events. `sink` receives each event as a line, at the cost of formatting it."""
 
     def __init__(self, sink: Callable[[str], None] | None = None) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
@@ -43,7 +41,7 @@ class Trace:
 
     @property
     def readable(self) -> bool:
-        """Whether somebody reads: only then is it worth describing datagrams."""
+        """Return whether there is a sink: only then are datagrams described."""
         return self._sink is not None
 
     def note(self, now: float, what: str) -> None:
@@ -53,7 +51,7 @@ class Trace:
             self._sink(f"{now:12.6f}  {what}")
 
     def comment(self, now: float, what: str) -> None:
-        """A line for the reader alone, outside the digest."""
+        """Write a line to the sink that is not part of the digest."""
         if self._sink is not None:
             self._sink(f"{now:12.6f}  {what}")
 
@@ -62,7 +60,7 @@ class Trace:
 
 
 def frames_of(datagram: bytes) -> list[f.Frame]:
-    """The frames of an intact packet; none of anything else."""
+    """Return the frames of an intact packet; an empty list for anything else."""
     try:
         return f.decode_frames(decode_packet(datagram)[2])
     except DecodeError:
@@ -70,7 +68,7 @@ def frames_of(datagram: bytes) -> list[f.Frame]:
 
 
 def addressed_to(datagram: bytes) -> tuple[int, int] | None:
-    """The connection id and the truncated packet number of an intact packet."""
+    """Return the connection id and the truncated packet number of an intact packet."""
     try:
         connection_id, number, _ = decode_packet(datagram)
     except DecodeError:
@@ -79,7 +77,7 @@ def addressed_to(datagram: bytes) -> tuple[int, int] | None:
 
 
 def challenges(datagram: bytes) -> list[bytes]:
-    """What the receiver of this datagram could only know by receiving it: cookies and path challenges."""
+    """Return the cookies and path challenges in a datagram, which only its receiver can know."""
     found = []
     for frame in frames_of(datagram):
         if isinstance(frame, f.Cookie):
@@ -90,7 +88,7 @@ def challenges(datagram: bytes) -> list[bytes]:
 
 
 def answers(datagram: bytes) -> list[bytes]:
-    """The challenges that this datagram gives back."""
+    """Return the challenges that this datagram returns."""
     found = []
     for frame in frames_of(datagram):
         if isinstance(frame, f.Connect):
@@ -101,7 +99,7 @@ def answers(datagram: bytes) -> list[bytes]:
 
 
 def describe(datagram: bytes) -> str:
-    """One line for a reader."""
+    """Return a description of a datagram in one line."""
     try:
         connection_id, number, body = decode_packet(datagram)
         found = f.decode_frames(body)
@@ -133,12 +131,12 @@ def _describe_frame(frame: f.Frame) -> str:
     return type(frame).__name__.lower()
 
 
-REST_ROUNDS = 2000
-"""A node that still has something to say after this many drains at one instant never comes to rest."""
+MAX_DRAINS = 2000
+"""The most drains at one instant; a node that still has output after them never stops."""
 
 
 class Node(Protocol):
-    """What runs on a host: the sans-IO contract of an endpoint."""
+    """The node on a host: the sans-IO interface of an endpoint."""
 
     def receive(self, train: Train, now: float) -> None: ...
     def handle_timers(self, now: float) -> None: ...
@@ -150,28 +148,28 @@ class Node(Protocol):
 Application = Callable[[Sequence[Any], float], None]
 
 
-class UnrestError(Exception):
-    """A node went on producing at one instant of time."""
+class LivelockError(Exception):
+    """A node kept producing output at one instant of time."""
 
 
 class Observer:
-    """Sees everything that passes between hosts and the network. Checkers override what they need."""
+    """Observe all that passes between hosts and the network. Checkers override the methods that they need."""
 
     def started(self, host: Host, now: float) -> None: ...
     def stopped(self, host: Host, now: float) -> None: ...
     def sent(self, host: Host, source: Address, destination: Address, datagram: bytes, now: float) -> None: ...
     def arrived(self, host: Host, source: Address, datagram: bytes, now: float) -> None: ...
     def fired(self, host: Host, due: float, now: float) -> None: ...
-    def rested(self, host: Host, now: float) -> None: ...
+    def drained(self, host: Host, now: float) -> None: ...
 
 
 class Host:
-    """A machine: an address that may change, and a process on it that may die and come back.
+    """A machine: an address that may change, and a process that may die and be started again.
 
-    `joins`: equal datagrams of one flow that wait together arrive as one train, as with UDP_GRO. `wake_delay_s`: how
-    long the process takes to look at its socket. `timer_step_s`: its timers ring on this grid, as an event loop's do.
-    `epoch_s`: what its clock shows when the world begins. `inbox_bytes`: the socket's receive buffer; what does not fit
-    is dropped.
+    `joins`: equal datagrams of one flow that wait together arrive as one train, as with UDP_GRO. `wake_delay_s`: the
+    time until the process reads its socket. `timer_step_s`: its timers fire on this grid, as those of an event loop do.
+    `epoch_s`: its clock at the start of the simulation. `inbox_bytes`: the socket's receive buffer; further datagrams
+    are dropped.
     """
 
     def __init__(
@@ -207,17 +205,17 @@ class Host:
         return self.node is not None
 
     def clock(self, now: float, at_least_s: float = 0.0) -> float:
-        """The host's own monotonic time: no two machines count from the same moment."""
+        """Return the host's own monotonic time, which has its own origin."""
         self._clock_s = max(self._clock_s, now + self._epoch_s, at_least_s)
         return self._clock_s
 
     def world_time(self, clock_s: float) -> float:
-        """The world's time when the host's clock shows this."""
+        """Return the simulation's time when the host's clock shows this."""
         return clock_s - self._epoch_s
 
 
 class Network:
-    """All hosts of a world, the links between them, and the time."""
+    """All hosts, the links between them, and the time."""
 
     def __init__(self, trace: Trace | None = None) -> None:
         self.now = 0.0
@@ -226,32 +224,32 @@ class Network:
         self.links: dict[tuple[str, str], ImpairedLink] = {}
         self.observers: list[Observer] = []
         self.vanished: Counter[str] = Counter()
-        """Datagrams that no link dropped and nobody got, by reason."""
+        """Datagrams that no link dropped and no node received, by reason."""
         self._by_address: dict[Address, Host] = {}
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
-    # -- building -----------------------------------------------------------------------------------------------------
+    # -- building ------------------------------------------------------------------------------------------------------
 
     def add_host(self, host: Host) -> Host:
-        """A host without a process."""
+        """Add a host without a process."""
         self.hosts[host.name] = host
         self._by_address[host.address] = host
         return host
 
     def join(self, source: Host, destination: Host, link: ImpairedLink) -> None:
-        """Datagrams from source to destination take this link. Several pairs may share one."""
+        """Send datagrams from source to destination over this link. Several pairs may share one link."""
         self.links[source.name, destination.name] = link
 
     def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Calls the action at that time (now at the earliest)."""
+        """Call the action at that time (now at the earliest)."""
         self._count += 1
         heapq.heappush(self._heap, (max(when, self.now), self._count, action, arguments))
 
-    # -- what befalls hosts -------------------------------------------------------------------------------------------
+    # -- faults and processes ------------------------------------------------------------------------------------------
 
     def start(self, host: Host, node: Node, application: Application) -> None:
-        """A process begins on the host."""
+        """Start a process on the host."""
         host.node, host.application = node, application
         host.lives += 1
         host.timer_due = None
@@ -261,7 +259,7 @@ class Network:
         self.pump(host)
 
     def kill(self, host: Host) -> None:
-        """The process is gone, with all it knew; nobody is told."""
+        """End the process with all its state, without a notification."""
         host.node = host.application = None
         host.timer_due = None
         host.inbox.clear()
@@ -271,14 +269,14 @@ class Network:
             observer.stopped(host, self.now)
 
     def rebind(self, host: Host, address: Address) -> None:
-        """The host is seen under another address from now on (a NAT forgot it); the old one leads nowhere."""
+        """Change the address under which the host is seen (as by a NAT); the old one becomes unreachable."""
         del self._by_address[host.address]
         host.address = address
         self._by_address[address] = host
         self.trace.note(self.now, f"rebind {host.name} to {address}")
 
     def pause(self, host: Host, until: float) -> None:
-        """The process gets no processor until then: its socket fills, its timers ring late."""
+        """Stop the process until then: its socket fills, its timers are late."""
         host.paused_until = max(host.paused_until, until)
         self.trace.note(self.now, f"pause {host.name} until {until!r}")
 
@@ -293,10 +291,10 @@ class Network:
         for pair in ((one.name, other.name), (other.name, one.name))[: 2 if both_ways else 1]:
             self.links[pair].up = up
 
-    # -- running ------------------------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> bool:
-        """Goes on until that time, or until `done` says so after an event. True if it did."""
+        """Run until that time, or until `done` returns True after an event; return whether it did."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             when, _, action, arguments = heapq.heappop(heap)
@@ -308,18 +306,18 @@ class Network:
         return done is not None and done()
 
     def pump(self, host: Host) -> None:
-        """Drains the host's node to rest. Call it after calling the node from outside the event loop."""
+        """Drain the host's node. Call this after calling the node from outside the event loop."""
         node = host.node
         if node is None or host.application is None:
             return
         now = self.now
         clock_s = host.clock(now)
-        for _ in range(REST_ROUNDS):
+        for _ in range(MAX_DRAINS):
             events = node.events()
             if events:
                 host.application(events, now)
                 if host.node is not node:
-                    return  # the application's answer was to die
+                    return  # the application ended the process
             trains = node.trains(clock_s)
             for train in trains:
                 for datagram in train.datagrams():
@@ -327,13 +325,13 @@ class Network:
             if not events and not trains:
                 break
         else:
-            raise UnrestError(f"{host.name} still produces events or trains after {REST_ROUNDS} drains at one instant")
+            raise LivelockError(f"{host.name} still produces events or trains after {MAX_DRAINS} drains at one instant")
         for observer in self.observers:
-            observer.rested(host, now)
+            observer.drained(host, now)
         self._arm(host, node.next_timer())
 
     def inject(self, via: Host, source: Address, destination: Address, datagram: bytes) -> None:
-        """Puts a datagram on the link of `via`, with any source address: an honest host uses its own."""
+        """Put a datagram on the link of `via`, with any source address."""
         now = self.now
         trace = self.trace
         trace.note(now, f"> {via.name} {destination} {len(datagram)} {zlib.crc32(datagram):08x}")
@@ -387,7 +385,7 @@ class Network:
             host.timer_due = None
             return
         if due == host.timer_due:
-            return  # an event for it is in the heap already
+            return  # an event for it is already scheduled
         host.timer_due = due
         rings_at = host.world_time(due)
         if host.timer_step_s:
@@ -396,13 +394,13 @@ class Network:
 
     def _ring(self, host: Host, due: float, life: int) -> None:
         if host.node is None or host.timer_due != due or host.lives != life:
-            return  # the timer was moved since
+            return  # the timer has moved since
         if self.now < host.paused_until:
             self.at(host.paused_until, self._ring, host, due, life)
             return
         host.timer_due = None
         self.trace.note(self.now, f"timer {host.name}")
-        host.node.handle_timers(host.clock(self.now, due))  # never before its time by a rounding error
+        host.node.handle_timers(host.clock(self.now, due))  # never early by a rounding error
         for observer in self.observers:
             observer.fired(host, due, self.now)
         self.pump(host)
@@ -414,14 +412,14 @@ def _single(arrival: tuple[Address, bytes]) -> Train:
 
 
 def join_datagrams(inbox: Sequence[tuple[Address, bytes]]) -> list[Train]:
-    """Neighbours of one source and size become one train, as UDP_GRO does it; a shorter one may end a train."""
+    """Join adjacent datagrams of one source and size to a train, as UDP_GRO does; a shorter one may end a train."""
     trains: list[Train] = []
     parts: list[bytes] = []
     size = used = 0
     address: Address = ()
     for source, datagram in inbox:
         length = len(datagram)
-        fits = (
+        matches_filter = (
             parts
             and source == address
             and 0 < length <= size
@@ -429,7 +427,7 @@ def join_datagrams(inbox: Sequence[tuple[Address, bytes]]) -> list[Train]:
             and len(parts) < MAX_TRAIN_DATAGRAMS
             and used + length <= MAX_TRAIN_BYTES
         )
-        if not fits:
+        if not matches_filter:
             if parts:
                 trains.append(Train(address, b"".join(parts), max(1, size)))
             parts, size, used, address = [], length, 0, source

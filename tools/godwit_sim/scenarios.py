@@ -1,12 +1,9 @@
-"""A bulk transfer in virtual time: clients that send as fast as they may to one server over one shared line.
+"""Named scenarios: well-known difficult networks, each with a goodput that it must reach.
 
-The scenarios and the ARQ curve are transfers with different settings. What is measured is measured from the outside:
-payload at the receiving application, repeats on the line.
-
-Named scenarios: well-known hard networks, each with a figure that it must reach.
-
-15 ms one way, 10 Mbit/s and a queue of 25 packets unless the scenario says otherwise. Goodput is payload counted from
-the first data; the capacity is the line's, less the time that it was dark.
+Each scenario is a bulk transfer in virtual time: clients that send as fast as they can to one server over one shared
+line. All figures are measured from outside: payload at the receiving application, repeats on the line. The line has a
+delay of 15 ms one way, 10 Mbit/s and a queue of 25 packets unless the scenario changes that. Goodput is payload counted
+from the first data; the capacity is that of the line without its outages.
 """
 
 from __future__ import annotations
@@ -34,48 +31,48 @@ SERVER: Address = ("192.0.2.1", 4000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferPlan:
-    """Who sends how much over what."""
+    """The clients, the line, and the bytes to send."""
 
     up: LinkSettings
     down: LinkSettings
     each_bytes: int
     record_bytes: int = 16_384
     starts_s: tuple[float, ...] = (0.0,)
-    """One client for each, connecting at that time."""
+    """The time at which each client connects."""
     client: EndpointConfig = field(default_factory=EndpointConfig)
     server: EndpointConfig = field(default_factory=lambda: EndpointConfig(accepts=True))
     rebinds_s: tuple[float, ...] = ()
     """When every client's address changes."""
     until_s: float = 600.0
-    """It ends then even if it is not complete."""
+    """The transfer ends at this time even if it is not complete."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """One client's transfer."""
+    """The progress of one client's transfer."""
 
     label: str
     received_bytes: int = 0
     warm_s: float | None = None
     """When the first fifth had arrived."""
     warm_bytes: int = 0
-    """How much that was: whole records."""
+    """The bytes received by then, in whole records."""
     finished_s: float | None = None
     closed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """What came of it."""
+    """The result of a transfer."""
 
     transfers: tuple[Progress, ...]
     complete: bool
     first_data_s: float
     last_data_s: float
     unique_line_bytes: int
-    """Of datagrams that carried something new, with all headers."""
+    """The bytes of datagrams with new data, including all headers."""
     repeated_share: float
-    """Bytes of data sent again, of all bytes of data sent."""
+    """Repeated bytes of data as a share of all sent bytes of data."""
     violation: str | None
 
     @property
@@ -84,12 +81,12 @@ class TransferResult:
 
     @property
     def goodput_bits_per_s(self) -> float:
-        """Payload over the time from the first data to the last delivery."""
+        """Return the payload divided by the time from the first data to the last delivery."""
         return self.payload_bytes * 8.0 / max(1e-9, self.last_data_s - self.first_data_s)
 
 
 class _Line(Observer):
-    """Counts what data the clients put on the line, and what of it for the first time."""
+    """Count the data that the clients send, and the new data among it."""
 
     def __init__(self) -> None:
         self.first_data_s: float | None = None
@@ -119,7 +116,7 @@ class _Line(Observer):
 
 
 class Transfer:
-    """Runs a plan from a seed."""
+    """Run a transfer from a plan and a seed."""
 
     def __init__(self, plan: TransferPlan, seed: int) -> None:
         self.plan = plan
@@ -142,7 +139,7 @@ class Transfer:
 
     def _add_client(self, number: int, start_s: float) -> Host:
         label = f"c{number}"
-        # Event loops do not ring exactly: real timers have steps of a millisecond.
+        # Timers of real event loops have a resolution of a millisecond.
         address = (f"10.0.{number // 250}.{number % 250 + 1}", 40_000)
         host = self.network.add_host(Host(label, address, timer_step_s=0.001))
         self.network.join(host, self._server, self._up)
@@ -159,7 +156,7 @@ class Transfer:
             self.network.run(self.plan.until_s, lambda: self._done == len(self._clients))
         except ViolationError as error:
             self._violation = str(error)
-        except Exception as error:  # whatever escapes from the transport has failed the transfer
+        except Exception as error:  # an exception from the transport fails the transfer
             self._violation = f"{type(error).__name__} escaped: {error}"
         line = self._line
         return TransferResult(
@@ -186,7 +183,7 @@ class Transfer:
         ip, port = host.address
         self.network.rebind(host, (ip, port + 1))
 
-    # -- the client's application -------------------------------------------------------------------------------------
+    # -- the client's application --------------------------------------------------------------------------------------
 
     def _send_more(self, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -201,7 +198,7 @@ class Transfer:
                 self._ended(label, event)
 
     def _fill(self, connection: Connection, label: str) -> None:
-        """Sends until the buffer is full or everything is in it."""
+        """Send until the buffer is full or all data is in it."""
         plan = self.plan
         channel = self._channels[label]
         while (sent := self._sent[label]) < plan.each_bytes:
@@ -214,7 +211,7 @@ class Transfer:
             self._delivery.sent((label, "up", channel), body)
             self._sent[label] = sent + size
 
-    # -- the server's application -------------------------------------------------------------------------------------
+    # -- the server's application --------------------------------------------------------------------------------------
 
     def _serve(self, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -250,7 +247,7 @@ ON_S, OFF_S = 5.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
     what: str
@@ -265,11 +262,11 @@ class Row:
 
 
 Runner = Callable[[int], list[Row]]
-"""Runs a scenario with so many seeds (where it is a mean) and gives its rows."""
+"""Run a scenario with this number of seeds (where it is a mean) and return its rows."""
 
 
 def _run(name: str, what: str, plan: TransferPlan, *, floor: float | None, seeds: int = 1) -> Row:
-    """A transfer that must complete and reach the floor, as the mean of several seeds."""
+    """Run a transfer that must complete and reach the floor; return the mean of several seeds."""
     results = [Transfer(plan, seed).run() for seed in range(1, seeds + 1)]
     goodput = sum(result.goodput_bits_per_s for result in results) / seeds
     capacity = sum(_capacity(plan, result) for result in results) / seeds
@@ -281,7 +278,7 @@ def _run(name: str, what: str, plan: TransferPlan, *, floor: float | None, seeds
 
 
 def _capacity(plan: TransferPlan, result: TransferResult) -> float:
-    """What the line could carry, on average over the time from the first data to the last."""
+    """Return the mean capacity of the line from the first data to the last."""
     assert plan.up.bandwidth_bits_per_s is not None
     first_s, last_s = result.first_data_s, max(result.last_data_s, result.first_data_s + 1e-9)
     dark_s = sum(max(0.0, min(end, last_s) - max(start, first_s)) for start, end in plan.up.outages)
@@ -289,7 +286,7 @@ def _capacity(plan: TransferPlan, result: TransferResult) -> float:
 
 
 def _complaint(result: TransferResult) -> str:
-    """Why a transfer failed; empty if it did not."""
+    """Return why a transfer failed, or an empty string."""
     if result.violation is not None:
         return result.violation
     if result.complete:
@@ -343,7 +340,7 @@ def port_change(seeds: int) -> list[Row]:
 
 
 def long_delay(seeds: int) -> list[Row]:
-    """A satellite and more: the line holds 1.9 MB, so the windows must be larger."""
+    """A satellite line and more: it holds 1.9 MB, so the windows must be larger."""
     line = replace(LINE, delay_s=0.75)
     client = EndpointConfig(channel_window_bytes=8 * MIB, connection_window_bytes=16 * MIB, send_buffer_bytes=16 * MIB)
     plan = TransferPlan(up=line, down=line, each_bytes=20 * MB, client=client, server=replace(client, accepts=True))
@@ -363,7 +360,7 @@ def duplication(seeds: int) -> list[Row]:
 
 
 def two_connections(seeds: int) -> list[Row]:
-    """Both send for all of the 60 s; the one that came first has no right to more."""
+    """Two connections send for all of the 60 s; the first one may not keep a larger share."""
     plan = TransferPlan(up=LINE, down=LINE, each_bytes=1000 * MB, starts_s=(0.0, 1.0), until_s=60.0)
     result = Transfer(plan, 1).run()
     shares = [transfer.received_bytes / max(1, result.payload_bytes) for transfer in result.transfers]
@@ -376,7 +373,7 @@ def two_connections(seeds: int) -> list[Row]:
 
 
 def disciplines(seeds: int) -> list[Row]:
-    """Selective repeat before go-back-n before stop-and-wait, as the theory says for any loss."""
+    """Selective repeat is faster than go-back-n, and that is faster than stop-and-wait, at any loss."""
     line = replace(LINE, loss=0.02)
     floors: Mapping[Arq, float] = {"selective-repeat": 0.8, "go-back-n": 0.25, "stop-and-wait": 0.02}
     rows: list[Row] = []
@@ -404,9 +401,9 @@ SCENARIOS: Mapping[str, Runner] = {
 }
 
 SEEDS = 20
-"""How many runs a mean is made of."""
+"""The number of runs in a mean."""
 
 
 def run_scenario(name: str, seeds: int = SEEDS) -> list[Row]:
-    """The rows of one scenario."""
+    """Run one scenario and return its rows."""
     return SCENARIOS[name](seeds)

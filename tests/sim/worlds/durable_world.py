@@ -15,7 +15,7 @@ from godwit.wire.changes import FeedKept, IdentityKept, RetainedKept, SessionGon
 from godwit_sim.broker_restarts import RestartChecker
 from godwit_sim.disk import DiedError, Disk, Trouble
 from godwit_sim.network import Network
-from godwit_sim.worlds.broker_harness import Books
+from godwit_sim.worlds.broker_harness import Checkers
 from godwit_sim.worlds.durable import PATH, DurablePlan, DurableStore, Opener, WatchedDurableStore, open_store
 
 
@@ -56,15 +56,15 @@ class HastyStore(SqliteStore):
         return first_offset
 
 
-class Lives:
+class StoreRuns:
     """A store that is written, dies, and is opened again, from a seed."""
 
     def __init__(self, seed: int, plan: DurablePlan, opener: Opener = open_store, *, kills: float = 0.0) -> None:
         """`kills`: this share of its deaths are its own, without its machine's."""
         self.disk = Disk(Random(f"{seed} disk"))
-        self.books = Books(seed, Network())
-        self.books.ledger.names("alice", "Alice")
-        self._truth = Truth(self.books.ledger, self.books.now_us)
+        self.checkers = Checkers(seed, Network())
+        self.checkers.published.names("alice", "Alice")
+        self._truth = Truth(self.checkers.published, self.checkers.now_us)
         self._rng = Random(f"{seed} lives")
         self._plan = plan
         self._opener = opener
@@ -73,11 +73,11 @@ class Lives:
 
     @property
     def checker(self) -> RestartChecker:
-        return self.books.restarts
+        return self.checkers.restarts
 
-    def run(self, lives: int, troubles: Sequence[Trouble | None] = (None,)) -> None:
+    def run(self, runs: int, troubles: Sequence[Trouble | None] = (None,)) -> None:
         """Each life ends after some writes and syncs, wherever that is."""
-        for _ in range(lives):
+        for _ in range(runs):
             self.disk.die_in(self._rng.choice((None, None, self._rng.randrange(80))))
             try:
                 watched = self.open()
@@ -96,11 +96,11 @@ class Lives:
 
     def open(self) -> WatchedDurableStore:
         self.disk.trouble = None
-        if self.disk.has_forgotten:
+        if self.disk.has_lost_writes:
             self.disk.die_in(None)  # not now: see there
-        store = self._opener(self.disk, self._rng.randbytes(16), self.books.now_us)
+        store = self._opener(self.disk, self._rng.randbytes(16), self.checkers.now_us)
         self.disk.may_die()
-        self._watched = WatchedDurableStore(store, self.disk, self.books, self._plan, self._rng)
+        self._watched = WatchedDurableStore(store, self.disk, self.checkers, self._plan, self._rng)
         self._watched.learn_found()
         return self._watched
 

@@ -50,24 +50,24 @@ def test_seeds_pass(seed: int) -> None:
 
 def test_the_quiet_plan_delivers_everything() -> None:
     world = run(PLAN)
-    first, other, second = world.books.streams
-    sent = len(world.books.ledger.publications)
+    first, other, second = world.checkers.streams
+    sent = len(world.checkers.published.publications)
     assert first.received == sent
     assert second.retained.keys() == {"home/c"}
-    assert other.received == sum(one.topic == "home/b" for one in world.books.ledger.publications)
-    assert [stream.missed for stream in world.books.streams] == [0, 0, 0]
+    assert other.received == sum(one.topic == "home/b" for one in world.checkers.published.publications)
+    assert [stream.missed for stream in world.checkers.streams] == [0, 0, 0]
     assert "3 clients" in world.summary()
 
 
 def test_who_dies_goes_on_where_it_stopped_and_leaves_its_will() -> None:
     world = run(DEATH)
-    assert len(world.books.streams) == 5, "two of them in both lives, one later"
-    assert sum(one.is_will for one in world.books.log.messages) == 1
+    assert len(world.checkers.streams) == 5, "two of them in both lives, one later"
+    assert sum(one.is_will for one in world.checkers.log.messages) == 1
 
 
 def test_a_slow_reader_is_told_what_it_missed() -> None:
     world = run(SLOW)
-    reader, other = world.books.streams
+    reader, other = world.checkers.streams
     assert reader.missed > 0
     assert reader.received + reader.missed == other.received
 
@@ -75,14 +75,14 @@ def test_a_slow_reader_is_told_what_it_missed() -> None:
 def test_a_slow_reader_costs_no_more_than_its_window() -> None:
     sender = client("sender", publications=tuple(messages("home/b", 1, 90, 15_000)))
     world = run(replace(SLOW, clients=(sender, *SLOW.clients[1:])))
-    assert sum(len(one.payload) for one in world.books.log.messages) > 1300 * KIB
+    assert sum(len(one.payload) for one in world.checkers.log.messages) > 1300 * KIB
     assert world.memory.most_bytes["server0"] < 4 * 64 * KIB
 
 
 def test_a_quiet_subscriber_misses_nothing_of_what_others_lose() -> None:
     """Its client knows only the last message that it got, which is long gone when its line is there again."""
     world = run(STALE)
-    quiet, _ = world.books.streams
+    quiet, _ = world.checkers.streams
     assert (quiet.received, quiet.missed) == (2, 0), "one of them when all is well again"
     assert world.store.first_offset > 30
 
@@ -92,7 +92,7 @@ def test_publishers_wait_for_a_reader_on_a_slow_line() -> None:
     sender = client("sender", publications=tuple(messages("home/b", 1, 60, 15_000)))
     reader = replace(READER, subscriptions=READER.subscriptions[:1], down=line)
     world = run(replace(SLOW, clients=(sender, reader), hold_back_s=10.0))
-    (stream,) = world.books.streams
+    (stream,) = world.checkers.streams
     assert (stream.missed, stream.received) == (0, 61)
     assert world.store.first_offset > 0, "the ring has turned over"
 
@@ -193,7 +193,7 @@ class Sleeps(Server):
 @pytest.mark.parametrize(
     ("server", "error", "text"),
     [
-        (Spoils, ViolationError, "stream: .*nobody published"),
+        (Spoils, ViolationError, "stream: .*never published"),
         (TellsTooMany, ViolationError, "reached: .*must have been"),
         (ConfirmsWhatItLoses, ViolationError, "log: .*(is not in the log|out of order)"),
         (Leaks, ViolationError, "memory: "),
@@ -285,11 +285,11 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
         (PLAN, commits, "retain", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
-        (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(passed over|waits for offsets)"),
+        (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(skipped|waits for offsets)"),
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
-        (SLOW, Lane, "say", silent, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (SLOW, Lane, "say", belittled, "stream: .*told"),
-        (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that is gone was for it"),
+        (SLOW, Lane, "say", silent, "(stream|liveness): .*(skipped|waits for offsets)"),
+        (SLOW, Lane, "say", belittled, "stream: .*reported missing"),
+        (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that matches it is gone"),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
         (PLAN, Client, "next_timer", lambda _: nothing, "timers: "),
     ],
@@ -309,5 +309,5 @@ def test_a_record_that_is_confirmed_too_early_is_caught(monkeypatch: pytest.Monk
     plan = replace(PLAN, clients=(sender, reader), faults=(Fault(1.05, "client_dies", 1, 0.4),))
     run(plan)
     monkeypatch.setattr(Subscription, "take", hasty(Subscription.take))
-    with pytest.raises(ViolationError, match=r"(stream|liveness): .*(passed over|waits for offsets)"):
+    with pytest.raises(ViolationError, match=r"(stream|liveness): .*(skipped|waits for offsets)"):
         run(plan)

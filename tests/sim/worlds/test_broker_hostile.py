@@ -15,7 +15,9 @@ from godwit_sim.worlds.broker_plan import HostileKind, HostilePlan
 def test_each_kind_alone(kind: HostileKind) -> None:
     world = run(replace(PLAN, hostile=HostilePlan((kind,), 40, 2.0)))
     assert world.hostile is not None
-    strangers = [seat for seat in world.books.roster.seats if seat.instance not in world.books.roster.honest]
+    strangers = [
+        conn for conn in world.checkers.connections.records if conn.instance not in world.checkers.connections.honest
+    ]
     assert strangers
     if kind in ("junk", "liar"):
         assert world.hostile.thrown_out, "the broker closes the connection of whoever breaks the rules"
@@ -23,7 +25,7 @@ def test_each_kind_alone(kind: HostileKind) -> None:
 
 def test_a_flood_reaches_honest_subscribers_and_harms_nobody() -> None:
     world = run(replace(PLAN, hostile=HostilePlan(("flood",), 30, 2.0)))
-    assert sum(one.author == "hostile" for one in world.books.log.messages) > 100
+    assert sum(one.author == "hostile" for one in world.checkers.log.messages) > 100
 
 
 @pytest.mark.parametrize("kind", ["flood", "never_reads"])
@@ -34,5 +36,9 @@ def test_a_small_ring(kind: HostileKind) -> None:
 def test_nobody_gets_a_name_without_its_secret() -> None:
     clients = tuple(replace(one, secret=bytes(16)) for one in PLAN.clients)
     world = run(replace(PLAN, clients=clients, hostile=HostilePlan(("junk",), 40, 2.0)))
-    names = {seat.name for seat in world.books.roster.seats if seat.instance not in world.books.roster.honest}
+    names = {
+        conn.name
+        for conn in world.checkers.connections.records
+        if conn.instance not in world.checkers.connections.honest
+    }
     assert names & {"sender", "reader", "other"}, "it tried"

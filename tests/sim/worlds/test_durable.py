@@ -22,7 +22,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 from tests.sim.worlds.broker_world import PLAN as BROKER_PLAN
 from tests.sim.worlds.broker_world import READER, SENDER, client
-from tests.sim.worlds.durable_world import HastyStore, Lives, SplitStore, opener_of
+from tests.sim.worlds.durable_world import HastyStore, SplitStore, StoreRuns, opener_of
 from tests.store.entries import LOG_ID, make_entry
 
 from godwit.broker import catching_up
@@ -52,12 +52,12 @@ from godwit_sim.worlds.durable import (
     AUDITOR,
     DIED,
     PATH,
+    CrashableAdapter,
     Death,
     DiskFault,
     DurablePlan,
     DurableStore,
     DurableWorld,
-    MortalShell,
     Opener,
     Restore,
     TrimmedLog,
@@ -124,34 +124,34 @@ PLAN = replace(draw_durable_plan(0), checkpoints=0.2, max_age_s=None)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kills", [0.0, 0.5, 1.0])
 def test_the_store_keeps_its_word(seed: int, kills: float) -> None:
-    lives = Lives(seed, PLAN, kills=kills)
-    lives.run(12)
-    assert lives.checker.reopenings > 6
-    assert lives.books.log.next_offset > 50
+    runs = StoreRuns(seed, PLAN, kills=kills)
+    runs.run(12)
+    assert runs.checker.reopenings > 6
+    assert runs.checkers.log.next_offset > 50
 
 
 @pytest.mark.parametrize("trouble", ["full", "write", "sync"])
 def test_the_store_keeps_its_word_on_a_disk_that_fails(trouble: Trouble) -> None:
     for seed in range(4):
-        lives = Lives(seed, PLAN, kills=0.5)
-        lives.run(12, (None, None, trouble))
-        assert lives.books.log.next_offset > 20
+        runs = StoreRuns(seed, PLAN, kills=0.5)
+        runs.run(12, (None, None, trouble))
+        assert runs.checkers.log.next_offset > 20
 
 
 def test_a_failed_append_says_so_and_the_next_one_works() -> None:
-    lives = Lives(1, PLAN)
-    watched = lives.open()
+    runs = StoreRuns(1, PLAN)
+    watched = runs.open()
     for trouble in ("full", "write", "sync"):
         before = watched.next_offset
-        lives.disk.trouble = trouble
+        runs.disk.trouble = trouble
         with pytest.raises(DiskError):
-            lives.append(watched)
+            runs.append(watched)
         assert watched.next_offset == before
-        lives.disk.trouble = None
-        lives.append(watched)
-    lives.end()
-    lives.open()
-    lives.end()
+        runs.disk.trouble = None
+        runs.append(watched)
+    runs.end()
+    runs.open()
+    runs.end()
 
 
 def interrupted_start(disk: Disk, calls: int) -> bool:
@@ -273,7 +273,7 @@ def caught(
     found = []
     for seed in seeds:
         try:
-            Lives(seed, PLAN, opener, kills=kills).run(10, troubles)
+            StoreRuns(seed, PLAN, opener, kills=kills).run(10, troubles)
         except ViolationError as error:
             found.append(error.text)
         except LogDamagedError:
@@ -306,71 +306,71 @@ def test_what_a_killed_process_left_is_secured_before_anybody_relies_on_it(monke
 
 
 def test_what_rots_is_damaged_and_told() -> None:
-    lives = Lives(3, replace(PLAN, checkpoints=1.0))
-    watched = lives.open()
-    while lives.books.log.next_offset < 20:
-        lives.append(watched)
-    lives.end()
-    watched = lives.open()
-    lives.append(watched)
-    lives.end()
-    offset = next(one for one in range(20) if lives.disk.rot(PATH, payload_at(lives, one)))
-    with pytest.raises(ViolationError, match="nobody has spoiled them"):
-        lives.open()
-    lives.end()
-    lives.checker.rotted(offset)
-    lives.open()
-    assert offset in lives.books.log.damaged
-    lives.end()
+    runs = StoreRuns(3, replace(PLAN, checkpoints=1.0))
+    watched = runs.open()
+    while runs.checkers.log.next_offset < 20:
+        runs.append(watched)
+    runs.end()
+    watched = runs.open()
+    runs.append(watched)
+    runs.end()
+    offset = next(one for one in range(20) if runs.disk.rot(PATH, payload_at(runs, one)))
+    with pytest.raises(ViolationError, match="were not corrupted by the disk"):
+        runs.open()
+    runs.end()
+    runs.checker.rotted(offset)
+    runs.open()
+    assert offset in runs.checkers.log.damaged
+    runs.end()
 
 
-def payload_at(lives: Lives, offset: int) -> bytes:
-    found = lives.books.log.at(offset)
+def payload_at(runs: StoreRuns, offset: int) -> bytes:
+    found = runs.checkers.log.at(offset)
     assert found is not None
     return b"-" if found.retain else found.payload[:200]
 
 
 def test_what_is_too_old_is_deleted_and_the_broker_told() -> None:
-    lives = Lives(1, replace(PLAN, max_age_s=1.0))
-    watched = lives.open()
-    lives.append(watched)
-    told: list[Any] = []
+    runs = StoreRuns(1, replace(PLAN, max_age_s=1.0))
+    watched = runs.open()
+    runs.append(watched)
+    reported: list[Any] = []
     log = TrimmedLog(watched)
-    log.broker = SimpleNamespace(handle=lambda event, now_us: told.append(event))  # type: ignore[assignment]
+    log.broker = SimpleNamespace(handle=lambda event, now_us: reported.append(event))  # type: ignore[assignment]
     while not watched.next_offset:
-        lives.append(watched)
-    log.work(lives.books.now_us)
-    assert not told
-    log.work(lives.books.now_us + 10_000_000)
-    assert [type(event) for event in told] == [Losing] * len(told)
-    assert (told[-1].pattern, told[-1].floor) == (None, watched.next_offset)
-    assert lives.books.log.gone_below == watched.first_offset == watched.next_offset
-    lives.end()
-    lives.open()
-    lives.end()
+        runs.append(watched)
+    log.work(runs.checkers.now_us)
+    assert not reported
+    log.work(runs.checkers.now_us + 10_000_000)
+    assert [type(event) for event in reported] == [Losing] * len(reported)
+    assert (reported[-1].pattern, reported[-1].floor) == (None, watched.next_offset)
+    assert runs.checkers.log.deleted_below == watched.first_offset == watched.next_offset
+    runs.end()
+    runs.open()
+    runs.end()
 
 
 def test_a_deletion_that_fails_is_tried_again() -> None:
-    lives = Lives(1, replace(PLAN, max_age_s=1.0))
-    watched = lives.open()
+    runs = StoreRuns(1, replace(PLAN, max_age_s=1.0))
+    watched = runs.open()
     while not watched.next_offset:
-        lives.append(watched)
-    lives.disk.trouble = "write"
-    late_us = lives.books.now_us + 10_000_000
+        runs.append(watched)
+    runs.disk.trouble = "write"
+    late_us = runs.checkers.now_us + 10_000_000
     assert watched.trim(late_us) == []
     assert watched.first_offset == 0
-    lives.disk.trouble = None
+    runs.disk.trouble = None
     assert watched.trim(late_us)
     assert watched.first_offset == watched.next_offset
-    lives.end()
+    runs.end()
 
 
 def test_a_listener_says_that_its_machine_died() -> None:
-    disk = Lives(1, PLAN).disk
+    disk = StoreRuns(1, PLAN).disk
 
-    def shell(events: Any) -> MortalShell:
+    def shell(events: Any) -> CrashableAdapter:
         listener: Any = SimpleNamespace(receive=None, handle_timers=None, next_timer=None, events=events)
-        return MortalShell(listener, disk)
+        return CrashableAdapter(listener, disk)
 
     def die(error: BaseException) -> Any:
         disk.die()
@@ -387,17 +387,17 @@ def test_a_listener_says_that_its_machine_died() -> None:
 
 
 def test_a_store_that_takes_a_death_for_success_is_stopped() -> None:
-    lives = Lives(1, PLAN)
-    watched = lives.open()
-    lives.disk.die()
+    runs = StoreRuns(1, PLAN)
+    watched = runs.open()
+    runs.disk.die()
     with pytest.raises(DiedError):
-        lives.append(watched)
+        runs.append(watched)
     with suppress(DiedError):
-        lives.append(watched)
-    lives.end()
-    lives.open()
-    assert lives.books.log.next_offset == 0
-    lives.end()
+        runs.append(watched)
+    runs.end()
+    runs.open()
+    assert runs.checkers.log.next_offset == 0
+    runs.end()
 
 
 SEEDS = range(14)
@@ -463,34 +463,34 @@ def run(plan: DurablePlan, opener: Opener = open_store, server: type[Server] = S
 
 def test_a_quiet_run() -> None:
     world = run(QUIET)
-    published = [one for one in world.books.ledger.publications if one.qos]
+    published = [one for one in world.checkers.published.publications if one.qos]
     assert [len(one.offsets) for one in published] == [1] * len(published)
-    (audit,) = [stream for stream in world.books.streams if stream.name.startswith("c4.")]
-    assert audit.received == world.books.log.next_offset
-    assert (world.deaths, world.books.restarts.reopenings) == (1, 2), "the power is always cut at the end"
+    (audit,) = [stream for stream in world.checkers.streams if stream.name.startswith("c4.")]
+    assert audit.received == world.checkers.log.next_offset
+    assert (world.deaths, world.checkers.restarts.reopenings) == (1, 2), "the power is always cut at the end"
     assert "1 deaths, 2 openings" in world.summary()
 
 
 def test_storms() -> None:
-    surfaced = 0
+    recovered_appends = 0
     for seed in range(6):
         world = run(storm(seed))
         assert world.deaths > 3
-        surfaced += world.books.restarts.surfaced
-    assert surfaced > 0, "now and then the broker dies behind a commit that nobody has heard of"
+        recovered_appends += world.checkers.restarts.recovered_appends
+    assert recovered_appends > 0, "now and then the broker dies behind a commit that nobody has heard of"
 
 
 @pytest.mark.parametrize("loses_power", [False, True])
 def test_a_broker_that_dies_over_a_subscribe_still_owes_the_retained_messages(loses_power: bool) -> None:
     """The subscription may be stored, and is then resumed, although its client never got the reply."""
-    surfaced = 0
+    recovered_appends = 0
     for in_calls in range(8):
         # All messages are published by then: the next writes are those of the reader's second subscription.
         world = run(replace(QUIET, deaths=(Death(1.499, loses_power, in_calls, 0.02),)))
-        (stream,) = [one for one in world.books.streams if one.filters == ("+/c", "home/b")]
-        assert [one.place for one in stream.retained.values()] == [19]
-        surfaced += world.books.restarts.surfaced
-    assert surfaced > 0, "at least one death left the subscription on disk without a reply"
+        (stream,) = [one for one in world.checkers.streams if one.filters == ("+/c", "home/b")]
+        assert [one.position for one in stream.retained.values()] == [19]
+        recovered_appends += world.checkers.restarts.recovered_appends
+    assert recovered_appends > 0, "at least one death left the subscription on disk without a reply"
 
 
 def test_a_disk_that_fails_is_told_to_publishers_and_later_all_is_well() -> None:
@@ -501,7 +501,7 @@ def test_a_disk_that_fails_is_told_to_publishers_and_later_all_is_well() -> None
         world.run()
         refused = [line for line in lines if re.search(r"c0\.1 Refused .* code=117 text=the log .* cannot be", line)]
         assert refused
-        sent = [one for one in world.books.ledger.publications if one.qos]
+        sent = [one for one in world.checkers.published.publications if one.qos]
         lost = [one for one in sent if not one.offsets]
         assert lost
         assert all(one.confirmed_s is None for one in lost)
@@ -512,7 +512,7 @@ def test_a_disk_that_fails_is_told_to_publishers_and_later_all_is_well() -> None
 
 def test_what_the_disk_did_not_take_is_new_when_it_comes_again() -> None:
     world = run(fails(1))
-    sent = [one for one in world.books.ledger.publications if one.qos == 2 and one.sent_s < 0.51]
+    sent = [one for one in world.checkers.published.publications if one.qos == 2 and one.sent_s < 0.51]
     assert len(sent) > 3
     assert [len(one.offsets) for one in sent] == [1] * len(sent)
 
@@ -520,7 +520,7 @@ def test_what_the_disk_did_not_take_is_new_when_it_comes_again() -> None:
 def test_a_server_that_finds_its_disk_full_starts_when_it_is_not() -> None:
     deaths = (Death(0.5, loses_power=True, down_s=0.1),)
     world = run(replace(QUIET, deaths=deaths, disk_faults=(DiskFault(0.55, 0.5, "write"),)))
-    assert world.books.log.next_offset > 40
+    assert world.checkers.log.next_offset > 40
 
 
 def test_who_is_late_is_told_what_retention_took() -> None:
@@ -532,7 +532,7 @@ def test_who_is_late_is_told_what_retention_took() -> None:
         client_window_bytes=64 * 1024,
         faults_end_s=4.0,
     )
-    reader, audit = run(replace(QUIET, broker=broker, max_age_s=0.5)).books.streams
+    reader, audit = run(replace(QUIET, broker=broker, max_age_s=0.5)).checkers.streams
     assert reader.missed > 0
     assert audit.received < 60
 
@@ -552,15 +552,15 @@ def restores(seed: int) -> DurablePlan:
 
 
 def test_copies_that_are_put_back() -> None:
-    told = 0
+    reported = 0
     for seed in range(6):
         lines: list[str] = []
         world = DurableWorld(restores(seed), Trace(lines.append), Server, open_store)
         world.run()
         assert world.restored == 2
-        assert world.books.log.lost
-        told += sum("Missed" in line and "had_below=None" not in line for line in lines)
-    assert told >= 6
+        assert world.checkers.log.lost
+        reported += sum("Missed" in line and "had_below=None" not in line for line in lines)
+    assert reported >= 6
 
 
 @pytest.mark.parametrize(
@@ -670,11 +670,11 @@ def rots(seed: int) -> DurablePlan:
             QuietSubscriptions,
             "unsettle_all",
             nothing,
-            "restart: .*passes over offset",
+            "restart: .*skips offset",
         ),
-        (trims, Subscribing, "restore", unsettled, "stream: .*none that is gone was for it"),
-        (trims, Delivery, "on_losing", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
-        (rots, catching_up, "_pass_damage", nothing, "(stream|liveness): .*(passed over|waits for offsets)"),
+        (trims, Subscribing, "restore", unsettled, "stream: .*none that matches it is gone"),
+        (trims, Delivery, "on_losing", nothing, "(stream|liveness): .*(skipped|waits for offsets)"),
+        (rots, catching_up, "_pass_damage", nothing, "(stream|liveness): .*(skipped|waits for offsets)"),
     ],
 )
 def test_a_broken_part_is_caught(

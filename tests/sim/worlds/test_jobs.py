@@ -66,18 +66,18 @@ def test_the_registry() -> None:
 
 
 def states(plan: JobsPlan) -> list[str]:
-    return [story.state for story in run(plan).jobs.chronicle.stories.values()]
+    return [job.state for job in run(plan).jobs.log_model.jobs.values()]
 
 
 def test_a_quiet_run() -> None:
     world = run(QUIET)
-    stories = world.jobs.chronicle.stories.values()
-    assert {story.state for story in stories} == {"done"}
-    assert {story.agreed for story in stories} == {1, 2, 3}
-    assert len(world.jobs.ledger.runs) == sum(story.agreed or 0 for story in stories), "each task ran once"
-    assert f"{len(stories)} jobs {{'done': {len(stories)}" in world.summary()
-    (audit,) = world.books.streams
-    assert audit.received == world.books.log.next_offset, "whoever may subscribe sees all events"
+    jobs = world.jobs.log_model.jobs.values()
+    assert {job.state for job in jobs} == {"done"}
+    assert {job.agreed for job in jobs} == {1, 2, 3}
+    assert len(world.jobs.records.runs) == sum(job.agreed or 0 for job in jobs), "each task ran once"
+    assert f"{len(jobs)} jobs {{'done': {len(jobs)}" in world.summary()
+    (audit,) = world.checkers.streams
+    assert audit.received == world.checkers.log.next_offset, "whoever may subscribe sees all events"
 
 
 def test_storms() -> None:
@@ -85,17 +85,17 @@ def test_storms() -> None:
     for seed in range(4):
         world = run(storm(seed))
         assert world.deaths > 2
-        stories = world.jobs.chronicle.stories.values()
-        again += len(world.jobs.ledger.runs) - sum(story.agreed or 0 for story in stories)
-        assert {story.state for story in stories} == {"done"}
+        jobs = world.jobs.log_model.jobs.values()
+        again += len(world.jobs.records.runs) - sum(job.agreed or 0 for job in jobs)
+        assert {job.state for job in jobs} == {"done"}
     assert again > 0, "now and then a task has to be done again"
 
 
 def test_tasks_that_always_fail_end_their_jobs() -> None:
     boss = controller("boss", *jobs(6, fails=1.0, retries=2, retry_delay_ms=50))
     world = run(quiet(controllers=(boss,)))
-    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"failed"}
-    runs = world.jobs.ledger.runs
+    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"failed"}
+    runs = world.jobs.records.runs
     tasks = {ref[:2] for ref in runs}
     assert len(runs) == 3 * len(tasks)
 
@@ -116,32 +116,32 @@ def test_a_stalled_worker_s_result_comes_too_late() -> None:
     slow = controller("boss", *jobs(4))
     plan = quiet(controllers=(slow,), workers=(worker("anna", capacity=5), worker("berta", start_s=1.0)))
     world = run(replace(plan, faults=(ActorFault(0.45, "pauses", 0, 1.6),)))
-    late = [run_ for run_ in world.jobs.ledger.runs.values() if run_.worker == "anna" and run_.is_over]
-    tasks = world.jobs.chronicle.stories
+    late = [run_ for run_ in world.jobs.records.runs.values() if run_.worker == "anna" and run_.is_over]
+    tasks = world.jobs.log_model.jobs
     ignored = [one for one in late if tasks[one.ref[0]].tasks[one.ref[1]].fence > one.ref[2]]
     assert ignored, "it did the work, and somebody else had it by then"
-    assert {story.state for story in tasks.values()} == {"done"}
+    assert {job.state for job in tasks.values()} == {"done"}
 
 
 def test_jobs_wait_for_the_first_volunteer() -> None:
     world = run(quiet(workers=(worker("anna", start_s=2.0), worker("berta", start_s=2.3))))
-    stories = world.jobs.chronicle.stories.values()
-    assert {story.history[0] for story in stories} == {("waiting", None)}
-    assert {story.agreed for story in stories} == {1, 2}
+    jobs = world.jobs.log_model.jobs.values()
+    assert {job.history[0] for job in jobs} == {("waiting", None)}
+    assert {job.agreed for job in jobs} == {1, 2}
 
 
 def test_equal_keys_of_two_controllers_are_two_jobs_and_the_same_key_again_is_one() -> None:
     wishes = jobs(3, key="key", again_after_s=0.1)[:1]
     world = run(quiet(controllers=(controller("boss", *wishes), controller("chief", *wishes))))
-    assert len(world.jobs.chronicle.stories) == 2
-    assert [len(order.asks) for order in world.jobs.ledger.orders.values()] == [2, 2]
+    assert len(world.jobs.log_model.jobs) == 2
+    assert [len(requested_job.requests) for requested_job in world.jobs.records.requested_jobs.values()] == [2, 2]
 
 
 def test_a_job_that_was_forgotten_can_be_asked_for_again() -> None:
     wishes = jobs(1, key="key", again_after_s=2.0)
     world = run(quiet(controllers=(controller("boss", *wishes),), keep_s=0.5))
-    (order,) = world.jobs.ledger.orders.values()
-    assert len(order.numbers) == 2
+    (requested_job,) = world.jobs.records.requested_jobs.values()
+    assert len(requested_job.numbers) == 2
 
 
 def test_a_full_disk_is_told_and_later_all_is_well() -> None:
@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_and_later_all_is_well() -> None:
         durable = replace(plan.durable, disk_faults=(DiskFault(0.5, 0.5, trouble),))
         lines: list[str] = []
         world = run(replace(plan, durable=durable), Trace(lines.append))
-        assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+        assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}
         assert any("JobRefused" in line and "code=117" in line for line in lines), trouble
 
 
@@ -270,8 +270,8 @@ def counts_from_one(self: Any, *state_and_time: Any, restored: Any = Board.resto
     self.next_job = 1
 
 
-def takes_more(self: Any, *who: Any, volunteer: Any = Crew.volunteer) -> Any:
-    name, instance, kinds, capacity, now_us = who
+def takes_more(self: Any, *arguments: Any, volunteer: Any = Crew.volunteer) -> Any:
+    name, instance, kinds, capacity, now_us = arguments
     return volunteer(self, name, instance, kinds, capacity + 3, now_us)
 
 
@@ -304,11 +304,11 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
         (fails, Ends, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
         (limited, Dispatch, "limit", nothing, "chronicle: finished .*longer than 100 ms"),
         (late, Ends, "miss_deadline", nothing, "chronicle: (finished|leased) .*its deadline"),
-        (stalls, Crew, "on_silence", nothing, "chronicle: .*it was silent for"),
+        (stalls, Crew, "on_silence", nothing, "chronicle: .*it was idle for"),
         (vanishes, Crew, "on_silence", nothing, "liveness: .*has not ended"),
         (waits, Starts, "settle", nothing, "liveness: .*has not ended"),
         (cancels, Ends, "cancel", nothing, "told: .*is over"),
-        (storm, Journal, "work", nothing, "chronicle: submitted .*nothing of it is kept"),
+        (storm, Journal, "work", nothing, "chronicle: submitted .*it is not stored"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
         (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],

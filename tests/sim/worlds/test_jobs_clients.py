@@ -25,7 +25,7 @@ BOSS = (controller("boss", *jobs(6)),)
 
 def test_some_hand_back_what_they_have() -> None:
     world = run(quiet(controllers=BOSS, workers=(worker("anna", returns=0.5), worker("berta"))))
-    runs = world.jobs.ledger.runs.values()
+    runs = world.jobs.records.runs.values()
     assert any(one.is_returned for one in runs)
     assert sum(one.result is not None for one in runs) == len({one.ref[:2] for one in runs})
 
@@ -33,7 +33,7 @@ def test_some_hand_back_what_they_have() -> None:
 def test_failures_say_why() -> None:
     wishes = jobs(6, fails=0.6, fails_for_good=0.5, retry_delay_ms=50)
     world = run(quiet(controllers=(controller("boss", *wishes),)))
-    errors = [one.error for one in world.jobs.ledger.runs.values() if one.error]
+    errors = [one.error for one in world.jobs.records.runs.values() if one.error]
     assert any(error.startswith("no luck") for error in errors)
     assert any(error.startswith("no hope") for error in errors)
 
@@ -42,7 +42,7 @@ def test_who_withdraws_gets_nothing_until_it_wants_again() -> None:
     plan = quiet(
         controllers=BOSS, workers=(worker("anna", returns=0.1),), faults=(ActorFault(0.45, "withdraws", 0, 1.0),)
     )
-    begun = [one.began_s for one in run(plan).jobs.ledger.runs.values()]
+    begun = [one.began_s for one in run(plan).jobs.records.runs.values()]
     assert not [at_s for at_s in begun if 0.5 < at_s < 1.45]
     assert max(begun) > 1.45
 
@@ -53,7 +53,7 @@ def test_who_changes_does_something_else() -> None:
     world.start()
     world.network.run(1.0)
     assert world.workers[0]._kinds != world.workers[0].plan.kinds
-    world.workers[0].calm_down()
+    world.workers[0].end_faults()
     assert world.workers[0]._kinds == world.workers[0].plan.kinds
 
 
@@ -65,7 +65,7 @@ def test_bad_manners_change_nothing() -> None:
     world = run(plan, Trace(lines.append))
     assert any(one._claims for one in world.workers)
     assert any("Revoked" in line for line in lines)
-    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}
 
 
 def test_what_a_worker_is_not_told() -> None:
@@ -86,7 +86,7 @@ def test_a_full_buffer_is_waited_for() -> None:
     world.network.run(0.1)
     world.workers[0].client._work.channel._limit_bytes = 12_000
     world.network.run(3.0)
-    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}
 
 
 DEATH = (ActorFault(0.75, "dies", 3, 0.4),)
@@ -95,16 +95,16 @@ DEATH = (ActorFault(0.75, "dies", 3, 0.4),)
 @pytest.mark.parametrize("remembers", ["keys", "numbers"])
 def test_who_comes_back_finds_its_jobs(remembers: Any) -> None:
     world = run(quiet(controllers=(controller("boss", *jobs(), remembers=remembers),), faults=DEATH))
-    assert len(world.jobs.chronicle.stories) == 12
-    assert all(paper.is_over for paper in world.controllers[0]._papers)
+    assert len(world.jobs.log_model.jobs) == 12
+    assert all(own_job.is_over for own_job in world.controllers[0]._own_jobs)
     assert world.controllers[0].label == "boss0.2"
 
 
 def test_without_a_name_it_is_somebody_else() -> None:
     world = run(quiet(controllers=(controller(None, *jobs()),), faults=DEATH))
-    assert len({order.controller for order in world.jobs.ledger.orders.values()}) == 2
-    assert len(world.controllers[0]._papers) < 12
-    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}, "nobody follows them, they end"
+    assert len({requested_job.controller for requested_job in world.jobs.records.requested_jobs.values()}) == 2
+    assert len(world.controllers[0]._own_jobs) < 12
+    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}, "nobody follows them, they end"
 
 
 def test_somebody_curious_sees_what_others_do() -> None:
@@ -118,7 +118,7 @@ def test_somebody_curious_sees_what_others_do() -> None:
 def test_who_loses_interest_hears_no_more() -> None:
     world = run(quiet(controllers=(controller("boss", *jobs(4, unwatch_after_s=0.05)),)))
     assert world.controllers[0]._views == {}
-    assert {story.state for story in world.jobs.chronicle.stories.values()} == {"done"}
+    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}
 
 
 def test_a_refusal_needs_a_reason() -> None:
@@ -139,7 +139,7 @@ def test_a_cancel_that_is_answered_too_soon_is_noticed() -> None:
     world.start()
     world.network.run(0.4)
     boss = world.controllers[0]
-    boss._cancel(boss._papers[0])
+    boss._cancel(boss._own_jobs[0])
     (request,) = boss._cancels
     with pytest.raises(ViolationError, match="is over: it is job 1"):
         boss.on_event(Reply(request, Done(request=request)))

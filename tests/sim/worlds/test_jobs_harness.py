@@ -27,9 +27,9 @@ from godwit.wire.entry import Entry
 from godwit.wire.work import Submission
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Network, Trace
-from godwit_sim.worlds.broker_harness import EPOCH_US, Books
+from godwit_sim.worlds.broker_harness import EPOCH_US, Checkers
 from godwit_sim.worlds.jobs import JobsWorld
-from godwit_sim.worlds.jobs_harness import TAIL, Actor, JobBooks, LateLog, describe
+from godwit_sim.worlds.jobs_harness import TAIL, Actor, DelayedLog, JobCheckers, describe
 
 ENTRY = Entry("a/b", "boss", 0, 0, 0, None, 0, 1, b"body")
 COMMIT_US = 20_000
@@ -54,22 +54,22 @@ class Store:
 
 class Broker:
     def __init__(self) -> None:
-        self.heard: list[Any] = []
+        self.handle_events: list[Any] = []
 
     def handle(self, event: Any, now_us: int) -> None:
-        self.heard.append(event)
+        self.handle_events.append(event)
 
 
 @pytest.fixture
-def parts() -> tuple[LateLog, Any, Any]:
+def parts() -> tuple[DelayedLog, Any, Any]:
     store: Any = Store()
     broker: Any = Broker()
-    log = LateLog(store, Random(1), COMMIT_US / 1e6)
+    log = DelayedLog(store, Random(1), COMMIT_US / 1e6)
     log.begin(broker)
     return log, store, broker
 
 
-def test_an_append_is_answered_later_and_in_order(parts: tuple[LateLog, Any, Any]) -> None:
+def test_an_append_is_answered_later_and_in_order(parts: tuple[DelayedLog, Any, Any]) -> None:
     log, _, broker = parts
     assert (log.due_us, log.held_bytes) == (None, 0)
     log.append(Append([ENTRY], []), 1000)
@@ -79,29 +79,29 @@ def test_an_append_is_answered_later_and_in_order(parts: tuple[LateLog, Any, Any
     assert 1000 < due_us <= 1000 + COMMIT_US
     assert log.held_bytes == 2 * len(ENTRY.rest)
     log.work(due_us - 1)
-    assert broker.heard == []
+    assert broker.handle_events == []
     log.work(due_us)
-    assert broker.heard == [Committed(0)]
+    assert broker.handle_events == [Committed(0)]
     log.work(1000 + 2 * COMMIT_US)
-    assert broker.heard == [Committed(0), Committed(1)]
+    assert broker.handle_events == [Committed(0), Committed(1)]
     assert (log.due_us, log.held_bytes) == (None, 0)
 
 
-def test_what_is_behind_a_failure_fails_too(parts: tuple[LateLog, Any, Any]) -> None:
+def test_what_is_behind_a_failure_fails_too(parts: tuple[DelayedLog, Any, Any]) -> None:
     log, store, broker = parts
     for _ in range(3):
         log.append(Append([ENTRY], []), 1000)
     store.is_full = True
     log.work(log.due_us or 0)
-    assert [type(event) for event in broker.heard] == [Failed] * 3
+    assert [type(event) for event in broker.handle_events] == [Failed] * 3
     assert log.due_us is None
     store.is_full = False
     log.append(Append([ENTRY], []), 2000)
     log.work(2000 + COMMIT_US)
-    assert broker.heard[-1] == Committed(0)
+    assert broker.handle_events[-1] == Committed(0)
 
 
-KEPT = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
+JOB_ROW = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
 
 
 def entry(topic: str, *payloads: bytes) -> Entry:
@@ -113,24 +113,24 @@ def entry(topic: str, *payloads: bytes) -> Entry:
     return Entry(topic, "$broker", flags, EPOCH_US, EPOCH_US, None, 0, len(payloads), body[len(head) :])
 
 
-def books() -> JobBooks:
-    made = Books(1, Network())
-    made.restarts.attempted([], [KEPT, JobPayload(1, b"x")])
+def checkers() -> JobCheckers:
+    made = Checkers(1, Network())
+    made.restarts.attempted([], [JOB_ROW, JobPayload(1, b"x")])
     made.restarts.succeeded(0)
-    return JobBooks(QUIET, made)
+    return JobCheckers(QUIET, made)
 
 
 def test_events_are_learned() -> None:
-    made = books()
-    made.ledger.ask("boss", Submission(key="key", of_kind="mail", size=1), b"x", 0.0)
+    made = checkers()
+    made.records.request("boss", Submission(key="key", of_kind="mail", size=1), b"x", 0.0)
     event = {"event": "submitted", "job": 1, "controller": "boss", "at_us": EPOCH_US, "payload_bytes": 1}
     made.learn([entry("other", b"no event"), entry("$jobs/mail", msgspec.json.encode(event))])
-    assert made.chronicle.stories[1].state == "waiting"
+    assert made.log_model.jobs[1].state == "waiting"
     assert not made.is_storage_failing
 
 
 def test_what_went_before_a_violation_is_told() -> None:
-    made = books()
+    made = checkers()
     for number in range(30):
         made.note(f"note {number}")
     lines = made.tail().splitlines()
@@ -139,8 +139,8 @@ def test_what_went_before_a_violation_is_told() -> None:
 
 
 def test_what_is_no_event_is_caught() -> None:
-    with pytest.raises(ViolationError, match="is no event"):
-        books().learn([entry("$jobs/mail", b"no event")])
+    with pytest.raises(ViolationError, match="is not an event"):
+        checkers().learn([entry("$jobs/mail", b"no event")])
 
 
 def world() -> JobsWorld:
@@ -163,16 +163,16 @@ def test_lives() -> None:
     first = actor.client.instance
     actor.die()
     assert actor.unsettled() == "worker0.1 is not online"
-    actor.come_back()
+    actor.restart()
     assert not actor.host.alive, "only who has closed comes back by itself"
     actor.begin()
     assert actor.label == "worker0.2"
     assert actor.client.instance != first
     actor.close()
-    actor.come_back()
+    actor.restart()
     assert (actor.label, actor.is_closing) == ("worker0.3", False)
     actor.retire()
-    actor.come_back()
+    actor.restart()
     assert not actor.host.alive
     assert actor.unsettled() == ""
 
@@ -208,12 +208,12 @@ def test_twins_take_each_other_s_name_and_one_of_them_stays() -> None:
     made = run(quiet(workers=(worker("anna"), worker("anna", start_s=1.0))))
     assert [actor.is_retired for actor in made.workers] == [False, True]
     assert made.workers[0].is_retired is False
-    assert {one.worker for one in made.jobs.ledger.runs.values()} == {"anna"}
+    assert {one.worker for one in made.jobs.records.runs.values()} == {"anna"}
 
 
 def test_nameless_ones_are_called_by_their_instance() -> None:
     made = run(quiet(workers=(worker(None),)))
-    (name,) = {one.worker for one in made.jobs.ledger.runs.values()}
+    (name,) = {one.worker for one in made.jobs.records.runs.values()}
     assert name == made_name(made.workers[0].client.instance)
 
 

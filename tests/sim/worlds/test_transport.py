@@ -21,9 +21,9 @@ from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, R
 from godwit.transport.train import Train
 from godwit_sim.attacker import BLIND, AttackPlan
 from godwit_sim.checkers import ViolationError
-from godwit_sim.network import Host, Network, Trace, UnrestError
+from godwit_sim.network import Host, LivelockError, Network, Trace
 from godwit_sim.worlds import WORLDS, run_seed
-from godwit_sim.worlds.transport import Books, Client, End, TransportWorld, describe_event, run_transport
+from godwit_sim.worlds.transport import Checkers, Client, End, TransportWorld, describe_event, run_transport
 from godwit_sim.worlds.transport_plan import CONTROL, Fault, FaultKind, Sending, TransportPlan, draw_plan
 
 
@@ -65,18 +65,18 @@ class Rig:
     def __init__(self, *todo: Sending, reads_after_s: float = 0.0, eager: bool = False) -> None:
         self.network = Network()
         self.host = self.network.add_host(Host("a", ("a", 1)))
-        self.books = Books(1, self.network)
+        self.checkers = Checkers(1, self.network)
         self.stub = Stub()
         self.connection = cast(Connection, self.stub)
         self.end = End(
-            self.books, self.host, self.connection, "c0.1", "client", deque(todo), reads_after_s, eager=eager
+            self.checkers, self.host, self.connection, "c0.1", "client", deque(todo), reads_after_s, eager=eager
         )
 
     def connect(self) -> None:
         self.end.handle(Connected(self.connection, b""), self.network.now)
 
     def receive(self, body: bytes, *, channel: int = 1, record: int = 0, reliable: bool = True) -> None:
-        self.books.delivery.sent(("c0.1", "down", channel), body, reliable=reliable)
+        self.checkers.delivery.sent(("c0.1", "down", channel), body, reliable=reliable)
         event = Received(self.connection, channel, record, body, reliable)
         self.end.handle(event, self.network.now)
 
@@ -88,7 +88,7 @@ def test_records_go_when_they_are_due() -> None:
     assert rig.stub.calls == [("send", 1, 5, True, False), ("send", 0, 6, True, False)]
     rig.network.run(2.0)
     assert rig.stub.calls[2:] == [("send", 2, 7, False, False), ("send", 1, 8, True, False)]
-    assert rig.books.delivery.outstanding() == {("c0.1", "up", 1): 2, ("c0.1", "up", 0): 1}
+    assert rig.checkers.delivery.outstanding() == {("c0.1", "up", 1): 2, ("c0.1", "up", 0): 1}
 
 
 def test_an_eager_end_does_not_wait_to_be_connected() -> None:
@@ -132,7 +132,7 @@ def test_reading_at_once_and_confirming_every_third() -> None:
     rig.receive(b"unreliable", reliable=False)  # costs no credit
     consumed = [("consume", 1, 10), ("consume", 1, 11), ("consume", 1, 12)]
     assert rig.stub.calls == [*consumed, ("confirm", 1, 3, 3)]
-    assert rig.books.confirms.outstanding() == [("c0.1", "down", 1)]
+    assert rig.checkers.confirms.outstanding() == [("c0.1", "down", 1)]
 
 
 def test_reading_late() -> None:
@@ -155,16 +155,16 @@ def test_confirming_on_a_connection_that_just_closed() -> None:
     rig.stub.closed = True
     for number in range(3):
         rig.receive(b"x", record=number)
-    assert rig.books.confirms.outstanding() == []
+    assert rig.checkers.confirms.outstanding() == []
 
 
 def test_other_events_reach_the_checkers() -> None:
     rig = Rig()
     rig.connect()
-    rig.books.confirms.given(("c0.1", "up", 1), 3, 1)
+    rig.checkers.confirms.given(("c0.1", "up", 1), 3, 1)
     rig.end.handle(Confirmed(rig.connection, 1, 3, 1), 0.0)
     rig.end.handle(PathChanged(rig.connection, ("b", 2)), 0.0)
-    rig.books.confirms.complete()
+    rig.checkers.confirms.complete()
     with pytest.raises(ViolationError, match="never confirmed"):
         rig.end.handle(Confirmed(rig.connection, 1, 4, 1), 0.0)
 
@@ -176,7 +176,7 @@ def test_closing() -> None:
     assert rig.stub.calls[-1] == ("close", 7, "enough")
     rig.end.handle(Closed(rig.connection, 7, "enough", "local"), 0.0)
     assert rig.end.over
-    assert rig.books.delivery.outstanding() == {}
+    assert rig.checkers.delivery.outstanding() == {}
     rig.end.close(8, "again")
     assert rig.stub.calls[-1] == ("close", 7, "enough")
 
@@ -188,15 +188,15 @@ def test_an_orphan_says_nothing_and_forgives_nothing() -> None:
     rig.network.run(2.0)
     assert len(rig.stub.calls) == 1
     rig.end.handle(Closed(rig.connection, 6, "silence", "timeout"), 2.0)
-    assert rig.books.delivery.outstanding() == {("c0.1", "up", 1): 1}
+    assert rig.checkers.delivery.outstanding() == {("c0.1", "up", 1): 1}
 
 
 def test_contents_differ() -> None:
-    books = Books(1, Network())
+    checkers = Checkers(1, Network())
     places = [("c0.1", "up", 0), ("c0.1", "up", 1), ("c0.1", "down", 0), ("c0.2", "up", 0)]
-    assert len({books.content(*place, 16) for place in places}) == 4
-    assert books.content("c0.1", "up", 0, 16) == Books(1, Network()).content("c0.1", "up", 0, 16)
-    assert books.content("c0.1", "up", 0, 16) != Books(2, Network()).content("c0.1", "up", 0, 16)
+    assert len({checkers.content(*place, 16) for place in places}) == 4
+    assert checkers.content("c0.1", "up", 0, 16) == Checkers(1, Network()).content("c0.1", "up", 0, 16)
+    assert checkers.content("c0.1", "up", 0, 16) != Checkers(2, Network()).content("c0.1", "up", 0, 16)
 
 
 def test_a_client_through_its_connections() -> None:
@@ -236,7 +236,7 @@ def test_seeds_pass(seed: int) -> None:
 
 def test_the_quiet_plan_delivers_everything() -> None:
     world = run(PLAN)
-    assert world.books.delivery.received_records == 2 * len(SENDS) + 2
+    assert world.checkers.delivery.received_records == 2 * len(SENDS) + 2
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ class Stalls(Endpoint):
         (ClosesTwice, ViolationError, "life: .*Closed after Closed"),
         (ForgetsTimers, ViolationError, "timers: .*no timer"),
         (Spins, ViolationError, "timers: .*same instant"),
-        (Chatters, UnrestError, "still produces"),
+        (Chatters, LivelockError, "still produces"),
         (Amplifies, ViolationError, "three times: "),
         (Leaks, ViolationError, "memory: "),
         (Raises, ZeroDivisionError, "on purpose"),

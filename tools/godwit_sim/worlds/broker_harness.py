@@ -1,7 +1,4 @@
-"""The books of the broker world: all checkers of one seed, what messages look like, and a shell for what is tested.
-
-What stands between the server and the broker world: a log that is read along, listeners as the network's nodes.
-"""
+"""The harness of the broker world: its checkers, and the adapters between the network, the server and the log."""
 
 from __future__ import annotations
 
@@ -16,22 +13,22 @@ from godwit.store.port import Change
 from godwit.transport.events import Event
 from godwit.transport.train import Train
 from godwit.wire.entry import Entry
-from godwit_sim.broker_connections import ReachChecker, RetainedChecker, Roster, SessionChecker, WillChecker
-from godwit_sim.broker_log_model import TOGETHER_US, Ledger, LogChecker
+from godwit_sim.broker_connections import ConnectionModel, ReachChecker, RetainedChecker, SessionChecker, WillChecker
+from godwit_sim.broker_log_model import SHARED_TIME_US, LogChecker, PublishedMessages
 from godwit_sim.broker_restarts import RestartChecker
 from godwit_sim.broker_streams import Stream
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Network, Observer
 
 EPOCH_US: Final = 1_700_000_000_000_000
-"""What a calendar shows when the world begins."""
+"""The time of day at the start of the simulation."""
 HEAD_BYTES: Final = 16
 ODD_US: Final = 10**12
-"""A wrong calendar is wrong by up to this, eleven days."""
+"""The largest error of a wrong clock: eleven days."""
 
 
-class Shell:
-    """Gives the network what it asks of a node, around anything with the driver's contract."""
+class NodeAdapter:
+    """Adapt a client or a listener to the interface of the network's nodes."""
 
     def __init__(self, machine: Any) -> None:
         self.machine = machine
@@ -45,64 +42,64 @@ class Shell:
 
 
 @dataclass(slots=True)
-class Books:
+class Checkers:
     """The checkers of one world."""
 
     seed: int
     network: Network
     odd_clocks: bool = False
     is_storage_failing: bool = False
-    """The disk fails the broker now or has done so: whoever asks for something durable may be refused."""
+    """The disk fails or has failed: requests for durable state may be refused."""
     unseen_topics: tuple[str, ...] = ()
-    """Where messages of QoS 0 come from that the roster cannot count: wills, and what somebody hostile publishes."""
-    ledger: Ledger = field(default_factory=Ledger)
+    """Topics with messages of QoS 0 that the connection model cannot count: wills, and those of a hostile client."""
+    published: PublishedMessages = field(default_factory=PublishedMessages)
     retained: RetainedChecker = field(default_factory=RetainedChecker)
     wills: WillChecker = field(default_factory=WillChecker)
     log: LogChecker = field(init=False)
-    roster: Roster = field(init=False)
+    connections: ConnectionModel = field(init=False)
     reach: ReachChecker = field(init=False)
     sessions: SessionChecker = field(init=False)
     restarts: RestartChecker = field(init=False)
     streams: list[Stream] = field(default_factory=list)
     on_learned: Callable[[Sequence[Entry]], None] = lambda entries: None
-    """Told of each append that is safe, when the checkers here know it."""
+    """Called with the entries of each durable append, after the checkers here."""
     _count: int = 0
     _date_us: int = EPOCH_US
     _rng: Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self.log = LogChecker(self.ledger)
-        self.roster = Roster(self.ledger)
-        self.reach = ReachChecker(self.roster)
-        self.sessions = SessionChecker(self.roster)
+        self.log = LogChecker(self.published)
+        self.connections = ConnectionModel(self.published)
+        self.reach = ReachChecker(self.connections)
+        self.sessions = SessionChecker(self.connections)
         self.restarts = RestartChecker(self.log)
-        self.roster.on_retain = self.retained.changed
+        self.connections.on_retain = self.retained.changed
         self._rng = Random(f"{self.seed} books")
 
     @property
     def now_us(self) -> int:
-        """What a right calendar shows."""
+        """Return the right time of day."""
         return EPOCH_US + int(self.network.now * 1e6)
 
     def note(self, what: str) -> None:
         self.network.trace.note(self.network.now, what)
 
     def payload(self, size_bytes: int) -> bytes:
-        """Nobody else's, so that a wrong one is noticed."""
+        """Return a unique payload, so that a wrong one is noticed."""
         self._count += 1
         head = (b"%d " % self._count).ljust(HEAD_BYTES, b".")
         return head + self._rng.randbytes(max(0, size_bytes - HEAD_BYTES))
 
     def date_us(self, payload: bytes) -> int:
-        """What the sender's calendar shows. No two dates are equal, and those of empty messages keep their distance."""
+        """Return the time of day by the sender's clock. Times are unique; those of empty messages keep a distance."""
         if self.odd_clocks and self._rng.random() < 0.3:
             return EPOCH_US + self._rng.randrange(-ODD_US, ODD_US)
-        self._date_us = max(self._date_us + (1 if payload else TOGETHER_US + 1), self.now_us)
+        self._date_us = max(self._date_us + (1 if payload else SHARED_TIME_US + 1), self.now_us)
         return self._date_us
 
 
 def describe(event: Any) -> str:
-    """An event of the library in one line, the same in every run."""
+    """Describe an event of the library in one line, the same in every run."""
     publisher, subscription = getattr(event, "publisher", None), getattr(event, "subscription", None)
     place = f" {publisher.topic} QoS {publisher.qos}" if publisher is not None else ""
     place += f" {' and '.join(subscription.filters)}" if subscription is not None else ""
@@ -115,31 +112,33 @@ def describe(event: Any) -> str:
 
 
 class WatchedStore(MemoryStore):
-    """The shipped store, with somebody who reads along."""
+    """The shipped store, with every append observed by the checkers."""
 
-    __slots__ = ("_books",)
+    __slots__ = ("_checkers",)
 
-    def __init__(self, max_bytes: int, books: Books, log_id: bytes) -> None:
+    def __init__(self, max_bytes: int, checkers: Checkers, log_id: bytes) -> None:
         super().__init__(max_bytes, log_id=log_id)
-        self._books = books
+        self._checkers = checkers
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
-        books = self._books
+        checkers = self._checkers
         first_offset = super().append(entries, changes)
-        now = books.network.now
+        now = checkers.network.now
         for entry in entries:
-            books.network.trace.note(now, f"append {entry.topic} {entry.publisher} {entry.count} flags {entry.flags}")
-        for publication in books.log.appended(first_offset, entries):
-            books.retained.changed(publication, now)
-        books.log.gone_below = self.first_offset
-        most_bytes = max(self._max_bytes, sum(map(entry_bytes, entries)))  # the newest append always has a place
+            checkers.network.trace.note(
+                now, f"append {entry.topic} {entry.publisher} {entry.count} flags {entry.flags}"
+            )
+        for publication in checkers.log.appended(first_offset, entries):
+            checkers.retained.changed(publication, now)
+        checkers.log.deleted_below = self.first_offset
+        most_bytes = max(self._max_bytes, sum(map(entry_bytes, entries)))  # the newest append is always stored
         if self.size_bytes > most_bytes:
             raise ViolationError("memory", f"the ring holds {self.size_bytes} bytes, it may hold {most_bytes}")
         return first_offset
 
 
-class ListenerShell(Shell):
-    """A listener as the network's node; it knows when its siblings may have got something to send."""
+class ListenerAdapter(NodeAdapter):
+    """A listener as a node; it records when its siblings may have new output."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__(listener)
@@ -156,26 +155,26 @@ class ListenerShell(Shell):
         self.machine.handle_timers(now)
 
 
-class Siblings(Observer):
-    """All listeners share one broker: what is fed to one may give another something to send."""
+class SiblingListeners(Observer):
+    """Drain all listeners after input to one of them: they share one broker."""
 
-    def __init__(self, books: Books, hosts: Sequence[Host]) -> None:
-        self._books = books
-        self._network = books.network
+    def __init__(self, checkers: Checkers, hosts: Sequence[Host]) -> None:
+        self._checkers = checkers
+        self._network = checkers.network
         self._hosts = hosts
 
-    def rested(self, host: Host, now: float) -> None:
+    def drained(self, host: Host, now: float) -> None:
         node = host.node
-        if isinstance(node, ListenerShell) and node.was_fed:
+        if isinstance(node, ListenerAdapter) and node.was_fed:
             node.was_fed = False
-            self._books.wills.check()
+            self._checkers.wills.check()
             for other in self._hosts:
                 if other is not host:
                     self._network.at(now, self._network.pump, other)
 
 
-def listen_at(listener: Listener, hear: Callable[[Sequence[Event]], None]) -> None:
-    """Puts an ear between transport and broker: it gets what the broker is about to get."""
+def observe_events(listener: Listener, hear: Callable[[Sequence[Event]], None]) -> None:
+    """Pass the transport's events to `hear` before the broker receives them."""
     endpoint = listener.endpoint
     fetch: Callable[[], list[Event]] = endpoint.events
 

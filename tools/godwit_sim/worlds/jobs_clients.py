@@ -1,9 +1,8 @@
-"""The workers of the world of jobs: they take tasks, tell how far they are, and bring results, failures, or neither.
+"""The workers and controllers of the jobs world.
 
-The controllers of the world of jobs: they submit, follow, ask again, lose interest and cancel.
-
-One that comes back after its death has its jobs on paper. It asks for those again whose end it does not know, with
-their old keys, or watches them by their numbers. One without a name cannot: it is somebody else each time.
+Workers accept tasks, report progress, and return results or failures, or give tasks back. Controllers submit, follow,
+resubmit, stop following and cancel jobs. A named controller that restarts submits unfinished jobs again with their old
+keys, or watches them by their numbers. A controller without a name cannot: it has a new identity in each run.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
-from godwit.client import events as told
+from godwit.client import events as client_events
 from godwit.client.comparing import JobView
 from godwit.client.leasing import Lease
 from godwit.errors import BufferFullError
@@ -24,31 +23,31 @@ from godwit.wire.control import Done, Error
 from godwit.wire.jobs import Cancel, Job, JobList, Jobs, JobShown, Ref
 from godwit.wire.work import Submission
 from godwit_sim.checkers import ViolationError
-from godwit_sim.jobs_log_model import Order, Run
-from godwit_sim.jobs_notifications import Following
+from godwit_sim.jobs_log_model import RequestedJob, TaskRun
+from godwit_sim.jobs_notifications import JobObservation
 from godwit_sim.network import Host
-from godwit_sim.worlds.jobs_harness import Actor, JobBooks
+from godwit_sim.worlds.jobs_harness import Actor, JobCheckers
 from godwit_sim.worlds.jobs_plan import KINDS, ControllerPlan, JobPlan, WorkerPlan
 
-CALM_TASK_S: Final = 0.05
-"""No attempt takes longer when all is calm."""
+HEALED_TASK_S: Final = 0.05
+"""The longest attempt after the faults have ended."""
 
 
 class WorkerActor(Actor):
-    """One worker through all its lives."""
+    """One worker through all its runs."""
 
     def __init__(
-        self, books: JobBooks, number: int, plan: WorkerPlan, host: Host, server: Address, *, has_twin: bool
+        self, checkers: JobCheckers, number: int, plan: WorkerPlan, host: Host, server: Address, *, has_twin: bool
     ) -> None:
-        super().__init__(books, f"worker{number}", plan.actor, host, server, has_twin=has_twin)
+        super().__init__(checkers, f"worker{number}", plan.actor, host, server, has_twin=has_twin)
         self.plan = plan
         self._kinds = plan.kinds
         self._capacity = plan.capacity
         self._is_away = False
         """It has withdrawn."""
-        self._holding: dict[Lease, Run] = {}
+        self._holding: dict[Lease, TaskRun] = {}
         self._claims: set[Ref] = set()
-        """Tasks of others that it has reported."""
+        """Tasks of other workers that it has reported."""
 
     def on_begun(self) -> None:
         self._holding.clear()
@@ -61,206 +60,206 @@ class WorkerActor(Actor):
         else:
             self.client.volunteer(self._kinds, self._capacity)
 
-    # -- what befalls it ----------------------------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------------------------------
 
     def withdraw(self, lasts_s: float) -> None:
-        """For so long it wants no more; some hand back what they have, others end it."""
+        """Withdraw for this time; depending on the plan, return the tasks or finish them."""
         self._is_away = True
         if self.host.alive and not self.is_closing:
             self.client.withdraw()
             if self.plan.returns:
                 for lease, run in list(self._holding.items()):
                     self._end(lease, run, self._give_back)
-            self.books.network.pump(self.host)
-        self.books.network.at(self.books.network.now + lasts_s, self._want_again)
+            self.checkers.network.pump(self.host)
+        self.checkers.network.at(self.checkers.network.now + lasts_s, self._end_withdrawal)
 
-    def _want_again(self) -> None:
+    def _end_withdrawal(self) -> None:
         self._is_away = False
-        self._say_again()
+        self._volunteer_again()
 
     def change(self, rng: Random) -> None:
-        """It does something else from now on, or more, or less."""
+        """Change the kinds and the capacity."""
         self._kinds = tuple(rng.sample(KINDS, rng.randint(1, 2)))
         self._capacity = rng.choice((1, 2, 5))
-        self._say_again()
+        self._volunteer_again()
 
-    def _say_again(self) -> None:
+    def _volunteer_again(self) -> None:
         if self.host.alive and not self.is_closing:
             self._volunteer()
-            self.books.network.pump(self.host)
+            self.checkers.network.pump(self.host)
 
-    def calm_down(self) -> None:
-        super().calm_down()
+    def end_faults(self) -> None:
+        super().end_faults()
         self._is_away = False
         self._kinds, self._capacity = self.plan.kinds, self.plan.capacity
-        self._say_again()
+        self._volunteer_again()
 
     def unsettled(self) -> str:
         held = [run for run in self._holding.values() if not run.is_reported]
         return super().unsettled() or (f"{held[0]} is not over" if held and not self.is_retired else "")
 
-    # -- tasks --------------------------------------------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Any) -> None:
         match event:
-            case told.Leased():
+            case client_events.Leased():
                 self._on_leased(event.lease)
-            case told.Revoked():
+            case client_events.Revoked():
                 run = self._holding.pop(event.lease)
-                if self.plan.is_deaf and not self.books.is_calm:
+                if self.plan.is_deaf and not self.checkers.is_healed:
                     self.later(0.01, self._insist, event.lease, run)
-            case told.Reported():
+            case client_events.Reported():
                 if event.lease.ref not in self._claims:
-                    self.books.tellings.reported(self._holding.pop(event.lease))
-            case told.VolunteerRefused():
+                    self.checkers.notifications.reported(self._holding.pop(event.lease))
+            case client_events.VolunteerRefused():
                 raise ViolationError("worker", f"{self.label} may not work: {event.text}")
-            case told.Volunteered() | told.WorkIdle():
+            case client_events.Volunteered() | client_events.WorkIdle():
                 pass
             case _:
-                raise ViolationError("worker", f"{self.label} was told {event}")
+                raise ViolationError("worker", f"{self.label} received an unexpected {event}")
 
     def _on_leased(self, lease: Lease) -> None:
-        books = self.books
-        run = books.ledger.begin(lease.ref, self.name, self.label, books.network.now)
-        books.tellings.leased(run, lease)
+        checkers = self.checkers
+        run = checkers.records.begin(lease.ref, self.name, self.label, checkers.network.now)
+        checkers.notifications.leased(run, lease)
         self._holding[lease] = run
-        plan = books.plans[lease.payload]
-        rng = Random(f"{books.seed} run {lease.ref} {self.label}")
+        plan = checkers.plans[lease.payload]
+        rng = Random(f"{checkers.seed} run {lease.ref} {self.label}")
         takes_s = rng.uniform(0.0, 2 * plan.takes_s)
-        if books.is_calm:
-            takes_s = min(takes_s, CALM_TASK_S)
+        if checkers.is_healed:
+            takes_s = min(takes_s, HEALED_TASK_S)
         for step in range(self.plan.steps):
             self.later(takes_s * (step + 1) / (self.plan.steps + 1), self._step, lease, run, step)
-        fate: Callable[[Lease, Run], None] = self._finish
+        action: Callable[[Lease, TaskRun], None] = self._finish
         if rng.random() < self.plan.returns:
-            fate = self._give_back
+            action = self._give_back
         elif rng.random() < plan.fails:
-            fate = self._fail_for_good if rng.random() < plan.fails_for_good else self._fail
-        self.later(takes_s, self._end, lease, run, fate)
-        if self.plan.is_deaf and not books.is_calm:
+            action = self._fail_for_good if rng.random() < plan.fails_for_good else self._fail
+        self.later(takes_s, self._end, lease, run, action)
+        if self.plan.is_deaf and not checkers.is_healed:
             self.later(takes_s / 2, self._claim)
 
-    def _step(self, lease: Lease, run: Run, step: int) -> None:
+    def _step(self, lease: Lease, run: TaskRun, step: int) -> None:
         if lease in self._holding and not run.is_over:
             progress, note = round((step + 1) / (self.plan.steps + 1), 3), f"step {step} of {run.ref}"
             run.steps.append((progress, note))
             self.client.step(lease, progress, note)
 
-    def _end(self, lease: Lease, run: Run, fate: Callable[[Lease, Run], None]) -> None:
+    def _end(self, lease: Lease, run: TaskRun, action: Callable[[Lease, TaskRun], None]) -> None:
         if lease in self._holding and not run.is_over:
-            fate(lease, run)
+            action(lease, run)
 
-    def _finish(self, lease: Lease, run: Run) -> None:
-        size_bytes = self.books.plans[lease.payload].result_bytes
-        result = self.books.payload(size_bytes) if size_bytes else b""
+    def _finish(self, lease: Lease, run: TaskRun) -> None:
+        size_bytes = self.checkers.plans[lease.payload].result_bytes
+        result = self.checkers.payload(size_bytes) if size_bytes else b""
         try:
             self.client.finish(lease, result)
         except BufferFullError:
-            self.when_there_is_room(self._end, lease, run, self._finish)
+            self.retry_when_writable(self._end, lease, run, self._finish)
         else:
             run.result = result
 
-    def _fail(self, lease: Lease, run: Run) -> None:
+    def _fail(self, lease: Lease, run: TaskRun) -> None:
         run.error = f"no luck with {lease.ref}"
         self.client.fail(lease, run.error)
 
-    def _fail_for_good(self, lease: Lease, run: Run) -> None:
+    def _fail_for_good(self, lease: Lease, run: TaskRun) -> None:
         run.error, run.is_final = f"no hope for {lease.ref}", True
         self.client.fail(lease, run.error, is_final=True)
 
-    def _give_back(self, lease: Lease, run: Run) -> None:
+    def _give_back(self, lease: Lease, run: TaskRun) -> None:
         run.is_returned = True
         self.client.give_back(lease)
 
-    # -- bad manners: what is reported here must be ignored -----------------------------------------------------------
+    # -- misbehaviour: the broker must ignore these reports ------------------------------------------------------------
 
-    def _insist(self, lease: Lease, run: Run) -> None:
-        """Reports what was revoked, as a worker would that knows nothing of revoking."""
+    def _insist(self, lease: Lease, run: TaskRun) -> None:
+        """Report a revoked lease, as a worker does that ignores revocations."""
         self._holding[lease] = run
         run.result = self._report_anyway(lease)
 
     def _claim(self) -> None:
-        """Reports a task that somebody else has."""
-        for story in self.books.chronicle.unended():
-            for task in story.tasks.values():
-                ref = (story.number, task.number, task.fence)
+        """Report a task that another worker has."""
+        for job in self.checkers.log_model.unended():
+            for task in job.tasks.values():
+                ref = (job.number, task.number, task.fence)
                 if task.state == "leased" and task.worker != self.name and ref not in self._claims:
-                    lease = Lease(ref, story.kept.kind, story.kept.controller, b"", 1, 0, None, None)
+                    lease = Lease(ref, job.row.kind, job.row.controller, b"", 1, 0, None, None)
                     self._claims.add(ref)
                     self._report_anyway(lease)
                     return
 
     def _report_anyway(self, lease: Lease) -> bytes:
-        result = self.books.payload(16)
+        result = self.checkers.payload(16)
         lease.state = "running"
         self.client._work.leases._running[lease.ref] = lease
         self.client.finish(lease, result)
         return result
 
 
-TRIES_AGAIN_S: Final = 0.5
-"""After the broker's disk could not take a job."""
-LOOKS_S: Final = 0.7
-"""So often somebody curious looks what others do."""
+RETRY_S: Final = 0.5
+"""The delay after the broker's disk refused a job."""
+LOOK_INTERVAL_S: Final = 0.7
+"""How often a curious controller looks at other jobs."""
 
 
 @dataclass(slots=True, eq=False)
-class _Paper:
-    """A job on a controller's paper, through all its lives."""
+class _ControllerJob:
+    """A job that a controller remembers through all its runs."""
 
     plan: JobPlan
     payload: bytes
-    order: Order
+    requested_job: RequestedJob
     number: int | None = None
     is_over: bool = False
-    """Its end is known, or nobody cares any more."""
+    """Its end is known, or the controller has stopped following it."""
 
 
 class ControllerActor(Actor):
-    """One controller through all its lives."""
+    """One controller through all its runs."""
 
-    def __init__(self, books: JobBooks, number: int, plan: ControllerPlan, host: Host, server: Address) -> None:
-        super().__init__(books, f"boss{number}", plan.actor, host, server, has_twin=False)
+    def __init__(self, checkers: JobCheckers, number: int, plan: ControllerPlan, host: Host, server: Address) -> None:
+        super().__init__(checkers, f"boss{number}", plan.actor, host, server, has_twin=False)
         self.plan = plan
         self._todo = deque(plan.jobs)
-        self._papers: list[_Paper] = []
-        self._views: dict[JobView, tuple[Following, _Paper | None]] = {}
+        self._own_jobs: list[_ControllerJob] = []
+        self._views: dict[JobView, tuple[JobObservation, _ControllerJob | None]] = {}
         self._cancels: dict[int, int] = {}
-        """By request: the job."""
+        """Jobs by the request that cancels them."""
         self._questions: set[int] = set()
-        """Requests about jobs of anybody."""
+        """Requests about any jobs."""
         self._seen: set[int] = set()
         """Jobs of others that it has looked at."""
 
-    # -- lives --------------------------------------------------------------------------------------------------------
+    # -- runs ----------------------------------------------------------------------------------------------------------
 
     def on_begun(self) -> None:
         self._views.clear()
         self._cancels.clear()
         self._questions.clear()
         if self.actor.name is None:
-            self._papers.clear()
-        for paper in self._papers:
-            if not paper.is_over:
-                if self.plan.remembers == "numbers" and paper.number is not None:
-                    self._watch(paper.number, paper)
+            self._own_jobs.clear()
+        for own_job in self._own_jobs:
+            if not own_job.is_over:
+                if self.plan.remembers == "numbers" and own_job.number is not None:
+                    self._watch(own_job.number, own_job)
                 else:
-                    self._submit(paper)
-        self._go_on()
+                    self._submit(own_job)
+        self._submit_due()
         if self.plan.is_curious:
-            self.later(LOOKS_S, self._look)
+            self.later(LOOK_INTERVAL_S, self._look)
 
-    def _go_on(self) -> None:
-        """Asks for what is due."""
-        now = self.books.network.now
+    def _submit_due(self) -> None:
+        """Submit the jobs that are due."""
+        now = self.checkers.network.now
         while self._todo and self._todo[0].at_s <= now:
             self._begin_job(self._todo.popleft())
         if self._todo:
-            self.later(self._todo[0].at_s - now, self._go_on)
+            self.later(self._todo[0].at_s - now, self._submit_due)
 
-    def calm_down(self) -> None:
-        super().calm_down()
-        self._go_on()
+    def end_faults(self) -> None:
+        super().end_faults()
+        self._submit_due()
 
     def unsettled(self) -> str:
         if problem := super().unsettled():
@@ -270,31 +269,40 @@ class ControllerActor(Actor):
         for view in self._views:
             if not view.is_ended:
                 return f"{self.label} follows {view.key!r}, job {view.number}, which is {view.state}"
-        return next((f"{paper.order} is not over for {self.label}" for paper in self._papers if not paper.is_over), "")
+        return next(
+            (
+                f"{own_job.requested_job} is not over for {self.label}"
+                for own_job in self._own_jobs
+                if not own_job.is_over
+            ),
+            "",
+        )
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def _begin_job(self, plan: JobPlan) -> None:
-        books = self.books
-        payload = books.payload(plan.size_bytes)
-        books.plans[payload] = plan
+        checkers = self.checkers
+        payload = checkers.payload(plan.size_bytes)
+        checkers.plans[payload] = plan
         view = self._call(plan, payload, plan.key)
         if view is None:
-            self.when_there_is_room(self._begin_job, plan)
+            self.retry_when_writable(self._begin_job, plan)
             return
-        order = books.ledger.ask(self.name, _wish(plan, view.key, payload), payload, books.network.now)
-        paper = _Paper(plan, payload, order)
-        self._papers.append(paper)
-        self._follow(view, paper)
+        requested_job = checkers.records.request(
+            self.name, _submission(plan, view.key, payload), payload, checkers.network.now
+        )
+        own_job = _ControllerJob(plan, payload, requested_job)
+        self._own_jobs.append(own_job)
+        self._follow(view, own_job)
         if plan.cancel_after_s is not None:
-            self.later(plan.cancel_after_s, self._cancel, paper)
+            self.later(plan.cancel_after_s, self._cancel, own_job)
         if plan.again_after_s is not None:
-            self.later(plan.again_after_s, self._ask_again, paper)
+            self.later(plan.again_after_s, self._submit_again, own_job)
         if plan.unwatch_after_s is not None:
-            self.later(plan.unwatch_after_s, self._lose_interest, view, paper)
+            self.later(plan.unwatch_after_s, self._lose_interest, view, own_job)
 
     def _call(self, plan: JobPlan, payload: bytes, key: str | None) -> JobView | None:
-        """Hands it to the library; None if that has no room."""
+        """Pass the job to the library; return None if its buffer is full."""
         try:
             return self.client.submit(
                 plan.kind,
@@ -311,101 +319,103 @@ class ControllerActor(Actor):
         except BufferFullError:
             return None
 
-    def _submit(self, paper: _Paper) -> None:
-        """Once more, as it was."""
-        view = self._call(paper.plan, paper.payload, paper.order.key)
+    def _submit(self, own_job: _ControllerJob) -> None:
+        """Submit the job once more, unchanged."""
+        view = self._call(own_job.plan, own_job.payload, own_job.requested_job.key)
         if view is None:
-            self.when_there_is_room(self._submit, paper)
+            self.retry_when_writable(self._submit, own_job)
         else:
-            self._follow(view, paper)
+            self._follow(view, own_job)
 
-    def _ask_again(self, paper: _Paper) -> None:
-        """With the same key, but another payload: if the job is known, nothing of that counts."""
-        books = self.books
-        payload = books.payload(paper.plan.size_bytes)
-        view = self._call(paper.plan, payload, paper.order.key)
+    def _submit_again(self, own_job: _ControllerJob) -> None:
+        """Submit with the same key but another payload, which has no effect if the job is known."""
+        checkers = self.checkers
+        payload = checkers.payload(own_job.plan.size_bytes)
+        view = self._call(own_job.plan, payload, own_job.requested_job.key)
         if view is not None:
-            books.plans[payload] = paper.plan
-            wish = _wish(paper.plan, view.key, payload)
-            books.ledger.ask(self.name, wish, payload, books.network.now)
-            self._follow(view, paper)
+            checkers.plans[payload] = own_job.plan
+            submission = _submission(own_job.plan, view.key, payload)
+            checkers.records.request(self.name, submission, payload, checkers.network.now)
+            self._follow(view, own_job)
 
-    def _follow(self, view: JobView, paper: _Paper) -> None:
-        self._views[view] = (Following(self.label, paper.order), paper)
+    def _follow(self, view: JobView, own_job: _ControllerJob) -> None:
+        self._views[view] = (JobObservation(self.label, own_job.requested_job), own_job)
 
-    def _watch(self, number: int, paper: _Paper | None) -> None:
+    def _watch(self, number: int, own_job: _ControllerJob | None) -> None:
         view = self.client.watch(number)
-        self._views[view] = (Following(self.label, None), paper)
+        self._views[view] = (JobObservation(self.label, None), own_job)
 
     def _look(self) -> None:
-        """At a job of somebody else, and at all that there are."""
-        numbers = [number for number in self.books.chronicle.stories if number not in self._seen]
+        """Watch a job of another controller, and list all jobs."""
+        numbers = [number for number in self.checkers.log_model.jobs if number not in self._seen]
         if numbers:
             number = numbers[0]
             self._seen.add(number)
             self._watch(number, None)
             self._questions.add(self.client.request(lambda request: Job(request=request, job=number)))
             self._questions.add(self.client.request(lambda request: Jobs(request=request)))
-        if not self.books.is_calm:
-            self.later(LOOKS_S, self._look)
+        if not self.checkers.is_healed:
+            self.later(LOOK_INTERVAL_S, self._look)
 
-    def _lose_interest(self, view: JobView, paper: _Paper) -> None:
+    def _lose_interest(self, view: JobView, own_job: _ControllerJob) -> None:
         self.client.unwatch(view)
         self._views.pop(view, None)
-        paper.is_over = True
+        own_job.is_over = True
 
-    def _cancel(self, paper: _Paper) -> None:
-        if paper.number is None:
-            if not paper.is_over:
-                self.later(0.05, self._cancel, paper)
+    def _cancel(self, own_job: _ControllerJob) -> None:
+        if own_job.number is None:
+            if not own_job.is_over:
+                self.later(0.05, self._cancel, own_job)
             return
-        number = paper.number
-        self.books.ledger.cancels.add(number)
+        number = own_job.number
+        self.checkers.records.cancels.add(number)
         request = self.client.request(lambda request: Cancel(request=request, job=number, reason="not needed"))
         self._cancels[request] = number
 
-    # -- what it is told ----------------------------------------------------------------------------------------------
+    # -- notifications -------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Any) -> None:
         match event:
-            case told.JobTaken():
+            case client_events.JobTaken():
                 if (found := self._views.get(event.view)) is not None:
-                    following, paper = found
-                    self.books.tellings.taken(following, event.view)
-                    if paper is not None:
-                        paper.number = event.view.number
-            case told.JobChanged():
+                    observation, own_job = found
+                    self.checkers.notifications.taken(observation, event.view)
+                    if own_job is not None:
+                        own_job.number = event.view.number
+            case client_events.JobChanged():
                 if (found := self._views.get(event.view)) is not None:
                     self._on_changed(event.view, *found)
-            case told.JobRefused():
+            case client_events.JobRefused():
                 if (found := self._views.pop(event.view, None)) is not None:
                     self._on_refused(event, *found)
-            case told.Reply():
+            case client_events.Reply():
                 self._on_reply(event)
-            case told.WorkIdle():
+            case client_events.WorkIdle():
                 pass
             case _:
-                raise ViolationError("controller", f"{self.label} was told {event}")
+                raise ViolationError("controller", f"{self.label} received an unexpected {event}")
 
-    def _on_changed(self, view: JobView, following: Following, paper: _Paper | None) -> None:
-        self.books.tellings.changed(following, view, self.books.network.now)
+    def _on_changed(self, view: JobView, observation: JobObservation, own_job: _ControllerJob | None) -> None:
+        self.checkers.notifications.changed(observation, view, self.checkers.network.now)
         if view.is_ended:
-            self.books.tellings.ended(following, view, self.books.network.now)
-            if paper is not None:
-                paper.is_over = True
+            self.checkers.notifications.ended(observation, view, self.checkers.network.now)
+            if own_job is not None:
+                own_job.is_over = True
 
-    def _on_refused(self, event: told.JobRefused, following: Following, paper: _Paper | None) -> None:
+    def _on_refused(
+        self, event: client_events.JobRefused, observation: JobObservation, own_job: _ControllerJob | None
+    ) -> None:
         if event.code == Code.NO_SUCH_JOB and event.view.number is not None:
-            self.books.tellings.unknown(following, event.view.number, self.books.network.now)
-            if paper is not None:
-                paper.is_over = True
-        elif event.code == Code.STORAGE and self.books.is_storage_failing:
-            if paper is not None:
-                self.later(TRIES_AGAIN_S, self._submit, paper)
+            self.checkers.notifications.unknown(observation, event.view.number, self.checkers.network.now)
+            if own_job is not None:
+                own_job.is_over = True
+        elif event.code == Code.STORAGE and self.checkers.is_storage_failing:
+            if own_job is not None:
+                self.later(RETRY_S, self._submit, own_job)
         else:
-            raise ViolationError("controller", f"{self.label}: {following.order} was refused: {event.text}")
+            raise ViolationError("controller", f"{self.label}: {observation.requested_job} was refused: {event.text}")
 
-    def _on_reply(self, event: told.Reply) -> None:
+    def _on_reply(self, event: client_events.Reply) -> None:
         if event.request in self._questions:
             self._questions.discard(event.request)
             self._on_shown(event.message)
@@ -413,26 +423,26 @@ class ControllerActor(Actor):
             self._on_cancelled(event)
 
     def _on_shown(self, message: object) -> None:
-        if self.books.is_storage_failing:
-            return  # who looks then sees also what is not safe yet
+        if self.checkers.is_storage_failing:
+            return  # then a list may show states that are not durable
         if isinstance(message, JobShown):
-            self.books.tellings.listed(self.label, message.job, message.tasks)
+            self.checkers.notifications.listed(self.label, message.job, message.tasks)
         elif isinstance(message, JobList):
             for info in message.jobs:
-                self.books.tellings.listed(self.label, info)
+                self.checkers.notifications.listed(self.label, info)
         elif not isinstance(message, Error) or message.code != Code.NO_SUCH_JOB:
             raise ViolationError("controller", f"{self.label} asked for jobs, and was answered {message}")
 
-    def _on_cancelled(self, event: told.Reply) -> None:
+    def _on_cancelled(self, event: client_events.Reply) -> None:
         number, message = self._cancels.pop(event.request), event.message
-        if isinstance(message, Error) and message.code == Code.STORAGE and self.books.is_storage_failing:
+        if isinstance(message, Error) and message.code == Code.STORAGE and self.checkers.is_storage_failing:
             return
         if not isinstance(message, Done) and not (isinstance(message, Error) and message.code == Code.NO_SUCH_JOB):
             raise ViolationError("controller", f"{self.label}: cancel of job {number} was answered {message}")
-        self.books.tellings.over(self.label, number)
+        self.checkers.notifications.over(self.label, number)
 
 
-def _wish(plan: JobPlan, key: str, payload: bytes) -> Submission:
+def _submission(plan: JobPlan, key: str, payload: bytes) -> Submission:
     return Submission(
         key=key,
         of_kind=plan.kind,

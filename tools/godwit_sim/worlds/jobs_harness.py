@@ -1,11 +1,8 @@
-"""What stands between the server and its disk in the world of jobs: a log that takes its time, as a thread's does.
+"""The harness of the jobs world: a log with delayed commits, the checkers, and the common part of its clients.
 
-The books of the world of jobs: its checkers, beside those of the broker world, which know the log.
-
-What workers and controllers share: a process on a machine, with a client, that dies and comes back.
-
-A life is one run of the library, with its own instance. It ends by death (nobody is told) or by a close. What is to be
-done later is done in the same life or not at all, and not while the process gets no processor.
+Workers and controllers are actors: a process on a machine, with a client, that dies and restarts. A run of an actor is
+one instance of the library's client. Scheduled actions take place in the same run or not at all, and not while the
+process is paused.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any, Final
 from godwit.broker.admission import RESTART_GRACE_US
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.broker.session import made_name
-from godwit.client import events as told
+from godwit.client import events as client_events
 from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.errors import StorageError
@@ -27,17 +24,17 @@ from godwit.wire.batch import decode_batch, encode_head
 from godwit.wire.codes import Code
 from godwit.wire.entry import Entry
 from godwit_sim.checkers import ViolationError
-from godwit_sim.jobs_log_model import Chronicle, JobLedger
-from godwit_sim.jobs_notifications import TellingChecker
-from godwit_sim.jobs_workers import WorkRoster
+from godwit_sim.jobs_log_model import JobLogModel, JobRecords
+from godwit_sim.jobs_notifications import NotificationChecker
+from godwit_sim.jobs_workers import WorkerModel
 from godwit_sim.network import Host
-from godwit_sim.worlds.broker_harness import EPOCH_US, Books, Shell
+from godwit_sim.worlds.broker_harness import EPOCH_US, Checkers, NodeAdapter
 from godwit_sim.worlds.durable import TrimmedLog, WatchedDurableStore
 from godwit_sim.worlds.jobs_plan import ActorPlan, JobPlan, JobsPlan
 
 
-class LateLog(TrimmedLog):
-    """Answers appends a little later, while the broker goes on. When one fails, those behind it do too."""
+class DelayedLog(TrimmedLog):
+    """A log that commits a little later, while the broker runs on. When an append fails, those after it fail too."""
 
     def __init__(self, store: WatchedDurableStore, rng: Random, commit_s: float) -> None:
         super().__init__(store)
@@ -78,44 +75,44 @@ class LateLog(TrimmedLog):
 TOPIC: Final = "$jobs/"
 TAIL: Final = 24
 TAIL_WIDTH: Final = 220
-"""So much is told of what went before a violation."""
+"""The most characters of an event in the report of a violation."""
 
 
-class JobBooks:
-    """The checkers of one world, and what each payload asks for."""
+class JobCheckers:
+    """The checkers of one world, and the plan of each job."""
 
-    def __init__(self, plan: JobsPlan, books: Books) -> None:
+    def __init__(self, plan: JobsPlan, checkers: Checkers) -> None:
         self.seed = plan.seed
-        self.network = books.network
-        self.payload = books.payload
-        self.ledger = JobLedger()
-        self.roster = WorkRoster(plan.lease_s, RESTART_GRACE_US / 1e6)
-        self.chronicle = Chronicle(self.ledger, self.roster, epoch_us=EPOCH_US, keep_s=plan.keep_s)
-        self.tellings = TellingChecker(self.ledger, self.chronicle)
+        self.network = checkers.network
+        self.payload = checkers.payload
+        self.records = JobRecords()
+        self.workers = WorkerModel(plan.lease_s, RESTART_GRACE_US / 1e6)
+        self.log_model = JobLogModel(self.records, self.workers, epoch_us=EPOCH_US, keep_s=plan.keep_s)
+        self.notifications = NotificationChecker(self.records, self.log_model)
         self.plans: dict[bytes, JobPlan] = {}
         """By the payload of the job."""
-        self.is_calm = False
-        """Nothing befalls anybody any more, and tasks are quick."""
+        self.is_healed = False
+        """The faults have ended, and tasks are short."""
         self.is_over = False
-        """Everybody goes home."""
-        self._books = books
+        """All clients are closing."""
+        self._checkers = checkers
         self._tail: deque[tuple[float, str]] = deque(maxlen=TAIL)
 
     def note(self, what: str) -> None:
-        """For the trace, and for whoever wants to know what went before a violation."""
+        """Record an event in the trace and in the report of a violation."""
         self._tail.append((self.network.now, what))
-        self._books.note(what)
+        self._checkers.note(what)
 
     def tail(self) -> str:
-        """What happened last, a line each."""
+        """Return the last events, a line each."""
         return "".join(f"\n  {now:12.6f}  {what[:TAIL_WIDTH]}" for now, what in self._tail)
 
     @property
     def is_storage_failing(self) -> bool:
-        return self._books.is_storage_failing
+        return self._checkers.is_storage_failing
 
     def learn(self, entries: Sequence[Entry]) -> None:
-        """An append is safe."""
+        """Pass a durable append to the checkers."""
         messages = [
             (entry.topic.removeprefix(TOPIC), payload)
             for entry in entries
@@ -124,7 +121,7 @@ class JobBooks:
         ]
         for kind, payload in messages:
             self._tail.append((self.network.now, f"log {kind} {payload.decode(errors='replace')}"))
-        self.chronicle.learn(messages, self._books.restarts.rows, self.network.now)
+        self.log_model.learn(messages, self._checkers.restarts.rows, self.network.now)
 
 
 def _payloads(entry: Entry) -> list[bytes]:
@@ -133,36 +130,36 @@ def _payloads(entry: Entry) -> list[bytes]:
 
 
 TAKEN: Final = (Code.TAKEN_OVER, Code.NAME_IN_USE)
-"""Somebody else has the name."""
-COMES_BACK_S: Final = 2.0
-"""After somebody else took its name."""
+"""Codes that mean that another client has the name."""
+RESTART_S: Final = 2.0
+"""The delay after another client took its name."""
 
 
 class Actor:
-    """One of them, through all its lives."""
+    """A worker or a controller through all its runs."""
 
     def __init__(
-        self, books: JobBooks, whole: str, plan: ActorPlan, host: Host, server: Address, *, has_twin: bool
+        self, checkers: JobCheckers, base_label: str, plan: ActorPlan, host: Host, server: Address, *, has_twin: bool
     ) -> None:
-        self.books = books
+        self.checkers = checkers
         self.host = host
         self.actor = plan
         self.is_online = False
         self.is_closing = False
         self.is_retired = False
-        """It does not come back."""
-        self._whole = whole
+        """It does not restart."""
+        self._base_label = base_label
         self._server = server
         self._has_twin = has_twin
-        self._lives = 0
+        self._runs = 0
         self._client: Client | None = None
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        """What there was no room for in the library's buffer."""
+        """Actions that wait for room in the library's buffer."""
 
     @property
     def label(self) -> str:
-        """Of the present life."""
-        return f"{self._whole}.{self._lives}"
+        """Return the label of the present run."""
+        return f"{self._base_label}.{self._runs}"
 
     @property
     def client(self) -> Client:
@@ -171,121 +168,121 @@ class Actor:
 
     @property
     def name(self) -> str:
-        """What the broker calls it."""
+        """Return its name at the broker."""
         return self.actor.name if self.actor.name is not None else made_name(self.client.instance)
 
-    # -- lives --------------------------------------------------------------------------------------------------------
+    # -- runs ----------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Starts the process, unless it runs."""
+        """Start the process, unless it runs."""
         if self.host.alive or self.is_retired:
             return
-        books, network = self.books, self.books.network
-        self._lives += 1
+        checkers, network = self.checkers, self.checkers.network
+        self._runs += 1
         self.is_closing = self.is_online = False
         self._waiting.clear()
-        entropy = Random(f"{books.seed} entropy {self.label}").randbytes
+        entropy = Random(f"{checkers.seed} entropy {self.label}").randbytes
         config = ClientConfig(name=self.actor.name, endpoint=self.actor.endpoint)
-        self._client = Client(config, entropy=entropy, random=Random(f"{books.seed} random {self.label}"))
-        books.note(f"life {self.label} as {self.name}")
+        self._client = Client(config, entropy=entropy, random=Random(f"{checkers.seed} random {self.label}"))
+        checkers.note(f"life {self.label} as {self.name}")
         self._client.connect([self._server], self.host.clock(network.now))
-        network.start(self.host, Shell(self._client), self._on_events)
+        network.start(self.host, NodeAdapter(self._client), self._on_events)
         self.on_begun()
         network.pump(self.host)
 
     def die(self) -> None:
-        """Without a word."""
+        """End the process without a close."""
         if self.host.alive:
-            self.books.network.kill(self.host)
+            self.checkers.network.kill(self.host)
             self.is_online = False
 
     def close(self) -> None:
-        """With a goodbye; the process stays until somebody ends it."""
+        """Close the client; the process remains until it is ended."""
         if self.host.alive and not self.is_closing:
             self.is_closing = True
-            self.client.close(self.host.clock(self.books.network.now))
-            self.books.network.pump(self.host)
+            self.client.close(self.host.clock(self.checkers.network.now))
+            self.checkers.network.pump(self.host)
 
     def retire(self) -> None:
-        """For good."""
+        """Close for good."""
         self.is_retired = True
         self.close()
 
-    def come_back(self) -> None:
-        """After a close, or when somebody else has taken its name."""
-        if self.is_closing and not self.books.is_over:
+    def restart(self) -> None:
+        """Restart after a close, or after another client took its name."""
+        if self.is_closing and not self.checkers.is_over:
             self.die()
             self.begin()
 
     def later(self, delay_s: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Does it then, if this life goes on until then."""
-        network = self.books.network
-        network.at(network.now + delay_s, self._do, self._lives, action, arguments)
+        """Call the action after a delay, if this run still exists then."""
+        network = self.checkers.network
+        network.at(network.now + delay_s, self._do, self._runs, action, arguments)
 
-    def _do(self, life: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        network = self.books.network
-        if life != self._lives or not self.host.alive or self.is_closing:
+    def _do(self, run: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        network = self.checkers.network
+        if run != self._runs or not self.host.alive or self.is_closing:
             return
         if network.now < self.host.paused_until:
-            network.at(self.host.paused_until, self._do, life, action, arguments)
+            network.at(self.host.paused_until, self._do, run, action, arguments)
             return
         action(*arguments)
         network.pump(self.host)
 
-    def when_there_is_room(self, action: Callable[..., None], *arguments: Any) -> None:
-        """The library's buffer is full: it is tried again when it is not."""
+    def retry_when_writable(self, action: Callable[..., None], *arguments: Any) -> None:
+        """Call the action again when the library's buffer has room."""
         self._waiting.append((action, arguments))
 
-    # -- what the library tells ---------------------------------------------------------------------------------------
+    # -- events of the library -----------------------------------------------------------------------------------------
 
     def _on_events(self, events: Sequence[Any], now: float) -> None:
         for event in events:
-            self.books.note(f"{self.label} {describe(event)}")
+            self.checkers.note(f"{self.label} {describe(event)}")
             match event:
-                case told.Online():
+                case client_events.Online():
                     self.is_online = True
                     if event.name != self.actor.name and self.actor.name is not None:
-                        raise ViolationError("life", f"{self.label}: welcomed as {event.name!r}")
-                case told.Offline():
+                        raise ViolationError("lifecycle", f"{self.label}: welcomed as {event.name!r}")
+                case client_events.Offline():
                     self.is_online = False
-                case told.Ended():
+                case client_events.Ended():
                     self._on_ended(event)
-                case told.WorkRoom():
+                case client_events.WorkRoom():
                     waiting, self._waiting = self._waiting, []
                     for action, arguments in waiting:
                         self.later(0.0, action, *arguments)
                 case _:
                     self.on_event(event)
 
-    def _on_ended(self, event: told.Ended) -> None:
+    def _on_ended(self, event: client_events.Ended) -> None:
         self.is_online = False
         if self.is_closing:
             return
         if not self._has_twin or event.code not in TAKEN:
-            raise ViolationError("life", f"{self.label}: ended with code {event.code}, {event.reason!r}")
+            raise ViolationError("lifecycle", f"{self.label}: ended with code {event.code}, {event.reason!r}")
         self.is_closing = True
-        self.books.network.at(self.books.network.now + COMES_BACK_S, self.come_back)
+        self.checkers.network.at(self.checkers.network.now + RESTART_S, self.restart)
 
-    # -- what they do differently -------------------------------------------------------------------------------------
+    # -- differences between workers and controllers -------------------------------------------------------------------
 
     def on_begun(self) -> None:
-        """A new life begins."""
+        """Start the work of a new run."""
 
     def on_event(self, event: Any) -> None:
-        """What only workers, or only controllers, are told."""
+        """Handle an event that only workers, or only controllers, receive."""
 
-    def calm_down(self) -> None:
-        """Nothing befalls anybody any more: it does what it should, and nothing else."""
-        self.come_back()
+    def end_faults(self) -> None:
+        """End all faults: from now on it behaves correctly."""
+        self.restart()
         self.begin()
 
     def unsettled(self) -> str:
-        """What is not yet as it should be, in words."""
+        """Describe something that is not yet as it must be; return an empty string if all is settled."""
         return "" if self.is_online or self.is_retired else f"{self.label} is not online"
 
 
 def describe(event: Any) -> str:
-    """An event of the library in one line, the same in every run."""
+    """Describe an event of the library in one line, the same in every run."""
     words = [type(event).__name__]
     for name in event.__struct_fields__:
         value = getattr(event, name)

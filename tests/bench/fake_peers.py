@@ -1,4 +1,4 @@
-"""A broker that is not one: it greets, opens channels and confirms. Enough for the senders of the benchmark."""
+"""A stand-in for a broker: it accepts logins, opens channels and confirms, which is enough for the senders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from godwit.wire.control import Code, Login, Open, Opened, Refused, Welcome, dec
 
 
 class StandIn:
-    """Runs in a thread; `loses` every so manieth train that it receives once the channels are open."""
+    """A broker in a thread; with `loses`, it drops each n-th train that it receives once the channels are open."""
 
     def __init__(self, *, loses: int = 0, refuses: bool = False) -> None:
         self.messages = 0
@@ -70,7 +70,7 @@ class StandIn:
     def _on_control(self, event: Received, connection: Connection) -> None:
         match decode_control(event.body):
             case Login(request=request, name=name):
-                answer = Welcome(request=request, name=name or "nobody", max_message_bytes=1 << 20)
+                answer = Welcome(request=request, name=name or "unnamed", max_message_bytes=1 << 20)
                 connection.send(0, encode_control(answer))
             case Open() if self._refuses:
                 refused = Refused(channel=event.channel, code=Code.NOT_ALLOWED, text="not here")

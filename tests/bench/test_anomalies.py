@@ -1,8 +1,6 @@
-"""Series with labels from files; the real ones where they are.
+"""Labelled series from files, the comparison of detector and rule, and their report.
 
-The comparison of detector and rule: on series worked out by hand, and on the real ones where they are.
-
-The outcome for people and for programs.
+The series are computed by hand, and the real ones are used where they are available.
 """
 
 from __future__ import annotations
@@ -69,7 +67,7 @@ def test_series_have_their_windows(folder: Path) -> None:
     assert found[0].windows == [Window(at_us(1), at_us(2))]
 
 
-def test_motes_are_told_apart(folder: Path) -> None:
+def test_motes_are_separated(folder: Path) -> None:
     one, two = read_motes(folder)
     assert (one.name, two.name) == ("mote 1", "mote 2")
     assert one.quantities == [[41.0, 42.0], [21.0, 22.0]]
@@ -77,7 +75,7 @@ def test_motes_are_told_apart(folder: Path) -> None:
     assert two.quantities == [[40.0], [20.0]]
 
 
-def test_a_folder_without_them_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_data_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GodwitError, match="give the folder with nab and suthaharan_multihop as --data"):
         read_nab(tmp_path)
 
@@ -101,7 +99,7 @@ def test_the_rule_looks_at_the_readings_before() -> None:
     assert not any(rule([*wave(RULE_READINGS - 1), 100.0]))  # it has not seen enough
 
 
-def test_a_pause_leaves_out_what_comes_soon_after() -> None:
+def test_a_pause_leaves_out_alarms_soon_after() -> None:
     alarms = [True, True, *[False] * (PAUSE - 3), True, True, True]
     assert with_pause(alarms) == [True, False, *[False] * (PAUSE - 3), False, True, False]
 

@@ -1,10 +1,6 @@
-"""Logs for the archive to read: that they hold what they say, as a broker would have written it.
+"""The benchmark of the archive: its logs, its reading client, its bare server, and a short real run.
 
-A client that counts rows: against a server whose rows are known.
-
-A Flight server that has everything ready: that it sends its table, batch for batch.
-
-The whole benchmark of the archive, run for real but briefly: what it reports, never how fast it was.
+The tests check the reported figures, never how fast they are.
 """
 
 from __future__ import annotations
@@ -32,10 +28,10 @@ from godwit_bench.archive import (
     fill_with_full_batches,
     fill_with_lone_messages,
     open_stream,
-    read_for_ever,
+    read_forever,
     rows_per_s,
 )
-from godwit_bench.stage import Stage, hear
+from godwit_bench.processes import ProcessGroup, receive_reply
 
 
 def entries_of(data: Path) -> list[tuple[int, Entry]]:
@@ -89,22 +85,22 @@ def serve(pipe: Pipe) -> None:
 
 
 def test_rows_are_counted() -> None:
-    with Stage() as stage:
-        server = hear(stage.start(serve), str)
-        assert rows_per_s(stage, server, 0.1, ROWS) > ROWS
-        read_for_ever(stage, server, ROWS)
+    with ProcessGroup() as processes:
+        server = receive_reply(processes.start(serve), str)
+        assert rows_per_s(processes, server, 0.1, ROWS) > ROWS
+        read_forever(processes, server, ROWS)
 
 
 def test_missing_rows_are_an_error() -> None:
-    with Stage() as stage:
-        server = hear(stage.start(serve), str)
+    with ProcessGroup() as processes:
+        server = receive_reply(processes.start(serve), str)
         with pytest.raises(GodwitError, match="1001 messages are in the log, and 1000 came"):
-            rows_per_s(stage, server, 0.1, ROWS + 1)
+            rows_per_s(processes, server, 0.1, ROWS + 1)
         with pytest.raises(GodwitError, match="1001 messages are in the log, and 1000 came"):
-            read_for_ever(stage, server, ROWS + 1)
+            read_forever(processes, server, ROWS + 1)
 
 
-def test_it_sends_what_it_has() -> None:
+def test_it_sends_its_table() -> None:
     batches = [
         pa.record_batch({"offset": [0, 1], "payload": [b"a", b"b"]}),
         pa.record_batch({"offset": [2], "payload": [b"c"]}),

@@ -1,10 +1,6 @@
-"""Measuring cycles of jobs: with a made-up system whose figures are known.
+"""The benchmark of jobs: a fake system with known figures, Godwit, beanstalkd, and a short real run.
 
-Godwit with its jobs on disk as a system under test, run briefly: that jobs are done and kept.
-
-beanstalkd as a system under test, run briefly: that jobs are done and in its binlog, never how fast.
-
-The whole benchmark of jobs, run for real but briefly: what it reports, never how fast it was.
+The tests check that jobs are completed and stored, never how fast.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from godwit_bench.jobs import (
     DATA_FOLDER,
     JOB_BYTES,
     Completed,
-    Dispatcher,
+    JobSystem,
     Submitted,
     beanstalkd,
     beanstalkd_one_by_one,
@@ -29,11 +25,11 @@ from godwit_bench.jobs import (
     godwit_one_by_one,
     measure,
 )
-from godwit_bench.stage import READY, Stage
+from godwit_bench.processes import READY, ProcessGroup
 
 
-def broker(stage: Stage) -> str:
-    return str(stage.folder.parent)
+def broker(processes: ProcessGroup) -> str:
+    return str(processes.folder.parent)
 
 
 def submit(pipe: Pipe, address: str, seconds: float) -> None:
@@ -58,14 +54,14 @@ def lose(pipe: Pipe, _: str) -> None:
 
 
 def test_cycles_a_second_until_the_last_is_known_to_be_done(tmp_path: Path) -> None:
-    assert measure(Dispatcher(broker, submit, complete), tmp_path, 0.5) == 250.0
-    assert measure(Dispatcher(broker, submit, complete_early), tmp_path, 0.5) == 500.0
+    assert measure(JobSystem(broker, submit, complete), tmp_path, 0.5) == 250.0
+    assert measure(JobSystem(broker, submit, complete_early), tmp_path, 0.5) == 500.0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_that_was_not_done_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GodwitError, match="1000 jobs were submitted, and 999 were done"):
-        measure(Dispatcher(broker, submit, lose), tmp_path, 0.5)
+        measure(JobSystem(broker, submit, lose), tmp_path, 0.5)
 
 
 def test_jobs_are_done_godwit(tmp_path: Path) -> None:
@@ -74,9 +70,9 @@ def test_jobs_are_done_godwit(tmp_path: Path) -> None:
 
 
 def test_its_jobs_are_on_the_disk_that_is_measured(tmp_path: Path) -> None:
-    with Stage(within=tmp_path) as stage:
-        godwit_jobs().broker(stage)
-        assert (stage.folder / DATA_FOLDER / "log.sqlite").is_file()
+    with ProcessGroup(within=tmp_path) as processes:
+        godwit_jobs().broker(processes)
+        assert (processes.folder / DATA_FOLDER / "log.sqlite").is_file()
 
 
 SERVER = peers.find("beanstalkd") or ""
@@ -95,15 +91,15 @@ def test_jobs_are_done_one_by_one(tmp_path: Path) -> None:
 def test_its_binlog_is_on_the_disk_that_is_measured(tmp_path: Path) -> None:
     import greenstalk
 
-    with Stage(within=tmp_path) as stage:
-        port = beanstalkd(SERVER, 1).broker(stage)
+    with ProcessGroup(within=tmp_path) as processes:
+        port = beanstalkd(SERVER, 1).broker(processes)
         with greenstalk.Client(("127.0.0.1", int(port)), encoding=None) as client:
             client.put(b"x" * JOB_BYTES)
-        (binlog,) = [file for file in (stage.folder / DATA_FOLDER).iterdir() if file.name.startswith("binlog.")]
+        (binlog,) = [file for file in (processes.folder / DATA_FOLDER).iterdir() if file.name.startswith("binlog.")]
         assert b"x" * JOB_BYTES in binlog.read_bytes()
 
 
-def test_jobs_that_are_not_done_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_jobs_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "GIVE_UP_S", 0.01)
     here, there = multiprocessing.Pipe()
     here.send(7)

@@ -1,14 +1,6 @@
-"""Measuring confirmed publishes: with a made-up system whose figures are known.
+"""The benchmark of the log: a fake system with known figures, Godwit, JetStream, the bare disk, and a short real run.
 
-Godwit with its log on disk as a system under test, run briefly: that messages are confirmed and kept.
-
-JetStream as a system under test, run briefly: that messages are confirmed and in the stream, never how fast.
-
-The log's writer alone, run briefly: that what is counted is committed, never how fast.
-
-The bare disk, written briefly: that every piece is synced and counted, never how fast.
-
-The whole benchmark of the log, run for real but briefly: what it reports, never how fast it was.
+The tests check that messages are confirmed and stored, never how fast.
 """
 
 from __future__ import annotations
@@ -28,7 +20,7 @@ from godwit_bench.log import (
     BATCH_BYTES,
     LOG_FOLDER,
     SYNC_BYTES,
-    Logger,
+    LogSystem,
     Outcome,
     append_and_sync,
     durable_broker,
@@ -38,11 +30,11 @@ from godwit_bench.log import (
     measure,
     write_and_commit,
 )
-from godwit_bench.stage import Stage
+from godwit_bench.processes import ProcessGroup
 
 
-def broker(stage: Stage) -> str:
-    return str(stage.folder.parent)
+def broker(processes: ProcessGroup) -> str:
+    return str(processes.folder.parent)
 
 
 def publish(pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
@@ -56,13 +48,13 @@ def lose(pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
 
 
 def test_confirmed_messages_a_second(tmp_path: Path) -> None:
-    assert measure(Logger(broker, publish), tmp_path, 0.5, 100) == 250.0
+    assert measure(LogSystem(broker, publish), tmp_path, 0.5, 100) == 250.0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_log_that_lacks_what_was_confirmed_is_an_error(tmp_path: Path) -> None:
+def test_a_log_without_confirmed_messages_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GodwitError, match="1000 messages were confirmed, and 999 are in the log"):
-        measure(Logger(broker, lose), tmp_path, 0.5, 100)
+        measure(LogSystem(broker, lose), tmp_path, 0.5, 100)
 
 
 def test_messages_are_confirmed_and_kept_godwit(tmp_path: Path) -> None:
@@ -71,14 +63,14 @@ def test_messages_are_confirmed_and_kept_godwit(tmp_path: Path) -> None:
 
 
 def test_its_log_is_on_the_disk_that_is_measured(tmp_path: Path) -> None:
-    with Stage(within=tmp_path) as stage:
-        godwit_logger().broker(stage)
-        assert (stage.folder / LOG_FOLDER / "log.sqlite").is_file()
+    with ProcessGroup(within=tmp_path) as processes:
+        godwit_logger().broker(processes)
+        assert (processes.folder / LOG_FOLDER / "log.sqlite").is_file()
 
 
 def test_a_broker_with_its_archive(tmp_path: Path) -> None:
-    with Stage(within=tmp_path) as stage:
-        address, archive = durable_broker(stage, stage.folder / LOG_FOLDER, with_archive=True)
+    with ProcessGroup(within=tmp_path) as processes:
+        address, archive = durable_broker(processes, processes.folder / LOG_FOLDER, with_archive=True)
         assert address.startswith("udp://127.0.0.1:")
         assert archive.startswith("grpc://127.0.0.1:")
 
@@ -88,14 +80,14 @@ pytestmark = pytest.mark.skipif(not SERVER, reason="needs the program nats-serve
 
 
 @pytest.mark.parametrize("make", [jetstream, jetstream_counted])
-def test_messages_are_confirmed_and_kept_jetstream(make: Callable[[str], Logger], tmp_path: Path) -> None:
+def test_messages_are_confirmed_and_kept_jetstream(make: Callable[[str], LogSystem], tmp_path: Path) -> None:
     assert measure(make(SERVER), tmp_path, 0.1, 100) > 100
 
 
 def test_its_store_is_on_the_disk_that_is_measured(tmp_path: Path) -> None:
-    with Stage(within=tmp_path) as stage:
-        jetstream(SERVER).broker(stage)
-        assert (stage.folder / LOG_FOLDER / "jetstream").is_dir()
+    with ProcessGroup(within=tmp_path) as processes:
+        jetstream(SERVER).broker(processes)
+        assert (processes.folder / LOG_FOLDER / "jetstream").is_dir()
 
 
 def test_payload_is_committed_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +107,7 @@ def test_payload_is_committed_and_counted(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(store: SqliteStore, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
         raise DiskError("the disk is full: make room")
 

@@ -1,10 +1,6 @@
-"""Measuring one publisher, one broker, one subscriber: with a made-up system whose figures are known.
+"""One publisher, one broker, one subscriber: a fake system with known figures, and short runs of the real ones.
 
-Godwit as a system under test, run briefly: that messages come through, never how fast.
-
-NATS as a system under test, run briefly: that messages come through, never how fast.
-
-Zenoh as a system under test, run briefly: that messages come through, never how fast.
+The tests check that messages arrive, never how fast.
 """
 
 from __future__ import annotations
@@ -29,23 +25,23 @@ from godwit_bench.pairs import (
     godwit_system,
     measure,
     nats_pair,
-    rest,
+    report_and_wait,
     zenoh_pair,
 )
-from godwit_bench.stage import READY, Stage
+from godwit_bench.processes import READY, ProcessGroup
 
 
-def broker(_: Stage) -> str:
+def broker(_: ProcessGroup) -> str:
     return "nowhere"
 
 
 def publish(pipe: Pipe, address: str, seconds: float) -> None:
     assert (address, seconds) == ("nowhere", 0.5)
-    rest(pipe, 1000)
+    report_and_wait(pipe, 1000)
 
 
 def subscribe(pipe: Pipe, address: str) -> None:
-    """A hundred messages at once, the others 0.2 s later."""
+    """Receive a hundred messages at once, the others 0.2 s later."""
     assert address == "nowhere"
     began = time.perf_counter()
     count_in_thread(pipe, lambda: 100 if time.perf_counter() < began + 0.2 else 1000)
@@ -56,7 +52,7 @@ def lose(pipe: Pipe, _: str) -> None:
         time.sleep(pause_s)
 
 
-def hear_nothing(pipe: Pipe, _: str) -> None:
+def receive_nothing(pipe: Pipe, _: str) -> None:
     for pause_s in counted(pipe, lambda: 0, patience_s=0.2):
         time.sleep(pause_s)
 
@@ -74,7 +70,7 @@ def test_messages_that_do_not_arrive_are_an_error() -> None:
 def test_a_system_that_promises_less_may_lose_some() -> None:
     assert measure(Pair(broker, publish, lose, may_lose=True), 0.5) > 0
     with pytest.raises(GodwitError, match="1000 messages were published, and 0 arrived"):
-        measure(Pair(broker, publish, hear_nothing, may_lose=True), 0.5)
+        measure(Pair(broker, publish, receive_nothing, may_lose=True), 0.5)
 
 
 def test_the_time_is_that_from_the_first_message_to_the_last() -> None:

@@ -1,9 +1,4 @@
-"""The loop around many small senders, and what a measurement checks; the systems have their own tests.
-
-The senders to Godwit: their packets are those of the protocol, and a broker takes them.
-
-The senders to Mosquitto: packets against the examples of the standard, and a short run with the real broker.
-"""
+"""The loop of many small senders, their packets for Godwit and for Mosquitto, and short runs with real brokers."""
 
 from __future__ import annotations
 
@@ -21,10 +16,11 @@ from godwit.wire import frames as wire
 from godwit.wire.batch import decode_batches
 from godwit.wire.packet import decode_packet, encode_packet
 from godwit_bench import peers, small_senders
+from godwit_bench.processes import READY, ProcessGroup
 from godwit_bench.small_senders import (
     PUBLISH_QOS_1,
-    GodwitLane,
-    MqttLane,
+    GodwitSender,
+    MqttSender,
     System,
     acknowledge,
     allow_files,
@@ -35,15 +31,14 @@ from godwit_bench.small_senders import (
     measure,
     mosquitto_system,
     publish_packet,
+    report_arrived,
     send_all,
     subscribe_packet,
-    tell_arrived,
 )
-from godwit_bench.stage import READY, Stage
 
 
 class Echo:
-    """A lane whose packets come back to itself: each is the confirm of itself. `deaf` ones have to be sent twice."""
+    """A sender that receives its own packets as confirms. With `deaf`, each must be sent twice."""
 
     def __init__(self, *, deaf: bool = False) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -65,7 +60,7 @@ class Echo:
         return b"sent"
 
 
-def broker(_: Stage) -> int:
+def broker(_: ProcessGroup) -> int:
     return 7
 
 
@@ -76,45 +71,45 @@ def connect_echoes(port: int, connections: int) -> Sequence[Echo]:
 
 def subscribe(pipe: Pipe, port: int) -> None:
     assert port == 7
-    list(tell_arrived(pipe, lambda: 10_000_000))
+    list(report_arrived(pipe, lambda: 10_000_000))
 
 
 def lose(pipe: Pipe, _: int) -> None:
     small_senders.SETTLE_S = 0.1  # type: ignore[misc]
-    list(tell_arrived(pipe, lambda: 3))
+    list(report_arrived(pipe, lambda: 3))
 
 
-def test_every_lane_has_one_in_flight() -> None:
-    lanes = [Echo() for _ in range(5)]
-    in_window, elapsed_s, in_all = send_all(lanes, 0.2)
+def test_every_sender_has_one_message_in_flight() -> None:
+    senders = [Echo() for _ in range(5)]
+    in_window, elapsed_s, in_all = send_all(senders, 0.2)
     assert 0.2 <= elapsed_s < 2
-    assert 0 < in_window < in_all == sum(lane.confirmed for lane in lanes)
-    assert min(lane.confirmed for lane in lanes) > 0
-    for lane in lanes:
-        lane.socket.close()
+    assert 0 < in_window < in_all == sum(sender.confirmed for sender in senders)
+    assert min(sender.confirmed for sender in senders) > 0
+    for sender in senders:
+        sender.socket.close()
 
 
-def test_a_stalled_lane_sends_again() -> None:
-    lanes = [Echo(deaf=True), Echo()]
-    send_all(lanes, 0.8)
-    assert 2 <= lanes[0].confirmed <= 4
-    for lane in lanes:
-        lane.socket.close()
+def test_a_stalled_sender_sends_again() -> None:
+    senders = [Echo(deaf=True), Echo()]
+    send_all(senders, 0.8)
+    assert 2 <= senders[0].confirmed <= 4
+    for sender in senders:
+        sender.socket.close()
 
 
 def test_the_rate_is_that_of_the_confirms() -> None:
     assert measure(System(broker, subscribe, connect_echoes), 3, 0.1) > 100
 
 
-def test_what_was_confirmed_must_have_arrived() -> None:
+def test_confirmed_messages_must_have_arrived() -> None:
     with pytest.raises(GodwitError, match="messages were confirmed, but only 3 reached the subscriber"):
         measure(System(broker, lose, connect_echoes), 3, 0.1)
 
 
-def test_a_subscriber_tells_what_arrived_once_it_is_all_there() -> None:
+def test_a_subscriber_reports_its_count_once_all_arrived() -> None:
     here, there = multiprocessing.Pipe()
     counts = iter([5, 9])
-    looks = tell_arrived(there, lambda: next(counts, 10))
+    looks = report_arrived(there, lambda: next(counts, 10))
     next(looks)
     assert here.recv() == READY
     here.send(10)
@@ -160,24 +155,24 @@ def test_a_confirm_is_found_wherever_it_stands(frames: tuple[wire.Frame, ...], r
     assert confirmed_record(packet(*frames), 7) == record
 
 
-def test_a_lane_sends_packets_of_the_protocol() -> None:
+def test_a_sender_sends_packets_of_the_protocol() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
-        lane = GodwitLane(unused, peer_id=0x1122334455667788, number=9, heard=4, channel=7)
-        _check(lane.first(), number=10, heard=4, record=1)
-        assert lane.on_answer(packet(ACK)) is None
-        assert lane.confirmed == 0
-        assert lane.on_answer(packet(ACK, wire.Confirm(7, 0, 0))) is None  # the open
-        _check(lane.again(), number=11, heard=5, record=1)
-        _check(lane.on_answer(packet(ACK, wire.Confirm(7, 1, 1))), number=12, heard=5, record=2)
-        assert lane.confirmed == 1
+        sender = GodwitSender(unused, peer_id=0x1122334455667788, number=9, newest_packet=4, channel=7)
+        _check(sender.first(), number=10, newest_packet=4, record=1)
+        assert sender.on_answer(packet(ACK)) is None
+        assert sender.confirmed == 0
+        assert sender.on_answer(packet(ACK, wire.Confirm(7, 0, 0))) is None  # the open
+        _check(sender.again(), number=11, newest_packet=5, record=1)
+        _check(sender.on_answer(packet(ACK, wire.Confirm(7, 1, 1))), number=12, newest_packet=5, record=2)
+        assert sender.confirmed == 1
 
 
-def _check(sent: bytes | None, *, number: int, heard: int, record: int) -> None:
+def _check(sent: bytes | None, *, number: int, newest_packet: int, record: int) -> None:
     assert sent is not None
     connection_id, its_number, content = decode_packet(sent)
     ack, data = wire.decode_frames(content)
     assert (connection_id, its_number) == (0x1122334455667788, number)
-    assert ack == wire.Ack(0, ((0, heard),))
+    assert ack == wire.Ack(0, ((0, newest_packet),))
     assert isinstance(data, wire.Data)
     assert (data.flags, data.channel, data.record) == (wire.WHOLE | wire.LAST, 7, record)
     (batch,) = decode_batches(data.body)
@@ -186,31 +181,31 @@ def _check(sent: bytes | None, *, number: int, heard: int, record: int) -> None:
 
 def test_senders_log_in_and_send() -> None:
     with StandIn() as broker:
-        lanes = connect(broker.port, 60)
+        senders = connect(broker.port, 60)
         try:
-            assert len(lanes) == 60
-            in_window, elapsed_s, in_all = send_all(lanes, 0.2)
+            assert len(senders) == 60
+            in_window, elapsed_s, in_all = send_all(senders, 0.2)
         finally:
-            for lane in lanes:
-                lane.socket.close()
-    assert 0 < in_window <= in_all == sum(lane.confirmed for lane in lanes)
+            for sender in senders:
+                sender.socket.close()
+    assert 0 < in_window <= in_all == sum(sender.confirmed for sender in senders)
     assert in_all <= broker.messages <= in_all + 60  # each once; the last ones may be in flight
     assert 0.2 <= elapsed_s < 5
 
 
-def test_what_is_lost_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_messages_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("godwit_bench.small_senders.STALLED_S", 0.05)
     with StandIn(loses=3) as broker:
-        lanes = connect(broker.port, 2)
+        senders = connect(broker.port, 2)
         try:
-            send_all(lanes, 0.5)
+            send_all(senders, 0.5)
         finally:
-            for lane in lanes:
-                lane.socket.close()
-    assert all(lane.confirmed > 3 for lane in lanes)
+            for sender in senders:
+                sender.socket.close()
+    assert all(sender.confirmed > 3 for sender in senders)
 
 
-def test_a_refusal_is_told() -> None:
+def test_a_refusal_is_reported() -> None:
     with StandIn(refuses=True) as broker, pytest.raises(GodwitError, match="refused a sender: not here"):
         connect(broker.port, 1)
 
@@ -246,15 +241,15 @@ def test_a_subscriber_answers_each_message_once() -> None:
 
 def test_every_confirm_brings_the_next_message() -> None:
     with socket.socket() as unused:
-        lane = MqttLane(unused, 12)
-        assert lane.first() == publish_packet("bench/12", bytes(100))
-        assert lane.on_answer(bytes.fromhex("4002 0001")) == lane.first()
-        assert lane.confirmed == 1
-        assert lane.again() is None
+        sender = MqttSender(unused, 12)
+        assert sender.first() == publish_packet("bench/12", bytes(100))
+        assert sender.on_answer(bytes.fromhex("4002 0001")) == sender.first()
+        assert sender.confirmed == 1
+        assert sender.again() is None
         with pytest.raises(GodwitError, match="Mosquitto answered 20 02 00 05"):
-            lane.on_answer(bytes.fromhex("2002 0005"))
+            sender.on_answer(bytes.fromhex("2002 0005"))
         with pytest.raises(GodwitError, match="the end of the connection"):
-            lane.on_answer(b"")
+            sender.on_answer(b"")
 
 
 @pytest.mark.skipif(MOSQUITTO is None, reason="needs the program mosquitto")

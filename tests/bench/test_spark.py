@@ -1,9 +1,4 @@
-"""What is timed: each task sees all rows of a source, and leaves nothing behind.
-
-The delay: from publishing until a look at the table sees the row. What is seen while all warms up does not count.
-
-The whole benchmark of Spark, run for real but briefly: what it reports, never how fast it was.
-"""
+"""The benchmark of Spark: its tasks see all rows, its delays exclude the warm-up, and a short real run."""
 
 from __future__ import annotations
 
@@ -43,7 +38,7 @@ def batch(number: int, age_s: float) -> pa.Table:
 
 
 class Writer:
-    """Adds a row to the table at every other look."""
+    """Add a row to the table at every other read."""
 
     def __init__(self, table: Table) -> None:
         self.table = table

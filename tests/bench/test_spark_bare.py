@@ -1,4 +1,4 @@
-"""The bare source has the rows that ours has, in as many partitions."""
+"""The bare source has the rows of Godwit's source, in as many partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from godwit_bench.spark_bare import BareSource, RangeServer, rows_of
 
 @contextmanager
 def bare_of(rows: pa.Table) -> Iterator[dict[str, str]]:
-    """The options of a source with these rows."""
+    """Yield the options of a source with these rows."""
     with RangeServer("grpc://127.0.0.1:0", rows) as server:
         yield {"address": f"grpc://127.0.0.1:{server.port}", "rows": str(rows.num_rows), "pieces": "3"}
 

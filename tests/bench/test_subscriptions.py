@@ -1,9 +1,9 @@
-"""One broker with one subscription against one with many: what is counted, never how fast it was."""
+"""One broker with one subscription against one with many: the counts, never how fast."""
 
 from __future__ import annotations
 
 from godwit.broker.topics import check_filter, matches
-from godwit_bench.subscriptions import AT_ONCE, TOPIC, Hall, compare, filters
+from godwit_bench.subscriptions import AT_ONCE, TOPIC, Testbed, compare, filters
 
 
 def test_the_others_are_valid_and_match_other_topics() -> None:
@@ -16,22 +16,22 @@ def test_the_others_are_valid_and_match_other_topics() -> None:
 
 
 def test_batches_are_forwarded_and_confirmed() -> None:
-    hall = Hall()
-    before = hall.subscriber.records
-    assert hall.forward(0.02) > 0
-    assert hall.publisher.confirmed >= AT_ONCE
-    assert hall.subscriber.records > before
+    testbed = Testbed()
+    before = testbed.subscriber.records
+    assert testbed.forward(0.02) > 0
+    assert testbed.publisher.confirmed >= AT_ONCE
+    assert testbed.subscriber.records > before
 
 
 def test_the_others_are_there_and_cost_no_message() -> None:
-    hall = Hall()
-    hall.add_others(1500)
-    figures = hall.server.broker.figures()
+    testbed = Testbed()
+    testbed.add_others(1500)
+    figures = testbed.server.broker.figures()
     assert figures["subscriptions"] == 1501
     assert figures["clients/connected"] == 2 + 2
-    assert len(hall.server.broker.overrun(1 << 60)) <= 1  # of the others none has anything left to confirm
-    hall.forward(0.02)
-    assert hall.server.broker.figures()["messages/in"] == hall.server.broker.figures()["messages/out"]
+    assert len(testbed.server.broker.overrun(1 << 60)) <= 1  # none of the others has anything left to confirm
+    testbed.forward(0.02)
+    assert testbed.server.broker.figures()["messages/in"] == testbed.server.broker.figures()["messages/out"]
 
 
 def test_rounds_are_interleaved() -> None:

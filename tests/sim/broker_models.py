@@ -1,4 +1,4 @@
-"""A small log with its ledger, for the tests of the broker world's checkers."""
+"""A small log with its published messages, for the tests of the broker world's checkers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ RECEIVED_US: dict[Publication, int] = {}
 
 
 @dataclass
-class Truth:
-    """Publishes, appends, and makes the messages that a subscriber would get."""
+class Models:
+    """Publish, append, and make the messages that a subscriber would receive."""
 
     published: PublishedMessages = field(default_factory=PublishedMessages)
     time_us: int = 1_000_000
@@ -35,7 +35,7 @@ class Truth:
         return made
 
     def entry(self, *publications: Publication, **changes: Any) -> Entry:
-        """A batch of these as the log gets it."""
+        """Return a batch of these as the log receives it."""
         first = publications[0]
         base_us = first.published_us or self.time_us
         batch = Batch(
@@ -76,7 +76,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Got:
-    """A message as a subscriber gets it."""
+    """A message as a subscriber receives it."""
 
     topic: str
     payload: bytes
@@ -89,7 +89,7 @@ class Got:
 
 
 def got(publication: Publication, **changes: Any) -> Got:
-    """What the library would hand out for this publication."""
+    """Return the message that the library would deliver for this publication."""
     fields: dict[str, Any] = {
         "topic": publication.topic,
         "payload": publication.payload,

@@ -1,4 +1,4 @@
-"""A log of jobs for the tests of their checkers: what a good broker would have written, event by event."""
+"""A log of jobs for the tests of their checkers: the events that a correct broker would have written."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ INSTANCE = b"i" * 16
 
 
 @dataclass
-class Truth:
-    """Feed the methods, each is one append a second after the last; then `checkers` know it."""
+class Models:
+    """Models of one log. Each method is one append, a second after the last, which the checkers observe."""
 
     lease_s: float = 10.0
     keep_s: float = 100.0
@@ -39,7 +39,7 @@ class Truth:
     def now_us(self) -> int:
         return EPOCH_US + int(self.now * 1e6)
 
-    # -- who is there -------------------------------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------------------------------
 
     def volunteers(self, *names: str, kinds: tuple[str, ...] = ("resize",), capacity: int = 1) -> None:
         for name in names:
@@ -53,14 +53,14 @@ class Truth:
         self.now += 1.0
 
     def says(self, name: str, ref: tuple[int, int, int], result: bytes | None = None, **outcome: Any) -> None:
-        """The worker did it, and the broker heard it."""
+        """Report that the worker finished the task; the broker receives it."""
         run = self.records.runs.get(ref) or self.records.begin(ref, name, f"{name}.1", self.now)
         run.result, run.error = result, outcome.get("error")
         handle_events = Outcome(task=ref, size=len(result or b""), **outcome)
         self.workers._worker(name).outcomes.setdefault(ref, []).append((handle_events, result or b""))
         self.workers._worker(name).message_times_s.append(self.now)
 
-    # -- what the broker writes ---------------------------------------------------------------------------------------
+    # -- appends of the broker -----------------------------------------------------------------------------------------
 
     def append(self, kind: str, events: list[dict[str, Any]], *changes: Change) -> None:
         self.rows = apply(self.rows, changes)
@@ -70,7 +70,7 @@ class Truth:
         self.now += 1.0
 
     def job(self, number: int, **changes: Any) -> JobKept:
-        """As it is kept by now, but for this."""
+        """Return the present row of the job, with these changes."""
         row: JobKept = self.rows["job", number]
         return msgspec.structs.replace(row, **changes)
 
@@ -80,7 +80,7 @@ class Truth:
         return msgspec.structs.replace(made, **changes)
 
     def submit(self, number: int = 1, agreed: int | None = 1, **wishes: Any) -> None:
-        """A job that is there, with its tasks; nobody has one yet."""
+        """Submit a job with its tasks, none of them leased."""
         fields: dict[str, Any] = {"key": f"key {number}", "of_kind": "resize", "size": 5}
         submission = Submission(**(fields | wishes))
         payload = b"job %d" % number
@@ -103,7 +103,7 @@ class Truth:
         self.append("resize", [reported | event], row)
 
     def end_lease(self, event: str, state: str = "waiting", number: int = 1, task: int = 0, **fields: Any) -> None:
-        """With one of the events that end a lease."""
+        """End a lease with one of the events for that."""
         row = self.rows["task", number, task]
         leased_us = self.log_model.jobs[number].tasks[task].leased_us
         reported = {"event": event, "job": number, "task": task, "worker": row.worker, "fence": row.fence}
@@ -115,7 +115,7 @@ class Truth:
         self.append("resize", [reported | fields], self.task(number, task, state=state, result=result, **counts))
 
     def end(self, event: str, state: str, number: int = 1, tasks: str | None = None, **fields: Any) -> None:
-        """The job is over; its tasks are then as told."""
+        """End the job with these states of its tasks."""
         changes: list[Change] = [self.job(number, state=state, ended_us=self.now_us)]
         if tasks is not None:
             changes += [self.task(number, key[2], state=tasks) for key in self.rows if key[:2] == ("task", number)]

@@ -1,4 +1,4 @@
-"""What the attacker throws, and that it keeps to its plan."""
+"""The datagrams of the attacker, and that it follows its plan."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_nothing_seen_nothing_repeated() -> None:
     assert attack(["repeat"], talk=False) == []
 
 
-def test_plans_know_what_they_need() -> None:
+def test_plans_know_whether_they_observe() -> None:
     for kinds, sees, forges in ((BLIND, False, False), (SEEING, True, False), (FORGING, True, True)):
         plan = AttackPlan(0.0, 1.0, 1, kinds, False)
         assert (plan.sees, plan.forges) == (sees, forges)

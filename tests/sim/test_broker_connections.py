@@ -1,6 +1,7 @@
-"""The roster knows who was there, what came at QoS 0 in which order, and whether a session must be found.
+"""The model of the broker's connections, and the checkers that use it.
 
-The checkers of retained messages, wills, reached subscriptions and live gaps catch each planted fault.
+The model knows the connected clients, the order of QoS 0 messages, and whether a session must be found. The checkers of
+retained messages, wills, reached subscriptions and live gaps catch each planted fault.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.sim.broker_models import Truth, got
+from tests.sim.broker_models import Models, got
 
 from godwit.transport.events import Closed, Confirmed, Connected, Received
 from godwit.wire.batch import Batch, encode_batch
@@ -30,7 +31,7 @@ from godwit_sim.checkers import ViolationError
 
 
 class Line:
-    """One connection, as the broker's transport tells of it."""
+    """One connection, as the broker's transport reports it."""
 
     def __init__(
         self, connections: ConnectionModel, instance: bytes = bytes(16), *, honest: bool = True, **login: Any
@@ -65,7 +66,7 @@ def send(line: Line, *publications: Publication, sequence: int | None = None, re
 
 
 def test_reached_counts_who_was_there() -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     line, other = Line(connections, name="a"), Line(connections, b"b" * 16, name="b")
     line.subscribe(0, "a/#", at=1.0)
     line.subscribe(1, "b", at=1.0)
@@ -81,8 +82,8 @@ def test_reached_counts_who_was_there() -> None:
     assert connections.reached("b", 7.0, 8.0) == (1, 1)
 
 
-def test_a_broker_that_dies_knows_nobody_any_more() -> None:
-    connections = ConnectionModel(Truth().published)
+def test_a_dead_broker_has_no_connections() -> None:
+    connections = ConnectionModel(Models().published)
     line, other = Line(connections, name="a"), Line(connections, b"b" * 16, name="b")
     line.subscribe(0, "a/#", at=1.0)
     other.close(2.0)
@@ -93,13 +94,13 @@ def test_a_broker_that_dies_knows_nobody_any_more() -> None:
         None,
     )
     assert [one.is_broker_dead for one in connections.records] == [True, False]
-    assert connections.reached("a/b", 2.0, 2.5) == (0, 1), "who knows what it has forgotten"
+    assert connections.reached("a/b", 2.0, 2.5) == (0, 1), "the broker may have forgotten some"
     assert connections.reached("a/b", 4.0, 5.0) == (0, 0)
     assert connections.handle_broker_death(4.0) == []
 
 
-def test_what_a_broker_is_told_while_its_disk_fails_is_not_sure() -> None:
-    connections = ConnectionModel(Truth().published)
+def test_requests_while_the_disk_fails_are_uncertain() -> None:
+    connections = ConnectionModel(Models().published)
     line = Line(connections, name="a")
     connections.mark_uncertain(2.0)
     line.subscribe(0, "a/#", at=2.0)
@@ -114,7 +115,7 @@ def test_what_a_broker_is_told_while_its_disk_fails_is_not_sure() -> None:
     [(True, 100, 50.0, True), (False, 100, 50.0, None), (True, 100, 200.0, None), (True, 0, 3.1, None)],
 )
 def test_who_comes_back_to_a_restarted_broker(is_settled: bool, expiry_s: int, at: float, resumes: bool | None) -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     line = Line(connections, name="a", session_expiry_s=expiry_s)
     line.subscribe(0, "a/#", at=1.0)
     connections.records[0].subscriptions[0].is_settled = is_settled
@@ -128,7 +129,7 @@ def test_who_comes_back_to_a_restarted_broker(is_settled: bool, expiry_s: int, a
 def test_a_session_is_kept_for_a_subscription_that_is_there_and_was_answered(
     settled: list[int], resumes: bool | None
 ) -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     line = Line(connections, name="a", session_expiry_s=100)
     for number in (0, 1):
         line.subscribe(number, f"a/{number}", at=1.0)
@@ -141,8 +142,8 @@ def test_a_session_is_kept_for_a_subscription_that_is_there_and_was_answered(
     assert connections.records[-1].resumes is resumes
 
 
-def test_somebody_hostile_is_never_sure() -> None:
-    connections = ConnectionModel(Truth().published)
+def test_a_hostile_client_is_never_certain() -> None:
+    connections = ConnectionModel(Models().published)
     line = Line(connections, honest=False)
     for _ in range(2):
         line.subscribe(0, "#")
@@ -151,11 +152,11 @@ def test_somebody_hostile_is_never_sure() -> None:
 
 
 def test_live_messages_are_counted_for_each_subscription() -> None:
-    truth = Truth()
-    connections = ConnectionModel(truth.published)
+    models = Models()
+    connections = ConnectionModel(models.published)
     line = Line(connections, name="a")
     line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
-    messages = [truth.publish(qos=0) for _ in range(4)]
+    messages = [models.publish(qos=0) for _ in range(4)]
     send(line, messages[0])
     line.subscribe(0, "a/#")
     send(line, messages[1], messages[2])
@@ -171,11 +172,11 @@ def test_live_messages_are_counted_for_each_subscription() -> None:
 
 
 def test_late_messages_are_left_out() -> None:
-    truth = Truth()
-    connections = ConnectionModel(truth.published)
+    models = Models()
+    connections = ConnectionModel(models.published)
     line = Line(connections, name="a")
     line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
-    first, second, third = (truth.publish(qos=0) for _ in range(3))
+    first, second, third = (models.publish(qos=0) for _ in range(3))
     send(line, second, sequence=1)
     send(line, first, sequence=0)
     send(line, third, sequence=2)
@@ -183,21 +184,21 @@ def test_late_messages_are_left_out() -> None:
     assert [connections.arrived(one) for one in (first, second)] == [False, True]
 
 
-def test_retained_messages_of_qos_0_are_told() -> None:
-    truth = Truth()
-    connections = ConnectionModel(truth.published)
+def test_retained_messages_of_qos_0_are_reported() -> None:
+    models = Models()
+    connections = ConnectionModel(models.published)
     reported: list[tuple[Publication, float]] = []
     connections.on_retain = lambda publication, now: reported.append((publication, now))
     line = Line(connections, name="a")
     line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
-    first, second = truth.publish(qos=0, retain=True), truth.publish(qos=0, retain=True)
+    first, second = models.publish(qos=0, retain=True), models.publish(qos=0, retain=True)
     send(line, first, second, retain=True)
     assert reported == [(second, 1.0)]
 
 
 def test_junk_is_passed_over() -> None:
-    truth = Truth()
-    connections = ConnectionModel(truth.published)
+    models = Models()
+    connections = ConnectionModel(models.published)
     line = Line(connections, name="a")
     line.tell(Received(line.connection, 0, 0, b"junk"), 0.0)
     line.tell(Received(line.connection, 1, 0, b"junk"), 0.0)
@@ -209,8 +210,8 @@ def test_junk_is_passed_over() -> None:
     assert connections.live == []
 
 
-def test_who_left_is_told() -> None:
-    connections = ConnectionModel(Truth().published)
+def test_a_closed_connection_is_reported() -> None:
+    connections = ConnectionModel(Models().published)
     closed: list[ConnectionRecord] = []
     connections.on_closed = lambda conn, now: closed.append(conn)
     line = Line(connections, name="a")
@@ -229,7 +230,7 @@ def test_who_left_is_told() -> None:
     ],
 )
 def test_sessions_are_found_in_time(expiry_s: int, fresh: bool, back_s: float, resumes: bool | None) -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     first = Line(connections, name="a", session_expiry_s=expiry_s)
     first.subscribe(0, "#")
     first.close(1.0)
@@ -242,7 +243,7 @@ def test_sessions_are_found_in_time(expiry_s: int, fresh: bool, back_s: float, r
 
 @pytest.mark.parametrize(("is_accepted", "expiry_s", "resumes"), [(True, 5, True), (False, 5, None), (True, 0, False)])
 def test_a_takeover_finds_the_session(is_accepted: bool, expiry_s: int, resumes: bool | None) -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     first = Line(connections, name="a", session_expiry_s=expiry_s)
     if is_accepted:
         first.subscribe(0, "#")
@@ -253,7 +254,7 @@ def test_a_takeover_finds_the_session(is_accepted: bool, expiry_s: int, resumes:
 
 
 def test_a_session_without_subscriptions_need_not_be_kept() -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     first = Line(connections, name="a", session_expiry_s=10)
     first.say(Open(topic="a"), 0.0, channel=1)
     taking_over = Line(connections, b"b" * 16, name="a", session_expiry_s=10)
@@ -265,7 +266,7 @@ def test_a_session_without_subscriptions_need_not_be_kept() -> None:
 
 
 def test_who_was_refused_leaves_no_session() -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     Line(connections, b"h" * 16, honest=False, name="a", session_expiry_s=9).subscribe(0, "#")
     Line(connections, b"r" * 16, name="a", session_expiry_s=9).close(1.0, "local", 109)
     lost = Line(connections, b"l" * 16, name="b", session_expiry_s=9)
@@ -279,45 +280,45 @@ def test_who_was_refused_leaves_no_session() -> None:
 # -- retained ---------------------------------------------------------------------------------------------------------
 
 
-def stream(truth: Truth, *retained: Any) -> Stream:
-    made = Stream("s", ["a/#"], truth.published, truth.log, Start(0))
+def stream(models: Models, *retained: Any) -> Stream:
+    made = Stream("s", ["a/#"], models.published, models.log, Start(0))
     for publication in retained:
         made.took([got(publication, retained=True)])
     return made
 
 
 def test_the_retained_message_comes() -> None:
-    truth, checker = Truth(), RetainedChecker()
-    old, kept, other = truth.publish(retain=True), truth.publish(retain=True), truth.publish("b", retain=True)
+    models, checker = Models(), RetainedChecker()
+    old, kept, other = models.publish(retain=True), models.publish(retain=True), models.publish("b", retain=True)
     for at_s, publication in enumerate((old, kept, other)):
         checker.changed(publication, at_s)
     assert checker.current() == {"a/b": kept.payload, "b": other.payload}
-    checker.check(stream(truth, kept), 5.0, all_is_there=True)
-    checker.check(stream(truth), 5.0, all_is_there=False)
+    checker.check(stream(models, kept), 5.0, all_is_there=True)
+    checker.check(stream(models), 5.0, all_is_there=False)
     with pytest.raises(ViolationError, match="never came"):
-        checker.check(stream(truth), 5.0, all_is_there=True)
+        checker.check(stream(models), 5.0, all_is_there=True)
     with pytest.raises(ViolationError, match="was retained when it asked"):
-        checker.check(stream(truth, old), 5.0, all_is_there=False)
+        checker.check(stream(models, old), 5.0, all_is_there=False)
 
 
-def test_what_changes_meanwhile_may_come_instead_or_not_at_all() -> None:
-    truth, checker = Truth(), RetainedChecker()
-    old, newer = truth.publish(retain=True), truth.publish(retain=True)
+def test_a_retained_message_that_changes_may_be_replaced() -> None:
+    models, checker = Models(), RetainedChecker()
+    old, newer = models.publish(retain=True), models.publish(retain=True)
     checker.changed(old, 0.0)
     checker.changed(newer, 2.0)
     for came in ((), (old,), (newer,)):
-        checker.check(stream(truth, *came), 1.0, all_is_there=True)
+        checker.check(stream(models, *came), 1.0, all_is_there=True)
 
 
 def test_a_cleared_topic_retains_nothing() -> None:
-    truth, checker = Truth(), RetainedChecker()
-    old, empty = truth.publish(retain=True), truth.publish(payload=b"", retain=True)
+    models, checker = Models(), RetainedChecker()
+    old, empty = models.publish(retain=True), models.publish(payload=b"", retain=True)
     checker.changed(old, 0.0)
     checker.changed(empty, 1.0)
-    checker.check(stream(truth), 2.0, all_is_there=True)
+    checker.check(stream(models), 2.0, all_is_there=True)
     assert checker.current() == {}
     with pytest.raises(ViolationError, match="nothing was retained"):
-        checker.check(stream(truth, old), 2.0, all_is_there=False)
+        checker.check(stream(models, old), 2.0, all_is_there=False)
 
 
 # -- wills ------------------------------------------------------------------------------------------------------------
@@ -344,11 +345,11 @@ def conn(origin: str, code: int = 0, *, is_accepted: bool = True) -> ConnectionR
 )
 def test_wills(ended: ConnectionRecord, heir: bytes | None, due: int) -> None:
     for published in range(3):
-        truth, checker = Truth(), WillChecker()
-        will = truth.published.add_will("bob", "a/b", b"dead", 0.0)
+        models, checker = Models(), WillChecker()
+        will = models.published.add_will("bob", "a/b", b"dead", 0.0)
         checker.register(INSTANCE, will)
         checker.closed(ended, heir)
-        truth.append(*(will,) * published)
+        models.append(*(will,) * published)
         if published == due:
             checker.check()
             checker.complete()
@@ -361,8 +362,8 @@ def test_wills(ended: ConnectionRecord, heir: bytes | None, due: int) -> None:
 
 
 def test_a_connection_that_may_not_have_been_let_in_may_leave_a_will() -> None:
-    truth, checker = Truth(), WillChecker()
-    checker.register(INSTANCE, truth.published.add_will("bob", "a/b", b"dead", 0.0))
+    models, checker = Models(), WillChecker()
+    checker.register(INSTANCE, models.published.add_will("bob", "a/b", b"dead", 0.0))
     checker.closed(conn("timeout", is_accepted=False), None)
     checker.complete()
     checker.closed(SimpleNamespace(instance=b"a stranger", closed=None), None)  # type: ignore[arg-type]
@@ -372,8 +373,8 @@ class ClientWithWill:
     """A client with a will, and a broker that dies."""
 
     def __init__(self) -> None:
-        self.truth, self.checker = Truth(), WillChecker()
-        self.will = self.truth.published.add_will("bob", "a/b", b"dead", 0.0)
+        self.models, self.checker = Models(), WillChecker()
+        self.will = self.models.published.add_will("bob", "a/b", b"dead", 0.0)
         self.checker.register(INSTANCE, self.will)
 
     def die(self, *, under_it: bool = True) -> None:
@@ -382,7 +383,7 @@ class ClientWithWill:
         self.checker.handle_broker_death([made] if under_it else [])
 
     def publish(self) -> None:
-        self.truth.append(self.will)
+        self.models.append(self.will)
 
 
 def test_who_does_not_come_back_after_the_broker_died_leaves_a_will() -> None:
@@ -410,7 +411,7 @@ def test_who_comes_back_after_the_broker_died_may_have_been_too_late() -> None:
     client.checker.complete()
 
 
-def test_who_comes_back_after_the_broker_died_and_says_goodbye_before_the_welcome_arrives_leaves_no_will() -> None:
+def test_a_client_that_returns_and_closes_before_the_welcome_leaves_no_will() -> None:
     client = ClientWithWill()
     client.checker.welcomed(INSTANCE, is_safe=True)
     client.die()
@@ -442,7 +443,7 @@ def test_a_will_that_was_due_when_the_broker_died_still_is() -> None:
 
 
 @pytest.mark.parametrize("is_saved", [True, False])
-def test_a_goodbye_counts_when_the_broker_has_written_it_down(is_saved: bool) -> None:
+def test_a_regular_close_counts_once_it_is_stored(is_saved: bool) -> None:
     client = ClientWithWill()
     client.checker.closed(conn("peer"), None)
     if is_saved:
@@ -461,15 +462,15 @@ def test_a_goodbye_counts_when_the_broker_has_written_it_down(is_saved: bool) ->
 
 
 def test_reached() -> None:
-    truth = Truth()
-    connections = ConnectionModel(truth.published)
+    models = Models()
+    connections = ConnectionModel(models.published)
     connections._subscriptions += [
         ConnectedSubscription(("a/#",), 0.0, 0),
         ConnectedSubscription(("+/b",), 5.0, 0),
         ConnectedSubscription(("b",), 0.0, 0),
     ]
     checker = ReachChecker(connections)
-    publication = truth.publish()  # sent at 0.0
+    publication = models.publish()  # sent at 0.0
     publication.sent_s = 1.0
     checker.confirmed(publication, 1, 2.0)
     for wrong in (0, 2):
@@ -483,7 +484,7 @@ def test_reached() -> None:
 
 
 def test_sessions() -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     made = ConnectionRecord(None, 0.0, Login(request=0, name="bob", instance=INSTANCE), resumes=True)
     connections.records.append(made)
     checker = SessionChecker(connections)
@@ -498,7 +499,7 @@ def test_sessions() -> None:
 
 
 def test_a_subscription_is_kept_from_its_answer_on_unless_the_disk_fails() -> None:
-    connections = ConnectionModel(Truth().published)
+    connections = ConnectionModel(Models().published)
     made = ConnectionRecord(None, 0.0, Login(request=0, name="bob", instance=INSTANCE))
     connections.records.append(made)
     checker = SessionChecker(connections)
@@ -516,12 +517,12 @@ def test_a_subscription_is_kept_from_its_answer_on_unless_the_disk_fails() -> No
 
 
 class Live:
-    """Five messages of QoS 0 came for a subscription."""
+    """Five messages of QoS 0 that arrived for a subscription."""
 
     def __init__(self, *, counts: bool = True) -> None:
-        truth = Truth()
-        connections = ConnectionModel(truth.published)
-        self.messages = [truth.publish(qos=0) for _ in range(6)]
+        models = Models()
+        connections = ConnectionModel(models.published)
+        self.messages = [models.publish(qos=0) for _ in range(6)]
         for number, one in enumerate(self.messages[:5]):
             connections.live.append(one)
             connections._ranks[id(one)] = number
@@ -529,7 +530,7 @@ class Live:
             None, 0.0, Login(request=0, instance=INSTANCE), subscriptions={0: ConnectedSubscription(("a/#",), 0.0, 0)}
         )
         connections.records.append(self.conn)
-        self.checker = LiveChecker(connections, stream(truth), counts=counts)
+        self.checker = LiveChecker(connections, stream(models), counts=counts)
 
     def take(self, *numbers: int) -> None:
         self.checker.took(INSTANCE, [self.messages[number] for number in numbers])
@@ -553,7 +554,7 @@ def test_wrong_live_gaps_are_caught(reported: int) -> None:
         live.take(3)
 
 
-def test_what_never_came_to_the_broker_is_caught() -> None:
+def test_a_message_that_never_reached_the_broker_is_caught() -> None:
     live = Live()
     with pytest.raises(ViolationError, match="never came to the broker"):
         live.take(5)
@@ -561,7 +562,7 @@ def test_what_never_came_to_the_broker_is_caught() -> None:
         live.checker.notified_missed(0)
 
 
-def test_live_gaps_are_counted_only_while_somebody_can_know() -> None:
+def test_live_gaps_are_counted_only_on_the_first_connection() -> None:
     Live(counts=False).take(3)
     live = Live()
     live.checker.disconnected()
@@ -572,15 +573,15 @@ def test_live_gaps_are_counted_only_while_somebody_can_know() -> None:
     live.take(1)
 
 
-def test_a_copy_that_is_put_back_retains_what_was_retained_then() -> None:
-    truth, checker = Truth(), RetainedChecker()
-    old, new, late = truth.publish(retain=True), truth.publish(retain=True), truth.publish("b", retain=True)
+def test_a_restored_copy_has_its_old_retained_messages() -> None:
+    models, checker = Models(), RetainedChecker()
+    old, new, late = models.publish(retain=True), models.publish(retain=True), models.publish("b", retain=True)
     checker.changed(old, 1.0)
     kept = checker.copy()
     checker.changed(new, 2.0)
     checker.changed(late, 2.0)
     checker.restore(kept, 3.0)
     assert checker.current() == {"a/b": old.payload}
-    checker.check(stream(truth, old), 4.0, all_is_there=True)
+    checker.check(stream(models, old), 4.0, all_is_there=True)
     with pytest.raises(ViolationError, match="was retained when it asked"):
-        checker.check(stream(truth, new), 4.0, all_is_there=True)
+        checker.check(stream(models, new), 4.0, all_is_there=True)

@@ -1,6 +1,6 @@
-"""The ledger recognises what was published and nothing else; its filters mean what the specification says.
+"""The model of published messages identifies exactly those; its filters follow the specification.
 
-The checker of the log accepts a good log and catches each planted fault.
+The checker of the log accepts a correct log and catches each planted fault.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.sim.broker_models import Truth
+from tests.sim.broker_models import Models
 
 from godwit_sim.broker_log_model import LogChecker, matches_any, matches_filter
 from godwit_sim.checkers import ViolationError
@@ -43,7 +43,7 @@ def test_filters(filter_text: str, yes: str, no: str) -> None:
     assert all(matches_any(["nothing", filter_text], topic) for topic in yes.split())
 
 
-def identify(truth: Truth, publication: Any, **changes: Any) -> Any:
+def identify(models: Models, publication: Any, **changes: Any) -> Any:
     fields = {
         "topic": publication.topic,
         "payload": publication.payload,
@@ -51,28 +51,28 @@ def identify(truth: Truth, publication: Any, **changes: Any) -> Any:
         "qos": publication.qos,
         "publisher": publication.author.title(),
     }
-    return truth.published.identify("test", "here", **(fields | changes))
+    return models.published.identify("test", "here", **(fields | changes))
 
 
-def test_what_was_published_is_recognised() -> None:
-    truth = Truth()
-    one, other, empty = truth.publish(), truth.publish(), truth.publish(payload=b"", retain=True)
+def test_published_messages_are_identified() -> None:
+    models = Models()
+    one, other, empty = models.publish(), models.publish(), models.publish(payload=b"", retain=True)
     for publication in (one, other, empty):
-        assert identify(truth, publication) is publication
-    assert [one.position, other.position, truth.publish(author="bob").position, truth.publish(qos=2).position] == [
+        assert identify(models, publication) is publication
+    assert [one.position, other.position, models.publish(author="bob").position, models.publish(qos=2).position] == [
         0,
         1,
         0,
         0,
     ]
-    assert truth.publish(source="identity").order_key[0] == "identity"
+    assert models.publish(source="identity").order_key[0] == "identity"
 
 
 def test_a_will_may_have_any_time() -> None:
-    truth = Truth()
-    will = truth.published.add_will("bob", "a/b", b"I am dead", 0.0)
-    assert identify(truth, will) is will
-    assert identify(truth, will, published_us=12345) is will
+    models = Models()
+    will = models.published.add_will("bob", "a/b", b"I am dead", 0.0)
+    assert identify(models, will) is will
+    assert identify(models, will, published_us=12345) is will
     assert "will" in str(will)
 
 
@@ -87,78 +87,78 @@ def test_a_will_may_have_any_time() -> None:
         ({"publisher": "Bob"}, "came from"),
     ],
 )
-def test_what_was_not_published_is_a_violation(changes: dict[str, Any], complaint: str) -> None:
-    truth = Truth()
+def test_unpublished_messages_are_a_violation(changes: dict[str, Any], complaint: str) -> None:
+    models = Models()
     with pytest.raises(ViolationError, match=complaint):
-        identify(truth, truth.publish(), **changes)
+        identify(models, models.publish(), **changes)
 
 
 def test_a_good_log() -> None:
-    truth = Truth()
-    one, other, retained = truth.publish(), truth.publish(), truth.publish(retain=True)
-    assert truth.log.appended(0, [truth.entry(one, other)]) == []
-    assert truth.log.appended(2, [truth.entry(retained)]) == [retained]
-    assert truth.log.next_offset == 3
-    assert [truth.log.at(offset) for offset in (-1, 0, 1, 2, 3)] == [None, one, other, retained, None]
-    assert truth.log.matching(["a/+"], 0, 9) == [0, 1, 2]
-    assert truth.log.matching(["a/+"], 1, 2) == [1]
-    assert truth.log.matching(["b"], 0, 9) == []
-    truth.log.confirmed(one, 3.0)
-    truth.log.confirmed(one, 4.0)
+    models = Models()
+    one, other, retained = models.publish(), models.publish(), models.publish(retain=True)
+    assert models.log.appended(0, [models.entry(one, other)]) == []
+    assert models.log.appended(2, [models.entry(retained)]) == [retained]
+    assert models.log.next_offset == 3
+    assert [models.log.at(offset) for offset in (-1, 0, 1, 2, 3)] == [None, one, other, retained, None]
+    assert models.log.matching(["a/+"], 0, 9) == [0, 1, 2]
+    assert models.log.matching(["a/+"], 1, 2) == [1]
+    assert models.log.matching(["b"], 0, 9) == []
+    models.log.confirmed(one, 3.0)
+    models.log.confirmed(one, 4.0)
     assert one.confirmed_s == 3.0
 
 
 def test_qos_1_may_be_there_twice_and_wills_as_often_as_clients_die() -> None:
-    truth = Truth()
-    one, other = truth.publish(), truth.publish()
-    will = truth.published.add_will("bob", "a/b", b"dead", 0.0, qos=2)
-    truth.append(one, other, one, other, will, will)
+    models = Models()
+    one, other = models.publish(), models.publish()
+    will = models.published.add_will("bob", "a/b", b"dead", 0.0, qos=2)
+    models.append(one, other, one, other, will, will)
     assert one.offsets == [0, 2]
     assert will.offsets == [4, 5]
 
 
 def test_offsets_have_no_holes() -> None:
-    truth = Truth()
+    models = Models()
     with pytest.raises(ViolationError, match="the next one was 0"):
-        truth.log.appended(1, [truth.entry(truth.publish())])
+        models.log.appended(1, [models.entry(models.publish())])
 
 
 def test_qos_2_is_there_once() -> None:
-    truth = Truth()
-    one = truth.publish(qos=2)
-    truth.append(one)
+    models = Models()
+    one = models.publish(qos=2)
+    models.append(one)
     with pytest.raises(ViolationError, match="there at 0 already"):
-        truth.append(one)
+        models.append(one)
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_lanes_are_in_order(qos: int) -> None:
-    truth = Truth()
-    one, other, elsewhere = truth.publish(qos=qos), truth.publish(qos=qos), truth.publish("b", qos=qos)
-    truth.append(elsewhere, other)
+def test_messages_with_one_key_are_in_order(qos: int) -> None:
+    models = Models()
+    one, other, elsewhere = models.publish(qos=qos), models.publish(qos=qos), models.publish("b", qos=qos)
+    models.append(elsewhere, other)
     with pytest.raises(ViolationError, match="out of order"):
-        truth.append(one)
+        models.append(one)
 
 
-def test_qos_0_is_not_there_unless_a_rule_says_so() -> None:
-    truth = Truth()
-    one = truth.publish(qos=0)
+def test_qos_0_is_not_logged_without_a_rule() -> None:
+    models = Models()
+    one = models.publish(qos=0)
     with pytest.raises(ViolationError, match="is in the log"):
-        truth.append(one)
-    LogChecker(truth.published, logs_qos_0=True).appended(0, [truth.entry(truth.publish(qos=0))])
+        models.append(one)
+    LogChecker(models.published, logs_qos_0=True).appended(0, [models.entry(models.publish(qos=0))])
 
 
 def test_the_figures_of_the_broker_are_not_there() -> None:
-    truth = Truth()
+    models = Models()
     with pytest.raises(ViolationError, match="is in the log"):
-        truth.logged("$sys/clients")
+        models.logged("$sys/clients")
 
 
 def test_a_confirm_needs_an_append() -> None:
-    truth = Truth()
-    truth.log.confirmed(truth.publish(qos=0), 0.0)
+    models = Models()
+    models.log.confirmed(models.publish(qos=0), 0.0)
     with pytest.raises(ViolationError, match="not in the log"):
-        truth.log.confirmed(truth.publish(), 0.0)
+        models.log.confirmed(models.publish(), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -176,25 +176,25 @@ def test_a_confirm_needs_an_append() -> None:
     ],
 )
 def test_changed_entries_are_caught(changes: dict[str, Any], complaint: str) -> None:
-    truth = Truth()
-    truth.logged()
+    models = Models()
+    models.logged()
     with pytest.raises(ViolationError, match=complaint):
-        truth.append(truth.publish(), **changes)
+        models.append(models.publish(), **changes)
 
 
-def test_a_copy_that_is_put_back_has_what_it_had() -> None:
-    truth = Truth()
-    kept = truth.logged(qos=2)
-    backup = truth.log.copy()
-    lost, again = truth.logged(qos=2), truth.logged(qos=2)
-    truth.log.confirmed(lost, 1.0)
-    truth.log.restore(backup)
-    assert (truth.log.next_offset, kept.offsets, lost.offsets) == (1, [0], [])
-    truth.log.confirmed(lost, 2.0)  # its confirm was on its way
-    truth.append(again)
+def test_a_restored_copy_has_its_old_contents() -> None:
+    models = Models()
+    kept = models.logged(qos=2)
+    backup = models.log.copy()
+    lost, again = models.logged(qos=2), models.logged(qos=2)
+    models.log.confirmed(lost, 1.0)
+    models.log.restore(backup)
+    assert (models.log.next_offset, kept.offsets, lost.offsets) == (1, [0], [])
+    models.log.confirmed(lost, 2.0)  # its confirm was in flight
+    models.append(again)
     assert again.offsets == [1]
-    (former,) = truth.log.former
-    assert former.same_below(truth.log.history, 3) == 1
-    assert former.same_below(truth.log.history, 1) == 1
+    (former,) = models.log.former
+    assert former.same_below(models.log.history, 3) == 1
+    assert former.same_below(models.log.history, 1) == 1
     with pytest.raises(ViolationError, match="is there at 1 already"):
-        truth.append(again)
+        models.append(again)

@@ -1,4 +1,4 @@
-"""The checker of restarts accepts a log that kept its word and catches each way of breaking it."""
+"""The checker of restarts accepts a correct log and catches each kind of loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.sim.broker_models import Truth
+from tests.sim.broker_models import Models
 
 from godwit.wire.changes import (
     Change,
@@ -33,21 +33,21 @@ class Case:
     """A log that is written and opened again."""
 
     def __init__(self) -> None:
-        self.truth = Truth()
-        self.checker = RestartChecker(self.truth.log)
+        self.models = Models()
+        self.checker = RestartChecker(self.models.log)
         self.entries: list[tuple[int, Entry]] = []
         self.state = State()
 
     def entry(self) -> Entry:
-        return self.truth.entry(self.truth.publish())
+        return self.models.entry(self.models.publish())
 
     def append(self, *changes: Change, count: int = 1) -> list[Entry]:
-        """One that the store said it has."""
+        """Append messages that the store confirms."""
         entries = [self.entry() for _ in range(count)]
-        first = self.truth.log.next_offset
+        first = self.models.log.next_offset
         self.checker.attempted(entries, changes)
         self.checker.succeeded(first)
-        self.truth.log.appended(first, entries)
+        self.models.log.appended(first, entries)
         self.entries += [(first + number, entry) for number, entry in enumerate(entries)]
         return entries
 
@@ -74,19 +74,19 @@ def test_a_log_that_kept_its_word() -> None:
     assert case.checker.reopenings == 2
 
 
-def test_what_was_confirmed_is_there() -> None:
+def test_confirmed_batches_are_present() -> None:
     case = Case()
     case.append(count=3)
     with pytest.raises(ViolationError, match=r"offset 2 .* is not there; it was not yet confirmed"):
         case.reopen(entries=case.entries[:2], next_offset=2)
-    confirmed = case.truth.log.at(1)
+    confirmed = case.models.log.at(1)
     assert confirmed is not None
-    case.truth.log.confirmed(confirmed, 1.0)
+    case.models.log.confirmed(confirmed, 1.0)
     with pytest.raises(ViolationError, match=r"offset 1 .* is not there; message 1 of alice .* was confirmed"):
         case.reopen(entries=case.entries[:1], next_offset=1)
 
 
-def test_what_is_there_is_what_was_given() -> None:
+def test_present_batches_are_unchanged() -> None:
     case = Case()
     case.append(count=2)
     first, last = case.entries
@@ -111,7 +111,7 @@ def test_an_append_without_an_answer_is_there_whole_or_not_at_all(fails: bool) -
             case.state = State(topics=[TOPIC])
             assert case.reopen(entries) == entries
             assert case.checker.recovered_appends == 1
-            case.truth.log.appended(1, entries)
+            case.models.log.appended(1, entries)
             case.entries += [(1, entries[0]), (2, entries[1])]
         assert case.reopen() == []
 
@@ -142,7 +142,7 @@ def test_several_appends_that_failed() -> None:
         case.reopen()
 
 
-def test_a_later_success_buries_what_failed() -> None:
+def test_a_later_success_overwrites_failed_attempts() -> None:
     case = Case()
     lost = [case.entry()]
     case.checker.attempted(lost, [])
@@ -152,7 +152,7 @@ def test_a_later_success_buries_what_failed() -> None:
         case.reopen(lost)
 
 
-def test_what_retention_deletes_leaves_from_the_front() -> None:
+def test_retention_deletes_the_oldest() -> None:
     case = Case()
     case.append(count=3)
     with pytest.raises(ViolationError, match="begins at 1, it was 0"):
@@ -172,7 +172,7 @@ def test_what_retention_deletes_leaves_from_the_front() -> None:
         case.reopen(first_offset=3, next_offset=0, entries=[])
 
 
-def test_damage_is_what_the_disk_has_spoiled() -> None:
+def test_only_corrupted_offsets_are_damaged() -> None:
     case = Case()
     case.append(count=4)
     left = [case.entries[0], case.entries[3]]
@@ -182,7 +182,7 @@ def test_damage_is_what_the_disk_has_spoiled() -> None:
         case.reopen(entries=left, damaged=[(1, 3)])
     case.checker.rotted(2)
     case.reopen(entries=left, damaged=[(1, 3)])
-    assert [case.truth.log.is_unavailable(offset) for offset in range(4)] == [False, True, True, False]
+    assert [case.models.log.is_unavailable(offset) for offset in range(4)] == [False, True, True, False]
 
 
 def test_cursors_stay_where_an_answered_commit_put_them() -> None:
@@ -203,8 +203,8 @@ def test_cursors_stay_where_an_answered_commit_put_them() -> None:
     case.reopen()
 
 
-def test_topics_retain_what_the_log_says() -> None:
-    checker = RestartChecker(Truth().log)
+def test_topics_retain_the_last_message_of_the_log() -> None:
+    checker = RestartChecker(Models().log)
     state = State(retained=[RetainedKept("a", b"1"), RetainedKept("$sys/x", b"2")])
     checker.check_retained(state, {"a": b"1"})
     for wrong in ({}, {"a": b"2"}, {"a": b"1", "b": b"3"}):
@@ -213,10 +213,10 @@ def test_topics_retain_what_the_log_says() -> None:
 
 
 def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
-    truth = Truth()
-    checker = RestartChecker(truth.log)
+    models = Models()
+    checker = RestartChecker(models.log)
     for topic in ("a/b", "b", "a/b"):
-        truth.logged(topic)
+        models.logged(topic)
 
     def check(resume_at: int, **fields: Any) -> None:
         checker.check_quiet(State(feeds=[FeedKept("alice", ("a/#",), None, resume_at, **fields)]))
@@ -228,7 +228,7 @@ def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
     for wrong in ({"quiet_from": 0}, {"quiet_from": 1, "is_settled": True}):
         with pytest.raises(ViolationError, match="which matches it"):
             check(2, **wrong)
-    truth.log.deleted_below = 3
+    models.log.deleted_below = 3
     check(2, quiet_from=0)
 
 
@@ -247,21 +247,21 @@ def test_the_meaning_of_changes() -> None:
     assert apply(apply({}, [session, FEED]), [SessionGone("alice")]) == {}
 
 
-def test_a_copy_that_is_put_back_has_what_it_had() -> None:
+def test_a_restored_copy_has_its_old_contents() -> None:
     case = Case()
     case.append(TOPIC)
-    kept, log = case.checker.copy(), case.truth.log.copy()
+    kept, log = case.checker.copy(), case.models.log.copy()
     case.append(FEED)
     case.checker.commit_answered(("alice", ("a/#",), "cursor"), 7)
     case.checker.attempted([case.entry()], [])
     case.checker.restore(kept)
-    case.truth.log.restore(log)
+    case.models.log.restore(log)
     del case.entries[1:]
     case.state = State(topics=[TOPIC])
     assert case.reopen() == []
 
 
-def test_what_is_not_answered_yet_is_not_certain() -> None:
+def test_an_append_without_outcome_is_not_certain() -> None:
     case = Case()
     case.append(TOPIC)
     certain = [case.checker.is_certain]

@@ -1,7 +1,4 @@
-"""Each checker accepts what is right and catches what is deliberately wrong.
-
-Each watcher of the network accepts what is right and catches what is deliberately wrong.
-"""
+"""Each checker and each watcher of the network accepts correct behaviour and catches planted faults."""
 
 from __future__ import annotations
 
@@ -99,7 +96,7 @@ def test_unreliable_records_in_any_order_at_most_once() -> None:
         delivery.received(FLOW, b"b", reliable=False)
 
 
-def test_what_never_arrives_is_missed(delivery: DeliveryChecker) -> None:
+def test_a_record_that_never_arrives_is_missed(delivery: DeliveryChecker) -> None:
     delivery.received(FLOW, b"one")
     assert delivery.outstanding() == {FLOW: 2}
     with pytest.raises(ViolationError, match="2 records never arrived"):
@@ -136,7 +133,7 @@ def test_confirms() -> None:
 
 
 @pytest.mark.parametrize(("sequence", "reached"), [(4, 1), (3, 2)])
-def test_confirms_that_nobody_gave(sequence: int, reached: int) -> None:
+def test_confirms_that_were_never_sent(sequence: int, reached: int) -> None:
     confirms = ConfirmChecker()
     confirms.given(FLOW, 3, 1)
     with pytest.raises(ViolationError, match="never confirmed"):
@@ -161,7 +158,7 @@ def state() -> LifecycleChecker:
     return checker
 
 
-def test_a_whole_life(state: LifecycleChecker) -> None:
+def test_a_whole_lifecycle(state: LifecycleChecker) -> None:
     state.active(SERVER, "Received")
     state.asked(CLIENT, 7, "enough")
     state.closed(CLIENT, 7, "enough", "local")
@@ -183,7 +180,7 @@ def test_a_whole_life(state: LifecycleChecker) -> None:
         (lambda c: c.complete(), "never Closed"),
     ],
 )
-def test_wrong_lives(state: LifecycleChecker, play: Callable[[LifecycleChecker], None], text: str) -> None:
+def test_wrong_lifecycles(state: LifecycleChecker, play: Callable[[LifecycleChecker], None], text: str) -> None:
     with pytest.raises(ViolationError, match=text):
         play(state)
 
@@ -220,7 +217,7 @@ ELSEWHERE = ("10.0.0.1", 40_001)
 
 
 class Node:
-    """Only what a watcher asks for."""
+    """The part of a node that a watcher uses."""
 
     def __init__(self, due: float | None = None) -> None:
         self.due = due
@@ -348,7 +345,7 @@ def test_a_time_out_needs_silence() -> None:
     watcher.arrived(server, CLIENT_ADDRESS, b"rubbish", 37.0)
     watcher.arrived(server, ELSEWHERE, ping(5, 3), 37.0)  # perhaps not the peer
     watcher.timed_out(server, 5, CLIENT_ADDRESS, 30.0, 40.0)
-    watcher.timed_out(server, 7, CLIENT_ADDRESS, 30.0, 40.0)  # it never heard a word
+    watcher.timed_out(server, 7, CLIENT_ADDRESS, 30.0, 40.0)  # it never received anything
     watcher.arrived(server, CLIENT_ADDRESS, ping(5, 2), 38.0)
     with pytest.raises(ViolationError, match=r"2\.000 s after a packet"):
         watcher.timed_out(server, 5, CLIENT_ADDRESS, 30.0, 40.0)

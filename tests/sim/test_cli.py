@@ -27,9 +27,9 @@ def outcome(world: str, seed: int, trace: Trace | None = None) -> Outcome:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds that cost nothing, in this process; number 7 is a bad one."""
+    """Replace seeds by instant ones in this process; number 7 fails."""
     monkeypatch.setattr(cli, "run_seed", outcome)
-    monkeypatch.setattr(cli, "_side_by_side", lambda work, processes: (outcome(*item) for item in work))
+    monkeypatch.setattr(cli, "_in_parallel", lambda work, processes: (outcome(*item) for item in work))
 
 
 @pytest.mark.usefixtures("fake")
@@ -40,7 +40,7 @@ def test_the_last_line_counts() -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_violation_says_how_to_replay_it() -> None:
+def test_a_violation_shows_how_to_replay_it() -> None:
     result = runner.invoke(cli.app, ["run", "--world", "transport", "--seeds", "3", "--first", "6"])
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1] == "3 seeds, 1 violations"

@@ -1,4 +1,4 @@
-"""The ear for work: who volunteered when, who was heard when, and what workers said of their leases."""
+"""The model of workers: volunteering, activity, and reports about leases over time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE: Ref = (1, 0, 1)
 
 
 class Line:
-    """One connection of a worker, as the broker's transport tells of it."""
+    """One connection of a worker, as the broker's transport reports it."""
 
     def __init__(
         self, workers: WorkerModel, now: float, name: str | None = "anna", instance: bytes = b"a" * 16
@@ -63,21 +63,21 @@ def test_who_is_there(workers: WorkerModel) -> None:
     anna.volunteer(2.0, "resize", "mail", capacity=3)
     berta.volunteer(3.0, "resize")
     assert workers.count("resize", 2.5) == (1, 1)
-    assert workers.count("resize", 3.0) == (1, 2), "at that very moment nobody knows"
+    assert workers.count("resize", 3.0) == (1, 2), "at that instant both are possible"
     assert workers.certain_workers("resize", 3.5) == ["anna", "berta"]
     assert workers.certain_workers("mail", 3.5) == ["anna"]
     assert (workers.capacity("anna", "mail", 3.5), workers.capacity("berta", "mail", 3.5)) == (3, 0)
     assert workers.instances("anna", "mail", 3.5) == {b"a" * 16}
     anna.volunteer(4.0, "mail")
-    assert workers.certain_workers("resize", 4.5) == ["berta"], "it replaces what was said before"
+    assert workers.certain_workers("resize", 4.5) == ["berta"], "it replaces the earlier request"
     anna.volunteer(5.0)
     assert workers.count("mail", 5.5) == (0, 0)
     berta.close(6.0, "timeout", 0)
     assert workers.count("resize", 7.0) == (0, 0)
-    assert workers.certain_workers("resize", 5.5) == ["berta"], "the past stays what it was"
+    assert workers.certain_workers("resize", 5.5) == ["berta"], "the past does not change"
 
 
-def test_who_is_not_heard_is_perhaps_there(workers: WorkerModel) -> None:
+def test_an_idle_worker_may_be_present(workers: WorkerModel) -> None:
     anna = Line(workers, 1.0)
     anna.volunteer(2.0, "resize")
     assert workers.count("resize", 11.9) == (1, 1)
@@ -99,13 +99,13 @@ def test_silence(workers: WorkerModel) -> None:
     anna = Line(workers, 1.0)
     anna.volunteer(2.0, "resize")
     anna.report(5.0)
-    assert workers.longest_idle_s("anna", 3.0, 4.0) == 2.0, "from when it was heard before"
+    assert workers.longest_idle_s("anna", 3.0, 4.0) == 2.0, "from its last message before"
     assert workers.longest_idle_s("anna", 3.0, 5.5) == 3.0
     assert workers.longest_idle_s("anna", 3.0, 9.0) == 4.0
-    assert workers.longest_idle_s("berta", 3.0, 9.0) == pytest.approx(6.0, abs=0.001), "it was never heard at all"
+    assert workers.longest_idle_s("berta", 3.0, 9.0) == pytest.approx(6.0, abs=0.001), "it never sent a message"
 
 
-def test_nobody_is_there_when_the_broker_is_dead(workers: WorkerModel) -> None:
+def test_no_worker_is_present_when_the_broker_is_dead(workers: WorkerModel) -> None:
     Line(workers, 1.0).volunteer(2.0, "resize")
     workers.handle_broker_death(3.0)
     assert workers.count("resize", 3.5) == (0, 0)
@@ -128,7 +128,7 @@ def test_nameless_workers_have_a_stable_name(workers: WorkerModel) -> None:
     assert workers.certain_workers("resize", 2.0) == [made_name(b"a" * 16)]
 
 
-def test_what_was_given_up(workers: WorkerModel) -> None:
+def test_returned_leases(workers: WorkerModel) -> None:
     anna = Line(workers, 1.0)
     anna.volunteer(2.0, "resize")
     assert not workers.may_return("anna", LEASE, 3.0, 4.0)
@@ -136,19 +136,19 @@ def test_what_was_given_up(workers: WorkerModel) -> None:
     assert workers.may_return("anna", LEASE, 3.0, 5.0)
     assert not workers.may_return("anna", (1, 1, 1), 3.0, 6.0)
     anna.close(7.0)
-    assert workers.may_return("anna", (1, 1, 1), 3.0, 7.0), "it said goodbye"
+    assert workers.may_return("anna", (1, 1, 1), 3.0, 7.0), "it closed"
     assert not workers.may_return("anna", (1, 1, 1), 8.0, 9.0)
     Line(workers, 9.0).volunteer(9.0, "resize", holding=((1, 1, 1),))
     assert not workers.may_return("anna", (1, 1, 1), 8.0, 9.0), "it still has that"
     assert workers.may_return("anna", (1, 2, 1), 8.0, 9.0), "it came back without it"
 
 
-def test_who_has_no_goodbye_gives_nothing_up(workers: WorkerModel) -> None:
+def test_a_lost_connection_returns_no_lease(workers: WorkerModel) -> None:
     Line(workers, 1.0).close(2.0, "timeout")
     assert not workers.may_return("anna", LEASE, 1.0, 3.0)
 
 
-def test_what_may_be_lost(workers: WorkerModel) -> None:
+def test_leases_that_may_be_lost(workers: WorkerModel) -> None:
     instance = b"a" * 16
     anna = Line(workers, 1.0)
     anna.volunteer(2.0, "resize")

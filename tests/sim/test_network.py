@@ -1,9 +1,4 @@
-"""The digest and the lines of a trace.
-
-What an observer on the line can read.
-
-Virtual time, hosts and addresses, with nodes that only note what they get.
-"""
+"""The digest and the lines of a trace, the inspection of datagrams, and virtual time, hosts and addresses."""
 
 from __future__ import annotations
 
@@ -115,7 +110,7 @@ B: Address = ("10.0.0.2", 2)
 
 
 class Parrot:
-    """Keeps what it receives; answers with `reply` for each datagram; rings at the times in `timers`."""
+    """Store received datagrams; reply with `reply` to each; set timers at the times in `timers`."""
 
     def __init__(self, reply: bytes = b"", timers: Sequence[float] = ()) -> None:
         self.got: list[tuple[float, Train]] = []
@@ -248,7 +243,7 @@ def test_every_host_has_its_own_clock() -> None:
     network.run(1.0)
     assert b.got[0][0] == pytest.approx(0.1)
     assert a.got[0][0] == pytest.approx(1e6 / 3 + 0.2)
-    assert a.rang == [due]  # not a moment before, whatever the rounding
+    assert a.rang == [due]  # not earlier, whatever the rounding
     assert one.clock(0.0) >= due  # it never goes back
 
 
@@ -261,7 +256,7 @@ def test_a_moved_timer_rings_only_at_its_new_time() -> None:
     assert a.rang == [0.7]
 
 
-def test_rebinding_changes_the_source_and_loses_what_was_under_way() -> None:
+def test_rebinding_changes_the_source_and_loses_datagrams_in_flight() -> None:
     network, one, other = world(delay_s=0.1)
     a, b = started(network, one, Parrot()), started(network, other, Parrot(reply=b"r"))
     send(network, one, a, B, b"before")
@@ -301,7 +296,7 @@ def test_a_partition_and_its_end() -> None:
     assert (a.bodies(), b.bodies()) == ([b"found"], [b"found"])
 
 
-def test_a_dead_process_hears_nothing_and_its_timers_die_with_it() -> None:
+def test_a_dead_process_receives_nothing_and_its_timers_are_gone() -> None:
     network, one, other = world(delay_s=0.1)
     a, b = started(network, one, Parrot()), started(network, other, Parrot(timers=[0.5]))
     send(network, one, a, B, b"to the dead")
@@ -338,7 +333,7 @@ def test_a_node_that_never_rests_is_noticed() -> None:
         network.start(one, Restless(), ignore)
 
 
-def test_run_stops_when_told() -> None:
+def test_run_stops_when_done() -> None:
     network, one, other = world(delay_s=0.1)
     a, b = started(network, one, Parrot()), started(network, other, Parrot())
     send(network, one, a, B, b"x")

@@ -1,7 +1,4 @@
-"""Bulk transfers: what is measured, and that failures show.
-
-The quick ones of the named scenarios, and how the table judges.
-"""
+"""Bulk transfers with their measurements and failures, the fast ones of the named scenarios, and the table."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ def test_several_clients_and_address_changes() -> None:
     assert [transfer.received_bytes for transfer in result.transfers] == [200_000] * 3
 
 
-def test_what_does_not_complete_says_so() -> None:
+def test_an_incomplete_transfer_is_reported() -> None:
     result = Transfer(replace(PLAN, up=replace(LINE, outages=((0.1, 1e9),)), until_s=100.0), 1).run()
     assert not result.complete
     assert "timeout" in (result.transfers[0].closed or "")

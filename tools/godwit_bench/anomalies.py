@@ -1,14 +1,11 @@
-"""Real sensor data with labels: the temperature series of NAB, and the motes of Suthaharan and others.
+"""`godwit bench anomalies`: the pipeline's detector against a rolling rule of three deviations, on labelled data.
 
-How well the pipeline's detector finds labelled anomalies, next to a rolling rule of three standard deviations.
+The data are the temperature series of NAB, and the motes of Suthaharan and others. Both methods see the same rows. An
+alarm outside every labelled window is false. The rule raises an alarm at each reading over its limit. As the detector
+raises one alarm per excursion, the rule is also shown with the same pause between alarms.
 
-Both see the same rows. An alarm outside every labelled window is false. The rule raises one at each reading that is
-over its limit; as the detector raises one for an excursion, the rule is shown with the same pause between alarms, too.
-
-The motes have a label for each row, so there it is rows that are compared: those that the rule's limit calls anomalous,
-for any of the mote's quantities, and those during which the detector is in an excursion.
-
-The outcome of `godwit bench anomalies`: a table for people, and figures for programs.
+The motes have a label for each row, so rows are compared there: the rows that the rule calls anomalous, for any of the
+mote's quantities, and the rows during which the detector is in an excursion.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ MOTE_INTERVAL_US: Final = 5_000_000
 
 
 class Window(NamedTuple):
-    """A labelled anomaly: from here to there, both included."""
+    """A labelled anomaly with its first and last time, both included."""
 
     begin_us: int
     end_us: int
@@ -57,7 +54,7 @@ class Series(NamedTuple):
 
 
 class Mote(NamedTuple):
-    """Readings of one sensor node, with a label for each row of them."""
+    """Readings of one sensor node, with a label for each row."""
 
     name: str
     times_us: list[int]
@@ -66,7 +63,7 @@ class Mote(NamedTuple):
 
 
 def read_nab(folder: Path) -> list[Series]:
-    """Both series, with their labelled windows."""
+    """Return both series, with their labelled windows."""
     with _open(folder / "nab" / "combined_windows.json") as file:
         labelled = json.load(file)
     found = []
@@ -79,7 +76,7 @@ def read_nab(folder: Path) -> list[Series]:
 
 
 def read_motes(folder: Path) -> list[Mote]:
-    """All four, in the order of their numbers."""
+    """Return all four motes, in the order of their numbers."""
     motes: dict[str, Mote] = {}
     for row in _rows(folder / MOTES):
         mote = motes.setdefault(row["mote_id"], Mote(f"mote {row['mote_id']}", [], [[] for _ in QUANTITIES], []))
@@ -114,34 +111,34 @@ METHODS: Final = ("detector", "rule", "rule_with_pause")
 
 
 class Verdict(NamedTuple):
-    """What a method says of each reading."""
+    """The verdict of a method on each reading."""
 
     alarms: list[bool]
     anomalous: list[bool]
 
 
 class Score(NamedTuple):
-    """How a method did on one series, or on all motes."""
+    """The score of a method on one series, or on all motes."""
 
     readings: int
     hit: list[bool]
-    """For each labelled window: was there an alarm in it?"""
+    """For each labelled window: whether there was an alarm in it."""
     false_alarms: int
     false_readings: int
-    """Those called anomalous that are not labelled so; of motes, rows of readings."""
+    """Unlabelled readings called anomalous; for motes, rows of readings."""
     precision: float | None = None
     recall: float | None = None
 
 
 class Comparison(NamedTuple):
-    """How all of them did."""
+    """The scores of all methods."""
 
     series: str
     scores: dict[str, Score]
 
 
 def run(folder: Path, on_round: Callable[[str], None]) -> list[Comparison]:
-    """On all series of the folder, the motes together as one."""
+    """Compare the methods on all series of the folder, the motes together as one."""
     found = []
     for series in read_nab(folder):
         on_round(series.name)
@@ -154,7 +151,7 @@ def run(folder: Path, on_round: Callable[[str], None]) -> list[Comparison]:
 
 
 def judged(times_us: Sequence[int], values: Sequence[float]) -> dict[str, Verdict]:
-    """By each method."""
+    """Return the verdict of each method."""
     over = rule(values)
     return {
         "detector": detected(times_us, values),
@@ -173,7 +170,7 @@ def detected(times_us: Sequence[int], values: Sequence[float]) -> Verdict:
 
 
 def rule(values: Sequence[float]) -> list[bool]:
-    """Which are farther from the mean of those before them than three of their deviations."""
+    """Return which values are more than three deviations from the mean, both of the values before them."""
     before: deque[float] = deque(maxlen=RULE_READINGS)
     found = []
     for value in values:
@@ -188,7 +185,7 @@ def rule(values: Sequence[float]) -> list[bool]:
 
 
 def with_pause(alarms: Sequence[bool]) -> list[bool]:
-    """Without those that come within PAUSE readings of one that is kept."""
+    """Return the alarms without each that is within PAUSE readings of an earlier one."""
     found = []
     since = PAUSE
     for alarm in alarms:
@@ -234,7 +231,7 @@ def _motes_scores(motes: Sequence[Mote]) -> dict[str, Score]:
 
 
 def runs(labels: Sequence[bool]) -> list[tuple[int, int]]:
-    """From and up to where labels are set without a break."""
+    """Return the begin and the end of each run of set labels."""
     both_sides = zip([False, *labels], [*labels, False], strict=True)
     edges = [index for index, (before, after) in enumerate(both_sides) if before != after]
     return list(zip(edges[::2], edges[1::2], strict=True))
@@ -254,7 +251,7 @@ EXPLAINED: Final = (
 
 
 def figures(comparisons: Sequence[Comparison]) -> Report:
-    """As `--json` prints them."""
+    """Return the figures that `--json` prints."""
     results = [result for comparison in comparisons for result in _results(comparison)]
     labelled = [one.scores for one in comparisons if one.scores["detector"].precision is None]
     ratios = [
@@ -280,7 +277,7 @@ def _results(comparison: Comparison) -> Iterator[Result]:
 
 
 def print_comparisons(comparisons: Sequence[Comparison]) -> None:
-    """One table, and a sentence on the windows."""
+    """Print one table, and a sentence on the windows."""
     console = Console()
     table = Table(title="godwit bench anomalies", title_justify="left", caption=EXPLAINED, caption_justify="left")
     for heading in ("series", "measured"):

@@ -1,8 +1,9 @@
 """`godwit bench forward`: the broker against itself with many subscriptions, and against its peers, in one run.
 
-Through each system go messages of 100 bytes from one publisher to one subscriber, each of the three a process (Godwit
-with QoS 1 in memory and datagrams of 1400 bytes, a Zenoh router over TCP, nats-server); and those of a thousand senders
-with one message in flight each (Godwit, Mosquitto; QoS 1). Rounds are interleaved; ratios are taken round by round.
+Each system forwards messages of 100 bytes from one publisher to one subscriber, each of the three in a process (Godwit
+with QoS 1 in memory and datagrams of 1400 bytes, a Zenoh router over TCP, nats-server), and the messages of a thousand
+senders with one message in flight each (Godwit, Mosquitto; QoS 1). Rounds are interleaved; ratios are computed per
+round.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def run(
     connections: int = small_senders.CONNECTIONS,
     subscriptions: int = MANY,
 ) -> Report:
-    """Measures all, interleaved, and takes the medians. GodwitError if a peer is missing."""
+    """Measure everything, interleaved, and return the medians. Raises GodwitError if a peer is missing."""
     programs = peers.require(on_install)
     small_senders.allow_files(connections)
     measured = {OURS: godwit_pair(), ZENOH: zenoh_pair(), NATS: nats_pair(programs["nats-server"])}

@@ -1,28 +1,19 @@
-"""One controller, one broker with its work on disk, one worker, a process each: how many jobs a second are done.
+"""`godwit bench jobs`: jobs submitted, leased and completed on disk, against beanstalkd in one run.
 
-Every system is measured in the same way. The controller submits jobs for a while, as fast as its library lets it, and
-the worker takes and completes them. A cycle is a job that was submitted, leased and completed, and what was promised
-about it is on the disk. The time runs from the first submission until the last job is known to be completed.
+Controller, broker and worker are a process each, and the broker's jobs are on the disk of one folder. Every system is
+measured in the same way: the controller submits jobs for a while, as fast as its library allows, and the worker
+completes them. A cycle is a job that was submitted, leased and completed, with all confirmed changes on the disk. The
+time runs from the first submission until the last job is known to be completed. Measuring one job at a time shows the
+time of a job without others: from its submission until the controller has its result.
 
-Godwit with its jobs on disk as a system under test: the broker as `godwit broker` runs it, and its client library.
+Godwit runs as `godwit broker` does. The controller has several groups of jobs in progress, so that the broker has work
+while it waits for the disk.
 
-The controller is told of each job when it is taken and when its result is there; all that it is told is on the disk.
-It has several groups of jobs under way, so that the broker has something to do while it waits for the disk.
-
-beanstalkd as a system under test: its binlog synced after each command that changes something, and greenstalk.
-
-greenstalk has one command under way on a connection, so a process that wants more has more connections, each in a
-thread of its own: the server then has the next command at hand when it comes back from the disk. It syncs a job twice,
-when it is put and when it is deleted; that a worker has it is not written down.
-
-beanstalkd knows no results. A controller that waits for one gets it as a job of another tube.
-
-`godwit bench jobs`: jobs that are submitted, leased and completed, all on disk, against beanstalkd in one run.
-
-Controller, broker and worker, a process each, and the broker's jobs on the disk of one folder. beanstalkd syncs its
-binlog after each change (`-f0`), as Godwit promises nothing that is not on the disk. It is measured with several
-numbers of connections, and each round is held against the best of them. One job at a time shows how long a job takes
-that nobody else is in the way of: from its submission until the controller has its result.
+beanstalkd syncs its binlog after each change (`-f0`), as Godwit confirms nothing before it is on the disk. It syncs a
+job twice, when it is put and when it is deleted; leases are not written. greenstalk has one command in progress per
+connection, so more parallelism needs more connections, each in a thread: the server then has the next command when it
+returns from the disk. It is measured with several numbers of connections, and each round is compared with the best.
+beanstalkd has no results, so a controller that waits for one gets it as a job of another tube.
 """
 
 from __future__ import annotations
@@ -46,27 +37,27 @@ from godwit.net.task import Task
 from godwit.net.worker import Worker
 from godwit_bench import peers
 from godwit_bench.log import durable_broker
+from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
-from godwit_bench.stage import GIVE_UP_S, HOST, READY, Stage, free_port, hear, wait_for_listener
 
 JOB_BYTES: Final = 100
 DATA_FOLDER: Final = "data"
-"""In the stage's folder: where a system keeps its jobs."""
+"""The folder for the jobs of a system, in the folder of the process group."""
 
 
-class Dispatcher(msgspec.Struct, frozen=True):
+class JobSystem(msgspec.Struct, frozen=True):
     """A system under test."""
 
-    broker: Callable[[Stage], str]
-    """Starts it, with its jobs in DATA_FOLDER of the stage's folder, and gives its address once it is reachable."""
+    broker: Callable[[ProcessGroup], str]
+    """Start it, with its jobs in DATA_FOLDER; return its address once it is reachable."""
     controller: Callable[[Pipe, str, float], None]
-    """Submits jobs of JOB_BYTES for so many seconds, says Submitted; in a process of its own."""
+    """Submit jobs of JOB_BYTES for this number of seconds, then send Submitted; runs in a process of its own."""
     worker: Callable[[Pipe, str], None]
-    """Says READY, completes what comes, hears how many jobs it will be, says Completed; in a process of its own."""
+    """Send READY, complete tasks, receive the number of jobs, send Completed; runs in a process of its own."""
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """What a controller says when all its jobs are safe. Times are of the monotonic clock, one for all processes."""
+    """The reply of a controller when all its jobs are durable. All processes share the monotonic clock of the times."""
 
     jobs: int
     began_s: float
@@ -74,22 +65,22 @@ class Submitted(msgspec.Struct, frozen=True):
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """What a worker says when it has done all there is to do."""
+    """The reply of a worker when it has completed all jobs."""
 
     jobs: int
     ended_s: float
 
 
-def measure(dispatcher: Dispatcher, folder: Path, seconds: float) -> float:
-    """Cycles a second, on the disk of this folder."""
-    with Stage(within=folder) as stage:
-        address = dispatcher.broker(stage)
-        worker = stage.start(dispatcher.worker, address)
-        hear(worker, str)
-        controller = stage.start(dispatcher.controller, address, seconds)
-        submitted = hear(controller, Submitted, within_s=GIVE_UP_S + seconds)
+def measure(system: JobSystem, folder: Path, seconds: float) -> float:
+    """Return the cycles per second, on the disk of this folder."""
+    with ProcessGroup(within=folder) as processes:
+        address = system.broker(processes)
+        worker = processes.start(system.worker, address)
+        receive_reply(worker, str)
+        controller = processes.start(system.controller, address, seconds)
+        submitted = receive_reply(controller, Submitted, within_s=GIVE_UP_S + seconds)
         worker.send(submitted.jobs)
-        completed = hear(worker, Completed, within_s=GIVE_UP_S + seconds)
+        completed = receive_reply(worker, Completed, within_s=GIVE_UP_S + seconds)
     if completed.jobs != submitted.jobs:
         raise GodwitError(f"{submitted.jobs} jobs were submitted, and {completed.jobs} were done")
     return submitted.jobs / (max(submitted.ended_s, completed.ended_s) - submitted.began_s)
@@ -100,21 +91,21 @@ RESULT: Final = b"done"
 GROUP: Final = 256
 GROUPS_UNDER_WAY: Final = 16
 CAPACITY: Final = 2048
-"""Of the worker: it has the next tasks while the reports of the last ones are written down."""
+"""The worker's capacity: it has the next tasks while the reports of the last ones are written."""
 
 
-def godwit_jobs(group: int = GROUP, groups_under_way: int = GROUPS_UNDER_WAY) -> Dispatcher:
-    """Jobs in groups of so many, and so many groups at once."""
-    return Dispatcher(_godwit_broker, partial(_godwit_submit, group, groups_under_way), _godwit_complete)
+def godwit_jobs(group: int = GROUP, groups_under_way: int = GROUPS_UNDER_WAY) -> JobSystem:
+    """Return Godwit with jobs in groups of this size, and this number of groups in progress."""
+    return JobSystem(_godwit_broker, partial(_godwit_submit, group, groups_under_way), _godwit_complete)
 
 
-def godwit_one_by_one() -> Dispatcher:
-    """One job at a time: the next one is submitted when the result of the last one has come."""
+def godwit_one_by_one() -> JobSystem:
+    """Return Godwit with one job at a time: the next is submitted when the result of the last has arrived."""
     return godwit_jobs(group=1, groups_under_way=1)
 
 
-def _godwit_broker(stage: Stage) -> str:
-    address, _ = durable_broker(stage, stage.folder / DATA_FOLDER)
+def _godwit_broker(processes: ProcessGroup) -> str:
+    address, _ = durable_broker(processes, processes.folder / DATA_FOLDER)
     return address
 
 
@@ -125,13 +116,13 @@ def _godwit_submit(group: int, groups_under_way: int, pipe: Pipe, address: str, 
 async def _submit_all(group: int, groups_under_way: int, pipe: Pipe, address: str, seconds: float) -> None:
     async with connect(address, name="controller") as client:
         began = time.monotonic()
-        lanes = [_submit_groups(client, group, began + seconds) for _ in range(groups_under_way)]
-        jobs = sum(await asyncio.gather(*lanes))
+        senders = [_submit_groups(client, group, began + seconds) for _ in range(groups_under_way)]
+        jobs = sum(await asyncio.gather(*senders))
         pipe.send(Submitted(jobs, began, time.monotonic()))
 
 
 async def _submit_groups(client: AsyncClient, group: int, ends: float) -> int:
-    """One group after another; gives how many jobs it were, all with their results."""
+    """Submit one group after another; return the number of jobs, all with their results."""
     wanted = [(KIND, bytes(JOB_BYTES))] * group
     done = 0
     while time.monotonic() < ends:
@@ -139,7 +130,7 @@ async def _submit_groups(client: AsyncClient, group: int, ends: float) -> int:
         for job in jobs:
             (result,) = await job.results()
             if result.payload != RESULT:
-                raise GodwitError(f"a worker said {RESULT!r}, and {result.payload!r} came")
+                raise GodwitError(f"a worker sent {RESULT!r}, and {result.payload!r} came")
         done += group
     return done
 
@@ -179,29 +170,29 @@ RESULTS: Final = "results"
 LOOK_S: Final = 0.002
 
 
-def beanstalkd(program: str, connections: int) -> Dispatcher:
-    """With the beanstalkd at this path, and so many connections from the controller and from the worker."""
-    return Dispatcher(
+def beanstalkd(program: str, connections: int) -> JobSystem:
+    """Return the beanstalkd at this path, with this number of connections for the controller and for the worker."""
+    return JobSystem(
         partial(_beanstalkd_broker, program),
         partial(_beanstalkd_submit, connections, False),
         partial(_beanstalkd_complete, connections, False),
     )
 
 
-def beanstalkd_one_by_one(program: str) -> Dispatcher:
-    """One job at a time: the next one is put when the result of the last one has come."""
-    return Dispatcher(
+def beanstalkd_one_by_one(program: str) -> JobSystem:
+    """Return beanstalkd with one job at a time: the next is put when the result of the last has arrived."""
+    return JobSystem(
         partial(_beanstalkd_broker, program),
         partial(_beanstalkd_submit, 1, True),
         partial(_beanstalkd_complete, 1, True),
     )
 
 
-def _beanstalkd_broker(program: str, stage: Stage) -> str:
+def _beanstalkd_broker(program: str, processes: ProcessGroup) -> str:
     port = free_port()
-    data = stage.folder / DATA_FOLDER
+    data = processes.folder / DATA_FOLDER
     data.mkdir()
-    log = stage.run(program, "-l", HOST, "-p", str(port), "-b", str(data), "-f0")
+    log = processes.run(program, "-l", HOST, "-p", str(port), "-b", str(data), "-f0")
     wait_for_listener(port, log)
     return str(port)
 
@@ -257,15 +248,15 @@ def _beanstalkd_complete(connections: int, gives_results: bool, pipe: Pipe, port
     pipe.send(Completed(sum(counts), max(ended)))
 
 
-def _threads(connections: int, part: Callable[[int], None]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=part, args=(number,), daemon=True) for number in range(connections)]
+def _threads(connections: int, target: Callable[[int], None]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=target, args=(number,), daemon=True) for number in range(connections)]
     for thread in threads:
         thread.start()
     return threads
 
 
 CONNECTIONS: Final = (1, 4, 16)
-"""Of beanstalkd's controller, and of its worker. More bring it nothing."""
+"""Connections of beanstalkd's controller, and of its worker. More do not make it faster."""
 OURS: Final = "godwit"
 THEIRS: Final = [f"beanstalkd_{connections}" for connections in CONNECTIONS]
 OURS_SINGLE: Final = "godwit_one_by_one"
@@ -280,11 +271,11 @@ def run(
     on_round: Callable[[str], None],
     on_install: Callable[[str], None],
 ) -> Report:
-    """Measures all, interleaved, and takes the medians. GodwitError if the peer is missing."""
+    """Measure everything, interleaved, and return the medians. Raises GodwitError if the peer is missing."""
     program = peers.require(on_install, programs=("beanstalkd",), modules=("greenstalk",))["beanstalkd"]
 
-    def cycles_per_s(dispatcher: Dispatcher) -> Callable[[], float]:
-        return lambda: measure(dispatcher, folder, seconds)
+    def cycles_per_s(system: JobSystem) -> Callable[[], float]:
+        return lambda: measure(system, folder, seconds)
 
     figures = interleaved(
         {

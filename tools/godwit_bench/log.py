@@ -1,32 +1,19 @@
-"""One publisher, one broker with a log on disk: how many messages a second are confirmed.
+"""`godwit bench log`: confirmed publishes against JetStream, and bytes per second against the bare disk, in one run.
 
-Every system is measured in the same way: the publisher publishes for a while as fast as its library lets it, then waits
-for the confirms that are still due. What counts is the time from its first message to its last confirm; and the log
-must hold as many messages as were confirmed.
+Publishers and broker are a process each, and the broker's log is on the disk of one folder. Every system is measured in
+the same way: the publisher publishes for a while as fast as its library allows, then waits for the outstanding
+confirms. The time runs from the first message to the last confirm, and the log must have as many messages as were
+confirmed. Rounds are interleaved; ratios are computed per round.
 
-Godwit with its log on disk as a system under test: the broker as `godwit broker` runs it, and its client.
+With 100-byte messages Godwit (QoS 1, confirmed after fdatasync) is compared with JetStream (nats-server with its file
+store and its defaults: one replica, a sync every two minutes). A confirm of JetStream guarantees less: a power cut
+loses the messages confirmed in the last two minutes. Two publishers are measured: nats-py's own way for many confirmed
+messages in flight, and a faster one that only counts the replies.
 
-JetStream as a system under test: nats-server with its file store, and nats-py on uvloop.
-
-Its defaults are left alone: one replica, the file store syncs every two minutes. So a confirm means less than
-Godwit's: what was confirmed in the last two minutes is lost when the power is. Two publishers are measured: nats-py's
-own way for many confirmed messages in flight, and a quicker one past it that only counts the answers.
-
-The log without a network before it: its writer thread, fed with batches that are ready, and nothing else.
-
-It tells what of `godwit_8k` is the log's and what is the publisher's, the transport's and the broker's share.
-
-The disk without anything: a file that grows piece by piece, each piece synced before the next is written.
-
-A piece is what a log would write that syncs about as often as this: 64 KiB. No log that promises the same for each such
-piece can be quicker; one that waits for more to come together can.
-
-`godwit bench log`: confirmed publishes against JetStream, and bytes a second against the bare disk, in one run.
-
-Publishers and broker, a process each, and the broker's log on the disk of one folder. With 100-byte messages
-Godwit (QoS 1, confirmed after fdatasync) stands beside JetStream (file store, confirmed before it); with 8 KiB messages
-beside a bare file that is synced every 64 KiB, and so does the log without a network. Rounds are interleaved; ratios
-are taken round by round.
+With 8 KiB messages Godwit is compared with a bare file that grows in pieces of 64 KiB, each synced before the next is
+written, as a log does that syncs this often. No log with the same guarantee for each piece is faster; one that
+collects more before a sync can. The log's writer thread alone, with prepared batches and no network, shows which share
+of `godwit_8k` is the log's.
 """
 
 from __future__ import annotations
@@ -65,66 +52,66 @@ from godwit.wire.batch import QOS_SHIFT
 from godwit.wire.entry import Entry
 from godwit_bench import peers
 from godwit_bench.pairs import bursts
+from godwit_bench.processes import GIVE_UP_S, HOST, ProcessGroup, free_port, receive_reply, wait_for_listener
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
-from godwit_bench.stage import GIVE_UP_S, HOST, Stage, free_port, hear, wait_for_listener
 
 TOPIC: Final = "bench/log"
 LOG_FOLDER: Final = "data"
-"""In the stage's folder: where a system keeps its log."""
+"""The folder for the log of a system, in the folder of the process group."""
 
 
-class Logger(msgspec.Struct, frozen=True):
+class LogSystem(msgspec.Struct, frozen=True):
     """A system under test."""
 
-    broker: Callable[[Stage], str]
-    """Starts it, with its log in LOG_FOLDER of the stage's folder, and gives its address once it is reachable."""
+    broker: Callable[[ProcessGroup], str]
+    """Start it, with its log in LOG_FOLDER; return its address once it is reachable."""
     publish: Callable[[Pipe, str, float, int], None]
-    """Publishes messages of so many bytes for so many seconds, says Outcome; in a process of its own."""
+    """Publish messages of this size for this number of seconds, then send Outcome; runs in a process of its own."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a publisher says when all it has published is confirmed."""
+    """The reply of a publisher when all its messages are confirmed."""
 
     confirmed: int
     logged: int
-    """What the broker's log has of it."""
+    """The number of its messages in the broker's log."""
     elapsed_s: float
 
 
-def measure(logger: Logger, folder: Path, seconds: float, message_bytes: int) -> float:
-    """Confirmed messages a second, on the disk of this folder."""
-    with Stage(within=folder) as stage:
-        address = logger.broker(stage)
-        publisher = stage.start(logger.publish, address, seconds, message_bytes)
-        outcome = hear(publisher, Outcome, within_s=GIVE_UP_S + seconds)
+def measure(system: LogSystem, folder: Path, seconds: float, message_bytes: int) -> float:
+    """Return the confirmed messages per second, on the disk of this folder."""
+    with ProcessGroup(within=folder) as processes:
+        address = system.broker(processes)
+        publisher = processes.start(system.publish, address, seconds, message_bytes)
+        outcome = receive_reply(publisher, Outcome, within_s=GIVE_UP_S + seconds)
     if outcome.logged != outcome.confirmed:
         raise GodwitError(f"{outcome.confirmed} messages were confirmed, and {outcome.logged} are in the log")
     return outcome.confirmed / outcome.elapsed_s
 
 
-def godwit_logger(publishers: int = 1, max_datagram_bytes: int = MAX_DATAGRAM_BYTES) -> Logger:
-    """QoS 1; a confirm means that the disk has it. All publishers are in one process, a connection each."""
-    return Logger(partial(_broker, max_datagram_bytes), partial(_godwit_publish, publishers, max_datagram_bytes))
+def godwit_logger(publishers: int = 1, max_datagram_bytes: int = MAX_DATAGRAM_BYTES) -> LogSystem:
+    """Return Godwit with QoS 1, confirmed when on disk. All publishers are in one process, a connection each."""
+    return LogSystem(partial(_broker, max_datagram_bytes), partial(_godwit_publish, publishers, max_datagram_bytes))
 
 
-def _broker(max_datagram_bytes: int, stage: Stage) -> str:
-    address, _ = durable_broker(stage, stage.folder / LOG_FOLDER, max_datagram_bytes=max_datagram_bytes)
+def _broker(max_datagram_bytes: int, processes: ProcessGroup) -> str:
+    address, _ = durable_broker(processes, processes.folder / LOG_FOLDER, max_datagram_bytes=max_datagram_bytes)
     return address
 
 
 def durable_broker(
-    stage: Stage, data: Path, *, with_archive: bool = False, max_datagram_bytes: int = MAX_DATAGRAM_BYTES
+    processes: ProcessGroup, data: Path, *, with_archive: bool = False, max_datagram_bytes: int = MAX_DATAGRAM_BYTES
 ) -> tuple[str, str]:
-    """Starts one on this folder; gives its URL and its archive's, which is empty without one."""
-    listening, archive = hear(stage.start(_serve, str(data), with_archive, max_datagram_bytes), tuple)
+    """Start a broker on this folder; return its URL and that of its archive, which is empty without one."""
+    listening, archive = receive_reply(processes.start(_serve, str(data), with_archive, max_datagram_bytes), tuple)
     return listening, archive
 
 
 def _serve(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -> None:
-    run_loop(_serve_for_ever(pipe, data, with_archive, max_datagram_bytes))
+    run_loop(_serve_forever(pipe, data, with_archive, max_datagram_bytes))
 
 
-async def _serve_for_ever(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -> None:
+async def _serve_forever(pipe: Pipe, data: str, with_archive: bool, max_datagram_bytes: int) -> None:
     collect_garbage_rarely()  # both as `godwit broker` does
     switch_threads_quickly()
     configuration = Configuration(
@@ -141,7 +128,7 @@ async def _serve_for_ever(pipe: Pipe, data: str, with_archive: bool, max_datagra
 
 
 class _Urls:
-    """Hears where the broker and its archive are to be found; the broker says its own last."""
+    """Collect the addresses of the broker and its archive; the broker sends its own last."""
 
     def __init__(self) -> None:
         self.listening = ""
@@ -169,14 +156,16 @@ async def _publish_all(
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(connect(address, endpoint=endpoint)) for _ in range(publishers)]
         began = time.perf_counter()
-        counts = await asyncio.gather(*[_pour(client.publisher(TOPIC, qos=1), seconds, payload) for client in clients])
+        counts = await asyncio.gather(
+            *[_publish_for(client.publisher(TOPIC, qos=1), seconds, payload) for client in clients]
+        )
         elapsed_s = time.perf_counter() - began
         (topic,) = await clients[0].topics(TOPIC)
     pipe.send(Outcome(sum(counts), topic.messages, elapsed_s))
 
 
-async def _pour(publisher: AsyncPublisher, seconds: float, payload: bytes) -> int:
-    """Gives how many it was; all of them are confirmed."""
+async def _publish_for(publisher: AsyncPublisher, seconds: float, payload: bytes) -> int:
+    """Publish for this time; return the number of messages, all confirmed."""
     messages = 0
     send = publisher.send
     for burst in bursts(seconds):
@@ -199,29 +188,29 @@ STREAM: Final = "bench"
 SUBJECT: Final = TOPIC.replace("/", ".")
 ANSWERS: Final = "_INBOX.bench"
 MOST_IN_FLIGHT: Final = 4000
-"""What nats-py allows by default."""
+"""The default limit of nats-py."""
 PATIENCE_S: Final = 30.0
 
 
-def jetstream(program: str) -> Logger:
-    """With the nats-server at this path, and `publish_async`: a future for each message."""
+def jetstream(program: str) -> LogSystem:
+    """Return the nats-server at this path with `publish_async`: a future for each message."""
     return _logger(program, _publish_with_futures)
 
 
-def jetstream_counted(program: str) -> Logger:
-    """The same server with answers that are counted, but neither matched with their messages nor decoded."""
+def jetstream_counted(program: str) -> LogSystem:
+    """Return the same server with replies that are counted, but neither matched with their messages nor decoded."""
     return _logger(program, _publish_and_count)
 
 
-def _logger(program: str, publish: Callable[[Pipe, str, float, int], None]) -> Logger:
-    def broker(stage: Stage) -> str:
+def _logger(program: str, publish: Callable[[Pipe, str, float, int], None]) -> LogSystem:
+    def broker(processes: ProcessGroup) -> str:
         port = free_port()
-        store = str(stage.folder / LOG_FOLDER)
-        log = stage.run(program, "--addr", HOST, "--port", str(port), "--jetstream", "--store_dir", store)
+        store = str(processes.folder / LOG_FOLDER)
+        log = processes.run(program, "--addr", HOST, "--port", str(port), "--jetstream", "--store_dir", store)
         wait_for_listener(port, log)
         return f"nats://{HOST}:{port}"
 
-    return Logger(broker, publish)
+    return LogSystem(broker, publish)
 
 
 def _publish_with_futures(pipe: Pipe, address: str, seconds: float, message_bytes: int) -> None:
@@ -253,7 +242,7 @@ async def _jetstream_publish(
 
 
 async def _with_futures(client: Client, seconds: float, payload: bytes) -> int:
-    """As its documentation shows it. An answer that is an error stays in its future, and is missing in the stream."""
+    """Publish as the documentation shows. An error reply remains in its future, and is missing in the stream."""
     context = client.jetstream(publish_async_max_pending=MOST_IN_FLIGHT)
     messages = 0
     for burst in bursts(seconds):
@@ -281,7 +270,7 @@ async def _counted(client: Client, seconds: float, payload: bytes) -> int:
             enough.clear()
             await asyncio.wait_for(enough.wait(), PATIENCE_S)
 
-    # No limit here: an answer that waits in the client must not be dropped.
+    # No limit here: a reply that waits in the client must not be dropped.
     await client.subscribe(ANSWERS, cb=on_answer, pending_msgs_limit=-1, pending_bytes_limit=-1)
     for burst in bursts(seconds):
         for _ in burst:
@@ -293,19 +282,19 @@ async def _counted(client: Client, seconds: float, payload: bytes) -> int:
 
 
 BATCH_BYTES: Final = 60_000
-"""About what one train carries, as from a publisher."""
+"""About the content of one train, as from a publisher."""
 _LOG_ID_BYTES: Final = 16
 _QOS_1: Final = 1 << QOS_SHIFT
 
 
 def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
-    """Bytes of payload a second that are committed on the disk of this folder.
+    """Return the bytes of payload per second that are committed on the disk of this folder.
 
-    As much waits to be committed as the broker would take of one publisher.
+    As much waits to be committed as the broker would accept from one publisher.
     """
     count = BATCH_BYTES // message_bytes
-    rest = struct.pack(f">{count + 1}I", count, *[message_bytes] * count) + os.urandom(count * message_bytes)
-    room = threading.Semaphore(CHANNEL_WINDOW_BYTES // len(rest))
+    body = struct.pack(f">{count + 1}I", count, *[message_bytes] * count) + os.urandom(count * message_bytes)
+    room = threading.Semaphore(CHANNEL_WINDOW_BYTES // len(body))
     problems: list[str] = []
 
     def on_answers(answers: list[Answer]) -> None:
@@ -321,11 +310,11 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
         began = time.perf_counter()
         while time.perf_counter() < began + seconds and not problems:
             now_us = time.time_ns() // 1000
-            entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, rest)
+            entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, body)
             room.acquire()
-            writer.append(Job(Append([entry], []), len(rest), 0))
+            writer.append(Job(Append([entry], []), len(body), 0))
             appends += 1
-        for _ in range(CHANNEL_WINDOW_BYTES // len(rest)):  # when all its room is free again, all is committed
+        for _ in range(CHANNEL_WINDOW_BYTES // len(body)):  # when all its room is free again, all is committed
             room.acquire()
         elapsed_s = time.perf_counter() - began
         writer.end()
@@ -339,7 +328,7 @@ SYNC_BYTES: Final = 64 * 1024
 
 
 def append_and_sync(folder: Path, seconds: float) -> float:
-    """Bytes a second on the disk of this folder."""
+    """Return the bytes per second on the disk of this folder."""
     piece = os.urandom(SYNC_BYTES)
     written = 0
     with tempfile.NamedTemporaryFile(dir=folder, prefix="godwit-bench-", buffering=0) as file:
@@ -358,9 +347,9 @@ _sync = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have no fdatasyn
 SMALL_BYTES: Final = 100
 LARGE_BYTES: Final = 8 * 1024
 LARGE_PUBLISHERS: Final = 4
-"""So many send the large ones, side by side: the disk is to be busy while one of them waits for a confirm."""
+"""Publishers of large messages: the disk must be busy while one of them waits for a confirm."""
 LARGE_DATAGRAM_BYTES: Final = 16_000
-"""Of the large ones: a loopback takes far more than the 1472 bytes of an Ethernet, and its figure stands beside."""
+"""For the large messages: a loopback carries far more than the 1472 bytes of an Ethernet, which is measured too."""
 MEGABYTE: Final = 1_000_000
 
 OURS: Final = "godwit"
@@ -380,15 +369,15 @@ def run(
     on_round: Callable[[str], None],
     on_install: Callable[[str], None],
 ) -> Report:
-    """Measures all, interleaved, and takes the medians. GodwitError if a peer is missing."""
+    """Measure everything, interleaved, and return the medians. Raises GodwitError if a peer is missing."""
     program = peers.require(on_install, programs=("nats-server",), modules=("nats",))["nats-server"]
 
-    def confirmed_per_s(logger: Logger) -> Callable[[], float]:
-        return lambda: measure(logger, folder, seconds, SMALL_BYTES)
+    def confirmed_per_s(system: LogSystem) -> Callable[[], float]:
+        return lambda: measure(system, folder, seconds, SMALL_BYTES)
 
     def large_mb_per_s(max_datagram_bytes: int) -> float:
-        logger = godwit_logger(LARGE_PUBLISHERS, max_datagram_bytes)
-        return measure(logger, folder, seconds, LARGE_BYTES) * LARGE_BYTES / MEGABYTE
+        system = godwit_logger(LARGE_PUBLISHERS, max_datagram_bytes)
+        return measure(system, folder, seconds, LARGE_BYTES) * LARGE_BYTES / MEGABYTE
 
     figures = interleaved(
         {

@@ -1,14 +1,9 @@
-"""One publisher, one broker, one subscriber, a process each: how many messages a second come through.
+"""One publisher, one broker, one subscriber, a process each: the messages per second from end to end.
 
-Every system is measured in the same way: the publisher publishes for a while as fast as its library lets it, and then
-rests; the subscriber counts the messages that its library hands over, until all are there. What counts is the time
-from the first to the last at the subscriber.
-
-Godwit as a system under test: its broker in memory, and its client for asyncio, as programs use them.
-
-NATS as a system under test: nats-server, and nats-py on uvloop.
-
-Zenoh as a system under test: its router over TCP, and its client for Python, both with their core in Rust.
+Every system is measured in the same way: the publisher publishes for a while as fast as its library allows, and then
+waits; the subscriber counts the messages that its library delivers, until all have arrived. The time runs from the
+first to the last at the subscriber. The systems: Godwit (its broker in memory, and its client for asyncio), NATS (nats-
+server, and nats-py on uvloop), Zenoh (its router over TCP, and its client for Python, both with their core in Rust).
 """
 
 from __future__ import annotations
@@ -31,52 +26,52 @@ from godwit.net.loop import run as run_loop
 from godwit.net.serve import Service
 from godwit.server.configuration import Configuration
 from godwit_bench import small_senders
-from godwit_bench.small_senders import FILTER, tell_arrived
-from godwit_bench.stage import GIVE_UP_S, HOST, READY, Stage, free_port, hear, wait_for_listener
+from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
+from godwit_bench.small_senders import FILTER, report_arrived
 
 MESSAGE_BYTES: Final = 100
 DATAGRAM_BYTES: Final = 1400
 TOPIC: Final = "bench/topic"
 LOOK_S: Final = 0.002
-"""How often a subscriber looks at its count: not for each message, which would cost as much as the message."""
+"""How often a subscriber checks its count: a check per message would cost as much as the message."""
 PATIENCE_S: Final = 3.0
-"""When nothing has come for so long, nothing will."""
+"""The time without a message after which no more are expected."""
 BURST: Final = 100
-"""So many messages are published between two looks at the clock."""
+"""The messages published between two checks of the clock."""
 
 
 class Pair(msgspec.Struct, frozen=True):
     """A system under test."""
 
-    broker: Callable[[Stage], str]
-    """Starts it and gives its address once it is reachable."""
+    broker: Callable[[ProcessGroup], str]
+    """Start it; return its address once it is reachable."""
     publish: Callable[[Pipe, str, float], None]
-    """Publishes for so many seconds, says how many messages it were; runs in a process of its own."""
+    """Publish for this number of seconds, then send the number of messages; runs in a process of its own."""
     subscribe: Callable[[Pipe, str], None]
-    """Says READY, hears how many will come, says what arrived; runs in a process of its own."""
+    """Send READY, receive the number of messages, send the count that arrived; runs in a process of its own."""
     may_lose: bool = False
-    """It promises no more than at most once. What is lost is not counted, and no reason to fail."""
+    """It guarantees at most once. Lost messages are not counted, and are not a failure."""
 
 
 def measure(pair: Pair, seconds: float) -> float:
-    """Messages a second."""
-    with Stage() as stage:
-        address = pair.broker(stage)
-        subscriber = stage.start(pair.subscribe, address)
-        hear(subscriber, str)
-        published = hear(stage.start(pair.publish, address, seconds), int)
+    """Return the messages per second."""
+    with ProcessGroup() as processes:
+        address = pair.broker(processes)
+        subscriber = processes.start(pair.subscribe, address)
+        receive_reply(subscriber, str)
+        published = receive_reply(processes.start(pair.publish, address, seconds), int)
         subscriber.send(published)
-        arrived, elapsed_s = hear(subscriber, tuple)
+        arrived, elapsed_s = receive_reply(subscriber, tuple)
     if arrived != published and not (pair.may_lose and arrived):
         raise GodwitError(f"{published} messages were published, and {arrived} arrived")
     return float(arrived / elapsed_s)
 
 
-# -- for the publishers -----------------------------------------------------------------------------------------------
+# -- for the publishers ------------------------------------------------------------------------------------------------
 
 
 def bursts(seconds: float, most: float = float("inf")) -> Iterator[range]:
-    """Ranges to publish a message for each number of, until the time is up."""
+    """Yield ranges, with a message to publish for each number, until the time is up."""
     sent = 0
     ends = time.perf_counter() + seconds
     while sent < most and time.perf_counter() < ends:
@@ -84,17 +79,17 @@ def bursts(seconds: float, most: float = float("inf")) -> Iterator[range]:
         sent += BURST
 
 
-def rest(pipe: Pipe, messages: int) -> None:
-    """Says how many it were, and stays: a client that leaves might take the last ones along."""
+def report_and_wait(pipe: Pipe, messages: int) -> None:
+    """Send the number of messages and stay: the last ones might be lost with the client."""
     pipe.send(messages)
     pipe.poll(GIVE_UP_S)
 
 
-# -- for the subscribers ----------------------------------------------------------------------------------------------
+# -- for the subscribers -----------------------------------------------------------------------------------------------
 
 
 def counted(pipe: Pipe, count: Callable[[], int], patience_s: float = PATIENCE_S) -> Iterator[float]:
-    """Gives how long to pause before it is asked again; at the end it has told how many arrived in which time."""
+    """Yield the pause before the next call; at the end, send how many messages arrived in which time."""
     pipe.send(READY)
     arrived = 0
     began = ended = heard_at = now = time.perf_counter()
@@ -120,36 +115,36 @@ async def count_in_loop(pipe: Pipe, count: Callable[[], int]) -> None:
 
 
 def count_in_thread(pipe: Pipe, count: Callable[[], int]) -> None:
-    """For a library that calls back from threads of its own."""
+    """Count for a library that calls back from its own threads."""
     for pause_s in counted(pipe, count):
         time.sleep(pause_s)
 
 
 def godwit_pair() -> Pair:
-    """One publisher, one subscriber, QoS 1."""
-    return pair_with(lambda stage: f"{HOST}:{_godwit_broker(stage)}")
+    """Return Godwit with one publisher, one subscriber, QoS 1."""
+    return pair_with(lambda processes: f"{HOST}:{_godwit_broker(processes)}")
 
 
-def pair_with(broker: Callable[[Stage], str]) -> Pair:
-    """The same publisher and subscriber, with another broker of ours."""
+def pair_with(broker: Callable[[ProcessGroup], str]) -> Pair:
+    """Return the same publisher and subscriber, with another Godwit broker."""
     return Pair(broker, _godwit_publish, _godwit_subscribe)
 
 
 def godwit_system() -> small_senders.System:
-    """Many small senders, QoS 1."""
+    """Return Godwit with many small senders, QoS 1."""
     return small_senders.System(_godwit_broker, _take_all, small_senders.connect)
 
 
-def _godwit_broker(stage: Stage) -> int:
-    return hear(stage.start(_serve), int)
+def _godwit_broker(processes: ProcessGroup) -> int:
+    return receive_reply(processes.start(_serve), int)
 
 
 def _serve(pipe: Pipe) -> None:
-    run_loop(_serve_for_ever(pipe))
+    run_loop(_serve_forever(pipe))
 
 
-async def _serve_for_ever(pipe: Pipe) -> None:
-    """Its datagrams are as long as an Ethernet's: both sides take the shorter size that one of them offers."""
+async def _serve_forever(pipe: Pipe) -> None:
+    """Run the broker with datagrams of Ethernet size: both sides use the smaller size that one of them offers."""
     collect_garbage_rarely()  # as `godwit broker` does
     settings = Settings(max_datagram_bytes=DATAGRAM_BYTES)
     async with Service(Configuration(listen=[f"{HOST}:0"], settings=settings)) as service:
@@ -157,7 +152,7 @@ async def _serve_for_ever(pipe: Pipe) -> None:
         await asyncio.Event().wait()
 
 
-# -- one publisher, one subscriber ------------------------------------------------------------------------------------
+# -- Godwit: one publisher, one subscriber -----------------------------------------------------------------------------
 
 
 def _godwit_subscribe(pipe: Pipe, address: str) -> None:
@@ -200,10 +195,10 @@ async def _godwit_publish_all(pipe: Pipe, address: str, seconds: float) -> None:
                     send(payload)
             messages += len(burst)
         await publisher.flush()
-        rest(pipe, messages)
+        report_and_wait(pipe, messages)
 
 
-# -- many small senders -----------------------------------------------------------------------------------------------
+# -- Godwit: many small senders ----------------------------------------------------------------------------------------
 
 
 def _take_all(pipe: Pipe, port: int) -> None:
@@ -220,22 +215,22 @@ async def _take_from_all(pipe: Pipe, port: int) -> None:
 
     async with connect(f"{HOST}:{port}") as client, client.subscribe(FILTER) as messages:
         taking = asyncio.create_task(take())
-        for pause_s in tell_arrived(pipe, lambda: arrived):
+        for pause_s in report_arrived(pipe, lambda: arrived):
             await asyncio.sleep(pause_s)
         taking.cancel()
 
 
 SUBJECT: Final = TOPIC.replace("/", ".")
 MOST_MESSAGES: Final = 300_000
-"""The server drops a subscriber for which 64 MB wait, and publishers do not wait for subscribers."""
+"""The server drops a subscriber with 64 MB waiting, and publishers do not wait for subscribers."""
 
 
 def nats_pair(program: str) -> Pair:
-    """With the nats-server at this path."""
+    """Return the nats-server at this path."""
 
-    def broker(stage: Stage) -> str:
+    def broker(processes: ProcessGroup) -> str:
         port = free_port()
-        log = stage.run(program, "--addr", HOST, "--port", str(port))
+        log = processes.run(program, "--addr", HOST, "--port", str(port))
         wait_for_listener(port, log)
         return f"nats://{HOST}:{port}"
 
@@ -257,7 +252,7 @@ async def _nats_count(pipe: Pipe, address: str) -> None:
         count += 1
 
     client = await nats.connect(address)
-    # No limit here: what waits in the client must not be dropped.
+    # No limit here: messages that wait in the client must not be dropped.
     await client.subscribe(SUBJECT, cb=on_message, pending_msgs_limit=-1, pending_bytes_limit=-1)
     await client.flush()
     await count_in_loop(pipe, lambda: count)
@@ -278,7 +273,7 @@ async def _nats_publish_all(pipe: Pipe, address: str, seconds: float) -> None:
             await client.publish(SUBJECT, payload)
         messages += len(burst)
     await client.flush()
-    rest(pipe, messages)
+    report_and_wait(pipe, messages)
 
 
 if TYPE_CHECKING:
@@ -289,14 +284,14 @@ def zenoh_pair() -> Pair:
     return Pair(_zenoh_broker, _zenoh_publish, _zenoh_subscribe, may_lose=True)
 
 
-def _zenoh_broker(stage: Stage) -> str:
+def _zenoh_broker(processes: ProcessGroup) -> str:
     address = f"tcp/{HOST}:{free_port()}"
-    hear(stage.start(_route, address), str)
+    receive_reply(processes.start(_route, address), str)
     return address
 
 
 def _route(pipe: Pipe, address: str) -> None:
-    """The router of Zenoh's Python package: no Python runs in it while it forwards."""
+    """Run the router of Zenoh's Python package: no Python code runs in it while it forwards."""
     import zenoh
 
     with zenoh.open(_config("router", "listen", address)):
@@ -332,12 +327,12 @@ def _zenoh_publish(pipe: Pipe, address: str, seconds: float) -> None:
             for _ in burst:
                 publisher.put(payload)
             messages += len(burst)
-        rest(pipe, messages)
+        report_and_wait(pipe, messages)
 
 
 def _is_wanted(publisher: zenoh.Publisher) -> bool:
-    """Whether the publisher knows of the subscriber already; it publishes nothing before that."""
-    status: Any = publisher.matching_status  # not a bool, as its annotation says
+    """Return whether the publisher knows of the subscriber; it publishes nothing before that."""
+    status: Any = publisher.matching_status  # not a bool as annotated
     return bool(status.matching)
 
 

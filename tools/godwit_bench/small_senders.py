@@ -1,11 +1,9 @@
 """Many small senders: a thousand connections, each with one QoS 1 message in flight, and one subscriber to all.
 
-The senders of both systems are one process with a socket for each connection, packets that are ready but for a few
-bytes, and the same loop around them, so that it is the broker that is measured and not the clients.
-
-Small senders to Godwit: real logins by the library, then packets that are ready but for three numbers.
-
-Small senders to Mosquitto: MQTT 3.1.1 over TCP, packets written out by hand.
+The senders of both systems are one process with a socket for each connection, prepared packets in which a few bytes
+change, and the same loop around them, so that the broker is measured and not the clients. Senders to Godwit log in by
+the library, and then change three numbers in their packets. Senders to Mosquitto use MQTT 3.1.1 over TCP, with packets
+encoded here.
 """
 
 from __future__ import annotations
@@ -32,48 +30,48 @@ from godwit.wire import frames as wire
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import Error, Login, Open, Opened, Refused, Welcome, decode_control, encode_control
 from godwit.wire.packet import CHECKSUM, HEADER, decode_packet, encode_packet
-from godwit_bench.stage import GIVE_UP_S, HOST, READY, Stage, free_port, hear, wait_for_listener
+from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
 
 CONNECTIONS: Final = 1000
 MESSAGE_BYTES: Final = 100
 FILTER: Final = "bench/#"
 WARM_UP_S: Final = 0.3
 STALLED_S: Final = 0.3
-"""A sender that hears nothing for so long sends again: a datagram may get lost even here."""
+"""The time without a confirm after which a sender repeats its message: a datagram may be lost even here."""
 POLL_S: Final = 0.05
 RECEIVE_BYTES: Final = 4096
 LOOK_S: Final = 0.02
 SETTLE_S: Final = 5.0
-"""So long after the last confirm the subscriber may still receive."""
+"""The time after the last confirm in which the subscriber may still receive."""
 _SPARE_FILES: Final = 100
 
 
-class Lane(Protocol):
+class Sender(Protocol):
     """One sender: its socket, and the packets that it sends."""
 
     socket: socket.socket
     confirmed: int
-    """How many of its messages are."""
+    """The number of its confirmed messages."""
 
     def first(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
 
     def on_answer(self, data: bytes) -> bytes | None:
-        """The next message if the answer confirms the one in flight."""
+        """Return the next message if the reply confirms the one in flight."""
 
     def again(self) -> bytes | None:
-        """The one in flight once more, or None if the network sees to that."""
+        """Return the message in flight once more, or None if the network repeats it."""
 
 
 class System(msgspec.Struct, frozen=True):
     """A system under test."""
 
-    broker: Callable[[Stage], int]
-    """Starts it and gives its port once it is reachable."""
+    broker: Callable[[ProcessGroup], int]
+    """Start it; return its port once it is reachable."""
     subscribe: Callable[[Pipe, int], None]
-    """Does what tell_arrived does, while it takes what matches FILTER; in a process of its own."""
-    connect: Callable[[int, int], Sequence[Lane]]
-    """So many lanes to that port, each logged in; in a process of its own."""
+    """Subscribe to FILTER and follow report_arrived; runs in a process of its own."""
+    connect: Callable[[int, int], Sequence[Sender]]
+    """Return this number of senders to that port, each logged in; runs in a process of its own."""
 
 
 Sent: TypeAlias = tuple[int, float, int]
@@ -81,23 +79,23 @@ Sent: TypeAlias = tuple[int, float, int]
 
 
 def measure(system: System, connections: int, seconds: float) -> float:
-    """Confirmed messages a second. All of them must also have reached the subscriber."""
-    with Stage() as stage:
-        port = system.broker(stage)
-        subscriber = stage.start(system.subscribe, port)
-        hear(subscriber, str)
-        confirmed, elapsed_s, in_all = hear(
-            stage.start(_send, system.connect, port, connections, seconds), tuple, within_s=GIVE_UP_S + seconds
+    """Return the confirmed messages per second. All of them must also have reached the subscriber."""
+    with ProcessGroup() as processes:
+        port = system.broker(processes)
+        subscriber = processes.start(system.subscribe, port)
+        receive_reply(subscriber, str)
+        confirmed, elapsed_s, in_all = receive_reply(
+            processes.start(_send, system.connect, port, connections, seconds), tuple, within_s=GIVE_UP_S + seconds
         )
         subscriber.send(in_all)
-        arrived = hear(subscriber, int)
+        arrived = receive_reply(subscriber, int)
         if arrived < in_all:
             raise GodwitError(f"{in_all} messages were confirmed, but only {arrived} reached the subscriber")
     return float(confirmed / elapsed_s)
 
 
 def allow_files(connections: int) -> None:
-    """Raises this process's limit of open files, which its children inherit, to what so many sockets need."""
+    """Raise this process's limit of open files, which its children inherit, for this number of sockets."""
     import resource
 
     needed = 2 * connections + _SPARE_FILES
@@ -112,25 +110,25 @@ def allow_files(connections: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _send(pipe: Pipe, connect: Callable[[int, int], Sequence[Lane]], port: int, count: int, seconds: float) -> None:
+def _send(pipe: Pipe, connect: Callable[[int, int], Sequence[Sender]], port: int, count: int, seconds: float) -> None:
     pipe.send(send_all(connect(port, count), seconds))
 
 
-def send_all(lanes: Sequence[Lane], seconds: float) -> Sent:
-    """Keeps one message of each lane in flight for the time."""
+def send_all(senders: Sequence[Sender], seconds: float) -> Sent:
+    """Keep one message of each sender in flight for this time."""
     with select.epoll() as epoll:
-        for lane in lanes:
-            lane.socket.setblocking(False)
-            epoll.register(lane.socket.fileno(), select.EPOLLIN)
-        return _send_in_turns(epoll, lanes, seconds)
+        for sender in senders:
+            sender.socket.setblocking(False)
+            epoll.register(sender.socket.fileno(), select.EPOLLIN)
+        return _send_in_turns(epoll, senders, seconds)
 
 
-def _send_in_turns(epoll: select.epoll, lanes: Sequence[Lane], seconds: float) -> Sent:
-    by_file = {lane.socket.fileno(): (lane.socket.recv, lane.socket.send, lane.on_answer) for lane in lanes}
+def _send_in_turns(epoll: select.epoll, senders: Sequence[Sender], seconds: float) -> Sent:
+    by_file = {sender.socket.fileno(): (sender.socket.recv, sender.socket.send, sender.on_answer) for sender in senders}
     clock = time.perf_counter
-    seen = [0] * len(lanes)
-    for lane in lanes:
-        lane.socket.send(lane.first())
+    seen = [0] * len(senders)
+    for sender in senders:
+        sender.socket.send(sender.first())
     confirmed = before = 0
     now = began = clock()
     starts = began + WARM_UP_S
@@ -148,20 +146,20 @@ def _send_in_turns(epoll: select.epoll, lanes: Sequence[Lane], seconds: float) -
             before, began = confirmed, now
         if now >= look_at:
             look_at = now + STALLED_S
-            seen = _send_stalled(lanes, seen)
+            seen = _send_stalled(senders, seen)
     return confirmed - before, now - began, confirmed
 
 
-def _send_stalled(lanes: Sequence[Lane], seen: list[int]) -> list[int]:
-    """Sends again where nothing was confirmed since the last look; gives what each lane has confirmed by now."""
-    for lane, confirmed in zip(lanes, seen, strict=True):
-        if lane.confirmed == confirmed and (packet := lane.again()) is not None:
-            lane.socket.send(packet)
-    return [lane.confirmed for lane in lanes]
+def _send_stalled(senders: Sequence[Sender], seen: list[int]) -> list[int]:
+    """Repeat messages without a confirm since the last call; return the confirmed count of each sender."""
+    for sender, confirmed in zip(senders, seen, strict=True):
+        if sender.confirmed == confirmed and (packet := sender.again()) is not None:
+            sender.socket.send(packet)
+    return [sender.confirmed for sender in senders]
 
 
-def tell_arrived(pipe: Pipe, arrived: Callable[[], int]) -> Iterator[float]:
-    """For subscribers: says READY, waits for what is expected, says what has arrived. Gives how long to pause."""
+def report_arrived(pipe: Pipe, arrived: Callable[[], int]) -> Iterator[float]:
+    """For subscribers: send READY, wait for the expected count, send the count that arrived. Yield pauses."""
     pipe.send(READY)
     while not pipe.poll():
         yield LOOK_S
@@ -173,11 +171,11 @@ def tell_arrived(pipe: Pipe, arrived: Callable[[], int]) -> Iterator[float]:
 
 
 AT_ONCE: Final = 50
-"""So many log in side by side: what they send at once fits a small receive buffer."""
+"""The logins in progress at a time: their packets fit into a small receive buffer."""
 DATAGRAM_RECEIVE_BYTES: Final = 65_536
 INSTANCE_BYTES: Final = 16
 TIMER_S: Final = 0.01
-"""How often timers are looked at."""
+"""How often timers are checked."""
 
 _U32: Final = wire.U32
 _ACK_HEAD_BYTES: Final = 6
@@ -185,12 +183,12 @@ _RANGE_BYTES: Final = 8
 _CONFIRM: Final = struct.Struct(">BIQ")
 _NUMBER_AT: Final = HEADER.size - _U32.size
 _FRAMES_AT: Final = HEADER.size
-_HEARD_AT: Final = _FRAMES_AT + _ACK_HEAD_BYTES + _U32.size  # the end of the ACK's one range
+_ACKED_AT: Final = _FRAMES_AT + _ACK_HEAD_BYTES + _U32.size  # the end of the ACK's one range
 _RECORD_AT: Final = _FRAMES_AT + _ACK_HEAD_BYTES + _RANGE_BYTES + 1 + _U32.size  # behind the DATA's type and channel
 
 
 def confirmed_record(packet: bytes, channel: int) -> int:
-    """Up to which record this packet confirms the channel; -1 if it says nothing of it."""
+    """Return the record up to which this packet confirms the channel; -1 if it does not."""
     at = _FRAMES_AT
     if packet[at] == wire.ACK:
         at += _ACK_HEAD_BYTES + _RANGE_BYTES * packet[at + _ACK_HEAD_BYTES - 1]
@@ -205,24 +203,24 @@ def confirmed_record(packet: bytes, channel: int) -> int:
     return max((confirm.sequence for confirm in confirms if confirm.channel == channel), default=-1)
 
 
-class GodwitLane:
-    """One connection that has logged in and opened its channel. From here on its packets are made by hand.
+class GodwitSender:
+    """One connection that has logged in and opened its channel. From here on its packets are encoded here.
 
-    Header, an ACK of all that came, DATA with a whole record (a batch of one message), checksum.
+    Header, an ACK of all received packets, DATA with a whole record (a batch of one message), checksum.
     """
 
-    __slots__ = ("_channel", "_content", "_heard", "_number", "_record", "confirmed", "socket")
+    __slots__ = ("_channel", "_content", "_newest_packet", "_number", "_record", "confirmed", "socket")
 
-    def __init__(self, opened: socket.socket, *, peer_id: int, number: int, heard: int, channel: int) -> None:
+    def __init__(self, opened: socket.socket, *, peer_id: int, number: int, newest_packet: int, channel: int) -> None:
         self.socket = opened
         self.confirmed = 0
         self._channel = channel
         self._number = number
-        """Of the last packet sent."""
-        self._heard = heard
+        """The number of the last packet sent."""
+        self._newest_packet = newest_packet
         """The newest packet of the broker."""
         self._record = 1
-        """In flight. Record 0 was the open."""
+        """The record in flight. Record 0 was the open."""
         batch = encode_batch(Batch([bytes(MESSAGE_BYTES)], time.time_ns() // 1000, qos=1))
         frames = wire.encode_frame(wire.Ack(0, ((0, 0),)))
         frames += wire.encode_frame(wire.Data(wire.WHOLE | wire.LAST, channel, 0, 0, None, batch))
@@ -236,8 +234,8 @@ class GodwitLane:
 
     def on_answer(self, data: bytes) -> bytes | None:
         (number,) = _U32.unpack_from(data, _NUMBER_AT)
-        if number > self._heard:
-            self._heard = number
+        if number > self._newest_packet:
+            self._newest_packet = number
         if confirmed_record(data, self._channel) < self._record:
             return None
         self.confirmed += 1
@@ -245,32 +243,32 @@ class GodwitLane:
         return self._packet()
 
     def _packet(self) -> bytes:
-        """The record in flight, in a packet with a number of its own."""
+        """Return the record in flight, in a packet with a new number."""
         self._number += 1
         content = self._content
         _U32.pack_into(content, _NUMBER_AT, self._number)
-        _U32.pack_into(content, _HEARD_AT, self._heard)
+        _U32.pack_into(content, _ACKED_AT, self._newest_packet)
         _U32.pack_into(content, _RECORD_AT, self._record)
         return bytes(content) + CHECKSUM.pack(crc32c(content))
 
 
-# -- logging in -------------------------------------------------------------------------------------------------------
+# -- logging in --------------------------------------------------------------------------------------------------------
 
 
-class Entry:
-    """A connection on its way in: handshake, login, a channel for its topic. All by the library."""
+class PendingLogin:
+    """A connection that is being set up by the library: handshake, login, a channel for its topic."""
 
     def __init__(self, port: int, number: int) -> None:
-        self.lane: GodwitLane | None = None
-        """There when it is done."""
+        self.sender: GodwitSender | None = None
+        """Set when the setup is complete."""
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.connect((HOST, port))
         self.socket.setblocking(False)
         self._address: Address = (HOST, port)
         self._number = number
         self._sent = b""
-        """The header of the last packet sent: its fields are what goes on."""
-        self._heard = 0
+        """The header of the last packet sent, whose fields the sender continues."""
+        self._newest_packet = 0
         self._channel = 0
         self._is_open = False
         self.endpoint = Endpoint(EndpointConfig(), entropy=os.urandom)
@@ -280,25 +278,29 @@ class Entry:
 
     def on_readable(self) -> None:
         now = time.monotonic()
-        while self.lane is None:
+        while self.sender is None:
             try:
                 data = self.socket.recv(DATAGRAM_RECEIVE_BYTES)
             except BlockingIOError:
                 break
             self.endpoint.receive(Train(self._address, data, len(data)), now)
             if self._channel:
-                self._heard = max(self._heard, decode_packet(data)[1])
+                self._newest_packet = max(self._newest_packet, decode_packet(data)[1])
             self._handle(self.endpoint.events())
             self._transmit(now)
             if self._is_open:
-                self._say_what_is_due(now)
+                self._send_due(now)
                 _, peer_id, number = HEADER.unpack(self._sent)
-                self.lane = GodwitLane(
-                    self.socket, peer_id=peer_id, number=number, heard=self._heard, channel=self._channel
+                self.sender = GodwitSender(
+                    self.socket,
+                    peer_id=peer_id,
+                    number=number,
+                    newest_packet=self._newest_packet,
+                    channel=self._channel,
                 )
 
-    def _say_what_is_due(self, now: float) -> None:
-        """Acknowledges the last packet too: nobody does while the lane waits for the others to log in."""
+    def _send_due(self, now: float) -> None:
+        """Send due packets and acknowledge the last one, as the sender waits for the others to log in."""
         self.endpoint.handle_timers(now + MAX_ACK_DELAY_S)
         self._transmit(now + MAX_ACK_DELAY_S)
 
@@ -335,23 +337,23 @@ class Entry:
                 self._sent = datagram[: HEADER.size]
 
 
-def connect(port: int, connections: int) -> Sequence[GodwitLane]:
-    """So many lanes, a few at a time."""
-    lanes: list[GodwitLane] = []
+def connect(port: int, connections: int) -> Sequence[GodwitSender]:
+    """Return this number of senders, connecting a few at a time."""
+    senders: list[GodwitSender] = []
     for first in range(0, connections, AT_ONCE):
-        entries = [Entry(port, number) for number in range(first, min(first + AT_ONCE, connections))]
+        entries = [PendingLogin(port, number) for number in range(first, min(first + AT_ONCE, connections))]
         try:
             _drive(entries)
         except BaseException:
-            for opened in (*(lane.socket for lane in lanes), *(entry.socket for entry in entries)):
+            for opened in (*(sender.socket for sender in senders), *(entry.socket for entry in entries)):
                 opened.close()
             raise
-        lanes += [entry.lane for entry in entries if entry.lane is not None]
-    return lanes
+        senders += [entry.sender for entry in entries if entry.sender is not None]
+    return senders
 
 
-def _drive(entries: Sequence[Entry]) -> None:
-    """Until all are in."""
+def _drive(entries: Sequence[PendingLogin]) -> None:
+    """Run the connections until all are set up."""
     waiting = {entry.socket.fileno(): entry for entry in entries}
     ends = time.monotonic() + GIVE_UP_S
     with select.epoll() as epoll:
@@ -363,7 +365,7 @@ def _drive(entries: Sequence[Entry]) -> None:
                 raise GodwitError(f"{len(waiting)} senders could not log in within {GIVE_UP_S:g} s")
             for file, _ in epoll.poll(TIMER_S):
                 waiting[file].on_readable()
-                if waiting[file].lane is not None:
+                if waiting[file].sender is not None:
                     epoll.unregister(file)
                     del waiting[file]
             for entry in waiting.values():
@@ -384,28 +386,28 @@ _U16: Final = struct.Struct(">H")
 
 
 def mosquitto_system(program: str) -> System:
-    """With the mosquitto at this path."""
+    """Return the mosquitto at this path."""
 
-    def broker(stage: Stage) -> int:
+    def broker(processes: ProcessGroup) -> int:
         port = free_port()
-        settings = stage.folder / "mosquitto.conf"
+        settings = processes.folder / "mosquitto.conf"
         settings.write_text(
             f"listener {port} {HOST}\nallow_anonymous true\nset_tcp_nodelay true\n"
             "max_queued_messages 0\nmax_inflight_messages 0\n",  # 0: without limit
             encoding="utf-8",
         )
-        log = stage.run(program, "-c", str(settings))
+        log = processes.run(program, "-c", str(settings))
         wait_for_listener(port, log)
         return port
 
     return System(broker, _subscribe, _connect)
 
 
-# -- packets ----------------------------------------------------------------------------------------------------------
+# -- MQTT packets ------------------------------------------------------------------------------------------------------
 
 
 def encode(kind: int, content: bytes) -> bytes:
-    """A packet: its type, its length in groups of seven bits, its content."""
+    """Return a packet: its type, its length in groups of seven bits, its content."""
     length = len(content)
     out = bytearray((kind,))
     while length > 127:
@@ -434,7 +436,7 @@ def subscribe_packet(topic_filter: str) -> bytes:
 
 
 def acknowledge(stream: bytes) -> tuple[int, bytes, bytes]:
-    """How many PUBLISH packets the stream begins with, the answers to them, and the rest, which is not whole yet."""
+    """Return the number of complete PUBLISH packets in the stream, their replies, and the incomplete rest."""
     at = count = 0
     answers: list[bytes] = []
     end = len(stream)
@@ -452,10 +454,10 @@ def acknowledge(stream: bytes) -> tuple[int, bytes, bytes]:
     return count, b"".join(answers), stream[at:]
 
 
-# -- the two clients --------------------------------------------------------------------------------------------------
+# -- MQTT clients ------------------------------------------------------------------------------------------------------
 
 
-class MqttLane:
+class MqttSender:
     """One connection; its messages are all the same bytes."""
 
     __slots__ = ("_packet", "confirmed", "socket")
@@ -486,8 +488,8 @@ def _open(port: int, name: str) -> socket.socket:
     return opened
 
 
-def _connect(port: int, connections: int) -> Sequence[MqttLane]:
-    return [MqttLane(_open(port, f"sender-{number}"), number) for number in range(connections)]
+def _connect(port: int, connections: int) -> Sequence[MqttSender]:
+    return [MqttSender(_open(port, f"sender-{number}"), number) for number in range(connections)]
 
 
 def _subscribe(pipe: Pipe, port: int) -> None:
@@ -500,7 +502,7 @@ def _subscribe(pipe: Pipe, port: int) -> None:
     with _open(port, "subscriber") as broker:
         broker.sendall(subscribe_packet(FILTER))
         broker.recv(SUBACK_BYTES)
-        for pause_s in tell_arrived(pipe, count):
+        for pause_s in report_arrived(pipe, count):
             while select.select([broker], [], [], pause_s)[0]:
                 count_now, answers, rest = acknowledge(rest + broker.recv(1 << 20))
                 arrived += count_now

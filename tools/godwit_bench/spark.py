@@ -1,17 +1,12 @@
-"""What Spark makes of a source's rows: an aggregate of a batch, and Parquet files of a stream, each timed as a whole.
-
-One session measures all sources in turn, in a process of its own, so that JIT and Python workers are warm for all.
-
-How long a message takes from its publisher to a row of bronze, with the pipeline as `godwit pipeline run` runs it.
-
-A publisher sends readings at a steady rate; whoever reads the table looks at it again and again, and the delay of a
-message is the time from its publishing until a look sees it.
-
-`godwit bench spark`: our source against a bare one in the same Spark session, and how fresh bronze is.
+"""`godwit bench spark`: Godwit's source against a bare one in the same Spark session, and the delay to bronze.
 
 A log of messages of 100 bytes, each alone in its batch and from one of 10,000 publishers on one of 10,000 topics, is
-read through Spark by our source, and the same rows by a Python data source that only hands on what a Flight server has
-ready. Then the pipeline runs with a trigger of a second, and messages are timed from their publishing to bronze.
+read through Spark by Godwit's source, and the same rows by a Python data source that only passes on rows from a Flight
+server. Two tasks are timed as a whole: an aggregate of a batch, and Parquet files of a stream. One session in a process
+of its own measures all sources in turn, so that JIT and Python workers are warm for all.
+
+Then the pipeline runs as `godwit pipeline run` does, with a trigger of a second. A publisher sends readings at a steady
+rate, and the delay of a message is the time from its publishing until a reader of the bronze table sees it.
 """
 
 from __future__ import annotations
@@ -51,13 +46,13 @@ from godwit.pipeline.watching import Batch
 from godwit_bench import spark_bare
 from godwit_bench.archive import MESSAGE_BYTES, fill_with_lone_messages
 from godwit_bench.log import durable_broker
+from godwit_bench.processes import READY, ProcessGroup, receive_reply
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 from godwit_bench.spark_bare import FORMAT, bare_server
-from godwit_bench.stage import READY, Stage, hear
 
 MASTER: Final = "local[*,4]"
 START_S: Final = 120.0
-"""A JVM and its session take their time on a busy machine."""
+"""A JVM and its session start slowly on a busy machine."""
 LONGEST_S: Final = 300.0
 STOP: Final = "stop"
 
@@ -71,25 +66,25 @@ class Source:
 
 
 class Session:
-    """Spark, in a process of its own."""
+    """A Spark session in a process of its own."""
 
-    def __init__(self, stage: Stage, rows: int) -> None:
-        self._pipe = stage.start(_work, str(stage.folder), rows)
-        self.partitions = hear(self._pipe, int, within_s=START_S)
-        """Into how many a large read is cut."""
+    def __init__(self, processes: ProcessGroup, rows: int) -> None:
+        self._pipe = processes.start(_work, str(processes.folder), rows)
+        self.partitions = receive_reply(self._pipe, int, within_s=START_S)
+        """The number of partitions of a large read."""
 
     def rows_per_s(self, task: str, source: Source) -> float:
-        """Of a task of TASKS, which must see all rows."""
+        """Return the rows per second of a task of TASKS, which must see all rows."""
         self._pipe.send((task, source))
-        return hear(self._pipe, float, within_s=LONGEST_S)
+        return receive_reply(self._pipe, float, within_s=LONGEST_S)
 
     def stop(self) -> None:
         self._pipe.send(STOP)
-        hear(self._pipe, str, within_s=START_S)
+        receive_reply(self._pipe, str, within_s=START_S)
 
 
 def aggregate(spark: SparkSession, source: Source, folder: Path) -> int:
-    """A batch: messages and bytes of each topic. Gives the number of messages."""
+    """Count messages and bytes of each topic in a batch; return the number of messages."""
     rows = spark.read.format(source.format).options(**source.options).load()
     found = rows.groupBy("topic").agg(sf.count("*").alias("messages"), sf.sum(sf.length("payload")).alias("bytes"))
     (total,) = found.agg(sf.sum("messages").alias("messages"), sf.sum("bytes").alias("bytes")).collect()
@@ -97,7 +92,7 @@ def aggregate(spark: SparkSession, source: Source, folder: Path) -> int:
 
 
 def parquet(spark: SparkSession, source: Source, folder: Path) -> int:
-    """A stream, until its end: all columns to files. Gives the number of rows."""
+    """Write all columns of a stream to files until its end; return the number of rows."""
     target = folder / "parquet"
     try:
         rows = spark.readStream.format(source.format).options(**source.options).load()
@@ -135,26 +130,26 @@ TOPICS: Final = 10
 MESSAGES_PER_S: Final = 100
 TRIGGER_S: Final = 1.0
 WARM_BATCHES: Final = 5
-"""Versions of the table that are not counted: Java compiles what it runs often while it runs."""
+"""Versions of the table that are not counted, while Java compiles the code."""
 LOOK_S: Final = 0.01
 
 
-def delays_s(stage: Stage, seconds: float) -> list[float]:
-    """Of all messages that came to bronze within so many seconds, once the pipeline is warm."""
-    broker, archive = durable_broker(stage, stage.folder / "log", with_archive=True)
-    lake = stage.folder / "lake"
-    publisher = stage.start(_publish, broker)
-    hear(publisher, str)
-    pipeline = stage.start(_run_pipeline, str(lake), archive)
-    hear(pipeline, str, within_s=START_S)
+def delays_s(processes: ProcessGroup, seconds: float) -> list[float]:
+    """Return the delays of all messages that reached bronze within this time, once the pipeline is warm."""
+    broker, archive = durable_broker(processes, processes.folder / "log", with_archive=True)
+    lake = processes.folder / "lake"
+    publisher = processes.start(_publish, broker)
+    receive_reply(publisher, str)
+    pipeline = processes.start(_run_pipeline, str(lake), archive)
+    receive_reply(pipeline, str, within_s=START_S)
     found = watch(Lake(str(lake)).table(bronze.SPEC), seconds, on_look=lambda: _check(pipeline))
     pipeline.send(STOP)  # it ends with its next batch, before the publisher does
-    hear(pipeline, str, within_s=LONGEST_S)
+    receive_reply(pipeline, str, within_s=LONGEST_S)
     return found
 
 
 def watch(table: Table, seconds: float, on_look: Callable[[], None]) -> list[float]:
-    """Looks at the table until it has been warm for so long."""
+    """Read the table repeatedly until it has been warm for this time; return the delays."""
     gives_up_at = time.monotonic() + LONGEST_S
     ends_at = math.inf
     seen, fresh, next_offset = 0, 0, 0
@@ -184,7 +179,7 @@ def watch(table: Table, seconds: float, on_look: Callable[[], None]) -> list[flo
 
 
 def _transactions(table: Table) -> int:
-    """How many there were, without opening the table: whoever looks all the time must not need the processor for it."""
+    """Return the number of transactions without opening the table: frequent checks must need little processor time."""
     try:
         return sum(1 for _ in (Path(table.address) / "_delta_log").iterdir())
     except FileNotFoundError:
@@ -192,17 +187,17 @@ def _transactions(table: Table) -> int:
 
 
 def _check(pipeline: Pipe) -> None:
-    """A pipeline that has failed says so."""
+    """Raise the failure of a pipeline that has failed."""
     if pipeline.poll():
-        hear(pipeline, type(None))
+        receive_reply(pipeline, type(None))
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share of them does not exceed."""
+    """Return the smallest value that this share of the values does not exceed."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-# -- in processes of their own ----------------------------------------------------------------------------------------
+# -- in processes of their own -----------------------------------------------------------------------------------------
 
 
 def _publish(pipe: Pipe, broker: str) -> None:
@@ -223,11 +218,11 @@ async def _publish_for_ever(pipe: Pipe, broker: str) -> None:
 
 
 class _EnoughError(Exception):
-    """Nobody wants more."""
+    """Raised to end the run."""
 
 
 class _Watching:
-    """Ends the run when it is told to."""
+    """End the run on request."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -257,11 +252,11 @@ OURS: Final = "godwit"
 def run(
     *, folder: Path, rounds: int, seconds: float, on_round: Callable[[str], None], messages: int = MESSAGES
 ) -> Report:
-    """Measures all sources in turns and takes the medians; then watches the delay for so many seconds."""
+    """Measure all sources in turns and return the medians; then measure the delay for this number of seconds."""
     figures = _reading(folder, rounds, on_round, messages)
-    with Stage(within=folder) as stage:
+    with ProcessGroup(within=folder) as processes:
         on_round(DELAY)
-        delays_ms = [delay_s * 1000 for delay_s in delays_s(stage, seconds)]
+        delays_ms = [delay_s * 1000 for delay_s in delays_s(processes, seconds)]
     unit = f"messages/s of {MESSAGE_BYTES} B"
     what = f"ms from publishing to a row of bronze, trigger {TRIGGER_S:g} s"
     results = [Result(name, statistics.median(values), unit) for name, values in figures.items()]
@@ -278,13 +273,13 @@ def run(
 
 
 def _reading(folder: Path, rounds: int, on_round: Callable[[str], None], messages: int) -> dict[str, list[float]]:
-    with Stage(within=folder) as stage:
+    with ProcessGroup(within=folder) as processes:
         on_round("writing the log")
-        rows = fill_with_lone_messages(stage.folder / "log", messages=messages)
-        _, archive = durable_broker(stage, stage.folder / "log", with_archive=True)
+        rows = fill_with_lone_messages(processes.folder / "log", messages=messages)
+        _, archive = durable_broker(processes, processes.folder / "log", with_archive=True)
         on_round("starting Spark")
-        bare = bare_server(stage, archive)
-        session = Session(stage, rows)
+        bare = bare_server(processes, archive)
+        session = Session(processes, rows)
         options = {"address": bare, "rows": str(rows), "pieces": str(session.partitions)}
         sources = {OURS: Source(OURS, {"archive": archive}), FORMAT: Source(FORMAT, options)}
         measures = {

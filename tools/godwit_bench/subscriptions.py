@@ -1,8 +1,9 @@
-"""What other subscriptions cost: one broker with a single subscription against one with a hundred thousand more.
+"""The cost of other subscriptions: a broker with a single subscription against one with a hundred thousand more.
 
-Publisher, server and subscriber run in one process, without sockets and in their own time. Only the server's share is
-measured, from a train that arrives to the trains that leave, so that nothing hides what the subscriptions cost. The
-others are connected, have confirmed what they got, and match other topics, many of them beginning as the measured one.
+Publisher, server and subscriber run in one process, without sockets and in virtual time. Only the server's share is
+measured, from an arriving train to the departing trains, so that nothing hides the cost of the subscriptions. The
+others are connected, have confirmed all messages, and match other topics, many with the same prefix as the measured
+one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from godwit.wire.control import (
     decode_control,
     encode_control,
 )
-from godwit_bench.stage import GIVE_UP_S, Stage, hear
+from godwit_bench.processes import GIVE_UP_S, ProcessGroup, receive_reply
 
 MANY: Final = 100_000
 OF_ONE_CLIENT: Final = 1000
@@ -45,7 +46,7 @@ TOPIC: Final = "bench/site/room/temperature"
 BATCH_MESSAGES: Final = 10
 MESSAGE_BYTES: Final = 100
 AT_ONCE: Final = 16
-"""Batches that are on their way to the server in one turn."""
+"""Batches sent to the server in one turn."""
 BUFFER_BYTES: Final = 4 << 20
 STEP_S: Final = 0.001
 _SERVER: Final = ("192.0.2.1", 50000)
@@ -53,38 +54,38 @@ _LONG_S: Final = 10 * GIVE_UP_S
 
 
 def compare(subscriptions: int, *, rounds: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Batches a second, round by round: with one subscription, and with so many others beside it."""
-    with Stage() as stage:
-        few, many = hear(stage.start(_compare, subscriptions, rounds, seconds), tuple, within_s=_LONG_S)
+    """Return the batches per second of each round: with one subscription, and with this number of others besides."""
+    with ProcessGroup() as processes:
+        few, many = receive_reply(processes.start(_compare, subscriptions, rounds, seconds), tuple, within_s=_LONG_S)
     return few, many
 
 
 def _compare(pipe: Pipe, subscriptions: int, rounds: int, seconds: float) -> None:
-    one, crowd = Hall(), Hall()
-    gc.disable()  # it would look at all of them again and again while they become many
+    one, crowd = Testbed(), Testbed()
+    gc.disable()  # the collector would visit the growing number of subscriptions again and again
     crowd.add_others(subscriptions)
     gc.enable()
     rates: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        for hall, figures in zip((one, crowd), rates, strict=True):
-            figures.append(hall.forward(seconds))
+        for testbed, figures in zip((one, crowd), rates, strict=True):
+            figures.append(testbed.forward(seconds))
     pipe.send(rates)
 
 
 def filters(count: int) -> Iterator[str]:
-    """Of other subscriptions: all kinds, and none that matches TOPIC."""
+    """Yield filters of other subscriptions: all kinds, none of which matches TOPIC."""
     kinds = ("bench/site/room/{}/+", "bench/+/{}/temperature", "bench/site/{}/#", "*/{}", "{}/+/room/temperature")
     for number in range(count):
         yield kinds[number % len(kinds)].format(f"x{number}")
 
 
 class Client:
-    """An endpoint with one connection: it answers what the server says, and keeps count."""
+    """An endpoint with one connection, which acknowledges and counts received records."""
 
-    def __init__(self, hall: Hall, number: int, request: ControlMessage) -> None:
+    def __init__(self, testbed: Testbed, number: int, request: ControlMessage) -> None:
         self.address: Address = ("192.0.2.2", number)
         self.endpoint = Endpoint(EndpointConfig(receive_buffer_bytes=BUFFER_BYTES), entropy=os.urandom)
-        self.connection = self.endpoint.connect(_SERVER, hall.now)
+        self.connection = self.endpoint.connect(_SERVER, testbed.now)
         self.is_ready = False
         self.channel = 0
         self.records = 0
@@ -119,12 +120,12 @@ class Client:
             self.is_ready = True
 
 
-class Hall:
-    """A server, a publisher and a subscriber, and the wires between them."""
+class Testbed:
+    """A server, a publisher and a subscriber, and the connections between them."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        # With the policy "open" a subscription to a plain name makes a topic, and this is not about topics.
+        # With the policy "open" a subscription to a plain name creates a topic, which is not to be measured.
         settings = Settings(max_subscriptions=OF_ONE_CLIENT, default_policy="publishers", max_datagram_bytes=1400)
         store = MemoryStore(settings.ring_bytes, log_id=os.urandom(16))
         self.server = Server(
@@ -132,14 +133,14 @@ class Hall:
         )
         self._listener: Listener = self.server.listen(endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES))
         self.spent_s = 0.0
-        """Processor time of the server's share: what else runs on the machine does not count."""
+        """Processor time of the server's share, without other processes of the machine."""
         self.publisher = Client(self, 1, Open(topic=TOPIC))
         self.subscriber = Client(self, 2, Subscribe(request=1, subscription=1, filters=[TOPIC]))
         while not (self.publisher.is_ready and self.subscriber.is_ready):
             self.step()
 
     def step(self) -> None:
-        """What the clients have to say goes to the server, and its answers back."""
+        """Pass the output of the clients to the server, and its output back."""
         self.now += STEP_S
         now = self.now
         clients = (self.publisher, self.subscriber)
@@ -165,7 +166,7 @@ class Hall:
             client.handle_events()
 
     def forward(self, seconds: float) -> float:
-        """Batches a second of the server's time, until it has worked for so long."""
+        """Return the batches per second of the server's time, until it has worked for this time."""
         batch = encode_batch(Batch([bytes(MESSAGE_BYTES)] * BATCH_MESSAGES, time.time_ns() // 1000))
         publisher = self.publisher
         self.spent_s = 0.0
@@ -178,7 +179,7 @@ class Hall:
         return (publisher.confirmed - first) / self.spent_s
 
     def add_others(self, count: int) -> None:
-        """Straight into the broker, past the transport: it is the broker's books that are to be full."""
+        """Add subscriptions directly to the broker, without the transport, to fill the broker's tables."""
         broker = self.server.broker
         dialer = Endpoint(EndpointConfig(), entropy=os.urandom)
         now_us = int(self.now * 1e6) + time.time_ns() // 1000

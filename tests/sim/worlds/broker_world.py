@@ -1,4 +1,4 @@
-"""A small, quiet plan of the broker world for tests: what each of them needs is changed in it."""
+"""A small plan of the broker world without faults, which each test changes as needed."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ PLAN = BrokerPlan(
     faults=(),
     hostile=None,
 )
-"""A sender with four lanes, a reader that subscribes a second time later on, and another with a will."""
+"""A sender with four order keys, a reader that subscribes a second time later on, and another with a will."""
 
 DEATH = replace(PLAN, faults=(Fault(0.7, "client_dies", 2, 0.4), Fault(1.0, "client_dies", 1, 0.3)))
-"""Both who read die, and come back."""
+"""Both readers die and restart."""
 
 LOST = replace(PLAN, faults_end_s=7.0, faults=(Fault(0.5025, "partition", 0, 5.0), Fault(0.6, "partition", 2, 5.0)))
-"""The sender is cut off for longer than anybody waits, between its message and the confirm."""
+"""The sender is disconnected for longer than any timeout, between its message and the confirm."""
 
 SLOW = replace(
     PLAN,
@@ -95,7 +95,7 @@ SLOW = replace(
     ),
     faults_end_s=5.0,
 )
-"""A reader that sleeps while the ring turns over."""
+"""A reader that pauses while the ring is overwritten."""
 
 
 STALE = replace(
@@ -107,7 +107,7 @@ STALE = replace(
     ),
     faults=(Fault(1.0, "partition", 1, 3.5),),
 )
-"""Somebody with nothing to read is cut off while the ring turns over."""
+"""A subscriber without messages is disconnected while the ring is overwritten."""
 
 
 def run(plan: BrokerPlan, server: type[Server] = Server) -> BrokerWorld:

@@ -1,4 +1,4 @@
-"""Stores that break their word, for the tests of the durable world, and the lives of a store without a broker."""
+"""Incorrect stores for the tests of the durable world, and repeated openings of a store without a broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from random import Random
 
-from tests.sim.broker_models import Truth
+from tests.sim.broker_models import Models
 
 from godwit.errors import DiskError
 from godwit.store.port import Change, Entry
@@ -20,7 +20,7 @@ from godwit_sim.worlds.durable import PATH, DurablePlan, DurableStore, Opener, W
 
 
 def opener_of(kind: type[SqliteStore], synchronous: str = "FULL") -> Opener:
-    """Opens another kind of store, or with less care."""
+    """Open another kind of store, or with weaker syncs."""
 
     def opener(disk: Disk, new_log_id: bytes, now_us: int) -> DurableStore:
         store = kind.open(PATH, new_log_id=new_log_id, now_us=now_us, vfs=disk.vfs_name)
@@ -31,7 +31,7 @@ def opener_of(kind: type[SqliteStore], synchronous: str = "FULL") -> Opener:
 
 
 class SplitStore(SqliteStore):
-    """Two transactions where one is needed."""
+    """Use two transactions where one is needed."""
 
     def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
         first_offset = super().append(entries)
@@ -40,7 +40,7 @@ class SplitStore(SqliteStore):
 
 
 class HastyStore(SqliteStore):
-    """Says that it has the batches, and writes them with the next ones."""
+    """Confirm batches before writing them with the next ones."""
 
     _waiting: tuple[Sequence[Entry], Sequence[Change]] = ((), ())
 
@@ -60,11 +60,11 @@ class StoreRuns:
     """A store that is written, dies, and is opened again, from a seed."""
 
     def __init__(self, seed: int, plan: DurablePlan, opener: Opener = open_store, *, kills: float = 0.0) -> None:
-        """`kills`: this share of its deaths are its own, without its machine's."""
+        """`kills`: the share of deaths without a power cut."""
         self.disk = Disk(Random(f"{seed} disk"))
         self.checkers = Checkers(seed, Network())
         self.checkers.published.names("alice", "Alice")
-        self._truth = Truth(self.checkers.published, self.checkers.now_us)
+        self._models = Models(self.checkers.published, self.checkers.now_us)
         self._rng = Random(f"{seed} lives")
         self._plan = plan
         self._opener = opener
@@ -76,7 +76,7 @@ class StoreRuns:
         return self.checkers.restarts
 
     def run(self, runs: int, troubles: Sequence[Trouble | None] = (None,)) -> None:
-        """Each life ends after some writes and syncs, wherever that is."""
+        """End each run after some writes and syncs, at any point."""
         for _ in range(runs):
             self.disk.die_in(self._rng.choice((None, None, self._rng.randrange(80))))
             try:
@@ -97,7 +97,7 @@ class StoreRuns:
     def open(self) -> WatchedDurableStore:
         self.disk.trouble = None
         if self.disk.has_lost_writes:
-            self.disk.die_in(None)  # not now: see there
+            self.disk.die_in(None)  # postponed: see has_lost_writes
         store = self._opener(self.disk, self._rng.randbytes(16), self.checkers.now_us)
         self.disk.may_die()
         self._watched = WatchedDurableStore(store, self.disk, self.checkers, self._plan, self._rng)
@@ -109,11 +109,11 @@ class StoreRuns:
         entries: list[Entry] = []
         changes: list[Change] = [TopicKept("a/b", rng.randrange(100), rng.randrange(100), 1)]
         for _ in range(rng.choice((0, 1, 3))):
-            payload = b"%d " % self._truth.time_us + rng.randbytes(rng.choice((10, 1000, 30_000)))
-            made = self._truth.publish(payload=payload, retain=rng.random() < 0.3)
-            entries.append(self._truth.entry(made))
+            payload = b"%d " % self._models.time_us + rng.randbytes(rng.choice((10, 1000, 30_000)))
+            made = self._models.publish(payload=payload, retain=rng.random() < 0.3)
+            entries.append(self._models.entry(made))
             if made.retain:
-                changes.append(RetainedKept("a/b", payload, "Alice", self._truth.time_us))
+                changes.append(RetainedKept("a/b", payload, "Alice", self._models.time_us))
         session = SessionKept(rng.choice("xyz"), rng.randbytes(16), False, 5, None)
         changes += [session, FeedKept(session.name, ("a/#",), None, rng.randrange(100)), SessionGone(rng.choice("xyz"))]
         changes.append(IdentityKept("x", "p", "a/b", 0, rng.randrange(100), 1))

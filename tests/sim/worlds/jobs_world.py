@@ -1,4 +1,4 @@
-"""A small, quiet plan of the world of jobs for tests: what each of them needs is changed in it."""
+"""A small plan of the jobs world without faults, which each test changes as needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def controller(name: str | None, *jobs: JobPlan, start_s: float = 0.0, **changes
 
 
 def jobs(count: int = 12, **changes: Any) -> tuple[JobPlan, ...]:
-    """One after another, for one, two or all workers."""
+    """Return jobs one after another, for one, two or all workers."""
     return tuple(
         JobPlan(0.3 + 0.1 * number, ("resize", "mail")[number % 2], workers=number % 3, **({"takes_s": 0.15} | changes))
         for number in range(count)
@@ -55,17 +55,17 @@ QUIET = JobsPlan(
     controllers=(controller("boss", *jobs()), controller("chief", *jobs(6, key=None))),
     faults=(),
 )
-"""Three workers, of whom one comes later, and two controllers; nothing befalls anybody."""
+"""Three workers, one of which starts later, and two controllers, without faults."""
 
 
 def quiet(seed: int = 1, **changes: Any) -> JobsPlan:
-    """With another seed, and other fields of the plan."""
+    """Return the plan with another seed, and other fields."""
     durable = replace(QUIET.durable, broker=replace(QUIET.durable.broker, seed=seed))
     return replace(QUIET, durable=changes.pop("durable", durable), **changes)
 
 
 def storm(seed: int, **changes: Any) -> JobsPlan:
-    """The server dies again and again, in the midst of its work; so do workers, or they stall; a controller, too."""
+    """Return a plan in which the server, workers and a controller die repeatedly during their work, or stall."""
     rng = Random(f"storm {seed}")
     times = sorted(rng.uniform(0.4, 2.5) for _ in range(5))
     deaths = tuple(Death(at_s, rng.random() < 0.5, rng.choice((None, *range(8))), 0.02) for at_s in times)

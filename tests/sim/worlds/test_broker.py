@@ -1,4 +1,4 @@
-"""The broker world: good seeds pass, the same seed is the same world, and each planted fault is caught."""
+"""The broker world: good seeds pass, runs of a seed are equal, and each planted fault is caught."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_the_quiet_plan_delivers_everything() -> None:
 
 def test_who_dies_goes_on_where_it_stopped_and_leaves_its_will() -> None:
     world = run(DEATH)
-    assert len(world.checkers.streams) == 5, "two of them in both lives, one later"
+    assert len(world.checkers.streams) == 5, "two of them in both runs, one later"
     assert sum(one.is_will for one in world.checkers.log.messages) == 1
 
 
-def test_a_slow_reader_is_told_what_it_missed() -> None:
+def test_a_slow_reader_gets_a_report_of_missed_messages() -> None:
     world = run(SLOW)
     reader, other = world.checkers.streams
     assert reader.missed > 0
@@ -79,8 +79,8 @@ def test_a_slow_reader_costs_no_more_than_its_window() -> None:
     assert world.memory.most_bytes["server0"] < 4 * 64 * KIB
 
 
-def test_a_quiet_subscriber_misses_nothing_of_what_others_lose() -> None:
-    """Its client knows only the last message that it got, which is long gone when its line is there again."""
+def test_a_quiet_subscriber_misses_no_messages_of_others() -> None:
+    """Its client knows only its last message, which is long deleted when it reconnects."""
     world = run(STALE)
     quiet, _ = world.checkers.streams
     assert (quiet.received, quiet.missed) == (2, 0), "one of them when all is well again"
@@ -111,7 +111,7 @@ def test_two_listeners_share_a_broker() -> None:
     run(replace(PLAN, server_hosts=PLAN.server_hosts * 2, clients=clients))
 
 
-def test_somebody_hostile_hurts_nobody() -> None:
+def test_a_hostile_client_has_no_effect_on_others() -> None:
     kinds: Any = ("junk", "flood", "no_login", "never_reads", "liar", "requests", "opens")
     world = run(replace(PLAN, hostile=HostilePlan(kinds, 100, 2.0)))
     assert world.hostile is not None
@@ -138,11 +138,11 @@ def test_the_registry() -> None:
     assert "broker" in WORLDS
 
 
-# -- planted faults: a server that does something wrong ---------------------------------------------------------------
+# -- planted faults: an incorrect server -------------------------------------------------------------------------------
 
 
 class Spoils(Server):
-    """Does something wrong to the tenth record for a subscriber."""
+    """Change the tenth record for a subscriber."""
 
     count = 0
 
@@ -184,7 +184,7 @@ class Raises(Server):
 
 
 class Sleeps(Server):
-    """Does nothing more after a while."""
+    """Stop after a while."""
 
     def turn(self) -> Any:
         return super().turn() if self._now < 6.0 else []
@@ -206,7 +206,7 @@ def test_a_broken_server_is_caught(server: type[Server], error: type[Exception],
         run(PLAN, server)
 
 
-def test_a_violation_is_told() -> None:
+def test_a_violation_is_reported() -> None:
     for server, text in ((Raises, "an exception escaped"), (Leaks, "memory")):
         violation, summary = run_broker(0, Trace(), server)
         assert violation is not None
@@ -214,20 +214,20 @@ def test_a_violation_is_told() -> None:
         assert "clients" in summary
 
 
-# -- planted faults: something inside does wrong ----------------------------------------------------------------------
+# -- planted faults: an incorrect part ---------------------------------------------------------------------------------
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Forgets to do it."""
+    """Do nothing."""
 
 
 def silent(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are not told."""
+    """Send no gaps."""
     return lambda lane, message, *offsets: 0 if isinstance(message, Gap) else say(lane, message, *offsets)
 
 
 def belittled(say: Callable[..., int]) -> Callable[..., int]:
-    """Gaps are told too small."""
+    """Send gaps with too small a count."""
 
     def wrong(lane: Lane, message: Any, *offsets: int) -> int:
         if isinstance(message, Gap):
@@ -238,21 +238,21 @@ def belittled(say: Callable[..., int]) -> Callable[..., int]:
 
 
 def early(on_gone: Callable[..., None]) -> Callable[..., None]:
-    """Every goodbye is taken for a death."""
+    """Treat every close as a lost connection."""
     return lambda self, link, now_us, was_expected, reason: on_gone(
         self, link, now_us, was_expected=False, reason=reason
     )
 
 
 def late(on_gone: Callable[..., None]) -> Callable[..., None]:
-    """Every death is taken for a goodbye."""
+    """Treat every lost connection as a close."""
     return lambda self, link, now_us, was_expected, reason: on_gone(
         self, link, now_us, was_expected=True, reason=reason
     )
 
 
 def forgetful(detach: Callable[..., None]) -> Callable[..., None]:
-    """Who comes back begins at the end of the log."""
+    """Resume every session at the end of the log."""
 
     def wrong(self: Delivery, feed: Any) -> None:
         detach(self, feed)
@@ -262,7 +262,7 @@ def forgetful(detach: Callable[..., None]) -> Callable[..., None]:
 
 
 def hasty(take: Callable[..., Any]) -> Callable[..., Any]:
-    """What is handed out counts as delivered at once."""
+    """Confirm messages when they are handed out."""
 
     def wrong(self: Subscription) -> Any:
         messages = take(self)
@@ -275,7 +275,7 @@ def hasty(take: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def twice(take: Callable[..., Any]) -> Callable[..., Any]:
-    """Every message comes twice."""
+    """Deliver every message twice."""
     return lambda self: [message for message in found for _ in range(2)] if (found := take(self)) else found
 
 
@@ -303,7 +303,7 @@ def test_a_broken_part_is_caught(
 
 
 def test_a_record_that_is_confirmed_too_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The application dies over a record that it was handed: it must come again."""
+    """The application dies while it processes a record: it must be delivered again."""
     sender = client("sender", publications=tuple(messages("home/b", 1)))
     reader = replace(READER, reading=ReadingPlan(0.2), subscriptions=READER.subscriptions[:1])
     plan = replace(PLAN, clients=(sender, reader), faults=(Fault(1.05, "client_dies", 1, 0.4),))

@@ -1,7 +1,4 @@
-"""The readers of the broker world: what they expect of a session, how they read, and what they take for a violation.
-
-The persons of the broker world: lives, what they publish and resend, and what they take for a violation.
-"""
+"""The applications of the broker world: their runs, expectations of a session, reads, publishes and violations."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from godwit_sim.worlds.broker_plan import ClientPlan, Fault, ReadingPlan, Subscr
 
 
 def begun_reader(until_s: float = 0.5, **changes: Any) -> tuple[BrokerWorld, Reader]:
-    """A reader with one subscription to everything."""
+    """Return a reader with one subscription to everything."""
     reader: ClientPlan = client("reader", **({"subscriptions": (SubscriptionPlan(0.0, ("#",)),)} | changes))
     world = BrokerWorld(replace(PLAN, clients=(SENDER, reader)), Trace())
     world.start()
@@ -38,7 +35,7 @@ def test_a_new_subscription_is_new() -> None:
     assert sub.stream.received > 0
 
 
-def test_the_next_life_goes_on() -> None:
+def test_the_next_run_resumes() -> None:
     world, reader = begun_reader()
     before = reader.subscriptions[0].stream.resume_offset
     assert before
@@ -51,7 +48,7 @@ def test_the_next_life_goes_on() -> None:
     assert sub.stream.start == Start(0, before, is_approximate=True)
 
 
-def test_a_life_that_nobody_answered_leaves_doubt() -> None:
+def test_a_run_without_a_reply_leaves_the_session_uncertain() -> None:
     world, reader = begun_reader(0.012)
     assert not reader.subscriptions[0].stream.is_answered
     world.apps[1].die()
@@ -127,7 +124,7 @@ def test_every_start(start: Any) -> None:
         (lambda one: client_events.Missed(one, 0, live=True), "0 messages"),
     ],
 )
-def test_what_must_not_be_told_reader(event: Any, complaint: str) -> None:
+def test_forbidden_events_of_a_reader(event: Any, complaint: str) -> None:
     _, reader = begun_reader()
     with pytest.raises(ViolationError, match=complaint):
         reader.on_event(event(reader.subscriptions[0].subscription))
@@ -141,21 +138,21 @@ def test_a_commit_must_not_fail() -> None:
         reader.on_reply(client_events.Reply(7, Error(request=7, code=101, text="no")))
 
 
-def test_what_nobody_subscribed_to_is_passed_over() -> None:
+def test_events_of_ended_subscriptions_are_ignored() -> None:
     _, reader = begun_reader()
     sub = reader.subscriptions.pop()
     reader.on_event(client_events.Available(sub.subscription))
 
 
 def begun_app() -> tuple[BrokerWorld, ClientApp]:
-    """The sender of the quiet plan, half a second after the start."""
+    """Return the sender of the quiet plan, half a second after the start."""
     world = BrokerWorld(PLAN, Trace())
     world.start()
     world.network.run(0.5)
     return world, world.apps[0]
 
 
-def test_a_life_begins_and_ends() -> None:
+def test_a_run_begins_and_ends() -> None:
     world, app = begun_app()
     first = app.client
     assert (app.label, app.base_label, app.is_online) == ("c0.1", "c0", True)
@@ -173,7 +170,7 @@ def test_a_life_begins_and_ends() -> None:
     assert app.is_online
 
 
-def test_a_close_says_goodbye_once() -> None:
+def test_a_close_is_sent_once() -> None:
     world, app = begun_app()
     app.close()
     app.close()
@@ -184,7 +181,7 @@ def test_a_close_says_goodbye_once() -> None:
     assert [conn.name for conn in world.checkers.connections.records if conn.closed is not None] == ["sender"]
 
 
-def test_who_remembers_sends_again_what_was_not_confirmed() -> None:
+def test_remembered_messages_are_sent_again_until_confirmed() -> None:
     sender = client("sender", publications=tuple(messages("home/b", 2)), remembers=True)
     faults = (Fault(0.5025, "partition", 0, 0.3), Fault(0.52, "client_dies", 0, 0.4))
     world = run(replace(PLAN, clients=(sender, *PLAN.clients[1:]), faults=faults))
@@ -192,7 +189,7 @@ def test_who_remembers_sends_again_what_was_not_confirmed() -> None:
     assert positions == list(range(21))
 
 
-def test_who_does_not_remember_loses_what_was_not_confirmed() -> None:
+def test_unconfirmed_messages_are_lost_if_not_remembered() -> None:
     sender = client("sender", publications=tuple(messages("home/b", 1)))
     faults = (Fault(0.4975, "partition", 0, 0.3), Fault(0.52, "client_dies", 0, 0.4))
     world = run(replace(PLAN, clients=(sender, *PLAN.clients[1:]), faults=faults))
@@ -214,11 +211,11 @@ def test_who_has_no_room_waits_for_it() -> None:
         (lambda publisher: client_events.Confirmed(publisher, 10**6, 0), "(not in the log|reached)"),
         (lambda publisher: client_events.Refused(publisher, 102, "no", 0, 1), "refused"),
         (lambda publisher: client_events.Ended(111, "kicked"), "ended with code 111"),
-        (lambda publisher: client_events.Online(False, "somebody else"), "welcomed as 'somebody else'"),
+        (lambda publisher: client_events.Online(False, "another"), "welcomed as 'another'"),
         (lambda publisher: client_events.Online(True, "sender"), "resumed=True, it should be False"),
     ],
 )
-def test_what_must_not_be_told_app(event: Any, complaint: str) -> None:
+def test_forbidden_events_of_an_application(event: Any, complaint: str) -> None:
     _, app = begun_app()
     app.work()
     publisher = next(publisher for publisher in app._unconfirmed if publisher.qos)

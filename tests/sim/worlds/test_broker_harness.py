@@ -1,7 +1,4 @@
-"""The books of the broker world: messages that nobody confuses, dates that can be told apart, readable events.
-
-What stands between server and world: the log is read along, listeners wake each other, the roster hears first.
-"""
+"""The harness of the broker world: unique messages and times, readable events, observed appends, woken listeners."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.sim.broker_models import Truth
+from tests.sim.broker_models import Models
 
 from godwit.broker.settings import Settings
 from godwit.client import events as client_events
@@ -43,7 +40,7 @@ def test_payloads_are_unlike_each_other_and_as_long_as_asked() -> None:
     assert [len(payload) for payload in payloads] == [16, 16, 100, 16]
 
 
-def test_another_world_says_the_same() -> None:
+def test_another_world_is_equal() -> None:
     one, other = Checkers(1, Network()), Checkers(1, Network())
     assert one.payload(50) == other.payload(50)
     assert one.payload(50) != Checkers(2, Network()).payload(50)
@@ -72,7 +69,7 @@ def test_notes_go_to_the_trace() -> None:
 
 
 class Machine:
-    """With the driver's contract."""
+    """A stand-in with the interface of a client."""
 
     def __init__(self) -> None:
         self.left = [Train(("a", 1), b"x", 1), Train(("a", 1), b"y", 1)]
@@ -108,15 +105,15 @@ class Source:
         (client_events.Available(Source()), "Available a/# and b "),  # type: ignore[arg-type]
     ],
 )
-def test_events_are_told_without_addresses(event: Any, text: str) -> None:
+def test_events_are_described_without_addresses(event: Any, text: str) -> None:
     assert describe(event) == text
 
 
 def entry_of(checkers: Checkers, **how: Any) -> tuple[Publication, Entry]:
-    truth = Truth(checkers.published, checkers.now_us + checkers._count)
+    models = Models(checkers.published, checkers.now_us + checkers._count)
     checkers.payload(16)
-    made = truth.publish(**how)
-    return made, truth.entry(made)
+    made = models.publish(**how)
+    return made, models.entry(made)
 
 
 def test_the_log_is_read_along() -> None:
@@ -130,7 +127,7 @@ def test_the_log_is_read_along() -> None:
     assert checkers.network.trace.notes == 2
 
 
-def test_what_the_log_drops_is_known() -> None:
+def test_deleted_offsets_are_known() -> None:
     checkers = Checkers(1, Network())
     store = WatchedStore(64 * 1024, checkers, bytes(16))
     for number in range(100):
@@ -161,7 +158,7 @@ def serve(listeners: int) -> tuple[Checkers, Server, list[Host]]:
     return checkers, server, hosts
 
 
-def test_what_is_fed_to_one_listener_wakes_the_others() -> None:
+def test_input_to_one_listener_wakes_the_others() -> None:
     checkers, _, hosts = serve(2)
     siblings = SiblingListeners(checkers, hosts)
     node = hosts[0].node
@@ -174,9 +171,9 @@ def test_what_is_fed_to_one_listener_wakes_the_others() -> None:
     assert len(checkers.network._heap) == waiting + 1, "once for each feed, or they would wake each other for ever"
 
 
-def test_the_roster_hears_what_the_broker_hears() -> None:
+def test_the_connection_model_gets_the_broker_s_events() -> None:
     checkers, server, _ = serve(1)
-    connection: Any = type("Somebody", (), {"peer_address": ("a", 1)})()
+    connection: Any = type("Alice", (), {"peer_address": ("a", 1)})()
     server.listeners[0].endpoint._events.append(Connected(connection, b""))
     server.turn()
     assert [conn.connection for conn in checkers.connections.records] == [connection]

@@ -1,8 +1,6 @@
-"""Plans of the durable world: the same for the same seed, within their bounds, and of many kinds.
+"""The durable world: plans, the observed store, runs with deaths and restores, and planted faults.
 
-The store that is read along: it keeps its word through any number of deaths, and stores that do not are caught.
-
-The durable world: good seeds pass, the same seed is the same world, and each planted fault is caught.
+The observed store survives any number of deaths; incorrect stores and brokers are caught. Runs of a seed are equal.
 """
 
 from __future__ import annotations
@@ -99,7 +97,7 @@ def test_the_auditor_reads_everything_when_all_is_over() -> None:
         assert [(one.filters, one.start) for one in auditor.subscriptions] == [(("#",), "earliest")]
 
 
-def test_nothing_is_asked_that_nobody_could_check() -> None:
+def test_unverifiable_requests_are_not_planned() -> None:
     for plan in PLANS:
         assert plan.broker.hostile is None
         publications = [one for client in plan.broker.clients for one in client.publications]
@@ -107,7 +105,7 @@ def test_nothing_is_asked_that_nobody_could_check() -> None:
         assert not any(not one.size_bytes and not one.retain for one in publications)
 
 
-def test_copies_are_put_back_in_time_and_nobody_relies_on_what_is_in_them() -> None:
+def test_copies_are_restored_in_time_and_no_client_relies_on_them() -> None:
     restored = [plan for plan in PLANS if plan.restores]
     assert len(PLANS) // 5 < len(restored) < len(PLANS) // 2
     assert max(len(plan.restores) for plan in restored) > 1
@@ -138,7 +136,7 @@ def test_the_store_keeps_its_word_on_a_disk_that_fails(trouble: Trouble) -> None
         assert runs.checkers.log.next_offset > 20
 
 
-def test_a_failed_append_says_so_and_the_next_one_works() -> None:
+def test_a_failed_append_raises_and_the_next_one_works() -> None:
     runs = StoreRuns(1, PLAN)
     watched = runs.open()
     for trouble in ("full", "write", "sync"):
@@ -161,14 +159,14 @@ def interrupted_start(disk: Disk, calls: int) -> bool:
     with suppress(DiedError, Exception):
         store = open_store(disk, LOG_ID, 0)
     has_died = disk.is_dead
-    disk.die()  # nothing is written any more
+    disk.die()  # no more writes
     if store is not None:
         store.close()
     return has_died
 
 
 def begun(seed: int) -> tuple[Disk, DurableStore]:
-    """A log with four messages, whose write-ahead log is another one than that of the witness's last synced record."""
+    """Return a log with four messages, whose write-ahead log is not the one of the witness's last synced record."""
     disk = Disk(Random(seed))
     store = open_store(disk, LOG_ID, 0)
     store.append([make_entry(b"1")])
@@ -184,7 +182,7 @@ def test_a_start_that_is_interrupted_after_a_power_cut_can_be_repeated(seed: int
     disk, store = begun(seed)
     disk.die()
     store.close()
-    disk.cut_power()  # takes the newest records of the witness
+    disk.cut_power()  # loses the newest records of the witness
     calls = 0
     while interrupted_start(copy := disk.copy(Random(calls)), calls):
         end(copy)
@@ -269,7 +267,7 @@ def test_a_witness_that_could_not_record_the_end_of_a_checkpoint_does_so_before_
 def caught(
     opener: Opener, *, kills: float = 0.0, troubles: tuple[Trouble | None, ...] = (None,), seeds: range = range(6)
 ) -> list[str]:
-    """What is noticed of a store that breaks its word, in some seeds."""
+    """Return the violations of an incorrect store in some seeds."""
     found = []
     for seed in seeds:
         try:
@@ -277,7 +275,7 @@ def caught(
         except ViolationError as error:
             found.append(error.text)
         except LogDamagedError:
-            pass  # by its own word
+            pass  # it reported the error itself
     return found
 
 
@@ -298,14 +296,14 @@ def test_half_of_a_transaction_is_caught_without_a_power_cut() -> None:
     assert caught(opener_of(SplitStore), kills=1.0)
 
 
-def test_what_a_killed_process_left_is_secured_before_anybody_relies_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that, what the next process finds is gone after a power cut, with all that it writes behind it."""
+def test_data_of_a_killed_process_is_synced_before_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise data that the next process finds is lost by a power cut, with all later writes."""
     monkeypatch.setattr(SqliteStore, "_secure", lambda store: store._witness.begin(store.log_id, 0))
     # One seed in twenty notices: the kill must come between a sync that failed and the next commit.
     assert caught(opener_of(SqliteStore), kills=0.5, troubles=(None, None, "sync"), seeds=range(29, 43))
 
 
-def test_what_rots_is_damaged_and_told() -> None:
+def test_corrupted_messages_are_reported_damaged() -> None:
     runs = StoreRuns(3, replace(PLAN, checkpoints=1.0))
     watched = runs.open()
     while runs.checkers.log.next_offset < 20:
@@ -330,7 +328,7 @@ def payload_at(runs: StoreRuns, offset: int) -> bytes:
     return b"-" if found.retain else found.payload[:200]
 
 
-def test_what_is_too_old_is_deleted_and_the_broker_told() -> None:
+def test_old_messages_are_deleted_and_the_broker_notified() -> None:
     runs = StoreRuns(1, replace(PLAN, max_age_s=1.0))
     watched = runs.open()
     runs.append(watched)
@@ -365,7 +363,7 @@ def test_a_deletion_that_fails_is_tried_again() -> None:
     runs.end()
 
 
-def test_a_listener_says_that_its_machine_died() -> None:
+def test_a_listener_reports_that_its_machine_died() -> None:
     disk = StoreRuns(1, PLAN).disk
 
     def shell(events: Any) -> CrashableAdapter:
@@ -383,7 +381,7 @@ def test_a_listener_says_that_its_machine_died() -> None:
         assert shell(lambda error=error: die(error)).events() == [DIED]
         disk.kill()
     disk.die()
-    assert shell(list).events() == [DIED], "somebody has kept it for himself"
+    assert shell(list).events() == [DIED], "the error was swallowed"
 
 
 def test_a_store_that_takes_a_death_for_success_is_stopped() -> None:
@@ -439,15 +437,15 @@ QUIET = DurablePlan(
     rots=0.0,
     max_age_s=None,
 )
-"""A sender that remembers, a reader, another with a cursor and a will, and a quiet one; the server is left in peace."""
+"""A sender that remembers, a reader, another with a cursor and a will, and a quiet one, without faults."""
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Forgets to do it."""
+    """Do nothing."""
 
 
 def storm(seed: int, **changes: Any) -> DurablePlan:
-    """The server dies again and again, in the midst of its work; both who read die too."""
+    """Return a plan in which the server dies repeatedly during its work, and both readers die too."""
     rng = Random(f"storm {seed}")
     times = sorted(rng.uniform(0.2, 1.9) for _ in range(8))
     deaths = [Death(at_s, rng.random() < 0.5, rng.choice((None, *range(8))), 0.02) for at_s in times]
@@ -477,7 +475,7 @@ def test_storms() -> None:
         world = run(storm(seed))
         assert world.deaths > 3
         recovered_appends += world.checkers.restarts.recovered_appends
-    assert recovered_appends > 0, "now and then the broker dies behind a commit that nobody has heard of"
+    assert recovered_appends > 0, "now and then the broker dies after a commit that is not yet confirmed"
 
 
 @pytest.mark.parametrize("loses_power", [False, True])
@@ -493,7 +491,7 @@ def test_a_broker_that_dies_over_a_subscribe_still_owes_the_retained_messages(lo
     assert recovered_appends > 0, "at least one death left the subscription on disk without a reply"
 
 
-def test_a_disk_that_fails_is_told_to_publishers_and_later_all_is_well() -> None:
+def test_a_failing_disk_is_reported_to_publishers_and_later_works() -> None:
     for trouble in ("full", "write", "sync"):
         lines: list[str] = []
         plan = replace(QUIET, disk_faults=(DiskFault(0.5, 0.3, trouble),))
@@ -510,7 +508,7 @@ def test_a_disk_that_fails_is_told_to_publishers_and_later_all_is_well() -> None
         assert all(one.confirmed_s is not None for one in late)
 
 
-def test_what_the_disk_did_not_take_is_new_when_it_comes_again() -> None:
+def test_a_refused_message_is_new_when_it_is_sent_again() -> None:
     world = run(fails(1))
     sent = [one for one in world.checkers.published.publications if one.qos == 2 and one.sent_s < 0.51]
     assert len(sent) > 3
@@ -523,7 +521,7 @@ def test_a_server_that_finds_its_disk_full_starts_when_it_is_not() -> None:
     assert world.checkers.log.next_offset > 40
 
 
-def test_who_is_late_is_told_what_retention_took() -> None:
+def test_a_late_reader_gets_a_report_of_deleted_messages() -> None:
     slow = replace(READER, subscriptions=READER.subscriptions[:1], reading=ReadingPlan(0.0, ((0.5, 4.0),)))
     sends = tuple(PublicationPlan(0.3 + 0.05 * number, "home/b", 1, 20_000) for number in range(60))
     broker = replace(
@@ -537,11 +535,11 @@ def test_who_is_late_is_told_what_retention_took() -> None:
     assert audit.received < 60
 
 
-# -- an older copy of the disk is put back ----------------------------------------------------------------------------
+# -- an older copy of the disk is restored -----------------------------------------------------------------------------
 
 
 def restores(seed: int) -> DurablePlan:
-    """Two copies are made and put back later, while messages flow; those who read are slow, and stay."""
+    """Return a plan with two copies that are restored later, during publishing, with slow readers that stay."""
     rng = Random(f"restores {seed}")
     times = sorted(rng.uniform(0.3, 1.9) for _ in range(4))
     pairs = [(times[0], times[2]), (times[1], times[3])]
@@ -566,23 +564,23 @@ def test_copies_that_are_put_back() -> None:
 @pytest.mark.parametrize(
     ("where", "name", "wrong", "text"),
     [
-        (Subscribing, "_known_below", nothing, "stream: .*it was not told|refused: .*does not exist"),
-        (SqliteStore, "epochs", [Epoch(b"the same", 0)], "stream: .*(it was not told|behind offset)|refused: "),
-        (Subscription, "_compare", nothing, "stream: .*it was not told|liveness: "),
+        (Subscribing, "_known_below", nothing, "stream: .*that was not reported|refused: .*does not exist"),
+        (SqliteStore, "epochs", [Epoch(b"the same", 0)], "stream: .*(that was not reported|behind offset)|refused: "),
+        (Subscription, "_compare", nothing, "stream: .*that was not reported|liveness: "),
     ],
 )
-def test_a_part_that_does_not_tell_histories_apart_is_caught(
+def test_a_part_that_confuses_histories_is_caught(
     where: Any, name: str, wrong: Any, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(where, name, wrong)
     assert_caught(text, restores)
 
 
-# -- planted faults: a store that breaks its word ---------------------------------------------------------------------
+# -- planted faults: an incorrect store --------------------------------------------------------------------------------
 
 
 def assert_caught(text: str, plan: Callable[[int], DurablePlan], opener: Opener = open_store) -> None:
-    """One of the first seeds notices it, and says what it should."""
+    """Assert that one of the first seeds reports a violation with this text."""
     found: list[str] = []
     for seed in range(8):
         try:
@@ -608,7 +606,7 @@ def test_a_broken_store_is_caught(opener: Opener, text: str) -> None:
 
 
 def test_a_store_that_swallows_errors_is_caught() -> None:
-    """It says that it has what the disk did not take."""
+    """It confirms appends that the disk refused."""
 
     class Proud(SqliteStore):
         def append(self, entries: Sequence[Entry], changes: Sequence[Change] = ()) -> int:
@@ -624,7 +622,7 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
         run(plan, opener_of(Proud))
 
 
-# -- planted faults: a broker that breaks its word --------------------------------------------------------------------
+# -- planted faults: an incorrect broker -------------------------------------------------------------------------------
 
 
 RESTORE = Subscribing.restore
@@ -635,12 +633,12 @@ def no(*_: Any, **__: Any) -> bool:
 
 
 def unsettled(self: Subscribing, session: Any, kept: FeedKept) -> None:
-    """Begins where its row stood when it was written, as 0.5.0 did."""
+    """Begin at the position of the row when it was written, as 0.5.0 did."""
     RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 
 
 def fails(seed: int) -> DurablePlan:
-    """The sender's line breaks just behind its messages, which the disk does not take: it hears nothing of that."""
+    """Return a plan in which the sender is disconnected after its messages, which the disk refuses."""
     faults = (Fault(0.5025, "partition", 0, 5.0),)
     broker = replace(QUIET.broker, seed=seed, faults=faults, faults_end_s=7.0)
     return replace(QUIET, broker=broker, disk_faults=(DiskFault(0.504, 0.1, "full"),))

@@ -1,4 +1,4 @@
-"""The world of jobs: good seeds pass, the same seed is the same world, and each planted fault is caught."""
+"""The jobs world: good seeds pass, runs of a seed are equal, and each planted fault is caught."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from godwit_sim.worlds.jobs_plan import ActorFault, JobsPlan
 
 SEEDS = range(24)
 PATIENCE_S = 100.0
-"""Longer than a worker has to come back after a restart."""
+"""Longer than a worker has to reconnect after a restart."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -52,10 +52,10 @@ def test_the_same_seed_is_the_same_world_in_any_process() -> None:
     assert done.stdout.split() == here
 
 
-def test_a_violation_tells_what_went_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Board, "_held", held_by_anybody)
+def test_a_violation_shows_the_events_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Board, "_held", held_by_any_worker)
     violation = next(violation for seed in range(10, 40) if (violation := run_seed("jobs", seed).violation))
-    assert re.search(r"chronicle: finished job (\d+) .*(?s:.*)before that:(?s:.*)\"job\":\1", violation)
+    assert re.search(r"job log: finished job (\d+) .*(?s:.*)before that:(?s:.*)\"job\":\1", violation)
 
 
 def test_the_registry() -> None:
@@ -77,7 +77,7 @@ def test_a_quiet_run() -> None:
     assert len(world.jobs.records.runs) == sum(job.agreed or 0 for job in jobs), "each task ran once"
     assert f"{len(jobs)} jobs {{'done': {len(jobs)}" in world.summary()
     (audit,) = world.checkers.streams
-    assert audit.received == world.checkers.log.next_offset, "whoever may subscribe sees all events"
+    assert audit.received == world.checkers.log.next_offset, "the auditor sees all events"
 
 
 def test_storms() -> None:
@@ -100,7 +100,7 @@ def test_tasks_that_always_fail_end_their_jobs() -> None:
     assert len(runs) == 3 * len(tasks)
 
 
-def test_what_takes_too_long_ends() -> None:
+def test_time_limits_and_deadlines_end_tasks() -> None:
     assert set(states(quiet(controllers=(controller("boss", *jobs(6, deadline_ms=20)),)))) == {"failed"}
     limited = controller("boss", *jobs(6, time_limit_ms=10, retries=1, retry_delay_ms=0))
     assert "failed" in states(quiet(controllers=(limited,)))
@@ -112,14 +112,14 @@ def test_cancelled_at_any_moment() -> None:
 
 
 def test_a_stalled_worker_s_result_comes_too_late() -> None:
-    """It gets no processor for longer than a lease, and reports as soon as it has it again."""
+    """It is paused for longer than a lease, and reports as soon as it runs again."""
     slow = controller("boss", *jobs(4))
     plan = quiet(controllers=(slow,), workers=(worker("anna", capacity=5), worker("berta", start_s=1.0)))
     world = run(replace(plan, faults=(ActorFault(0.45, "pauses", 0, 1.6),)))
     late = [run_ for run_ in world.jobs.records.runs.values() if run_.worker == "anna" and run_.is_over]
     tasks = world.jobs.log_model.jobs
     ignored = [one for one in late if tasks[one.ref[0]].tasks[one.ref[1]].fence > one.ref[2]]
-    assert ignored, "it did the work, and somebody else had it by then"
+    assert ignored, "it did the work, and another worker had the task by then"
     assert {job.state for job in tasks.values()} == {"done"}
 
 
@@ -144,7 +144,7 @@ def test_a_job_that_was_forgotten_can_be_asked_for_again() -> None:
     assert len(requested_job.numbers) == 2
 
 
-def test_a_full_disk_is_told_and_later_all_is_well() -> None:
+def test_a_full_disk_is_reported_and_later_work_succeeds() -> None:
     plan = quiet(commit_s=0.02)
     for trouble in ("full", "write", "sync"):
         durable = replace(plan.durable, disk_faults=(DiskFault(0.5, 0.5, trouble),))
@@ -158,7 +158,7 @@ def test_a_full_disk_is_told_and_later_all_is_well() -> None:
 
 
 def assert_caught(text: str, plan: Callable[[int], JobsPlan]) -> None:
-    """One of the first seeds notices it, and says what it should."""
+    """Assert that one of the first seeds reports a violation with this text."""
     found: list[str] = []
     for seed in range(6):
         try:
@@ -171,7 +171,7 @@ def assert_caught(text: str, plan: Callable[[int], JobsPlan]) -> None:
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Forgets to do it."""
+    """Do nothing."""
 
 
 def stalls(seed: int) -> JobsPlan:
@@ -184,7 +184,7 @@ def stalls(seed: int) -> JobsPlan:
 
 
 def vanishes(seed: int) -> JobsPlan:
-    """Without a name it is somebody else when it comes back."""
+    """Return a plan with a controller without a name, which has a new identity in each run."""
     return quiet(
         seed,
         workers=(worker(None, capacity=5), worker("berta", start_s=0.5)),
@@ -227,7 +227,7 @@ def mixed(seed: int) -> JobsPlan:
 
 
 def restarts(seed: int) -> JobsPlan:
-    """Every job twice with the same key, and the power fails in between."""
+    """Return a plan with every job submitted twice with the same key, and a power cut in between."""
     wishes = jobs(8, again_after_s=1.5)
     plan = quiet(seed, controllers=(controller("boss", *wishes),))
     return replace(plan, durable=replace(plan.durable, deaths=(Death(1.2 + 0.05 * seed, loses_power=True),)))
@@ -237,8 +237,8 @@ def slow(seed: int) -> JobsPlan:
     return quiet(seed, commit_s=0.2)
 
 
-def held_by_anybody(self: Any, name: str, ref: Any) -> Any:
-    """Whoever reports, whatever the fence."""
+def held_by_any_worker(self: Any, name: str, ref: Any) -> Any:
+    """Accept reports of any worker and fence."""
     job = self.jobs.get(ref[0])
     task = None if job is None or ref[1] >= len(job.tasks) else job.tasks[ref[1]]
     return task if task is not None and task.state == "leased" else None
@@ -249,7 +249,7 @@ def forgets_agreed(job: Any, made: Any = marks._job) -> Any:
 
 
 def forgets_results(task: Any, row: Any, lay_over: Any = restore._lay_over) -> None:
-    """What was finished is done once more."""
+    """Repeat finished tasks."""
     lay_over(task, row)
     if task.state == "finished" and task.job.state == "running":
         task.state = "waiting"
@@ -261,7 +261,7 @@ def forgets_keys(self: Any, job: Any, put: Any = Shelf.put) -> None:
     self.keys.clear()
 
 
-def says_at_once(self: Any, on_safe: Any, on_failed: Any) -> None:
+def confirms_at_once(self: Any, on_safe: Any, on_failed: Any) -> None:
     on_safe(0)
 
 
@@ -289,26 +289,26 @@ def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (stalls, Board, "_held", held_by_anybody, "chronicle: finished .*it is leased|told: .*which nobody said"),
-        (deaf, Board, "_held", held_by_anybody, "chronicle: finished .*(brought no result|it is leased)"),
-        (storm, marks, "_job", forgets_agreed, "chronicle: .*agreed"),
-        (storm, restore, "_lay_over", forgets_results, "chronicle: .*it is finished"),
-        (quits, Queue, "fresh", lambda *_: 0, "chronicle: leased .*had the job before"),
-        (quits, Crew, "volunteer", takes_more, "chronicle: leased .*and takes"),
-        (mixed, Queue, "push", by_age_alone, "chronicle: leased .*priority [01], while"),
-        (restarts, Shelf, "put", forgets_keys, "chronicle: submitted .*the key is that of"),
-        (storm, Board, "restore", counts_from_one, "chronicle: submitted .*(given twice|is kept)"),
-        (slow, Commits, "wait", says_at_once, "told: .*not safe"),
-        (slow, Crew, "heard", nothing, "chronicle: lost .*was heard in time"),
-        (fails, ends, "_MAX_RETRY_DELAY_MS", 0, "chronicle: leased .*it was to wait until"),
-        (fails, Ends, "fail", tries_for_ever, "chronicle: leased .*with 2 retries"),
-        (limited, Dispatch, "limit", nothing, "chronicle: finished .*longer than 100 ms"),
-        (late, Ends, "miss_deadline", nothing, "chronicle: (finished|leased) .*its deadline"),
-        (stalls, Crew, "on_silence", nothing, "chronicle: .*it was idle for"),
+        (stalls, Board, "_held", held_by_any_worker, "job log: finished .*it is leased|notification: .*never reported"),
+        (deaf, Board, "_held", held_by_any_worker, "job log: finished .*(reported no result|it is leased)"),
+        (storm, marks, "_job", forgets_agreed, "job log: .*agreed"),
+        (storm, restore, "_lay_over", forgets_results, "job log: .*it is finished"),
+        (quits, Queue, "fresh", lambda *_: 0, "job log: leased .*had the job before"),
+        (quits, Crew, "volunteer", takes_more, "job log: leased .*and takes"),
+        (mixed, Queue, "push", by_age_alone, "job log: leased .*priority [01], while"),
+        (restarts, Shelf, "put", forgets_keys, "job log: submitted .*the key is that of"),
+        (storm, Board, "restore", counts_from_one, "job log: submitted .*(given twice|is stored)"),
+        (slow, Commits, "wait", confirms_at_once, "notification: .*not durable"),
+        (slow, Crew, "heard", nothing, "job log: lost .*active in time"),
+        (fails, ends, "_MAX_RETRY_DELAY_MS", 0, "job log: leased .*it was to wait until"),
+        (fails, Ends, "fail", tries_for_ever, "job log: leased .*with 2 retries"),
+        (limited, Dispatch, "limit", nothing, "job log: finished .*longer than 100 ms"),
+        (late, Ends, "miss_deadline", nothing, "job log: (finished|leased) .*its deadline"),
+        (stalls, Crew, "on_silence", nothing, "job log: .*it was idle for"),
         (vanishes, Crew, "on_silence", nothing, "liveness: .*has not ended"),
         (waits, Starts, "settle", nothing, "liveness: .*has not ended"),
-        (cancels, Ends, "cancel", nothing, "told: .*is over"),
-        (storm, Journal, "work", nothing, "chronicle: submitted .*it is not stored"),
+        (cancels, Ends, "cancel", nothing, "notification: .*is over"),
+        (storm, Journal, "work", nothing, "job log: submitted .*it is not stored"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
         (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],

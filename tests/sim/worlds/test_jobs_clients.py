@@ -1,7 +1,4 @@
-"""Workers: they do what they are given, hand back, fail, stop wanting, and some have bad manners.
-
-Controllers: they come back to their jobs, ask again, watch, lose interest and cancel.
-"""
+"""The workers and controllers of the jobs world, including misbehaving workers."""
 
 from __future__ import annotations
 
@@ -23,14 +20,14 @@ from godwit_sim.worlds.jobs_plan import ActorFault
 BOSS = (controller("boss", *jobs(6)),)
 
 
-def test_some_hand_back_what_they_have() -> None:
+def test_some_workers_return_their_tasks() -> None:
     world = run(quiet(controllers=BOSS, workers=(worker("anna", returns=0.5), worker("berta"))))
     runs = world.jobs.records.runs.values()
     assert any(one.is_returned for one in runs)
     assert sum(one.result is not None for one in runs) == len({one.ref[:2] for one in runs})
 
 
-def test_failures_say_why() -> None:
+def test_failures_have_a_reason() -> None:
     wishes = jobs(6, fails=0.6, fails_for_good=0.5, retry_delay_ms=50)
     world = run(quiet(controllers=(controller("boss", *wishes),)))
     errors = [one.error for one in world.jobs.records.runs.values() if one.error]
@@ -58,7 +55,7 @@ def test_who_changes_does_something_else() -> None:
 
 
 def test_bad_manners_change_nothing() -> None:
-    """What was revoked is reported, and what others have is claimed."""
+    """Revoked leases are reported, and tasks of other workers."""
     workers = (worker("anna", capacity=5, is_deaf=True), worker("berta", is_deaf=True, start_s=0.5))
     lines: list[str] = []
     plan = quiet(controllers=BOSS, workers=workers, faults=(ActorFault(0.45, "pauses", 0, 1.6),))
@@ -68,17 +65,17 @@ def test_bad_manners_change_nothing() -> None:
     assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}
 
 
-def test_what_a_worker_is_not_told() -> None:
+def test_unexpected_events_of_a_worker() -> None:
     world = JobsWorld(QUIET, Trace())
     world.start()
     with pytest.raises(ViolationError, match="may not work: no"):
         world.workers[0].on_event(VolunteerRefused(1, "no"))
-    with pytest.raises(ViolationError, match="was told"):
+    with pytest.raises(ViolationError, match="received an unexpected"):
         world.workers[0].on_event(WorkRoom())
 
 
 def test_a_full_buffer_is_waited_for() -> None:
-    """The library holds few results at once; the others come when there is room."""
+    """The library holds few results at once; the others follow when there is room."""
     wishes = tuple(replace(job, at_s=0.3, result_bytes=5000, takes_s=0.0, workers=1) for job in jobs(12))
     plan = quiet(controllers=(controller("boss", *wishes),), workers=(worker("anna", capacity=12),))
     world = JobsWorld(plan, Trace())
@@ -100,14 +97,14 @@ def test_who_comes_back_finds_its_jobs(remembers: Any) -> None:
     assert world.controllers[0].label == "boss0.2"
 
 
-def test_without_a_name_it_is_somebody_else() -> None:
+def test_without_a_name_each_run_is_a_new_controller() -> None:
     world = run(quiet(controllers=(controller(None, *jobs()),), faults=DEATH))
     assert len({requested_job.controller for requested_job in world.jobs.records.requested_jobs.values()}) == 2
     assert len(world.controllers[0]._own_jobs) < 12
-    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}, "nobody follows them, they end"
+    assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}, "they end without a follower"
 
 
-def test_somebody_curious_sees_what_others_do() -> None:
+def test_a_curious_controller_sees_jobs_of_others() -> None:
     spy = controller("spy", is_curious=True)
     world = run(quiet(controllers=(controller("boss", *jobs()), spy)))
     views = [view for view in world.controllers[1]._views if view.is_ended]
@@ -115,7 +112,7 @@ def test_somebody_curious_sees_what_others_do() -> None:
     assert {view.state for view in views} == {"done"}
 
 
-def test_who_loses_interest_hears_no_more() -> None:
+def test_an_unwatched_job_sends_no_events() -> None:
     world = run(quiet(controllers=(controller("boss", *jobs(4, unwatch_after_s=0.05)),)))
     assert world.controllers[0]._views == {}
     assert {job.state for job in world.jobs.log_model.jobs.values()} == {"done"}
@@ -130,7 +127,7 @@ def test_a_refusal_needs_a_reason() -> None:
     with pytest.raises(ViolationError, match="was refused: no"):
         boss.on_event(JobRefused(view, Code.STORAGE, "no"))
     boss.on_event(JobRefused(JobView("", ""), Code.STORAGE, "no"))
-    with pytest.raises(ViolationError, match="was told"):
+    with pytest.raises(ViolationError, match="received an unexpected"):
         boss.on_event(Leased)
 
 

@@ -1,9 +1,4 @@
-"""A log that takes its time: answers come in order, later, and after a failure for all that were under way.
-
-The books of jobs: messages of `$jobs` in an append reach the chronicle, others do not.
-
-What workers and controllers share: lives, what is done later, and who may have the name.
-"""
+"""The harness of the jobs world: a log with delayed commits, the checkers, and the runs of actors."""
 
 from __future__ import annotations
 
@@ -36,7 +31,7 @@ COMMIT_US = 20_000
 
 
 class Store:
-    """Counts, or fails."""
+    """Count appends, or fail."""
 
     def __init__(self) -> None:
         self.is_full = False
@@ -87,7 +82,7 @@ def test_an_append_is_answered_later_and_in_order(parts: tuple[DelayedLog, Any, 
     assert (log.due_us, log.held_bytes) == (None, 0)
 
 
-def test_what_is_behind_a_failure_fails_too(parts: tuple[DelayedLog, Any, Any]) -> None:
+def test_appends_after_a_failure_fail_too(parts: tuple[DelayedLog, Any, Any]) -> None:
     log, store, broker = parts
     for _ in range(3):
         log.append(Append([ENTRY], []), 1000)
@@ -129,7 +124,7 @@ def test_events_are_learned() -> None:
     assert not made.is_storage_failing
 
 
-def test_what_went_before_a_violation_is_told() -> None:
+def test_events_before_a_violation_are_reported() -> None:
     made = checkers()
     for number in range(30):
         made.note(f"note {number}")
@@ -138,7 +133,7 @@ def test_what_went_before_a_violation_is_told() -> None:
     assert len(lines) == TAIL + 1
 
 
-def test_what_is_no_event_is_caught() -> None:
+def test_an_invalid_event_is_caught() -> None:
     with pytest.raises(ViolationError, match="is not an event"):
         checkers().learn([entry("$jobs/mail", b"no event")])
 
@@ -154,7 +149,7 @@ def anna(made: JobsWorld) -> Actor:
     return made.workers[0]
 
 
-def test_lives() -> None:
+def test_runs_of_an_actor() -> None:
     made = world()
     actor = anna(made)
     assert (actor.label, actor.is_online, actor.unsettled()) == ("worker0.1", True, "")
@@ -164,7 +159,7 @@ def test_lives() -> None:
     actor.die()
     assert actor.unsettled() == "worker0.1 is not online"
     actor.restart()
-    assert not actor.host.alive, "only who has closed comes back by itself"
+    assert not actor.host.alive, "only a closed actor restarts by itself"
     actor.begin()
     assert actor.label == "worker0.2"
     assert actor.client.instance != first
@@ -177,7 +172,7 @@ def test_lives() -> None:
     assert actor.unsettled() == ""
 
 
-def test_what_is_to_be_done_later_is_done_in_the_same_life_or_not_at_all() -> None:
+def test_later_actions_need_the_same_run() -> None:
     made = world()
     actor = anna(made)
     done: list[str] = []
@@ -199,7 +194,7 @@ def test_what_is_to_be_done_later_is_done_in_the_same_life_or_not_at_all() -> No
 def test_an_end_has_a_reason() -> None:
     actor = anna(world())
     with pytest.raises(ViolationError, match="ended with code"):
-        actor._on_events([Ended(Code.TAKEN_OVER, "somebody else")], 0.2)
+        actor._on_events([Ended(Code.TAKEN_OVER, "another")], 0.2)
     with pytest.raises(ViolationError, match="welcomed as 'otto'"):
         actor._on_events([Online(False, "otto")], 0.2)
 

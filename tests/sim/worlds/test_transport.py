@@ -1,7 +1,4 @@
-"""The application above one end, on a stub connection: what it sends when, what it tells, and how it ends.
-
-The transport world: good seeds pass, the same seed is the same world, and a broken transport is caught.
-"""
+"""The transport world: the application of one end, good seeds, reproducible runs, and planted faults."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from godwit_sim.worlds.transport_plan import CONTROL, Fault, FaultKind, Sending,
 
 
 class Stub:
-    """A connection that notes its calls; `room` records fit its buffer."""
+    """A connection that records its calls; `room` records fit its buffer."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -111,7 +108,7 @@ def test_a_full_buffer_waits_for_writable() -> None:
         rig.end.handle(Writable(rig.connection), 0.0)
 
 
-def test_a_lane_that_ended_gets_a_new_channel() -> None:
+def test_an_ended_channel_is_replaced() -> None:
     rig = Rig(Sending(0.0, 0, 1, last=True), Sending(0.0, 0, 2))
     rig.connect()
     assert rig.stub.calls == [("send", 1, 1, True, True), ("send", 2, 2, True, False)]
@@ -181,7 +178,7 @@ def test_closing() -> None:
     assert rig.stub.calls[-1] == ("close", 7, "enough")
 
 
-def test_an_orphan_says_nothing_and_forgives_nothing() -> None:
+def test_an_orphan_sends_nothing_and_excuses_no_loss() -> None:
     rig = Rig(Sending(0.0, 0, 1), Sending(1.0, 0, 1))
     rig.connect()
     rig.end.orphaned()
@@ -272,11 +269,11 @@ def test_the_registry() -> None:
     assert "transport" in WORLDS
 
 
-# -- broken transports ------------------------------------------------------------------------------------------------
+# -- planted faults: an incorrect transport ----------------------------------------------------------------------------
 
 
 class Broken(Endpoint):
-    """Does something wrong to the tenth record that it receives."""
+    """Change the tenth record that it receives."""
 
     count = 0
 
@@ -368,7 +365,7 @@ class Raises(Endpoint):
 
 
 class Stalls(Endpoint):
-    """Sends nothing more after a while."""
+    """Stop sending after a while."""
 
     def trains(self, now: float) -> list[Train]:
         trains = super().trains(now)
@@ -382,7 +379,7 @@ class Stalls(Endpoint):
         (Repeats, ViolationError, "delivery: .*(twice|after record)"),
         (Swaps, ViolationError, "delivery: .*out of order"),
         (Corrupts, ViolationError, "delivery: .*differ"),
-        (ClosesTwice, ViolationError, "life: .*Closed after Closed"),
+        (ClosesTwice, ViolationError, "lifecycle: .*Closed after Closed"),
         (ForgetsTimers, ViolationError, "timers: .*no timer"),
         (Spins, ViolationError, "timers: .*same instant"),
         (Chatters, LivelockError, "still produces"),
@@ -400,7 +397,7 @@ def test_a_broken_transport_is_caught(endpoint: type[Endpoint], error: type[Exce
 @pytest.mark.parametrize(
     ("endpoint", "text"), [(Raises, "an exception escaped"), (Chatters, "unrest"), (Leaks, "memory")]
 )
-def test_a_violation_is_told(endpoint: type[Endpoint], text: str) -> None:
+def test_a_violation_is_reported(endpoint: type[Endpoint], text: str) -> None:
     violation, summary = run_transport(0, Trace(), endpoint)
     assert violation is not None
     assert text in violation

@@ -1,4 +1,4 @@
-"""What is drawn for a seed: within its bounds, all kinds of it, and always the same."""
+"""Plans of the transport world: the same for the same seed, within their bounds, and of all kinds."""
 
 from __future__ import annotations
 
@@ -61,5 +61,5 @@ def test_faults_come_in_order_and_in_their_time() -> None:
         assert (plan.attack is not None) == ("attacker" in plan.troubles)
 
 
-def test_a_sending_is_reliable_unless_said() -> None:
+def test_a_sending_is_reliable_by_default() -> None:
     assert Sending(0.0, 0, 1).reliable

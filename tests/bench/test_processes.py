@@ -1,4 +1,4 @@
-"""The processes of a measurement: what they say is heard, and none is left behind."""
+"""The processes of a measurement: their messages are received, and all of them are ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from godwit.errors import GodwitError
-from godwit_bench.stage import HOST, Stage, free_port, hear, wait_for_listener
+from godwit_bench.processes import HOST, ProcessGroup, free_port, receive_reply, wait_for_listener
 
 
 def echo(pipe: Pipe, word: str) -> None:
@@ -44,44 +44,44 @@ def is_running(process: int) -> bool:
     return state != "Z"
 
 
-def test_a_part_is_heard_and_told() -> None:
-    with Stage() as stage:
-        pipe = stage.start(echo, "word")
-        word, process = hear(pipe, tuple)
+def test_a_process_receives_and_replies() -> None:
+    with ProcessGroup() as processes:
+        pipe = processes.start(echo, "word")
+        word, process = receive_reply(pipe, tuple)
         assert word == "word"
         assert process != os.getpid()
         pipe.send(12)
-        assert hear(pipe, int) == 12
+        assert receive_reply(pipe, int) == 12
 
 
 def test_its_folder_is_where_it_is_wanted(tmp_path: Path) -> None:
-    with Stage(within=tmp_path) as stage:
-        assert stage.folder.parent == tmp_path
+    with ProcessGroup(within=tmp_path) as processes:
+        assert processes.folder.parent == tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_went_wrong_is_told() -> None:
-    with Stage() as stage:
+def test_failures_are_reported() -> None:
+    with ProcessGroup() as processes:
         with pytest.raises(GodwitError, match="failed: it was too hot"):
-            hear(stage.start(fail), str)
+            receive_reply(processes.start(fail), str)
         with pytest.raises(GodwitError, match="ended too early"):
-            hear(stage.start(vanish), str)
-        stuck = stage.start(stay)
+            receive_reply(processes.start(vanish), str)
+        stuck = processes.start(stay)
         with pytest.raises(TypeError, match="where str was due"):
-            hear(stuck, str)
-        with pytest.raises(GodwitError, match=r"said nothing for 0\.01 s"):
-            hear(stuck, str, within_s=0.01)
+            receive_reply(stuck, str)
+        with pytest.raises(GodwitError, match=r"sent nothing for 0\.01 s"):
+            receive_reply(stuck, str, within_s=0.01)
 
 
 def test_all_are_ended_with_the_block_however_it_is_left() -> None:
     def interrupted() -> None:
-        with Stage() as stage:
-            parts.append(hear(stage.start(stay), int))
-            log = stage.run(sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+        with ProcessGroup() as processes:
+            parts.append(receive_reply(processes.start(stay), int))
+            log = processes.run(sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
             while not log.exists() or not log.read_text(encoding="utf-8"):
                 time.sleep(0.01)
             parts.append(int(log.read_text(encoding="utf-8")))
-            folders.append(stage.folder)
+            folders.append(processes.folder)
             assert all(map(is_running, parts))
             raise KeyboardInterrupt
 
@@ -95,7 +95,7 @@ def test_all_are_ended_with_the_block_however_it_is_left() -> None:
 
 
 KILLED = """
-from godwit_bench.stage import Stage, hear
+from godwit_bench.processes import Stage, hear
 from tests.bench.test_stage import stay
 if __name__ == "__main__":
     with Stage() as stage:
@@ -112,14 +112,14 @@ def test_none_outlives_a_benchmark_that_was_killed(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment) as benchmark:
         assert benchmark.stdout is not None
-        part = int(benchmark.stdout.readline())
-        assert is_running(part)
+        target = int(benchmark.stdout.readline())
+        assert is_running(target)
         benchmark.kill()
         benchmark.wait()
         ends = time.monotonic() + 10
-        while is_running(part) and time.monotonic() < ends:
+        while is_running(target) and time.monotonic() < ends:
             time.sleep(0.01)
-    assert not is_running(part)
+    assert not is_running(target)
 
 
 def test_a_listener_is_waited_for(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_failures_are_reported() -> None:
         with pytest.raises(GodwitError, match="ended too early"):
             receive_reply(processes.start(vanish), str)
         stuck = processes.start(stay)
-        with pytest.raises(TypeError, match="where str was due"):
+        with pytest.raises(TypeError, match="expected str"):
             receive_reply(stuck, str)
         with pytest.raises(GodwitError, match=r"sent nothing for 0\.01 s"):
             receive_reply(stuck, str, within_s=0.01)
@@ -95,12 +95,12 @@ def test_all_are_ended_with_the_block_however_it_is_left() -> None:
 
 
 KILLED = """
-from godwit_bench.processes import Stage, hear
-from tests.bench.test_stage import stay
+from godwit_bench.processes import ProcessGroup, receive_reply
+from tests.bench.test_processes import stay
 if __name__ == "__main__":
-    with Stage() as stage:
-        print(hear(stage.start(stay), int), flush=True)
-        stay(stage.start(stay))
+    with ProcessGroup() as processes:
+        print(receive_reply(processes.start(stay), int), flush=True)
+        stay(processes.start(stay))
 """
 
 
@@ -112,14 +112,14 @@ def test_none_outlives_a_benchmark_that_was_killed(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(root), "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, env=environment) as benchmark:
         assert benchmark.stdout is not None
-        target = int(benchmark.stdout.readline())
-        assert is_running(target)
+        process = int(benchmark.stdout.readline())
+        assert is_running(process)
         benchmark.kill()
         benchmark.wait()
         ends = time.monotonic() + 10
-        while is_running(target) and time.monotonic() < ends:
+        while is_running(process) and time.monotonic() < ends:
             time.sleep(0.01)
-    assert not is_running(target)
+    assert not is_running(process)
 
 
 def test_a_listener_is_waited_for(tmp_path: Path) -> None:

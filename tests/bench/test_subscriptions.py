@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from godwit.broker.topics import check_filter, matches
-from godwit_bench.subscriptions import AT_ONCE, TOPIC, Testbed, compare, filters
+from godwit_bench.subscriptions import AT_ONCE, TOPIC, InProcessBroker, compare, filters
 
 
 def test_the_others_are_valid_and_match_other_topics() -> None:
@@ -16,22 +16,22 @@ def test_the_others_are_valid_and_match_other_topics() -> None:
 
 
 def test_batches_are_forwarded_and_confirmed() -> None:
-    testbed = Testbed()
-    before = testbed.subscriber.records
-    assert testbed.forward(0.02) > 0
-    assert testbed.publisher.confirmed >= AT_ONCE
-    assert testbed.subscriber.records > before
+    broker = InProcessBroker()
+    before = broker.subscriber.records
+    assert broker.forward(0.02) > 0
+    assert broker.publisher.confirmed >= AT_ONCE
+    assert broker.subscriber.records > before
 
 
 def test_the_others_are_there_and_cost_no_message() -> None:
-    testbed = Testbed()
-    testbed.add_others(1500)
-    figures = testbed.server.broker.figures()
+    broker = InProcessBroker()
+    broker.add_others(1500)
+    figures = broker.server.broker.figures()
     assert figures["subscriptions"] == 1501
     assert figures["clients/connected"] == 2 + 2
-    assert len(testbed.server.broker.overrun(1 << 60)) <= 1  # none of the others has anything left to confirm
-    testbed.forward(0.02)
-    assert testbed.server.broker.figures()["messages/in"] == testbed.server.broker.figures()["messages/out"]
+    assert len(broker.server.broker.overrun(1 << 60)) <= 1  # none of the others has anything left to confirm
+    broker.forward(0.02)
+    assert broker.server.broker.figures()["messages/in"] == broker.server.broker.figures()["messages/out"]
 
 
 def test_rounds_are_interleaved() -> None:

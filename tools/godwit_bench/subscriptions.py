@@ -61,14 +61,14 @@ def compare(subscriptions: int, *, rounds: int, seconds: float) -> tuple[list[fl
 
 
 def _compare(pipe: Pipe, subscriptions: int, rounds: int, seconds: float) -> None:
-    one, crowd = Testbed(), Testbed()
+    one, crowd = InProcessBroker(), InProcessBroker()
     gc.disable()  # the collector would visit the growing number of subscriptions again and again
     crowd.add_others(subscriptions)
     gc.enable()
     rates: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        for testbed, figures in zip((one, crowd), rates, strict=True):
-            figures.append(testbed.forward(seconds))
+        for broker, figures in zip((one, crowd), rates, strict=True):
+            figures.append(broker.forward(seconds))
     pipe.send(rates)
 
 
@@ -82,10 +82,10 @@ def filters(count: int) -> Iterator[str]:
 class Client:
     """An endpoint with one connection, which acknowledges and counts received records."""
 
-    def __init__(self, testbed: Testbed, number: int, request: ControlMessage) -> None:
+    def __init__(self, broker: InProcessBroker, number: int, request: ControlMessage) -> None:
         self.address: Address = ("192.0.2.2", number)
         self.endpoint = Endpoint(EndpointConfig(receive_buffer_bytes=BUFFER_BYTES), entropy=os.urandom)
-        self.connection = self.endpoint.connect(_SERVER, testbed.now)
+        self.connection = self.endpoint.connect(_SERVER, broker.now)
         self.is_ready = False
         self.channel = 0
         self.records = 0
@@ -120,7 +120,7 @@ class Client:
             self.is_ready = True
 
 
-class Testbed:
+class InProcessBroker:
     """A server, a publisher and a subscriber, and the connections between them."""
 
     def __init__(self) -> None:

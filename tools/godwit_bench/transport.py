@@ -83,10 +83,10 @@ def _between_processes(
     here, there = context.Pipe()
     receiver = context.Process(target=receive, args=(there,), daemon=True)
     receiver.start()
-    sender = context.Process(target=send, args=(_hear(here), seconds), daemon=True)
+    sender = context.Process(target=send, args=(_receive_reply(here), seconds), daemon=True)
     sender.start()
     try:
-        datagrams, messages, elapsed_s = _hear(here)
+        datagrams, messages, elapsed_s = _receive_reply(here)
     finally:
         for process in (sender, receiver):
             process.join(timeout=2)
@@ -94,7 +94,7 @@ def _between_processes(
     return datagrams / elapsed_s, messages / elapsed_s
 
 
-def _hear(pipe: Pipe) -> tuple[int, ...]:
+def _receive_reply(pipe: Pipe) -> tuple[int, ...]:
     if not pipe.poll(GIVE_UP_S):
         raise GodwitError(
             f"a process of the benchmark sent nothing for {GIVE_UP_S:g} s: run it again on a quieter machine"

@@ -78,7 +78,7 @@ class TaskRun:
 class JobRecords:
     """All requests, cancels and task runs. The outcome of a run is stored in the run."""
 
-    NAME: Final = "ledger"
+    NAME: Final = "leases"
 
     def __init__(self) -> None:
         self.requested_jobs: dict[tuple[str, str], RequestedJob] = {}

@@ -119,9 +119,9 @@ class End:
     def _send(self, sending: Sending) -> bool:
         body = self.checkers.content(self.label, self.sends, self._count, sending.size_bytes)
         try:
-            channel = self._channels.get(sending.lane)
+            channel = self._channels.get(sending.channel_index)
             if channel is None or channel in self._finished:
-                channel = self._channels[sending.lane] = self.connection.open_channel()
+                channel = self._channels[sending.channel_index] = self.connection.open_channel()
             reliable = self.connection.send(channel, body, reliable=sending.reliable, last=sending.last)
         except SendBufferFullError:
             self._blocked = True

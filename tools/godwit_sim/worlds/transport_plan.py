@@ -38,7 +38,7 @@ class Sending:
     """One record that an application sends, at this time after its start."""
 
     at_s: float
-    lane: int
+    channel_index: int
     """The sender's channel by index; it is opened when first used. CONTROL is channel 0, which always exists."""
     size_bytes: int
     reliable: bool = True
@@ -210,7 +210,7 @@ def _draw_sends(rng: Random, budget_bytes: int, faults_end_s: float) -> tuple[Se
     if budget_bytes <= 0:
         return ()
     sends: list[Sending] = []
-    lanes = rng.randint(1, 4)
+    channel_count = rng.randint(1, 4)
     unreliable = rng.choice((0.0, 0.0, 0.3))
     large = rng.random() < 0.3
     left_bytes = int(budget_bytes * rng.uniform(0.05, 1.0))
@@ -222,16 +222,16 @@ def _draw_sends(rng: Random, budget_bytes: int, faults_end_s: float) -> tuple[Se
         size = min(_draw_size(rng, large), left_bytes) if reliable else rng.randint(0, MAX_UNRELIABLE_BYTES)
         left_bytes -= size + 64
         if not reliable and rng.random() < 0.01:  # more than an endpoint buffers for one opportunity to send
-            sends += [Sending(at_s, rng.randrange(lanes), MAX_UNRELIABLE_BYTES, reliable=False)] * 250
-        lane = CONTROL if reliable and size < 4000 and rng.random() < 0.1 else rng.randrange(lanes)
-        sends.append(Sending(at_s, lane, size, reliable))
-    ends = {lane for lane in range(lanes) if rng.random() < 0.3}
+            sends += [Sending(at_s, rng.randrange(channel_count), MAX_UNRELIABLE_BYTES, reliable=False)] * 250
+        channel_index = CONTROL if reliable and size < 4000 and rng.random() < 0.1 else rng.randrange(channel_count)
+        sends.append(Sending(at_s, channel_index, size, reliable))
+    ends = {channel_index for channel_index in range(channel_count) if rng.random() < 0.3}
     for index in reversed(range(len(sends))):
         send = sends[index]
-        if send.lane in ends and send.reliable:
-            ends.discard(send.lane)
-            sends[index] = Sending(send.at_s, send.lane, send.size_bytes, last=True)
-            sends[index + 1 :] = [later for later in sends[index + 1 :] if later.lane != send.lane]
+        if send.channel_index in ends and send.reliable:
+            ends.discard(send.channel_index)
+            sends[index] = Sending(send.at_s, send.channel_index, send.size_bytes, last=True)
+            sends[index + 1 :] = [later for later in sends[index + 1 :] if later.channel_index != send.channel_index]
     return tuple(sends)
 
 

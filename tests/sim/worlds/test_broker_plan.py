@@ -82,7 +82,7 @@ def test_only_named_clients_have_what_needs_a_name() -> None:
 
 def test_every_filter_but_one_matches_some_topic() -> None:
     assert [one for one in FILTERS if not any(matches_any([one], topic) for topic in TOPICS)] == [
-        "nobody/publishes/this"
+        "no-one/publishes/this"
     ]
 
 

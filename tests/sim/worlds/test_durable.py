@@ -428,7 +428,7 @@ CURSOR = client(
     subscriptions=(SubscriptionPlan(0.0, ("home/b",), None, "here"), SubscriptionPlan(0.0, ("home/c",))),
     will=WillPlan("home/will", 1, False),
 )
-SILENT = client("silent", subscriptions=(SubscriptionPlan(0.0, ("nobody/publishes/this",), is_quiet=True),))
+SILENT = client("silent", subscriptions=(SubscriptionPlan(0.0, ("no-one/publishes/this",), is_quiet=True),))
 QUIET = DurablePlan(
     broker=replace(BROKER_PLAN, clients=(KEEPER, READER, CURSOR, SILENT, auditor(BROKER_PLAN.faults_end_s))),
     deaths=(),

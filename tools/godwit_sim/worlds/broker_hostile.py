@@ -166,7 +166,7 @@ class Hostile:
             (
                 control.Subscribe(request=1, subscription=1, filters=["#"]),
                 control.Topics(request=2),
-                control.Kick(request=3, client=rng.choice(["nobody", ""])),
+                control.Kick(request=3, client=rng.choice(["no-one", ""])),
                 control.Unsubscribe(request=4, subscription=9),
             )
         )

@@ -31,7 +31,7 @@ TOPICS = (
 FILTERS = (
     "#", "*", "+/+", "home/#", "home/*", "home/+/temperature", "*/temperature", "home/*/temperature", "+/temperature",
     "garage/door", "garage/+", "a//b", "a/+/b", "/+", "+/lead", "alerts/*", "Zeitmeßgerät/#", "home/room1/temperature",
-    "home", "*/*", "nobody/publishes/this",
+    "home", "*/*", "no-one/publishes/this",
 )  # fmt: skip
 QUIET = "quiet/"
 """The prefix of the topics of quiet subscribers, where hardly anything is published."""

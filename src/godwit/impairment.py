@@ -2,7 +2,7 @@
 
 A datagram passes these stages in order. Each may drop it, and a counter per stage counts the drops:
 
-outage -> MTU -> queue and bandwidth -> loss -> truncation, corruption -> delay, jitter, reordering, duplication
+    outage -> MTU -> queue and bandwidth -> loss -> truncation, corruption -> delay, jitter, reordering, duplication
 
 Loss comes after the bandwidth, as on a radio link: a lost datagram has used its time on the line. All random numbers
 come from the given generator, so equal seeds behave equally.

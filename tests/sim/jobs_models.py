@@ -39,7 +39,7 @@ class Models:
     def now_us(self) -> int:
         return EPOCH_US + int(self.now * 1e6)
 
-    # -- workers -------------------------------------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------------------------------
 
     def volunteers(self, *names: str, kinds: tuple[str, ...] = ("resize",), capacity: int = 1) -> None:
         for name in names:
@@ -60,7 +60,7 @@ class Models:
         self.workers._worker(name).outcomes.setdefault(ref, []).append((handle_events, result or b""))
         self.workers._worker(name).message_times_s.append(self.now)
 
-    # -- appends of the broker -----------------------------------------------------------------------------------------
+    # -- appends of the broker ----------------------------------------------------------------------------------------
 
     def append(self, kind: str, events: list[dict[str, Any]], *changes: Change) -> None:
         self.rows = apply(self.rows, changes)

@@ -162,13 +162,16 @@ def test_live_messages_are_counted_for_each_subscription() -> None:
     send(line, messages[1], messages[2])
     line.subscribe(1, "a/b")
     send(line, messages[3])
-    older, newer = connections.subscribed(line.instance, ["a/#"]), connections.subscribed(line.instance, ["a/b"])
+    older, newer = (
+        connections.subscription_of(line.instance, ["a/#"]),
+        connections.subscription_of(line.instance, ["a/b"]),
+    )
     assert older is not None
     assert newer is not None
     assert [connections.live_before(older, one) for one in messages[1:]] == [0, 1, 2]
     assert connections.live_before(newer, messages[3]) == 0
-    assert connections.subscribed(line.instance, ["elsewhere"]) is None
-    assert connections.subscribed(b"a stranger", ["a/#"]) is None
+    assert connections.subscription_of(line.instance, ["elsewhere"]) is None
+    assert connections.subscription_of(b"a stranger", ["a/#"]) is None
 
 
 def test_late_messages_are_left_out() -> None:

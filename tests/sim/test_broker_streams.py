@@ -293,7 +293,7 @@ def test_a_retained_message_of_qos_0_comes_live_or_as_retained() -> None:
         take(made, other)
 
 
-# -- an older copy of the log is restored ------------------------------------------------------------------------------
+# -- an older copy of the log is restored -----------------------------------------------------------------------------
 
 
 def restored(read: int = 4) -> tuple[Models, Stream, list[Publication], list[Publication]]:

@@ -157,7 +157,7 @@ def test_one_append_with_several_turns_is_read_in_order() -> None:
     assert models.log_model.jobs[1].state == "done"
 
 
-# -- forbidden events --------------------------------------------------------------------------------------------------
+# -- forbidden events -------------------------------------------------------------------------------------------------
 
 
 def twice_finished(models: Models) -> None:

@@ -27,6 +27,8 @@ from godwit.errors import GodwitError
 from godwit.pipeline.detector import PAUSE, Detector
 from godwit_bench.report import Ratio, Report, Result, machine
 
+# -- data -------------------------------------------------------------------------------------------------------------
+
 NAB: Final = {
     "ambient temperature": "ambient_temperature_system_failure.csv",
     "machine temperature": "machine_temperature_system_failure.csv",
@@ -104,6 +106,8 @@ def _open(path: Path) -> TextIO:
 def _time_us(text: str) -> int:
     return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * 1_000_000)
 
+
+# -- comparison -------------------------------------------------------------------------------------------------------
 
 RULE_READINGS: Final = 288
 RULE_DEVIATIONS: Final = 3.0
@@ -240,6 +244,8 @@ def runs(labels: Sequence[bool]) -> list[tuple[int, int]]:
 def _share(part: int, rest: int) -> float:
     return part / (part + rest) if part + rest else 0.0
 
+
+# -- report -----------------------------------------------------------------------------------------------------------
 
 EXPLAINED: Final = (
     "windows: labelled anomalies; an alarm outside all of them is false\n"

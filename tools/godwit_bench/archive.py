@@ -94,6 +94,8 @@ def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
         turn += a_commit
 
 
+# -- a client of the archive ------------------------------------------------------------------------------------------
+
 EVERYTHING: Final = b"{}"
 """The request for all topics, from the oldest message to the newest."""
 LOWEST_PRIORITY: Final = 19
@@ -146,6 +148,9 @@ def _read_once(client: flight.FlightClient, at_least: int) -> int:
     return read
 
 
+# -- the bare server --------------------------------------------------------------------------------------------------
+
+
 def bare_server(processes: ProcessGroup, archive: str) -> str:
     """Start a server that sends the rows of this archive; return its address."""
     return receive_reply(processes.start(_serve, archive), str)
@@ -173,6 +178,8 @@ class BareServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.RecordBatchStream:
         return flight.RecordBatchStream(self._table)
 
+
+# -- the benchmark ----------------------------------------------------------------------------------------------------
 
 MESSAGES: Final = 1_000_000
 FEW: Final = 150

@@ -40,6 +40,9 @@ from godwit_bench.log import durable_broker
 from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 
+if TYPE_CHECKING:
+    import greenstalk
+
 JOB_BYTES: Final = 100
 DATA_FOLDER: Final = "data"
 """The folder for the jobs of a system, in the folder of the process group."""
@@ -85,6 +88,8 @@ def measure(system: JobSystem, folder: Path, seconds: float) -> float:
         raise GodwitError(f"{submitted.jobs} jobs were submitted, and {completed.jobs} were done")
     return submitted.jobs / (max(submitted.ended_s, completed.ended_s) - submitted.began_s)
 
+
+# -- Godwit -----------------------------------------------------------------------------------------------------------
 
 KIND: Final = "bench/job"
 RESULT: Final = b"done"
@@ -162,8 +167,7 @@ async def _complete_all(pipe: Pipe, address: str) -> None:
         running.cancel()
 
 
-if TYPE_CHECKING:
-    import greenstalk
+# -- beanstalkd -------------------------------------------------------------------------------------------------------
 
 JOBS: Final = "jobs"
 RESULTS: Final = "results"
@@ -254,6 +258,8 @@ def _threads(connections: int, target: Callable[[int], None]) -> list[threading.
         thread.start()
     return threads
 
+
+# -- the benchmark ----------------------------------------------------------------------------------------------------
 
 CONNECTIONS: Final = (1, 4, 16)
 """Connections of beanstalkd's controller, and of its worker. More do not make it faster."""

@@ -55,6 +55,10 @@ from godwit_bench.pairs import bursts
 from godwit_bench.processes import GIVE_UP_S, HOST, ProcessGroup, free_port, receive_reply, wait_for_listener
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
 TOPIC: Final = "bench/log"
 LOG_FOLDER: Final = "data"
 """The folder for the log of a system, in the folder of the process group."""
@@ -87,6 +91,9 @@ def measure(system: LogSystem, folder: Path, seconds: float, message_bytes: int)
     if outcome.logged != outcome.confirmed:
         raise GodwitError(f"{outcome.confirmed} messages were confirmed, and {outcome.logged} are in the log")
     return outcome.confirmed / outcome.elapsed_s
+
+
+# -- Godwit -----------------------------------------------------------------------------------------------------------
 
 
 def godwit_logger(publishers: int = 1, max_datagram_bytes: int = MAX_DATAGRAM_BYTES) -> LogSystem:
@@ -180,9 +187,7 @@ async def _publish_for(publisher: AsyncPublisher, seconds: float, payload: bytes
     return messages
 
 
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
+# -- JetStream --------------------------------------------------------------------------------------------------------
 
 STREAM: Final = "bench"
 SUBJECT: Final = TOPIC.replace("/", ".")
@@ -281,6 +286,8 @@ async def _counted(client: Client, seconds: float, payload: bytes) -> int:
     return messages
 
 
+# -- the log alone ----------------------------------------------------------------------------------------------------
+
 BATCH_BYTES: Final = 60_000
 """About the content of one train, as from a publisher."""
 _LOG_ID_BYTES: Final = 16
@@ -324,6 +331,8 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
     return appends * count * message_bytes / elapsed_s
 
 
+# -- the bare disk ----------------------------------------------------------------------------------------------------
+
 SYNC_BYTES: Final = 64 * 1024
 
 
@@ -343,6 +352,8 @@ def append_and_sync(folder: Path, seconds: float) -> float:
 
 _sync = getattr(os, "fdatasync", os.fsync)  # macOS and Windows have no fdatasync
 
+
+# -- the benchmark ----------------------------------------------------------------------------------------------------
 
 SMALL_BYTES: Final = 100
 LARGE_BYTES: Final = 8 * 1024

@@ -2,8 +2,9 @@
 
 Every system is measured in the same way: the publisher publishes for a while as fast as its library allows, and then
 waits; the subscriber counts the messages that its library delivers, until all have arrived. The time runs from the
-first to the last at the subscriber. The systems: Godwit (its broker in memory, and its client for asyncio), NATS (nats-
-server, and nats-py on uvloop), Zenoh (its router over TCP, and its client for Python, both with their core in Rust).
+first to the last at the subscriber. The systems: Godwit (its broker in memory, and its client for asyncio), NATS
+(nats-server, and nats-py on uvloop), Zenoh (its router over TCP, and its client for Python, both with their core in
+Rust).
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from godwit.server.configuration import Configuration
 from godwit_bench import small_senders
 from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
 from godwit_bench.small_senders import FILTER, report_arrived
+
+if TYPE_CHECKING:
+    import zenoh
 
 MESSAGE_BYTES: Final = 100
 DATAGRAM_BYTES: Final = 1400
@@ -67,7 +71,7 @@ def measure(pair: Pair, seconds: float) -> float:
     return float(arrived / elapsed_s)
 
 
-# -- for the publishers ------------------------------------------------------------------------------------------------
+# -- for the publishers -----------------------------------------------------------------------------------------------
 
 
 def bursts(seconds: float, most: float = float("inf")) -> Iterator[range]:
@@ -85,7 +89,7 @@ def report_and_wait(pipe: Pipe, messages: int) -> None:
     pipe.poll(GIVE_UP_S)
 
 
-# -- for the subscribers -----------------------------------------------------------------------------------------------
+# -- for the subscribers ----------------------------------------------------------------------------------------------
 
 
 def counted(pipe: Pipe, count: Callable[[], int], patience_s: float = PATIENCE_S) -> Iterator[float]:
@@ -120,6 +124,9 @@ def count_in_thread(pipe: Pipe, count: Callable[[], int]) -> None:
         time.sleep(pause_s)
 
 
+# -- Godwit -----------------------------------------------------------------------------------------------------------
+
+
 def godwit_pair() -> Pair:
     """Return Godwit with one publisher, one subscriber, QoS 1."""
     return pair_with(lambda processes: f"{HOST}:{_godwit_broker(processes)}")
@@ -152,7 +159,7 @@ async def _serve_forever(pipe: Pipe) -> None:
         await asyncio.Event().wait()
 
 
-# -- Godwit: one publisher, one subscriber -----------------------------------------------------------------------------
+# -- Godwit: one publisher, one subscriber ----------------------------------------------------------------------------
 
 
 def _godwit_subscribe(pipe: Pipe, address: str) -> None:
@@ -198,7 +205,7 @@ async def _godwit_publish_all(pipe: Pipe, address: str, seconds: float) -> None:
         report_and_wait(pipe, messages)
 
 
-# -- Godwit: many small senders ----------------------------------------------------------------------------------------
+# -- Godwit: many small senders ---------------------------------------------------------------------------------------
 
 
 def _take_all(pipe: Pipe, port: int) -> None:
@@ -219,6 +226,8 @@ async def _take_from_all(pipe: Pipe, port: int) -> None:
             await asyncio.sleep(pause_s)
         taking.cancel()
 
+
+# -- NATS -------------------------------------------------------------------------------------------------------------
 
 SUBJECT: Final = TOPIC.replace("/", ".")
 MOST_MESSAGES: Final = 300_000
@@ -276,8 +285,7 @@ async def _nats_publish_all(pipe: Pipe, address: str, seconds: float) -> None:
     report_and_wait(pipe, messages)
 
 
-if TYPE_CHECKING:
-    import zenoh
+# -- Zenoh ------------------------------------------------------------------------------------------------------------
 
 
 def zenoh_pair() -> Pair:

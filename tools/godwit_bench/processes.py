@@ -124,7 +124,7 @@ def wait_for_listener(port: int, log: Path, *, within_s: float = GIVE_UP_S) -> N
     raise GodwitError(f"{log.stem} did not listen on port {port} within {within_s:g} s; the last it printed: {last}")
 
 
-# -- in the new process ------------------------------------------------------------------------------------------------
+# -- in the new process -----------------------------------------------------------------------------------------------
 
 
 def _run_target(target: Callable[..., None], pipe: Pipe, arguments: tuple[Any, ...]) -> None:

@@ -170,6 +170,8 @@ def report_arrived(pipe: Pipe, arrived: Callable[[], int]) -> Iterator[float]:
     pipe.send(arrived())
 
 
+# -- Godwit -----------------------------------------------------------------------------------------------------------
+
 AT_ONCE: Final = 50
 """The logins in progress at a time: their packets fit into a small receive buffer."""
 DATAGRAM_RECEIVE_BYTES: Final = 65_536
@@ -252,7 +254,7 @@ class GodwitSender:
         return bytes(content) + CHECKSUM.pack(crc32c(content))
 
 
-# -- logging in --------------------------------------------------------------------------------------------------------
+# -- logging in -------------------------------------------------------------------------------------------------------
 
 
 class PendingLogin:
@@ -374,6 +376,8 @@ def _drive(entries: Sequence[PendingLogin]) -> None:
                     entry.on_timer()
 
 
+# -- Mosquitto --------------------------------------------------------------------------------------------------------
+
 CONNECT: Final = 0x10
 CONNACK_BYTES: Final = 4
 PUBLISH_QOS_1: Final = 0x32
@@ -403,7 +407,7 @@ def mosquitto_system(program: str) -> System:
     return System(broker, _subscribe, _connect)
 
 
-# -- MQTT packets ------------------------------------------------------------------------------------------------------
+# -- MQTT packets -----------------------------------------------------------------------------------------------------
 
 
 def encode(kind: int, content: bytes) -> bytes:
@@ -454,7 +458,7 @@ def acknowledge(stream: bytes) -> tuple[int, bytes, bytes]:
     return count, b"".join(answers), stream[at:]
 
 
-# -- MQTT clients ------------------------------------------------------------------------------------------------------
+# -- MQTT clients -----------------------------------------------------------------------------------------------------
 
 
 class MqttSender:

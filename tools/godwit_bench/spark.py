@@ -50,6 +50,8 @@ from godwit_bench.processes import READY, ProcessGroup, receive_reply
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 from godwit_bench.spark_bare import FORMAT, bare_server
 
+# -- rows per second --------------------------------------------------------------------------------------------------
+
 MASTER: Final = "local[*,4]"
 START_S: Final = 120.0
 """A JVM and its session start slowly on a busy machine."""
@@ -126,6 +128,8 @@ def _work(pipe: Pipe, folder: str, rows: int) -> None:
     pipe.send(READY)
 
 
+# -- the delay to bronze ----------------------------------------------------------------------------------------------
+
 TOPICS: Final = 10
 MESSAGES_PER_S: Final = 100
 TRIGGER_S: Final = 1.0
@@ -197,14 +201,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-# -- in processes of their own -----------------------------------------------------------------------------------------
+# -- in processes of their own ----------------------------------------------------------------------------------------
 
 
 def _publish(pipe: Pipe, broker: str) -> None:
-    run_loop(_publish_for_ever(pipe, broker))
+    run_loop(_publish_forever(pipe, broker))
 
 
-async def _publish_for_ever(pipe: Pipe, broker: str) -> None:
+async def _publish_forever(pipe: Pipe, broker: str) -> None:
     rng = random.Random(1)
     async with connect(broker, name="thermometers") as client:
         publishers = [client.publisher(f"rooms/{number}/climate", qos=1) for number in range(TOPICS)]
@@ -221,7 +225,7 @@ class _EnoughError(Exception):
     """Raised to end the run."""
 
 
-class _Watching:
+class _StopOnRequest:
     """End the run on request."""
 
     def __init__(self, pipe: Pipe) -> None:
@@ -240,9 +244,11 @@ def _run_pipeline(pipe: Pipe, lake: str, archive: str) -> None:
     with spark_session(MASTER, Path(lake) / "spark.log") as spark:
         pipe.send(READY)
         with suppress(_EnoughError):
-            runner.run(spark, order, _Watching(pipe))
+            runner.run(spark, order, _StopOnRequest(pipe))
     pipe.send(READY)
 
+
+# -- the benchmark ----------------------------------------------------------------------------------------------------
 
 MESSAGES: Final = 2_000_000
 DELAY: Final = "delay"

@@ -61,7 +61,7 @@ class RangeServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has
         return flight.RecordBatchStream(self._table.slice(start, end - start))
 
 
-# -- in Spark ----------------------------------------------------------------------------------------------------------
+# -- in Spark ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -72,7 +72,7 @@ def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Repo
     return Report("transport", machine(), results, ratios)
 
 
-# -- two processes -----------------------------------------------------------------------------------------------------
+# -- two processes ----------------------------------------------------------------------------------------------------
 
 
 def _between_processes(
@@ -103,7 +103,7 @@ def _receive_reply(pipe: Pipe) -> tuple[int, ...]:
     return answer
 
 
-# -- raw UDP -----------------------------------------------------------------------------------------------------------
+# -- raw UDP ----------------------------------------------------------------------------------------------------------
 
 
 def _receive_single(pipe: Pipe) -> None:
@@ -159,7 +159,7 @@ def _send_trains(address: Address, seconds: float) -> None:
                 select.select([], [udp], [], 1.0)
 
 
-# -- the reliable transport --------------------------------------------------------------------------------------------
+# -- the reliable transport -------------------------------------------------------------------------------------------
 
 
 def _open(*, accepts: bool) -> tuple[Endpoint, UdpSocket]:

@@ -32,7 +32,7 @@ class ConnectedSubscription:
     since_s: float
     first_live: int
     """The number of messages of QoS 0 that arrived before it."""
-    is_sure: bool = True
+    is_certain: bool = True
     """A trusted client requested it: the broker has certainly accepted it."""
     is_settled: bool = False
     """Its client received the confirmation. From then on the session is stored as long as the subscription exists."""
@@ -107,14 +107,14 @@ class ConnectionModel:
                 # The record holds a reference to the connection, so that its id is not used again.
                 conn = self._open.pop(id(event.connection))
                 conn.closed = event
-                self._leave(conn, now)
+                self._end_connection(conn, now)
                 self.on_closed(conn, now)
 
     def mark_uncertain(self, until_s: float) -> None:
         """Record that the disk fails: until then the broker may refuse or forget requests."""
         self._uncertain_until_s = max(self._uncertain_until_s, until_s)
-        for subscribed in self._subscriptions:
-            subscribed.is_sure = False
+        for subscription in self._subscriptions:
+            subscription.is_certain = False
 
     def is_uncertain(self, now: float) -> bool:
         """Return whether the broker's replies may not be durable at this time, because it runs on without its disk."""
@@ -126,44 +126,44 @@ class ConnectionModel:
         records = list(self._open.values())
         for conn in records:
             conn.is_broker_dead = True
-            self._leave(conn, now)
+            self._end_connection(conn, now)
         self._open.clear()
         return records
 
-    def _leave(self, conn: ConnectionRecord, now: float) -> None:
+    def _end_connection(self, conn: ConnectionRecord, now: float) -> None:
         conn.closed_s = now
-        for subscribed in conn.subscriptions.values():
-            subscribed.until_s = now
+        for subscription in conn.subscriptions.values():
+            subscription.until_s = now
         conn.ended_subscriptions, conn.subscriptions = conn.subscriptions, {}
 
-    # -- queries -------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def reached(self, topic: str, since_s: float, until_s: float) -> tuple[int, int]:
         """Return the least and the most connected subscriptions that a message sent at that time must have matched."""
         least = most = 0
-        for subscribed in self._subscriptions:
-            ends_s = subscribed.until_s if subscribed.until_s is not None else until_s + 1.0
-            if subscribed.since_s <= until_s and ends_s >= since_s and subscribed.matches(topic):
+        for subscription in self._subscriptions:
+            ends_s = subscription.until_s if subscription.until_s is not None else until_s + 1.0
+            if subscription.since_s <= until_s and ends_s >= since_s and subscription.matches(topic):
                 most += 1
-                least += subscribed.is_sure and subscribed.since_s < since_s and ends_s > until_s
+                least += subscription.is_certain and subscription.since_s < since_s and ends_s > until_s
         return least, most
 
-    def subscribed(self, instance: bytes, filters: Sequence[str]) -> ConnectedSubscription | None:
+    def subscription_of(self, instance: bytes, filters: Sequence[str]) -> ConnectedSubscription | None:
         """Return the newest subscription of this client to these filters, or None if it has ended."""
         wanted = tuple(sorted(set(filters)))
         conn = self.record_of(instance)
         subscriptions = reversed(conn.subscriptions.values()) if conn is not None else ()
-        return next((subscribed for subscribed in subscriptions if subscribed.filters == wanted), None)
+        return next((subscription for subscription in subscriptions if subscription.filters == wanted), None)
 
-    def live_before(self, subscribed: ConnectedSubscription, publication: Publication) -> int:
+    def live_before(self, subscription: ConnectedSubscription, publication: Publication) -> int:
         """Return how many messages of QoS 0 arrived for this subscription before this one."""
         rank = self._ranks[id(publication)]
-        return sum(subscribed.matches(one.topic) for one in self.live[subscribed.first_live : rank])
+        return sum(subscription.matches(one.topic) for one in self.live[subscription.first_live : rank])
 
     def arrived(self, publication: Publication) -> bool:
         return id(publication) in self._ranks
 
-    # -- received records ----------------------------------------------------------------------------------------------
+    # -- received records ---------------------------------------------------------------------------------------------
 
     def _received(self, conn: ConnectionRecord, event: Received, now: float) -> None:
         if event.channel == 0:
@@ -185,13 +185,13 @@ class ConnectionModel:
         conn.is_accepted = True
         is_honest = conn.instance in self.honest
         if isinstance(message, Subscribe):
-            is_sure = is_honest and not self.is_uncertain(now)
-            subscribed = ConnectedSubscription(tuple(sorted(set(message.filters))), now, len(self.live), is_sure)
+            is_certain = is_honest and not self.is_uncertain(now)
+            subscription = ConnectedSubscription(tuple(sorted(set(message.filters))), now, len(self.live), is_certain)
             # Whether the broker accepted an untrusted request is unknown, so such subscriptions are never removed.
             number = message.subscription if is_honest else -1 - len(conn.subscriptions)
             if number not in conn.subscriptions:
-                conn.subscriptions[number] = subscribed
-                self._subscriptions.append(subscribed)
+                conn.subscriptions[number] = subscription
+                self._subscriptions.append(subscription)
         elif isinstance(message, Unsubscribe) and is_honest:
             ended = conn.subscriptions.pop(message.subscription, None)
             if ended is not None:
@@ -206,17 +206,17 @@ class ConnectionModel:
                 continue  # no other client can log in under this name
             expires_s = float(conn.login.session_expiry_s)
             if conn.since_s <= self._uncertain_until_s:
-                is_settled = any(subscribed.is_settled for subscribed in conn.ended_subscriptions.values())
+                is_settled = any(subscription.is_settled for subscription in conn.ended_subscriptions.values())
                 is_stored = is_settled and now < conn.closed_s + expires_s - MARGIN_S
                 return True if is_stored and expires_s else None
             if conn.closed is None:
-                return _but_empty(bool(expires_s), conn) if conn.is_accepted else None
+                return _unless_empty(bool(expires_s), conn) if conn.is_accepted else None
             if not conn.is_accepted:
                 if conn.closed.origin == "local":
                     continue  # refused
                 return None
             left_s = conn.closed_s + expires_s - now
-            return None if abs(left_s) < MARGIN_S and expires_s else _but_empty(left_s > 0.0, conn)
+            return None if abs(left_s) < MARGIN_S and expires_s else _unless_empty(left_s > 0.0, conn)
         return False
 
     def record_of(self, instance: bytes) -> ConnectionRecord | None:
@@ -249,7 +249,7 @@ class ConnectionModel:
         return self._published.find(payload, published_us)
 
 
-def _but_empty(resumes: bool, conn: ConnectionRecord) -> bool | None:
+def _unless_empty(resumes: bool, conn: ConnectionRecord) -> bool | None:
     """Return None in place of True if the session has no subscriptions: the broker need not store it.
 
     It may still have the subscriptions of an earlier connection.
@@ -263,6 +263,8 @@ def _control(body: bytes) -> Any:
     except DecodeError:
         return None
 
+
+# -- checkers ---------------------------------------------------------------------------------------------------------
 
 REFUSALS: Final = frozenset((Code.NAME_IN_USE, Code.NOT_ALLOWED, Code.BAD_NAME, Code.TOO_MANY, Code.NOT_LOGGED_IN))
 """Codes with which a broker closes a connection that it never accepted."""
@@ -463,9 +465,9 @@ class SessionChecker:
         conn = self._connections.record_of(instance)
         is_safe = conn is not None and not self._connections.is_uncertain(now)
         if conn is not None and is_safe:
-            subscribed = conn.subscriptions.get(number) or conn.ended_subscriptions.get(number)
-            if subscribed is not None:
-                subscribed.is_settled = True
+            subscription = conn.subscriptions.get(number) or conn.ended_subscriptions.get(number)
+            if subscription is not None:
+                subscription.is_settled = True
         return is_safe
 
     def welcomed(self, label: str, instance: bytes, resumed: bool) -> None:
@@ -505,7 +507,7 @@ class LiveChecker:
         """`counts` is False if messages arrive that the connection model cannot know: wills."""
         self._connections = connections
         self._stream = stream
-        self._subscribed: ConnectedSubscription | None = None
+        self._subscription: ConnectedSubscription | None = None
         self._is_on = counts
         self._received = 0
         self._notified_missed = 0
@@ -522,15 +524,15 @@ class LiveChecker:
         """Record messages that arrived together; all missed messages before and between them have been reported."""
         if not self._is_on or not publications:
             return
-        self._subscribed = self._subscribed or self._connections.subscribed(instance, self._stream.filters)
+        self._subscription = self._subscription or self._connections.subscription_of(instance, self._stream.filters)
         last = publications[-1]
         if not self._connections.arrived(last):
             raise ViolationError(self.NAME, f"{self._stream.name}: {last} came, but never came to the broker")
-        if self._subscribed is None:
+        if self._subscription is None:
             self._is_on = False  # the broker has closed the connection, and the client does not know yet
             return
         self._received += len(publications)
-        expected = self._connections.live_before(self._subscribed, last) + 1
+        expected = self._connections.live_before(self._subscription, last) + 1
         if self._received + self._notified_missed != expected:
             raise ViolationError(
                 self.NAME,

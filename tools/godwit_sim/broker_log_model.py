@@ -183,6 +183,9 @@ class PublishedMessages:
         return found
 
 
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class History:
     """The messages of one log, by offset minus `begin`. A new history begins when an older copy is restored."""

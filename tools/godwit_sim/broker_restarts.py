@@ -172,7 +172,7 @@ class RestartChecker:
         """Return the state stored beside the log, as far as the store has confirmed it."""
         return self._rows
 
-    # -- appends -------------------------------------------------------------------------------------------------------
+    # -- appends ------------------------------------------------------------------------------------------------------
 
     def attempted(self, entries: Sequence[Entry], changes: Sequence[Change]) -> None:
         """Record that the store is about to receive these."""
@@ -221,7 +221,7 @@ class RestartChecker:
         """Record that the disk corrupted this message."""
         self._corrupted.add(offset)
 
-    # -- promises to subscribers ---------------------------------------------------------------------------------------
+    # -- promises to subscribers --------------------------------------------------------------------------------------
 
     def commit_answered(self, key: SubscriptionKey, offset: int) -> None:
         """Record that a client's commit of its cursor was confirmed."""
@@ -231,7 +231,7 @@ class RestartChecker:
         """Record that the subscription or its session may have been deleted."""
         self._commits.pop(key, None)
 
-    # -- opening the store ---------------------------------------------------------------------------------------------
+    # -- opening the store --------------------------------------------------------------------------------------------
 
     def reopened(self, found: StoreContents) -> list[Entry]:
         """Check a store that was opened; return the batches of an unconfirmed append that it contains."""

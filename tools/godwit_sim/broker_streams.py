@@ -93,7 +93,7 @@ class Stream:
     def matches(self, topic: str) -> bool:
         return matches_any(self.filters, topic)
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def answered(self, due: int | None = None) -> None:
         """Record that the broker confirmed the subscription: all messages appended from now on must be delivered."""
@@ -179,7 +179,7 @@ class Stream:
                 f"{len(waiting)} messages never came, {self._log.at(waiting[0])} at offset {waiting[0]} the first"
             )
 
-    # -- delivery of one message ---------------------------------------------------------------------------------------
+    # -- delivery of one message --------------------------------------------------------------------------------------
 
     def _take(self, message: Delivered) -> Publication:
         publication = self._published.identify(

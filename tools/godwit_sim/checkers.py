@@ -31,6 +31,9 @@ class ViolationError(Exception):
         self.text = text
 
 
+# -- events of applications -------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class _FlowState:
     """The records in flight on one flow."""
@@ -260,6 +263,8 @@ def _other(end: str) -> str:
     label, _, side = _side(end).partition("@")
     return f"{label}@{'server' if side == 'client' else 'client'}"
 
+
+# -- observers of the network -----------------------------------------------------------------------------------------
 
 TIMER_ROUNDS = 300
 """A timer may be due again at the same time, for another purpose, but not this often."""

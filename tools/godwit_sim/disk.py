@@ -149,7 +149,7 @@ class Disk(apsw.VFS):
         """
         return any(file.has_lost_writes for file in self._seen.values())
 
-    # -- faults --------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def die_in(self, calls: int | None) -> None:
         """Let the machine die during the change after this number of changes; None cancels it."""
@@ -251,7 +251,7 @@ class Disk(apsw.VFS):
     def sync_folder(self) -> None:
         self._safe = dict(self._seen)
 
-    # -- the interface for SQLite --------------------------------------------------------------------------------------
+    # -- the interface for SQLite -------------------------------------------------------------------------------------
 
     def xFullPathname(self, name: str) -> str:  # noqa: N802
         return name

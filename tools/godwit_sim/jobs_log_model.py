@@ -25,6 +25,8 @@ from godwit_sim.broker_restarts import JOB_ROWS, Rows
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_workers import WorkerModel
 
+# -- requests and runs ------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobRequest:
@@ -102,6 +104,8 @@ class JobRecords:
         run = self.runs[ref] = TaskRun(ref, worker, label, now)
         return run
 
+
+# -- expected states --------------------------------------------------------------------------------------------------
 
 ENDED: Final = ("done", "failed", "cancelled")
 TASK_ENDED: Final = ("finished", "failed", "cancelled")
@@ -246,6 +250,8 @@ def read_event(payload: bytes) -> JobEvent:
         raise ViolationError("events", f"{payload[:200]!r} is not an event: {error}") from None
 
 
+# -- the checker of events --------------------------------------------------------------------------------------------
+
 MARGIN_US: Final = 10
 TIMER_LATE_US: Final = 100_000
 """How late a timer of the broker may be."""
@@ -281,7 +287,7 @@ class JobLogModel:
             "task_failed": self._task_failed,
         }
 
-    # -- input ---------------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def learn(self, messages: Sequence[tuple[str, bytes]], rows: Rows, now: float) -> None:
         """Check a durable append: its messages (kind and body), and the rows stored beside the log from now on."""
@@ -326,7 +332,7 @@ class JobLogModel:
             raise self._violation(event, "unknown event")
         job.note()
 
-    # -- jobs ----------------------------------------------------------------------------------------------------------
+    # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def _submitted(self, kind: str, event: JobEvent, rows: Rows, newest: int) -> None:
         row = rows.get(("job", event.job))
@@ -418,7 +424,7 @@ class JobLogModel:
     def _is_late(job: ExpectedJob, at_us: int) -> bool:
         return job.row.deadline_us is not None and at_us >= job.row.deadline_us
 
-    # -- tasks ---------------------------------------------------------------------------------------------------------
+    # -- tasks --------------------------------------------------------------------------------------------------------
 
     def _leased(self, job: ExpectedJob, task: ExpectedTask, event: JobEvent) -> None:
         row, now = job.row, self._s(event.at_us)
@@ -559,7 +565,7 @@ class JobLogModel:
         task.state = "failed"
         task.errors.add(event.error)
 
-    # -- stored rows ---------------------------------------------------------------------------------------------------
+    # -- stored rows --------------------------------------------------------------------------------------------------
 
     def _compare(self, rows: Rows, now: float) -> None:
         """Compare the stored rows of each job with its expected state."""
@@ -600,7 +606,7 @@ class JobLogModel:
             if stored.instance not in instances:
                 raise ViolationError(self.NAME, f"task {task.number} of {job} is stored for a run not connected")
 
-    # -- queries -------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def unended(self) -> list[ExpectedJob]:
         return [job for job in self.jobs.values() if not job.is_ended]

@@ -38,7 +38,7 @@ class NotificationChecker:
         self._records = records
         self._log_model = log_model
 
-    # -- controllers ---------------------------------------------------------------------------------------------------
+    # -- controllers --------------------------------------------------------------------------------------------------
 
     def taken(self, observation: JobObservation, view: JobView) -> None:
         """Check the notification that the job was accepted and has a number."""
@@ -135,7 +135,7 @@ class NotificationChecker:
             raise self._violation(observation, f"of job {view.number}, which is not durable")
         return job
 
-    # -- workers -------------------------------------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------------------------------
 
     def leased(self, run: TaskRun, lease: Lease) -> None:
         """Check a task that a worker received."""

@@ -93,7 +93,7 @@ class WorkerModel:
         self._workers: dict[str, _Worker] = {}
         self._started_s: list[float] = []
 
-    # -- input ---------------------------------------------------------------------------------------------------------
+    # -- input --------------------------------------------------------------------------------------------------------
 
     def started(self, now: float) -> None:
         """Record the start of a broker."""
@@ -171,7 +171,7 @@ class WorkerModel:
         for outcome, payload in zip(head.outcomes, payloads, strict=True):
             worker.outcomes.setdefault(outcome.task, []).append((outcome, payload))
 
-    # -- queries -------------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------------
 
     def outcomes(self, name: str, ref: Ref) -> list[tuple[Outcome, bytes]]:
         """Return the outcomes that the worker reported for this lease, repeats included."""

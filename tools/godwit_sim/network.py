@@ -3,8 +3,8 @@
 A host runs at most one node (an endpoint, for example). The network passes input to it, then drains it until it has no
 more output, as a real driver would:
 
-datagrams arrive -> inbox -> wake-up -> node.receive(train) -> events to the application, trains to the links
-its timer is due -> node.handle_timers -> the same
+    datagrams arrive -> inbox -> wake-up -> node.receive(train) -> events to the application, trains to the links
+    its timer is due -> node.handle_timers -> the same
 
 Time moves only from event to event. Events at equal times run in the order in which they were scheduled. Nothing here
 depends on hash order or on a clock, so one seed has one sequence of events.
@@ -29,6 +29,8 @@ from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
 from godwit.transport.train import Address, Train
 from godwit.wire import frames as f
 from godwit.wire.packet import decode_packet
+
+# -- traces -----------------------------------------------------------------------------------------------------------
 
 
 class Trace:
@@ -57,6 +59,9 @@ class Trace:
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
+
+
+# -- inspection of datagrams ------------------------------------------------------------------------------------------
 
 
 def frames_of(datagram: bytes) -> list[f.Frame]:
@@ -130,6 +135,8 @@ def _describe_frame(frame: f.Frame) -> str:
             return f"close {code} {reason!r}"
     return type(frame).__name__.lower()
 
+
+# -- hosts and the network --------------------------------------------------------------------------------------------
 
 MAX_DRAINS = 2000
 """The most drains at one instant; a node that still has output after them never stops."""
@@ -229,7 +236,7 @@ class Network:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
-    # -- building ------------------------------------------------------------------------------------------------------
+    # -- building -----------------------------------------------------------------------------------------------------
 
     def add_host(self, host: Host) -> Host:
         """Add a host without a process."""
@@ -246,7 +253,7 @@ class Network:
         self._count += 1
         heapq.heappush(self._heap, (max(when, self.now), self._count, action, arguments))
 
-    # -- faults and processes ------------------------------------------------------------------------------------------
+    # -- faults and processes -----------------------------------------------------------------------------------------
 
     def start(self, host: Host, node: Node, application: Application) -> None:
         """Start a process on the host."""
@@ -291,7 +298,7 @@ class Network:
         for pair in ((one.name, other.name), (other.name, one.name))[: 2 if both_ways else 1]:
             self.links[pair].up = up
 
-    # -- running -------------------------------------------------------------------------------------------------------
+    # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> bool:
         """Run until that time, or until `done` returns True after an event; return whether it did."""

@@ -26,6 +26,8 @@ from godwit.wire.parameters import Arq
 from godwit_sim.checkers import DeliveryChecker, ViolationError
 from godwit_sim.network import Host, Network, Observer, frames_of
 
+# -- transfers --------------------------------------------------------------------------------------------------------
+
 SERVER: Address = ("192.0.2.1", 4000)
 
 
@@ -183,7 +185,7 @@ class Transfer:
         ip, port = host.address
         self.network.rebind(host, (ip, port + 1))
 
-    # -- the client's application --------------------------------------------------------------------------------------
+    # -- the client's application -------------------------------------------------------------------------------------
 
     def _send_more(self, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -211,7 +213,7 @@ class Transfer:
             self._delivery.sent((label, "up", channel), body)
             self._sent[label] = sent + size
 
-    # -- the server's application --------------------------------------------------------------------------------------
+    # -- the server's application -------------------------------------------------------------------------------------
 
     def _serve(self, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -239,6 +241,8 @@ class Transfer:
     def _ended(self, label: str, event: Closed) -> None:
         self._progress[label].closed = f"{event.origin} {event.code} {event.reason}"
 
+
+# -- scenarios --------------------------------------------------------------------------------------------------------
 
 LINE = LinkSettings(delay_s=0.015, bandwidth_bits_per_s=10e6, queue_packets=25)
 MB = 1_000_000

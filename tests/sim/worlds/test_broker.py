@@ -138,7 +138,7 @@ def test_the_registry() -> None:
     assert "broker" in WORLDS
 
 
-# -- planted faults: an incorrect server -------------------------------------------------------------------------------
+# -- planted faults: an incorrect server ------------------------------------------------------------------------------
 
 
 class Spoils(Server):
@@ -214,7 +214,7 @@ def test_a_violation_is_reported() -> None:
         assert "clients" in summary
 
 
-# -- planted faults: an incorrect part ---------------------------------------------------------------------------------
+# -- planted faults: an incorrect part --------------------------------------------------------------------------------
 
 
 def nothing(*_: Any, **__: Any) -> None:

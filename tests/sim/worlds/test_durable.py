@@ -535,7 +535,7 @@ def test_a_late_reader_gets_a_report_of_deleted_messages() -> None:
     assert audit.received < 60
 
 
-# -- an older copy of the disk is restored -----------------------------------------------------------------------------
+# -- an older copy of the disk is restored ----------------------------------------------------------------------------
 
 
 def restores(seed: int) -> DurablePlan:
@@ -576,7 +576,7 @@ def test_a_part_that_confuses_histories_is_caught(
     assert_caught(text, restores)
 
 
-# -- planted faults: an incorrect store --------------------------------------------------------------------------------
+# -- planted faults: an incorrect store -------------------------------------------------------------------------------
 
 
 def assert_caught(text: str, plan: Callable[[int], DurablePlan], opener: Opener = open_store) -> None:
@@ -622,7 +622,7 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
         run(plan, opener_of(Proud))
 
 
-# -- planted faults: an incorrect broker -------------------------------------------------------------------------------
+# -- planted faults: an incorrect broker ------------------------------------------------------------------------------
 
 
 RESTORE = Subscribing.restore

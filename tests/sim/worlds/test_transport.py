@@ -269,7 +269,7 @@ def test_the_registry() -> None:
     assert "transport" in WORLDS
 
 
-# -- planted faults: an incorrect transport ----------------------------------------------------------------------------
+# -- planted faults: an incorrect transport ---------------------------------------------------------------------------
 
 
 class Broken(Endpoint):

@@ -103,7 +103,7 @@ class BrokerWorld:
         if self.hostile is not None:
             self.hostile.schedule()
 
-    # -- building ------------------------------------------------------------------------------------------------------
+    # -- building -----------------------------------------------------------------------------------------------------
 
     def _add_host(self, name: str, address: Address, plan: HostPlan) -> Host:
         return self.network.add_host(
@@ -183,7 +183,7 @@ class BrokerWorld:
         """Record events that the broker is about to receive from its transport."""
         self.checkers.connections.handle_events(events, self.network.now)
 
-    # -- queries of the watchers ---------------------------------------------------------------------------------------
+    # -- queries of the watchers --------------------------------------------------------------------------------------
 
     def _used_bytes(self, host: Host) -> int:
         return self.server.buffered_bytes if host in self.hosts else 0
@@ -224,7 +224,7 @@ class BrokerWorld:
             f"{self.network.now:.0f} s, {self.network.trace.notes} notes"
         )
 
-    # -- faults --------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def _apply_fault(self, fault: Fault) -> None:
         network = self.network
@@ -284,7 +284,7 @@ class BrokerWorld:
                     app.todo.append(PublicationPlan(network.now, topic, qos, 50))
             app.work()
 
-    # -- liveness ------------------------------------------------------------------------------------------------------
+    # -- liveness -----------------------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float:
         """Return how long it may take until all is settled: generous, but finite."""

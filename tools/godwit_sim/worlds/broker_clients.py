@@ -101,7 +101,7 @@ class Reader:
         self._asked: dict[Key, tuple[ClientSubscription, int]] = {}
         """The first subscription by key that the session may store, and the lowest offset where it may have begun."""
 
-    # -- runs ----------------------------------------------------------------------------------------------------------
+    # -- runs ---------------------------------------------------------------------------------------------------------
 
     def begin(self, client: Client, label: str, pump: Callable[[], None]) -> None:
         """Begin a run. `pump` drains the host after a call from outside."""
@@ -152,7 +152,7 @@ class Reader:
         for sub in list(self.subscriptions):
             self._read(sub)
 
-    # -- subscriptions -------------------------------------------------------------------------------------------------
+    # -- subscriptions ------------------------------------------------------------------------------------------------
 
     def subscribe(self, plan: SubscriptionPlan) -> None:
         checkers, network = self.checkers, self.checkers.network
@@ -228,7 +228,7 @@ class Reader:
         sub.stream.ended()
         self.checkers.retained.check(sub.stream, sub.asked_s, all_is_there=False)
 
-    # -- reading -------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def _read_later(self, sub: ClientSubscription) -> None:
         if not sub.is_due:
@@ -268,7 +268,7 @@ class Reader:
             sub.commits[self._client.commit(sub.subscription, offset)] = offset
             sub.asked_to_commit = offset
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Any) -> None:
         """Handle an event of one subscription."""
@@ -327,6 +327,9 @@ class Reader:
                 raise ViolationError("refused", f"{sub.stream.name}: the commit of {offset}: {event.message}")
 
 
+# -- applications -----------------------------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class _Qos2State:
     """Messages of QoS 2 that the application stores: from `sequence` on they are not confirmed."""
@@ -373,7 +376,7 @@ class ClientApp:
         waiting = [len(waiting) for publisher, waiting in self._unconfirmed.items() if publisher.qos]
         return len(self._resend) + sum(waiting)
 
-    # -- runs ----------------------------------------------------------------------------------------------------------
+    # -- runs ---------------------------------------------------------------------------------------------------------
 
     def begin(self, *, fresh: bool = False) -> None:
         """Start the process, unless it runs."""
@@ -452,7 +455,7 @@ class ClientApp:
         if run == self._runs and self.client is not None and not self.is_closing:
             self.reader.subscribe(plan)
 
-    # -- publishing ----------------------------------------------------------------------------------------------------
+    # -- publishing ---------------------------------------------------------------------------------------------------
 
     def work(self) -> None:
         """Send the messages that are due. Called by a scheduled event, so the host is drained afterwards."""
@@ -540,7 +543,7 @@ class ClientApp:
                 qos2.unconfirmed.popleft()
                 qos2.sequence += 1
 
-    # -- events --------------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
         if self.client is not None:

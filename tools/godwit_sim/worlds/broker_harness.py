@@ -111,6 +111,9 @@ def describe(event: Any) -> str:
     return f"{type(event).__name__}{place} {details}"
 
 
+# -- adapters around the server ---------------------------------------------------------------------------------------
+
+
 class WatchedStore(MemoryStore):
     """The shipped store, with every append observed by the checkers."""
 

@@ -71,7 +71,7 @@ class Hostile:
         if self._host.alive:
             self._checkers.network.kill(self._host)
 
-    # -- connections ---------------------------------------------------------------------------------------------------
+    # -- connections --------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._gone:
@@ -116,7 +116,7 @@ class Hostile:
             self._strikes[kind](connection)
         self._checkers.network.pump(self._host)
 
-    # -- kinds of invalid input ----------------------------------------------------------------------------------------
+    # -- kinds of invalid input ---------------------------------------------------------------------------------------
 
     def _channel(self, connection: Connection, topic: str = TOPIC, qos: Any = 1) -> int:
         channel = self._channels.get((topic, qos))

@@ -45,6 +45,8 @@ from godwit_sim.worlds.broker_plan import (
 )
 from godwit_sim.worlds.transport_plan import HostPlan
 
+# -- plans ------------------------------------------------------------------------------------------------------------
+
 AUDITOR = "auditor"
 
 
@@ -188,6 +190,8 @@ def auditor(at_s: float) -> ClientPlan:
         remembers=False,
     )
 
+
+# -- adapters around the store and the server -------------------------------------------------------------------------
 
 PATH: Final = "/data/log.sqlite"
 READ_BYTES: Final = 1024 * 1024
@@ -355,6 +359,8 @@ class CrashableAdapter(ListenerAdapter):
         return [DIED] if self._disk.is_dead else notices
 
 
+# -- the world --------------------------------------------------------------------------------------------------------
+
 NEEDLE_BYTES = HEAD_BYTES + 8
 """This many bytes of a message occur nowhere else, not even by chance."""
 COPIES_AGAIN_S = 0.1
@@ -425,7 +431,7 @@ class DurableWorld(BrokerWorld):
             f"{self.disk.syncs} syncs, {self.damages} damaged copies with {self.lost_by_damage} messages lost"
         )
 
-    # -- runs of the server --------------------------------------------------------------------------------------------
+    # -- runs of the server -------------------------------------------------------------------------------------------
 
     def _begin_server(self) -> None:
         """Do nothing: the server is created when it is started, possibly several times."""
@@ -532,7 +538,7 @@ class DurableWorld(BrokerWorld):
             store.close()
         self.checkers.note(f"damage: {damage} of the write-ahead log of a copy: {store.findings}")
 
-    # -- copies of the disk --------------------------------------------------------------------------------------------
+    # -- copies of the disk -------------------------------------------------------------------------------------------
 
     def _copy_disk(self, restore: Restore) -> None:
         """Copy the disk as soon as the contents of the log are certain."""
@@ -585,7 +591,7 @@ class DurableWorld(BrokerWorld):
         if self.disk.trouble == fault.trouble:
             self.disk.trouble = None
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end ------------------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         self.disk.trouble = None

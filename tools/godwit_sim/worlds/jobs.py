@@ -76,7 +76,7 @@ class JobsWorld(DurableWorld):
             f"{len(self.jobs.records.runs)} runs, {self.jobs.log_model.events} events, {super().summary()}"
         )
 
-    # -- the server ----------------------------------------------------------------------------------------------------
+    # -- the server ---------------------------------------------------------------------------------------------------
 
     def _settings(self) -> Settings:
         return replace(super()._settings(), lease_s=self.work.lease_s, job_keep_s=self.work.keep_s)
@@ -98,7 +98,7 @@ class JobsWorld(DurableWorld):
         super()._end_run()
         self.jobs.workers.handle_broker_death(self.network.now)
 
-    # -- faults --------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def _start_disk_fault(self, fault: DiskFault) -> None:
         super()._start_disk_fault(fault)
@@ -152,7 +152,7 @@ class JobsWorld(DurableWorld):
         for actor in self.actors:
             actor.end_faults()
 
-    # -- liveness ------------------------------------------------------------------------------------------------------
+    # -- liveness -----------------------------------------------------------------------------------------------------
 
     @property
     def _clients(self) -> int:

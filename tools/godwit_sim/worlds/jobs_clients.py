@@ -29,6 +29,8 @@ from godwit_sim.network import Host
 from godwit_sim.worlds.jobs_harness import Actor, JobCheckers
 from godwit_sim.worlds.jobs_plan import KINDS, ControllerPlan, JobPlan, WorkerPlan
 
+# -- workers ----------------------------------------------------------------------------------------------------------
+
 HEALED_TASK_S: Final = 0.05
 """The longest attempt after the faults have ended."""
 
@@ -60,7 +62,7 @@ class WorkerActor(Actor):
         else:
             self.client.volunteer(self._kinds, self._capacity)
 
-    # -- faults --------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def withdraw(self, lasts_s: float) -> None:
         """Withdraw for this time; depending on the plan, return the tasks or finish them."""
@@ -98,7 +100,7 @@ class WorkerActor(Actor):
         held = [run for run in self._holding.values() if not run.is_reported]
         return super().unsettled() or (f"{held[0]} is not over" if held and not self.is_retired else "")
 
-    # -- tasks ---------------------------------------------------------------------------------------------------------
+    # -- tasks --------------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Any) -> None:
         match event:
@@ -171,7 +173,7 @@ class WorkerActor(Actor):
         run.is_returned = True
         self.client.give_back(lease)
 
-    # -- misbehaviour: the broker must ignore these reports ------------------------------------------------------------
+    # -- misbehaviour: the broker must ignore these reports -----------------------------------------------------------
 
     def _insist(self, lease: Lease, run: TaskRun) -> None:
         """Report a revoked lease, as a worker does that ignores revocations."""
@@ -196,6 +198,8 @@ class WorkerActor(Actor):
         self.client.finish(lease, result)
         return result
 
+
+# -- controllers ------------------------------------------------------------------------------------------------------
 
 RETRY_S: Final = 0.5
 """The delay after the broker's disk refused a job."""
@@ -231,7 +235,7 @@ class ControllerActor(Actor):
         self._seen: set[int] = set()
         """Jobs of others that it has looked at."""
 
-    # -- runs ----------------------------------------------------------------------------------------------------------
+    # -- runs ---------------------------------------------------------------------------------------------------------
 
     def on_begun(self) -> None:
         self._views.clear()
@@ -278,7 +282,7 @@ class ControllerActor(Actor):
             "",
         )
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     def _begin_job(self, plan: JobPlan) -> None:
         checkers = self.checkers
@@ -372,7 +376,7 @@ class ControllerActor(Actor):
         request = self.client.request(lambda request: Cancel(request=request, job=number, reason="not needed"))
         self._cancels[request] = number
 
-    # -- notifications -------------------------------------------------------------------------------------------------
+    # -- notifications ------------------------------------------------------------------------------------------------
 
     def on_event(self, event: Any) -> None:
         match event:

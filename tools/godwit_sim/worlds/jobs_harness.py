@@ -32,6 +32,8 @@ from godwit_sim.worlds.broker_harness import EPOCH_US, Checkers, NodeAdapter
 from godwit_sim.worlds.durable import TrimmedLog, WatchedDurableStore
 from godwit_sim.worlds.jobs_plan import ActorPlan, JobPlan, JobsPlan
 
+# -- the log ----------------------------------------------------------------------------------------------------------
+
 
 class DelayedLog(TrimmedLog):
     """A log that commits a little later, while the broker runs on. When an append fails, those after it fail too."""
@@ -71,6 +73,8 @@ class DelayedLog(TrimmedLog):
     def held_bytes(self) -> int:
         return sum(len(entry.rest) for _, effect in self._under_way for entry in effect.entries)
 
+
+# -- checkers ---------------------------------------------------------------------------------------------------------
 
 TOPIC: Final = "$jobs/"
 TAIL: Final = 24
@@ -129,6 +133,8 @@ def _payloads(entry: Entry) -> list[bytes]:
     return list(batch.payloads)
 
 
+# -- actors -----------------------------------------------------------------------------------------------------------
+
 TAKEN: Final = (Code.TAKEN_OVER, Code.NAME_IN_USE)
 """Codes that mean that another client has the name."""
 RESTART_S: Final = 2.0
@@ -171,7 +177,7 @@ class Actor:
         """Return its name at the broker."""
         return self.actor.name if self.actor.name is not None else made_name(self.client.instance)
 
-    # -- runs ----------------------------------------------------------------------------------------------------------
+    # -- runs ---------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Start the process, unless it runs."""
@@ -233,7 +239,7 @@ class Actor:
         """Call the action again when the library's buffer has room."""
         self._waiting.append((action, arguments))
 
-    # -- events of the library -----------------------------------------------------------------------------------------
+    # -- events of the library ----------------------------------------------------------------------------------------
 
     def _on_events(self, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -263,7 +269,7 @@ class Actor:
         self.is_closing = True
         self.checkers.network.at(self.checkers.network.now + RESTART_S, self.restart)
 
-    # -- differences between workers and controllers -------------------------------------------------------------------
+    # -- differences between workers and controllers ------------------------------------------------------------------
 
     def on_begun(self) -> None:
         """Start the work of a new run."""

@@ -48,6 +48,8 @@ from godwit_sim.worlds.transport_plan import (
     patience_s,
 )
 
+# -- applications -----------------------------------------------------------------------------------------------------
+
 
 @dataclass(slots=True)
 class Checkers:
@@ -98,7 +100,7 @@ class End:
         self._blocked = False
         checkers.lifecycle.opened(self.name)
 
-    # -- sending -------------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------------
 
     def work(self) -> None:
         """Send the records that are due. Called by a scheduled event, so the host is drained afterwards."""
@@ -142,7 +144,7 @@ class End:
         self.connection.close(self.host.clock(self.checkers.network.now), code, reason)
         self.checkers.network.pump(self.host)
 
-    # -- receiving -----------------------------------------------------------------------------------------------------
+    # -- receiving ----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> None:
         """Handle any event of this end; for Closed, `ended` follows."""
@@ -243,6 +245,8 @@ def describe_event(event: Event) -> str:
     return f"{type(event).__name__} {details}"
 
 
+# -- the world --------------------------------------------------------------------------------------------------------
+
 RECONNECT_S = 0.25
 STEP_S = 0.25
 HARMLESS = frozenset(
@@ -295,7 +299,7 @@ class TransportWorld:
         self._until(self._settled, patience_s(plan), "everything outstanding has arrived")
         self._finish()
 
-    # -- building ------------------------------------------------------------------------------------------------------
+    # -- building -----------------------------------------------------------------------------------------------------
 
     def _add_host(self, name: str, address: Address, plan: HostPlan) -> Host:
         return self.network.add_host(
@@ -355,7 +359,7 @@ class TransportWorld:
         )
         return each * (len(self._node(host).connections) + 1)  # one may still be in its handshake
 
-    # -- processes and connections -------------------------------------------------------------------------------------
+    # -- processes and connections ------------------------------------------------------------------------------------
 
     def _start_server(self) -> None:
         if not self.server.alive:
@@ -459,7 +463,7 @@ class TransportWorld:
                 "lifecycle", f"{end.name}: timed out although both ends were alive and the links clean"
             )
 
-    # -- faults --------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def _apply_fault(self, fault: Fault) -> None:
         network = self.network
@@ -530,7 +534,7 @@ class TransportWorld:
                 if not end.over and end.connected and end.label == client.label:
                     end.work()
 
-    # -- liveness ------------------------------------------------------------------------------------------------------
+    # -- liveness -----------------------------------------------------------------------------------------------------
 
     def _settled(self) -> bool:
         return not (

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
-from godwit_bench.report import print_report
+from godwit_bench.report import Report, print_report
 
 app = typer.Typer(no_args_is_help=True, help="Measure Godwit against peers and limits, in one run on this machine.")
 
@@ -33,15 +34,20 @@ def group() -> None:
     """Measure Godwit against peers and limits, in one run on this machine."""
 
 
+def _run(measure: Callable[..., Report], as_json: bool, *, may_install: bool = False, **options: Any) -> None:
+    """Run a benchmark with its progress on stderr, and print its report."""
+    console = Console(stderr=True)
+    if may_install:
+        options["on_install"] = lambda command: console.print(f"a peer is missing, installing it: {command}")
+    with console.status("starting") as status:
+        report = measure(on_round=lambda name: status.update(f"measuring: {name}"), **options)
+    print_report(report, as_json=as_json)
+
+
 @app.command("transport", epilog="Example: godwit bench transport --json")
 def transport(rounds: Rounds = 9, seconds: Seconds = 0.7, as_json: AsJson = False) -> None:
     """The reliable transport against raw UDP from Python, between two processes on loopback."""
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = transport_bench.run(
-            rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
-        )
-    print_report(report, as_json=as_json)
+    _run(transport_bench.run, as_json, rounds=rounds, seconds=seconds)
 
 
 @app.command("forward", epilog="Example: godwit bench forward --json")
@@ -51,15 +57,7 @@ def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False)
     Takes about one and a half minutes. The peers' clients come with `make setup`. Missing mosquitto and
     nats-server are installed with apt-get if you are root; else the error shows the command to install them.
     """
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = forward_bench.run(
-            rounds=rounds,
-            seconds=seconds,
-            on_round=lambda name: status.update(f"measuring: {name}"),
-            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
-        )
-    print_report(report, as_json=as_json)
+    _run(forward_bench.run, as_json, may_install=True, rounds=rounds, seconds=seconds)
 
 
 @app.command("log", epilog="Example: godwit bench log --folder /var/lib --json")
@@ -71,16 +69,7 @@ def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_
     """
     from godwit_bench import log as log_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = log_bench.run(
-            folder=folder,
-            rounds=rounds,
-            seconds=seconds,
-            on_round=lambda name: status.update(f"measuring: {name}"),
-            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
-        )
-    print_report(report, as_json=as_json)
+    _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("archive", epilog="Example: godwit bench archive --json")
@@ -91,12 +80,7 @@ def archive(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(),
     """
     from godwit_bench import archive as archive_bench  # it imports pyarrow, which is slow
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = archive_bench.run(
-            folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
-        )
-    print_report(report, as_json=as_json)
+    _run(archive_bench.run, as_json, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("jobs", epilog="Example: godwit bench jobs --folder /var/lib --json")
@@ -108,16 +92,7 @@ def jobs(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as
     """
     from godwit_bench import jobs as jobs_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = jobs_bench.run(
-            folder=folder,
-            rounds=rounds,
-            seconds=seconds,
-            on_round=lambda name: status.update(f"measuring: {name}"),
-            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
-        )
-    print_report(report, as_json=as_json)
+    _run(jobs_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("anomalies", epilog="Example: godwit bench anomalies --data ../shared/data")
@@ -156,9 +131,4 @@ def spark(
     require_java(is_installed_unasked=False)
     from godwit_bench import spark as spark_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = spark_bench.run(
-            folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
-        )
-    print_report(report, as_json=as_json)
+    _run(spark_bench.run, as_json, folder=folder, rounds=rounds, seconds=seconds)

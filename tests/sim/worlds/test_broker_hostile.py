@@ -20,7 +20,7 @@ def test_each_kind_alone(kind: HostileKind) -> None:
     ]
     assert strangers
     if kind in ("junk", "liar"):
-        assert world.hostile.thrown_out, "the broker closes the connection after a protocol violation"
+        assert world.hostile.disconnections, "the broker closes the connection after a protocol violation"
 
 
 def test_a_flood_reaches_honest_subscribers_without_harm() -> None:

@@ -197,7 +197,7 @@ def quits(seed: int) -> JobsPlan:
 
 
 def deaf(seed: int) -> JobsPlan:
-    return replace(stalls(seed), workers=tuple(replace(one, is_deaf=True) for one in stalls(seed).workers))
+    return replace(stalls(seed), workers=tuple(replace(one, ignores_revokes=True) for one in stalls(seed).workers))
 
 
 def fails(seed: int) -> JobsPlan:

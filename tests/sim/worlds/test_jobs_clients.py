@@ -56,7 +56,7 @@ def test_who_changes_does_something_else() -> None:
 
 def test_bad_manners_change_nothing() -> None:
     """Revoked leases are reported, and tasks of other workers."""
-    workers = (worker("anna", capacity=5, is_deaf=True), worker("berta", is_deaf=True, start_s=0.5))
+    workers = (worker("anna", capacity=5, ignores_revokes=True), worker("berta", ignores_revokes=True, start_s=0.5))
     lines: list[str] = []
     plan = quiet(controllers=BOSS, workers=workers, faults=(ActorFault(0.45, "pauses", 0, 1.6),))
     world = run(plan, Trace(lines.append))

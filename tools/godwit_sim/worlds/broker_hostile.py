@@ -47,7 +47,7 @@ class Hostile:
         self._channels: dict[tuple[str, int], int] = {}
         self._sequence = 0
         self._gone = False
-        self.thrown_out = 0
+        self.disconnections = 0
         self._strikes: dict[HostileKind, Callable[[Connection], None]] = {
             "junk": self._junk,
             "flood": self._flood,
@@ -78,7 +78,7 @@ class Hostile:
             return
         endpoint = Endpoint(
             EndpointConfig(max_channels=64, connection_window_bytes=2**16, channel_window_bytes=2**16),
-            entropy=Random(f"{self._checkers.seed} hostile {self.thrown_out}").randbytes,
+            entropy=Random(f"{self._checkers.seed} hostile {self.disconnections}").randbytes,
         )
         if self._host.alive:
             self._checkers.network.kill(self._host)
@@ -95,7 +95,7 @@ class Hostile:
                     self._login(event.connection)
             elif isinstance(event, Closed):
                 self._connection = None
-                self.thrown_out += 1
+                self.disconnections += 1
                 self._checkers.network.at(now + RETURN_S, self._start)
 
     def _login(self, connection: Connection) -> None:

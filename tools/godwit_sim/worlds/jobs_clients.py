@@ -108,7 +108,7 @@ class WorkerActor(Actor):
                 self._on_leased(event.lease)
             case client_events.Revoked():
                 run = self._holding.pop(event.lease)
-                if self.plan.is_deaf and not self.checkers.is_healed:
+                if self.plan.ignores_revokes and not self.checkers.is_healed:
                     self.later(0.01, self._insist, event.lease, run)
             case client_events.Reported():
                 if event.lease.ref not in self._claims:
@@ -138,7 +138,7 @@ class WorkerActor(Actor):
         elif rng.random() < plan.fails:
             action = self._fail_for_good if rng.random() < plan.fails_for_good else self._fail
         self.later(takes_s, self._end, lease, run, action)
-        if self.plan.is_deaf and not checkers.is_healed:
+        if self.plan.ignores_revokes and not checkers.is_healed:
             self.later(takes_s / 2, self._claim)
 
     def _step(self, lease: Lease, run: TaskRun, step: int) -> None:

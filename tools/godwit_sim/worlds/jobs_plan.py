@@ -90,7 +90,7 @@ class WorkerPlan:
     """The number of progress reports in an attempt."""
     returns: float
     """The share of tasks that it returns."""
-    is_deaf: bool
+    ignores_revokes: bool
     """It ignores revocations and reports revoked tasks."""
 
 
@@ -188,7 +188,7 @@ def _draw_worker(
         capacity=rng.choice((1, 1, 2, 5)),
         steps=rng.choice((0, 0, 1, 3)),
         returns=rng.choice((0.1, 0.4)) if "returns" in troubles else 0.0,
-        is_deaf="deaf" in troubles and rng.random() < 0.5,
+        ignores_revokes="deaf" in troubles and rng.random() < 0.5,
     )
 
 

@@ -20,7 +20,13 @@ def actor(name: str | None, start_s: float = 0.0) -> ActorPlan:
 
 
 def worker(name: str | None, *, start_s: float = 0.0, **changes: Any) -> WorkerPlan:
-    fields: dict[str, Any] = {"kinds": ("resize", "mail"), "capacity": 2, "steps": 1, "returns": 0.0, "is_deaf": False}
+    fields: dict[str, Any] = {
+        "kinds": ("resize", "mail"),
+        "capacity": 2,
+        "steps": 1,
+        "returns": 0.0,
+        "ignores_revokes": False,
+    }
     return WorkerPlan(actor(name, start_s), **(fields | changes))
 
 

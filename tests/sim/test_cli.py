@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -87,14 +86,27 @@ def test_scenarios_print_a_table(monkeypatch: pytest.MonkeyPatch, passed: bool) 
     assert result.stdout.splitlines()[-1] == ("1 scenarios, 0 failed" if passed else "1 scenarios, 1 failed: loss")
 
 
+ANNOUNCED = """
+from godwit_tools import sim
+outcomes = sim._in_parallel
+def announced(*arguments):
+    for number, outcome in enumerate(outcomes(*arguments)):
+        if not number:
+            print("running", flush=True)
+        yield outcome
+sim._in_parallel = announced
+sim.app()
+"""
+
+
 @pytest.mark.parametrize("to_all", [True, False], ids=["as Ctrl-C does it", "to the parent alone"])
 def test_interrupt_ends_at_once_and_without_a_traceback(to_all: bool) -> None:
-    code = "from godwit_tools.sim import app; app()"
-    command = [sys.executable, "-c", code, "run", "--seeds", "100000"]
+    command = [sys.executable, "-c", ANNOUNCED, "run", "--seeds", "100000"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        time.sleep(2.0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
         if to_all:
             os.killpg(process.pid, signal.SIGINT)
         else:

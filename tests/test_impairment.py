@@ -19,7 +19,7 @@ def link(seed: int = 1, **settings: Any) -> ImpairedLink:
 
 
 def offer_many(path: ImpairedLink, count: int, *, size: int = 100, every_s: float = 0.01) -> list[tuple[float, bytes]]:
-    """Numbered datagrams; what arrives, by time."""
+    """Offer numbered datagrams; return the arrivals by time."""
     arrivals = []
     for number in range(count):
         arrivals += path.offer(number.to_bytes(4, "big") + bytes(size - 4), number * every_s)
@@ -161,11 +161,11 @@ def test_truncation_shortens() -> None:
     assert original.startswith(damaged)
 
 
-def test_outages_swallow_what_enters_and_what_arrives() -> None:
+def test_outages_drop_entering_and_arriving_datagrams() -> None:
     path = link(delay_s=0.5, outages=((1.0, 2.0),))
     assert path.offer(b"x", 0.1)
-    assert not path.offer(b"x", 0.6)  # would arrive in the dark
-    assert not path.offer(b"x", 1.9)  # enters in the dark
+    assert not path.offer(b"x", 0.6)  # would arrive during the outage
+    assert not path.offer(b"x", 1.9)  # enters during the outage
     assert path.offer(b"x", 2.0)
     assert path.counters["outage"] == 2
 

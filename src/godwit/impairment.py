@@ -1,11 +1,11 @@
-"""One direction of an impaired path, sans-IO: a datagram and the time go in, deliveries come out.
+"""One direction of an impaired path, sans-IO: input is a datagram and the time, output are its deliveries.
 
-A datagram passes these stations in order; each may end its way, and a counter says which one did:
+A datagram passes these stages in order. Each may drop it, and a counter per stage counts the drops:
 
     outage -> MTU -> queue and bandwidth -> loss -> truncation, corruption -> delay, jitter, reordering, duplication
 
-Loss comes after the bandwidth, as on a radio link: a lost datagram has used its time on the line.
-All chance comes from the generator that was passed in, so one seed gives one behaviour.
+Loss comes after the bandwidth, as on a radio link: a lost datagram has used its time on the line. All random numbers
+come from the given generator, so equal seeds behave equally.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 HEADER_BYTES = 28
-"""What IPv4 (20) and UDP (8) add to every datagram on the line."""
+"""The bytes that IPv4 (20) and UDP (8) add to every datagram on the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """What one direction of a path does to datagrams. The defaults do nothing: instant, unlimited, faultless."""
+    """The impairments of one direction of a path. The defaults are none: instant, unlimited, faultless."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    """Up to this much is added to the delay. Jitter alone never reorders: who was behind stays behind."""
+    """The largest random addition to the delay. Jitter alone never reorders datagrams."""
     bandwidth_bits_per_s: float | None = None
     queue_packets: int | None = None
     """How many may wait behind the one on the line; a datagram that finds the queue full is dropped."""
@@ -41,9 +41,9 @@ class LinkSettings:
     duplication: float = 0.0
     reordering: float = 0.0
     reorder_delay_s: tuple[float, float] = (0.001, 0.02)
-    """A reordered datagram is held back by a time from this range, while later ones overtake it."""
+    """A reordered datagram is delayed by a time from this range, while later ones overtake it."""
     outages: tuple[tuple[float, float], ...] = ()
-    """Black holes as (from, until): what would enter or arrive during one is gone."""
+    """Outages as (from, until): datagrams that would enter or arrive during one are lost."""
 
     def __post_init__(self) -> None:
         for name in ("loss", "corruption", "truncation", "duplication", "reordering"):
@@ -59,7 +59,7 @@ class LinkSettings:
 
 
 class Bursts:
-    """A yes-or-no process with a given long-run share of yes, in runs of a given mean and largest length.
+    """A random yes-or-no process with a given long-run share of yes, in runs of a given mean and largest length.
 
     Two states (Gilbert): after a yes the next is yes with probability `stay`, after a no with `enter`.
     """
@@ -83,11 +83,11 @@ class Bursts:
 
 
 class ImpairedLink:
-    """One direction of a path. Offer datagrams with a `now` that never goes backwards."""
+    """One direction of a path. Offer datagrams with a `now` that never decreases."""
 
     def __init__(self, settings: LinkSettings, rng: random.Random) -> None:
         self.up = True
-        """Switch off for a partition that no schedule foresaw."""
+        """Set to False for an unscheduled partition."""
         self.counters: Counter[str] = Counter()
         """offered, delivered, the same with _bytes (headers included), and one name for each kind of fault."""
         self._rng = rng
@@ -101,13 +101,13 @@ class ImpairedLink:
         return self._settings
 
     def change(self, settings: LinkSettings) -> None:
-        """Goes on with other settings; what is already under way keeps its fate."""
+        """Use other settings from now on; datagrams already in flight are not affected."""
         self._settings = settings
         self._loss = Bursts(settings.loss, settings.burst_mean_packets, settings.burst_max_packets)
         self._corruption = Bursts(settings.corruption, settings.burst_mean_packets, settings.burst_max_packets)
 
     def offer(self, datagram: bytes, now: float) -> list[tuple[float, bytes]]:
-        """Sends one datagram; gives when which bytes arrive: nothing, once, or twice, ordered by time."""
+        """Send one datagram; return when which bytes arrive: never, once, or twice, ordered by time."""
         settings = self._settings
         counters = self.counters
         line_bytes = len(datagram) + HEADER_BYTES
@@ -142,7 +142,7 @@ class ImpairedLink:
         return any(start <= at < end for start, end in self._settings.outages)
 
     def _transmit(self, line_bytes: int, now: float) -> float | None:
-        """When the last bit has left, or None if the queue has no room."""
+        """Return when the last bit has left, or None if the queue is full."""
         bandwidth = self._settings.bandwidth_bits_per_s
         if bandwidth is None:
             return now
@@ -175,7 +175,7 @@ class ImpairedLink:
         if settings.jitter_s:
             arrives_at += rng.random() * settings.jitter_s
         if settings.reordering and rng.random() < settings.reordering:
-            # Held back on the side: those behind it do not wait for it, and it does not wait for those before it.
+            # It is delayed separately: later datagrams do not wait for it, and it does not wait for earlier ones.
             self.counters["reordered"] += 1
             arrives_at += rng.uniform(*settings.reorder_delay_s)
         else:
@@ -188,7 +188,7 @@ class ImpairedLink:
 
 
 def flip_bits(datagram: bytes, rng: random.Random) -> bytes:
-    """A copy with one to three different bits flipped: CRC-32C finds every such error at these lengths."""
+    """Return a copy with one to three different bits flipped: CRC-32C detects every such error at these lengths."""
     damaged = bytearray(datagram)
     bits = len(damaged) * 8
     for bit in rng.sample(range(bits), min(bits, rng.randint(1, 3))):

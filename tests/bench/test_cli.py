@@ -41,7 +41,7 @@ def test_forward_prints_one_json_object(monkeypatch: pytest.MonkeyPatch) -> None
     assert "installing it: apt-get install mosquitto" in result.stderr
 
 
-def test_forward_without_a_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_without_a_peer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("godwit_bench.peers.find", lambda _: None)
     result = CliRunner().invoke(build_app(), ["bench", "forward"])
@@ -50,7 +50,7 @@ def test_forward_without_a_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("bench", [log, archive, jobs, spark])
-def test_a_benchmark_of_the_disk_is_told_where(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_benchmark_of_the_disk_gets_its_folder(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, object] = {}
 
     def run(*, on_round: Callable[[str], None], **options: object) -> Report:

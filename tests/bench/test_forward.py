@@ -1,4 +1,4 @@
-"""The whole benchmark, run for real but briefly: what it reports, never how fast it was."""
+"""The whole benchmark in a short real run: its report, never how fast it is."""
 
 from __future__ import annotations
 

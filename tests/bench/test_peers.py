@@ -1,4 +1,4 @@
-"""Peers are found, installed where that is allowed, and never skipped in silence."""
+"""Peers are found, or installed where that is allowed; a missing one is always an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from godwit_bench import peers
 
 
 class Machine:
-    """What the machine under the module looks like, and which commands were run on it."""
+    """The state of a fake machine, and the commands that were run on it."""
 
     def __init__(self, *, has: set[str], user: int = 0, fails: bool = False) -> None:
         self.has = has
@@ -45,7 +45,7 @@ def not_called(command: str) -> None:
     pytest.fail(f"nothing was to be installed, but: {command}")
 
 
-def test_what_is_there_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_peers_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     use(Machine(has={"mosquitto", "nats-server"}), monkeypatch)
     assert peers.require(not_called) == {"mosquitto": "/usr/sbin/mosquitto", "nats-server": "/usr/sbin/nats-server"}
 
@@ -57,16 +57,16 @@ def test_no_more_is_needed_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == {"nats-server": "/usr/sbin/nats-server"}
 
 
-def test_root_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_installs_missing_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = use(Machine(has={"mosquitto", "apt-get"}), monkeypatch)
-    said: list[str] = []
-    assert set(peers.require(said.append)) == {"mosquitto", "nats-server"}
-    assert said == ["apt-get install --yes --no-install-recommends nats-server"]
-    assert machine.commands == ["apt-get update", *said]
+    output: list[str] = []
+    assert set(peers.require(output.append)) == {"mosquitto", "nats-server"}
+    assert output == ["apt-get install --yes --no-install-recommends nats-server"]
+    assert machine.commands == ["apt-get update", *output]
 
 
 @pytest.mark.parametrize("machine", [Machine(has={"apt-get"}, user=1000), Machine(has=set())])
-def test_others_are_told_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_get_the_command(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     use(machine, monkeypatch)
     with pytest.raises(GodwitError) as caught:
         peers.require(not_called)
@@ -76,7 +76,7 @@ def test_others_are_told_the_command(machine: Machine, monkeypatch: pytest.Monke
     assert machine.commands == []
 
 
-def test_an_installation_that_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_installation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     use(Machine(has={"apt-get"}, fails=True), monkeypatch)
     with pytest.raises(GodwitError, match=r"could not be installed \(E: Unable to locate package\): run `sudo"):
         peers.require(lambda _: None)
@@ -92,7 +92,7 @@ def test_an_installation_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch)
         peers.require(lambda _: None)
 
 
-def test_an_installation_without_effect_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_effect_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = use(Machine(has={"apt-get"}), monkeypatch)
     machine.has = Forgetful(machine.has)
     with pytest.raises(GodwitError, match="missing even after installing it"):
@@ -104,7 +104,7 @@ class Forgetful(set[str]):
         pass
 
 
-def test_missing_python_packages_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_python_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda _: None)
     with pytest.raises(GodwitError, match=r"nats and zenoh, .* `pip install 'godwit\[bench\]'`"):
         peers.require(not_called)

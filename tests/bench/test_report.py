@@ -1,4 +1,4 @@
-"""What benchmarks print: the JSON object that others read, and the table for people."""
+"""The reports of benchmarks: the JSON object, and the table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rounds_are_interleaved() -> None:
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
-    # The machine was half as fast in the second round; the ratio does not care.
+    # The machine was half as fast in the second round, which does not affect the ratio.
     assert median_ratio([10.0, 5.0, 11.0], [20.0, 10.0, 20.0]) == 0.5
 
 

@@ -1,4 +1,4 @@
-"""The bare source has the rows that ours has, in as many partitions."""
+"""The bare source has the rows of Godwit's source, in as many partitions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.archives import options, served
 
+from godwit.spark.batches import BatchReader
 from godwit.spark.options import read_options
-from godwit.spark.reader import SCHEMA, BatchReader
+from godwit.spark.reading import SCHEMA
 from godwit_bench.spark_bare import BareSource, RangeServer, rows_of
 
 
 @contextmanager
 def bare_of(rows: pa.Table) -> Iterator[dict[str, str]]:
-    """The options of a source with these rows."""
+    """Yield the options of a source with these rows."""
     with RangeServer("grpc://127.0.0.1:0", rows) as server:
         yield {"address": f"grpc://127.0.0.1:{server.port}", "rows": str(rows.num_rows), "pieces": "3"}
 

@@ -1,4 +1,4 @@
-"""The transport benchmark, run for real but briefly: what it counts, never how fast it was."""
+"""The transport benchmark in a short real run: its counts, never how fast it is."""
 
 from __future__ import annotations
 

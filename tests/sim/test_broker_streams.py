@@ -1,19 +1,19 @@
-"""The checker of a subscription accepts what is right and catches each planted fault."""
+"""The checker of a subscription accepts correct deliveries and catches each planted fault."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from tests.sim.broker_truth import Truth, got
+from tests.sim.broker_models import Models, got
 
-from godwit_sim.broker_ledger import Publication
+from godwit_sim.broker_log_model import Publication
 from godwit_sim.broker_streams import Start, Stream
 from godwit_sim.checkers import ViolationError
 
 
-def stream(truth: Truth, *filters: str, lowest: int = 0, due: int | None = 0) -> Stream:
-    return Stream("s", filters or ("a/#",), truth.ledger, truth.log, Start(lowest, due))
+def stream(models: Models, *filters: str, lowest: int = 0, due: int | None = 0) -> Stream:
+    return Stream("s", filters or ("a/#",), models.published, models.log, Start(lowest, due))
 
 
 def take(made: Stream, *publications: Publication, **changes: Any) -> None:
@@ -22,13 +22,13 @@ def take(made: Stream, *publications: Publication, **changes: Any) -> None:
 
 
 def test_everything_in_order_is_right() -> None:
-    truth = Truth()
-    made = stream(truth)
-    messages = [truth.logged(qos=qos) for qos in (1, 2, 1)]
-    truth.logged("elsewhere")
+    models = Models()
+    made = stream(models)
+    messages = [models.logged(qos=qos) for qos in (1, 2, 1)]
+    models.logged("elsewhere")
     assert len(made.outstanding()) == 3
     take(made, *messages)
-    take(made, truth.logged())
+    take(made, models.logged())
     made.complete()
     assert made.received == 4
 
@@ -38,215 +38,217 @@ def test_everything_in_order_is_right() -> None:
     [
         ({"offset": None}, "no offset"),
         ({"offset": 1}, "came with offset 1"),
-        ({"payload": b"x"}, "nobody published"),
+        ({"payload": b"x"}, "never published"),
         ({"retained": True}, "not published so"),
     ],
 )
 def test_a_changed_message_is_caught(changes: dict[str, Any], complaint: str) -> None:
-    truth = Truth()
+    models = Models()
     with pytest.raises(ViolationError, match=complaint):
-        take(stream(truth), truth.logged(), **changes)
+        take(stream(models), models.logged(), **changes)
 
 
 def test_a_message_that_does_not_match_is_caught() -> None:
-    truth = Truth()
+    models = Models()
     with pytest.raises(ViolationError, match="matches none"):
-        take(stream(truth), truth.logged("b"))
+        take(stream(models), models.logged("b"))
 
 
 @pytest.mark.parametrize("back", [0, 1])
 def test_offsets_rise(back: int) -> None:
-    truth = Truth()
-    messages = [truth.logged(), truth.logged()]
-    made = stream(truth)
+    models = Models()
+    messages = [models.logged(), models.logged()]
+    made = stream(models)
     take(made, *messages)
     with pytest.raises(ViolationError, match="behind offset 1"):
         take(made, messages[back])
 
 
 def test_nothing_is_passed_over_in_silence() -> None:
-    truth = Truth()
-    messages = [truth.logged() for _ in range(3)]
-    made = stream(truth)
+    models = Models()
+    messages = [models.logged() for _ in range(3)]
+    made = stream(models)
     take(made, messages[0])
-    with pytest.raises(ViolationError, match="1 messages before offset 2 were passed over"):
+    with pytest.raises(ViolationError, match="1 messages before offset 2 were skipped"):
         take(made, messages[2])
 
 
 def test_nothing_is_passed_over_at_the_start() -> None:
-    truth = Truth()
-    messages = [truth.logged() for _ in range(2)]
-    with pytest.raises(ViolationError, match="passed over"):
-        take(stream(truth), messages[1])
+    models = Models()
+    messages = [models.logged() for _ in range(2)]
+    with pytest.raises(ViolationError, match="skipped"):
+        take(stream(models), messages[1])
 
 
-def test_what_does_not_match_is_passed_over() -> None:
-    truth = Truth()
-    first, _, last = truth.logged(), truth.logged("b"), truth.logged()
-    made = stream(truth)
+def test_messages_that_do_not_match_are_skipped() -> None:
+    models = Models()
+    first, _, last = models.logged(), models.logged("b"), models.logged()
+    made = stream(models)
     take(made, first, last)
     made.complete()
 
 
-def test_what_was_told_as_missed_may_be_missing() -> None:
-    truth = Truth()
-    messages = [truth.logged() for _ in range(4)]
-    truth.log.gone_below = 3
-    made = stream(truth)
+def test_messages_reported_missed_may_be_missing() -> None:
+    models = Models()
+    messages = [models.logged() for _ in range(4)]
+    models.log.deleted_below = 3
+    made = stream(models)
     take(made, messages[0])
-    made.told_missed(2, 3)
+    made.notified_missed(2, 3)
     assert made.outstanding() == [3]
     take(made, messages[3])
     assert made.missed == 2
 
 
-@pytest.mark.parametrize("told", [0, 1, 3])
-def test_what_is_missing_is_told_exactly(told: int) -> None:
-    truth = Truth()
-    first = truth.logged()
+@pytest.mark.parametrize("reported", [0, 1, 3])
+def test_missing_messages_are_reported_exactly(reported: int) -> None:
+    models = Models()
+    first = models.logged()
     for topic in ("a/b", "b", "a/b", "a/b"):
-        truth.logged(topic)
-    truth.log.gone_below = 5
-    made = stream(truth)
+        models.logged(topic)
+    models.log.deleted_below = 5
+    made = stream(models)
     take(made, first)
-    with pytest.raises(ViolationError, match=f"told that {told} messages before offset 4 are missing: 2 are"):
-        made.told_missed(told, 4)
+    with pytest.raises(ViolationError, match=f"{reported} messages before offset 4 are reported missing: 2 are"):
+        made.notified_missed(reported, 4)
 
 
-def test_after_a_break_nobody_knows_exactly() -> None:
-    truth = Truth()
+def test_after_a_reconnect_the_count_is_not_exact() -> None:
+    models = Models()
     for topic in ("a/b", "b", "a/b", "a/b"):
-        truth.logged(topic)
-    truth.log.gone_below = 4
-    for told in (2, 3):
-        made = stream(truth)
+        models.logged(topic)
+    models.log.deleted_below = 4
+    for reported in (2, 3):
+        made = stream(models)
         made.disconnected()
-        made.told_missed(told, 3)
-        Stream("s", ["a/#"], truth.ledger, truth.log, Start(0, 0, is_vague=True)).told_missed(told, 3)
-    for told in (1, 4):
-        made = stream(truth)
+        made.notified_missed(reported, 3)
+        Stream("s", ["a/#"], models.published, models.log, Start(0, 0, is_approximate=True)).notified_missed(
+            reported, 3
+        )
+    for reported in (1, 4):
+        made = stream(models)
         made.disconnected()
         with pytest.raises(ViolationError, match="2 are"):
-            made.told_missed(told, 3)
+            made.notified_missed(reported, 3)
 
 
-def test_nothing_is_told_as_missed_that_is_still_there_or_came() -> None:
-    truth = Truth()
-    messages = [truth.logged() for _ in range(3)]
-    truth.log.gone_below = 1
-    with pytest.raises(ViolationError, match="offset 1 is missing, which is still in the log"):
-        stream(truth).told_missed(2, 2)
-    made = stream(truth)
+def test_available_messages_must_not_be_reported_missed() -> None:
+    models = Models()
+    messages = [models.logged() for _ in range(3)]
+    models.log.deleted_below = 1
+    with pytest.raises(ViolationError, match="offset 1 is reported missing, and is still in the log"):
+        stream(models).notified_missed(2, 2)
+    made = stream(models)
     made.disconnected()
     take(made, *messages)
-    with pytest.raises(ViolationError, match="told that 1"):
-        made.told_missed(1, 2)
+    with pytest.raises(ViolationError, match="1 messages"):
+        made.notified_missed(1, 2)
 
 
-def test_what_is_damaged_is_told_and_nobody_knows_whose_it_was() -> None:
-    truth = Truth()
-    first, last = truth.logged(), [truth.logged(topic) for topic in ("a/b", "elsewhere", "a/b", "a/b")][-1]
-    truth.log.damaged.update((1, 2))
-    for told in (1, 2):
-        made = stream(truth)
+def test_damaged_offsets_are_reported_with_unknown_topics() -> None:
+    models = Models()
+    first, last = models.logged(), [models.logged(topic) for topic in ("a/b", "elsewhere", "a/b", "a/b")][-1]
+    models.log.damaged.update((1, 2))
+    for reported in (1, 2):
+        made = stream(models)
         take(made, first)
-        made.told_missed(told, 3)
-    for told, next_offset in ((3, 3), (3, 4)):
-        made = stream(truth)
+        made.notified_missed(reported, 3)
+    for reported, next_offset in ((3, 3), (3, 4)):
+        made = stream(models)
         take(made, first)
-        with pytest.raises(ViolationError, match=r"are missing|still in the log"):
-            made.told_missed(told, next_offset)
-    made = stream(truth)
+        with pytest.raises(ViolationError, match=r"are reported missing|still in the log"):
+            made.notified_missed(reported, next_offset)
+    made = stream(models)
     take(made, first)
-    with pytest.raises(ViolationError, match="passed over"):
+    with pytest.raises(ViolationError, match="skipped"):
         take(made, last)
 
 
-def test_a_quiet_subscription_is_told_of_nothing_that_others_lost() -> None:
-    truth = Truth()
-    made = Stream("s", ("a/#",), truth.ledger, truth.log, Start(0, 0), is_quiet=True)
-    first = truth.logged()
+def test_a_quiet_subscription_gets_no_report_of_messages_for_others() -> None:
+    models = Models()
+    made = Stream("s", ("a/#",), models.published, models.log, Start(0, 0), is_quiet=True)
+    first = models.logged()
     take(made, first)
     for _ in range(3):
-        truth.logged("b")
+        models.logged("b")
     made.disconnected()
-    truth.log.damaged.add(2)
-    made.told_missed(1, 3)  # nobody can say whose it was
-    truth.log.damaged.clear()
-    with pytest.raises(ViolationError, match="none that is gone was for it"):
-        made.told_missed(1, 4)
-    truth.log.gone_below = 1
-    made.told_missed(1, 4)  # what it has taken is gone: the broker may not have heard of that
+    models.log.damaged.add(2)
+    made.notified_missed(1, 3)  # its topic is unknown
+    models.log.damaged.clear()
+    with pytest.raises(ViolationError, match="none that matches it is gone"):
+        made.notified_missed(1, 4)
+    models.log.deleted_below = 1
+    made.notified_missed(1, 4)  # a consumed message is deleted: the broker may not know that it was consumed
 
 
-def test_the_next_life_goes_on_behind_a_gap() -> None:
-    truth = Truth()
+def test_the_next_run_resumes_after_a_gap() -> None:
+    models = Models()
     for _ in range(3):
-        truth.logged()
-    truth.log.gone_below = 2
-    made = stream(truth)
-    made.told_missed(2, 2)
-    assert made.goes_on_at == 2
+        models.logged()
+    models.log.deleted_below = 2
+    made = stream(models)
+    made.notified_missed(2, 2)
+    assert made.resume_offset == 2
 
 
 def test_a_start_at_latest_lies_between_question_and_answer() -> None:
-    truth = Truth()
-    before, between, also = truth.logged(), truth.logged(), truth.logged()
-    made = stream(truth, lowest=1, due=None)
+    models = Models()
+    before, between, also = models.logged(), models.logged(), models.logged()
+    made = stream(models, lowest=1, due=None)
     assert made.outstanding() == []
     made.answered()
-    after = truth.logged()
+    after = models.logged()
     assert made.outstanding() == [3]
     take(made, also, after)  # it began at `also`
     for early in (before, between):
         with pytest.raises(ViolationError, match="offset"):
             take(made, early)
-    late = stream(truth, lowest=1, due=None)
+    late = stream(models, lowest=1, due=None)
     with pytest.raises(ViolationError, match="it begins at 1"):
         take(late, before)
-    other = stream(truth, lowest=1, due=3)
-    truth.logged()
-    with pytest.raises(ViolationError, match="passed over"):
-        take(other, truth.logged())
+    other = stream(models, lowest=1, due=3)
+    models.logged()
+    with pytest.raises(ViolationError, match="skipped"):
+        take(other, models.logged())
 
 
-def test_where_the_next_life_goes_on() -> None:
-    truth = Truth()
-    messages = [truth.logged() for _ in range(3)]
-    unanswered, answered = (stream(truth, lowest=0, due=None) for _ in range(2))
+def test_where_the_next_run_resumes() -> None:
+    models = Models()
+    messages = [models.logged() for _ in range(3)]
+    unanswered, answered = (stream(models, lowest=0, due=None) for _ in range(2))
     answered.answered()
-    assert (unanswered.goes_on_at, answered.goes_on_at) == (None, 3)
-    made = stream(truth)
+    assert (unanswered.resume_offset, answered.resume_offset) == (None, 3)
+    made = stream(models)
     made.took([got(messages[0]), got(messages[1])])
-    assert made.goes_on_at == 0, "the application may have died over them"
+    assert made.resume_offset == 0, "the application may have died over them"
     made.took([got(messages[2])])
-    assert made.goes_on_at == 2
+    assert made.resume_offset == 2
     made.finished()
-    assert made.goes_on_at == 3
+    assert made.resume_offset == 3
 
 
 def test_nothing_comes_after_the_end() -> None:
-    truth = Truth()
-    made = stream(truth)
-    message = truth.logged()
+    models = Models()
+    made = stream(models)
+    message = models.logged()
     made.ended()
     assert made.outstanding() == []
     with pytest.raises(ViolationError, match="after its end"):
         take(made, message)
 
 
-def test_what_never_comes_is_caught() -> None:
-    truth = Truth()
-    made = stream(truth)
-    truth.logged()
+def test_missing_deliveries_are_caught() -> None:
+    models = Models()
+    made = stream(models)
+    models.logged()
     with pytest.raises(ViolationError, match="1 messages never came"):
         made.complete()
 
 
 def test_qos_0_at_most_once_and_in_order() -> None:
-    truth = Truth()
-    messages = [truth.publish(qos=0) for _ in range(4)]
-    made = stream(truth)
+    models = Models()
+    messages = [models.publish(qos=0) for _ in range(4)]
+    made = stream(models)
     take(made, messages[0], messages[2])
     with pytest.raises(ViolationError, match="came twice"):
         take(made, messages[2])
@@ -258,31 +260,31 @@ def test_qos_0_at_most_once_and_in_order() -> None:
 
 
 def test_a_will_of_qos_0_may_come_again() -> None:
-    truth = Truth()
-    will = truth.ledger.leave_will("bob", "a/b", b"dead", 0.0, qos=0)
-    take(stream(truth), will, will)
+    models = Models()
+    will = models.published.add_will("bob", "a/b", b"dead", 0.0, qos=0)
+    take(stream(models), will, will)
 
 
 def test_retained_messages_come_once_and_first() -> None:
-    truth = Truth()
-    old, newer = (truth.logged(retain=True) for _ in range(2))
-    made = stream(truth, due=None, lowest=1)
+    models = Models()
+    old, newer = (models.logged(retain=True) for _ in range(2))
+    made = stream(models, due=None, lowest=1)
     take(made, old, retained=True)  # its offset lies before the start
     assert made.retained == {"a/b": old}
     with pytest.raises(ViolationError, match="one for a topic"):
         take(made, newer, retained=True)
     made.disconnected()
     take(made, newer, retained=True)
-    made = stream(truth, due=None)
+    made = stream(models, due=None)
     take(made, newer)
     with pytest.raises(ViolationError, match="behind a newer"):
         take(made, old, retained=True)
 
 
 def test_a_retained_message_of_qos_0_comes_live_or_as_retained() -> None:
-    truth = Truth()
-    message, other = truth.publish(qos=0, retain=True), truth.publish("a/c", qos=0, retain=True)
-    made = stream(truth)
+    models = Models()
+    message, other = models.publish(qos=0, retain=True), models.publish("a/c", qos=0, retain=True)
+    made = stream(models)
     take(made, message)
     take(made, other, retained=True)
     with pytest.raises(ViolationError, match="came twice"):
@@ -291,24 +293,24 @@ def test_a_retained_message_of_qos_0_comes_live_or_as_retained() -> None:
         take(made, other)
 
 
-# -- an older copy of the log is put back -----------------------------------------------------------------------------
+# -- an older copy of the log is restored -----------------------------------------------------------------------------
 
 
-def restored(read: int = 4) -> tuple[Truth, Stream, list[Publication], list[Publication]]:
-    """A stream that has read some of four messages; then a copy with two is put back, which gets three others."""
-    truth = Truth()
-    made = stream(truth)
-    old = [truth.logged(), truth.logged()]
-    backup = truth.log.copy()
-    old += [truth.logged(), truth.logged()]
+def restored(read: int = 4) -> tuple[Models, Stream, list[Publication], list[Publication]]:
+    """Return a stream that has read some of four messages; then a copy with two is restored and gets three others."""
+    models = Models()
+    made = stream(models)
+    old = [models.logged(), models.logged()]
+    backup = models.log.copy()
+    old += [models.logged(), models.logged()]
     take(made, *old[:read])
-    truth.log.put_back(backup)
-    return truth, made, old, [truth.logged(), truth.logged(), truth.logged()]
+    models.log.restore(backup)
+    return models, made, old, [models.logged(), models.logged(), models.logged()]
 
 
-def test_who_is_told_goes_back() -> None:
+def test_a_notified_subscriber_goes_back() -> None:
     _, made, _, new = restored()
-    made.told_replaced(2, 4)
+    made.notified_replaced(2, 4)
     assert len(made.outstanding()) == 3
     take(made, *new)
     made.complete()
@@ -320,11 +322,11 @@ def test_who_had_read_nothing_that_is_lost_goes_on() -> None:
     made.complete()
 
 
-def test_what_was_on_its_way_may_come_before() -> None:
+def test_messages_in_flight_may_arrive_before() -> None:
     _, made, old, new = restored(1)
     take(made, old[1])
     take(made, old[2], offset=2)
-    made.told_replaced(2, 3)
+    made.notified_replaced(2, 3)
     take(made, *new)
     made.complete()
 
@@ -333,18 +335,18 @@ def test_what_was_on_its_way_may_come_before() -> None:
 def test_a_wrong_place_to_go_back_to_is_caught(position: tuple[int, int]) -> None:
     _, made, _, _ = restored()
     with pytest.raises(ViolationError, match="up to 2 the log is the same"):
-        made.told_replaced(*position)
+        made.notified_replaced(*position)
 
 
 def test_going_back_without_a_reason_is_caught() -> None:
     _, made, _, _ = restored(2)
-    with pytest.raises(ViolationError, match="goes back to 1"):
-        made.told_replaced(1, 2)
+    with pytest.raises(ViolationError, match="resuming at 1"):
+        made.notified_replaced(1, 2)
 
 
-def test_going_on_in_silence_is_caught() -> None:
+def test_resuming_without_a_report_is_caught() -> None:
     _, made, _, new = restored()
-    with pytest.raises(ViolationError, match="other messages from 2 on than it read up to 4, and it was not told"):
+    with pytest.raises(ViolationError, match="from 2 on than it read up to 4, and that was not reported"):
         take(made, new[2])
 
 

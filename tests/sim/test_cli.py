@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from typer.testing import CliRunner
 
+from godwit_sim.network import Trace
 from godwit_sim.scenarios import Row
-from godwit_sim.trace import Trace
 from godwit_sim.worlds import WORLDS, Outcome
 from godwit_tools import sim as cli
 
@@ -27,9 +26,9 @@ def outcome(world: str, seed: int, trace: Trace | None = None) -> Outcome:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seeds that cost nothing, in this process; number 7 is a bad one."""
+    """Replace seeds by instant ones in this process; number 7 fails."""
     monkeypatch.setattr(cli, "run_seed", outcome)
-    monkeypatch.setattr(cli, "_side_by_side", lambda work, processes: (outcome(*item) for item in work))
+    monkeypatch.setattr(cli, "_in_parallel", lambda work, processes: (outcome(*item) for item in work))
 
 
 @pytest.mark.usefixtures("fake")
@@ -40,7 +39,7 @@ def test_the_last_line_counts() -> None:
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_violation_says_how_to_replay_it() -> None:
+def test_a_violation_shows_how_to_replay_it() -> None:
     result = runner.invoke(cli.app, ["run", "--world", "transport", "--seeds", "3", "--first", "6"])
     assert result.exit_code == 1
     assert result.stdout.splitlines()[-1] == "3 seeds, 1 violations"
@@ -87,14 +86,27 @@ def test_scenarios_print_a_table(monkeypatch: pytest.MonkeyPatch, passed: bool) 
     assert result.stdout.splitlines()[-1] == ("1 scenarios, 0 failed" if passed else "1 scenarios, 1 failed: loss")
 
 
+ANNOUNCED = """
+from godwit_tools import sim
+outcomes = sim._in_parallel
+def announced(*arguments):
+    for number, outcome in enumerate(outcomes(*arguments)):
+        if not number:
+            print("running", flush=True)
+        yield outcome
+sim._in_parallel = announced
+sim.app()
+"""
+
+
 @pytest.mark.parametrize("to_all", [True, False], ids=["as Ctrl-C does it", "to the parent alone"])
 def test_interrupt_ends_at_once_and_without_a_traceback(to_all: bool) -> None:
-    code = "from godwit_tools.sim import app; app()"
-    command = [sys.executable, "-c", code, "run", "--seeds", "100000"]
+    command = [sys.executable, "-c", ANNOUNCED, "run", "--seeds", "100000"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        time.sleep(2.0)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "running\n"
         if to_all:
             os.killpg(process.pid, signal.SIGINT)
         else:

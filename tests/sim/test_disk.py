@@ -18,7 +18,7 @@ ROWS = 12
 
 @contextmanager
 def connection(disk: Disk, synchronous: str = "FULL") -> Iterator[apsw.Connection]:
-    """A database in WAL mode. Whatever happened to the disk meanwhile, nothing is left open."""
+    """Open a database in WAL mode and close it, whatever happened to the disk."""
     made = apsw.Connection(PATH, vfs=disk.vfs_name)
     try:
         made.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -32,7 +32,7 @@ def connection(disk: Disk, synchronous: str = "FULL") -> Iterator[apsw.Connectio
 
 
 def fill(made: apsw.Connection, rng: Random) -> Iterator[int]:
-    """One transaction after another, now and then a checkpoint; gives each number when it is committed."""
+    """Write one transaction after another, now and then a checkpoint; yield each number when it is committed."""
     first = made.execute("SELECT ifnull(max(number), -1) + 1 FROM rows").get
     for number in range(first, first + ROWS):
         with made:
@@ -43,7 +43,7 @@ def fill(made: apsw.Connection, rng: Random) -> Iterator[int]:
 
 
 def dies_at_every_call(seed: int, synchronous: str, end: Callable[[Disk], None]) -> Iterator[tuple[int, list[int]]]:
-    """Runs that die one call later each: the last number that was committed, and what is there afterwards."""
+    """Run until a death one call later each time; yield the last committed number, and the numbers found afterwards."""
     for calls in range(10_000):
         disk = Disk(Random(f"disk {seed} {calls}"))
         disk.die_in(calls)
@@ -52,7 +52,7 @@ def dies_at_every_call(seed: int, synchronous: str, end: Callable[[Disk], None])
             with connection(disk, synchronous) as made:
                 for number in fill(made, Random(seed)):
                     last = number
-        except (DiedError, apsw.Error):  # SQLite may make an error of its own of it
+        except (DiedError, apsw.Error):  # SQLite may replace it by an error of its own
             if not disk.is_dead:
                 raise
             end(disk)
@@ -70,9 +70,9 @@ def test_a_committed_transaction_survives_every_power_cut(seed: int) -> None:
         assert found in (list(range(last + 1)), list(range(last + 2))), "the last one may have been committed unheard"
 
 
-def test_without_syncs_a_power_cut_loses_what_was_committed() -> None:
+def test_without_syncs_a_power_cut_loses_commits() -> None:
     lost = 0
-    with suppress(apsw.CorruptError, apsw.NotADBError):  # which is also a loss, but not the quiet one
+    with suppress(apsw.CorruptError, apsw.NotADBError):  # which is also a loss, but a reported one
         for last, found in dies_at_every_call(1, "OFF", Disk.cut_power):
             lost += len(found) <= last
     assert lost > 0
@@ -125,8 +125,8 @@ def test_a_fault_fails_the_commit_and_harms_nothing_before_or_behind_it(
             assert [number for (number,) in made.execute("SELECT number FROM rows")] == [0, 2]
 
 
-def test_what_a_failed_sync_forgot_a_later_one_does_not_save() -> None:
-    """Else a store that tries the same sync again until it works would pass."""
+def test_a_later_sync_does_not_save_writes_of_a_failed_one() -> None:
+    """Otherwise a store that repeats the same sync until it works would pass."""
     gone = 0
     for seed in range(20):
         disk = Disk(Random(seed))
@@ -190,7 +190,7 @@ def test_the_dead_change_nothing() -> None:
         assert made.execute("SELECT count(*) FROM rows").get == 1
 
 
-def test_there_is_no_file_unless_somebody_makes_it() -> None:
+def test_a_file_must_be_created() -> None:
     disk = Disk(Random(1))
     with pytest.raises(apsw.CantOpenError):
         apsw.Connection(PATH, flags=apsw.SQLITE_OPEN_READWRITE, vfs=disk.vfs_name)
@@ -200,7 +200,7 @@ def test_there_is_no_file_unless_somebody_makes_it() -> None:
     assert disk.sizes == {}
 
 
-def test_what_rots_changes_by_itself_and_nowhere_else() -> None:
+def test_rot_changes_one_file_only() -> None:
     disk = Disk(Random(1))
     with connection(disk) as made:
         made.execute("INSERT INTO rows VALUES(0, ?), (1, ?)", (b"a needle here", b"another one"))
@@ -226,7 +226,7 @@ def test_a_copy_that_is_put_back_is_there_after_every_power_cut() -> None:
         list(fill(made, rng))
         disk.die()
     disk.kill()
-    disk.put_back(copy)
+    disk.restore(copy)
     disk.cut_power()
     with connection(disk) as made:
         assert made.execute("SELECT count(*) FROM rows").get == ROWS

@@ -1,7 +1,8 @@
-"""Virtual time, hosts and addresses, with nodes that only note what they get."""
+"""The digest and the lines of a trace, the inspection of datagrams, and virtual time, hosts and addresses."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -9,16 +10,107 @@ from typing import Any
 import pytest
 
 from godwit.impairment import ImpairedLink, LinkSettings
-from godwit.transport.events import Address, Train
-from godwit_sim.network import Host, Network, Observer, UnrestError, join_datagrams
-from godwit_sim.trace import Trace
+from godwit.transport.train import Address, Train
+from godwit.wire import frames as f
+from godwit.wire.packet import encode_packet
+from godwit_sim.network import (
+    Host,
+    LivelockError,
+    Network,
+    Observer,
+    Trace,
+    addressed_to,
+    answers,
+    challenges,
+    describe,
+    frames_of,
+    join_datagrams,
+)
+
+
+def test_equal_notes_give_equal_digests() -> None:
+    one, other = Trace(), Trace()
+    for trace in (one, other):
+        trace.note(0.1, "a")
+        trace.note(0.2, "b")
+    assert one.hexdigest() == other.hexdigest()
+    assert one.notes == 2
+
+
+def test_every_difference_shows() -> None:
+    digests = set()
+    for now, what in ((0.1, "a"), (0.1, "b"), (math.nextafter(0.1, 1.0), "a"), (0.2, "a")):
+        trace = Trace()
+        trace.note(now, what)
+        digests.add(trace.hexdigest())
+    assert len(digests) == 4  # the last bit of the time counts
+
+
+def test_reading_changes_nothing() -> None:
+    lines: list[str] = []
+    read, unread = Trace(lines.append), Trace()
+    for trace in (read, unread):
+        trace.note(1.5, "something")
+        trace.comment(1.5, "an explanation")
+    assert read.readable
+    assert not unread.readable
+    assert read.hexdigest() == unread.hexdigest()
+    assert [line.split() for line in lines] == [["1.500000", "something"], ["1.500000", "an", "explanation"]]
+
+
+def packet(*frames: f.Frame) -> bytes:
+    return encode_packet(0xABC, 7, b"".join(f.encode_frame(frame) for frame in frames))
+
+
+def test_frames_of_rubbish_are_none() -> None:
+    assert frames_of(b"rubbish") == []
+    assert frames_of(packet(f.Ping())) == [f.Ping()]
+
+
+def test_addressed_to() -> None:
+    assert addressed_to(packet(f.Ping())) == (0xABC, 7)
+    assert addressed_to(b"rubbish") is None
+
+
+def test_challenges_and_answers() -> None:
+    asked = packet(f.Cookie(b"c" * 20, bytes(16)), f.PathProbe(b"p" * 8), f.Ping())
+    assert challenges(asked) == [b"c" * 20, b"p" * 8]
+    assert answers(asked) == []
+    answered = packet(f.Connect(1, bytes(16), b"c" * 20, b""), f.PathResponse(b"p" * 8, bytes(16)), f.Ping())
+    assert answers(answered) == [b"c" * 20, b"p" * 8]
+    assert challenges(answered) == []
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (f.Ping(), "ping"),
+        (f.Data(f.HAS_LENGTH, 3, 4, 100, None, b"12345"), "data 3/4+100:105"),
+        (f.Data(f.HAS_LENGTH | f.LAST | f.END | f.HAS_POSITION, 3, 4, 9, 8, b"1"), "data 3/4+9:10. end position 8"),
+        (f.Data(f.HAS_LENGTH | f.WHOLE | f.UNRELIABLE, 3, 4, 0, None, b""), "unreliable 3/4+0:0."),
+        (f.Ack(0, ((5, 9), (3, 3))), "ack 5-9 3"),
+        (f.Ack(0, ((9, 9), (7, 7), (5, 5), (3, 3), (1, 1)), 6), "ack 9 7 5 3 and 1 more next 6"),
+        (f.Credit(1, 10), "credit 1 to 10"),
+        (f.Blocked(1, 10), "blocked 1 at 10"),
+        (f.Confirm(1, 2, 3), "confirm 1 up to 2 reached 3"),
+        (f.Close(4, "bye", bytes(16)), "close 4 'bye'"),
+    ],
+)
+def test_describe(frame: f.Frame, text: str) -> None:
+    line = describe(packet(frame))
+    assert line.endswith(f"#7 for 0000000000000abc: {text}")
+
+
+def test_describe_rubbish() -> None:
+    assert describe(b"rubbish") == "7 B, no packet (truncated)"
+
 
 A: Address = ("10.0.0.1", 1)
 B: Address = ("10.0.0.2", 2)
 
 
 class Parrot:
-    """Keeps what it receives; answers with `reply` for each datagram; rings at the times in `timers`."""
+    """Store received datagrams; reply with `reply` to each; set timers at the times in `timers`."""
 
     def __init__(self, reply: bytes = b"", timers: Sequence[float] = ()) -> None:
         self.got: list[tuple[float, Train]] = []
@@ -151,7 +243,7 @@ def test_every_host_has_its_own_clock() -> None:
     network.run(1.0)
     assert b.got[0][0] == pytest.approx(0.1)
     assert a.got[0][0] == pytest.approx(1e6 / 3 + 0.2)
-    assert a.rang == [due]  # not a moment before, whatever the rounding
+    assert a.rang == [due]  # not earlier, whatever the rounding
     assert one.clock(0.0) >= due  # it never goes back
 
 
@@ -164,7 +256,7 @@ def test_a_moved_timer_rings_only_at_its_new_time() -> None:
     assert a.rang == [0.7]
 
 
-def test_rebinding_changes_the_source_and_loses_what_was_under_way() -> None:
+def test_rebinding_changes_the_source_and_loses_datagrams_in_flight() -> None:
     network, one, other = world(delay_s=0.1)
     a, b = started(network, one, Parrot()), started(network, other, Parrot(reply=b"r"))
     send(network, one, a, B, b"before")
@@ -204,7 +296,7 @@ def test_a_partition_and_its_end() -> None:
     assert (a.bodies(), b.bodies()) == ([b"found"], [b"found"])
 
 
-def test_a_dead_process_hears_nothing_and_its_timers_die_with_it() -> None:
+def test_a_dead_process_receives_nothing_and_its_timers_are_gone() -> None:
     network, one, other = world(delay_s=0.1)
     a, b = started(network, one, Parrot()), started(network, other, Parrot(timers=[0.5]))
     send(network, one, a, B, b"to the dead")
@@ -237,11 +329,11 @@ def test_a_node_that_never_rests_is_noticed() -> None:
             return ["again"]
 
     network, one, _ = world()
-    with pytest.raises(UnrestError, match="a still produces"):
+    with pytest.raises(LivelockError, match="a still produces"):
         network.start(one, Restless(), ignore)
 
 
-def test_run_stops_when_told() -> None:
+def test_run_stops_when_done() -> None:
     network, one, other = world(delay_s=0.1)
     a, b = started(network, one, Parrot()), started(network, other, Parrot())
     send(network, one, a, B, b"x")

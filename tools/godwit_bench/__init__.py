@@ -1,1 +1,1 @@
-"""Measurements, always side by side with a peer or a limit in the same run. docs/BENCHMARKS.md keeps the figures."""
+"""Benchmarks, each side by side with a peer or a limit in the same run. docs/BENCHMARKS.md has the figures."""

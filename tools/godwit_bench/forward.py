@@ -1,8 +1,9 @@
 """`godwit bench forward`: the broker against itself with many subscriptions, and against its peers, in one run.
 
-Through each system go messages of 100 bytes from one publisher to one subscriber, each of the three a process (Godwit
-with QoS 1 in memory and datagrams of 1400 bytes, a Zenoh router over TCP, nats-server); and those of a thousand senders
-with one message in flight each (Godwit, Mosquitto; QoS 1). Rounds are interleaved; ratios are taken round by round.
+Each system forwards messages of 100 bytes from one publisher to one subscriber, each of the three in a process (Godwit
+with QoS 1 in memory and datagrams of 1400 bytes, a Zenoh router over TCP, nats-server), and the messages of a thousand
+senders with one message in flight each (Godwit, Mosquitto; QoS 1). Rounds are interleaved; ratios are computed per
+round.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from godwit_bench import forward_pair, peers, small_senders
-from godwit_bench.forward_godwit import godwit_pair, godwit_system
-from godwit_bench.peers_nats import nats_pair
-from godwit_bench.peers_zenoh import zenoh_pair
+from godwit_bench import pairs, peers, small_senders
+from godwit_bench.pairs import godwit_pair, godwit_system, nats_pair, zenoh_pair
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
-from godwit_bench.small_senders_mqtt import mosquitto_system
+from godwit_bench.small_senders import mosquitto_system
 from godwit_bench.subscriptions import MANY, compare
 
 OURS: Final = "godwit"
@@ -36,20 +35,20 @@ def run(
     connections: int = small_senders.CONNECTIONS,
     subscriptions: int = MANY,
 ) -> Report:
-    """Measures all, interleaved, and takes the medians. GodwitError if a peer is missing."""
+    """Measure everything, interleaved, and return the medians. Raises GodwitError if a peer is missing."""
     programs = peers.require(on_install)
     small_senders.allow_files(connections)
-    pairs = {OURS: godwit_pair(), ZENOH: zenoh_pair(), NATS: nats_pair(programs["nats-server"])}
+    measured = {OURS: godwit_pair(), ZENOH: zenoh_pair(), NATS: nats_pair(programs["nats-server"])}
     systems = {SENDERS: godwit_system(), MOSQUITTO: mosquitto_system(programs["mosquitto"])}
     measures: dict[str, Callable[[], float]] = {
-        name: partial(forward_pair.measure, pair, seconds) for name, pair in pairs.items()
+        name: partial(pairs.measure, pair, seconds) for name, pair in measured.items()
     }
     for name, system in systems.items():
         measures[name] = partial(small_senders.measure, system, connections, seconds)
     figures = interleaved(measures, rounds, on_round)
     on_round(f"{subscriptions:,} subscriptions")
     few, many = compare(subscriptions, rounds=rounds, seconds=seconds)
-    per_message = f"messages/s of {forward_pair.MESSAGE_BYTES} B"
+    per_message = f"messages/s of {pairs.MESSAGE_BYTES} B"
     results = [Result(name, statistics.median(values), per_message) for name, values in figures.items()]
     results += [
         Result("forward_1_subscription", statistics.median(few), "batches/s"),

@@ -1,4 +1,4 @@
-"""Where the peers come from: brokers from Debian's packages, clients from PyPI. None is ever skipped in silence."""
+"""The origin of the peers: brokers from Debian's packages, clients from PyPI. A missing one is always an error."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Final
 from godwit.errors import GodwitError
 
 PROGRAMS: Final = ("mosquitto", "nats-server")
-"""Each is the name of a program and of the Debian package that has it."""
+"""Each is the name of a program and of its Debian package."""
 MODULES: Final = ("nats", "zenoh")
-"""Clients for Python; Zenoh's has its router in it."""
+"""Clients for Python; Zenoh's contains its router."""
 _MORE_FOLDERS: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin")
-"""Debian keeps servers where only root's PATH leads."""
+"""Debian has servers in folders that are only in root's PATH."""
 _INSTALL_S: Final = 300
 
 
 def find(program: str) -> str | None:
-    """The full path of a program."""
+    """Return the full path of a program, or None."""
     return shutil.which(program, path=os.pathsep.join((os.environ.get("PATH", os.defpath), *_MORE_FOLDERS)))
 
 
 def require(
     on_install: Callable[[str], None], *, programs: Sequence[str] = PROGRAMS, modules: Sequence[str] = MODULES
 ) -> dict[str, str]:
-    """The full paths of these programs. What is missing is installed if we may; else the error says how to do it."""
+    """Return the full paths of these programs, installing missing ones as root.
+
+    Raises GodwitError, with the command to install them, if one is still missing.
+    """
     absent = [module for module in modules if find_spec(module) is None]
     if absent:
         raise GodwitError(
@@ -55,8 +58,8 @@ def _install(command: Sequence[str], missing: list[str]) -> None:
         except subprocess.TimeoutExpired:
             raise _not_installed(missing, f"could not be installed in {_INSTALL_S} s", command) from None
         if done.returncode != 0 and step is command:  # an old index may do, too
-            said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
-            raise _not_installed(missing, f"could not be installed ({said})", command)
+            output = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+            raise _not_installed(missing, f"could not be installed ({output})", command)
     still = [program for program in missing if find(program) is None]
     if still:
         raise _not_installed(still, "is missing even after installing it", command)

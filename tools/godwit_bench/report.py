@@ -1,4 +1,4 @@
-"""What a benchmark says: results, ratios against a named peer, and the machine it ran on."""
+"""The report of a benchmark: results, ratios against a named peer, and the machine it ran on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """A figure over a peer's figure from the same run; None when the peer is missing."""
+    """A figure divided by a peer's figure from the same run; None when the peer is missing."""
 
     name: str
     value: float | None
@@ -30,7 +30,7 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """The whole outcome; its JSON form is what `--json` prints."""
+    """All results of a benchmark, in the form that `--json` prints."""
 
     bench: str
     machine: dict[str, str | int]
@@ -39,7 +39,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def machine() -> dict[str, str | int]:
-    """What a reader must know to compare figures."""
+    """Return the facts about the machine that are needed to compare figures."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
@@ -60,7 +60,7 @@ def _processor() -> str:
 def interleaved(
     measures: Mapping[str, Callable[[], float]], rounds: int, on_round: Callable[[str], None]
 ) -> dict[str, list[float]]:
-    """Runs all measures one after another, `rounds` times over, so that a disturbance hits all of them alike."""
+    """Run all measures one after another, `rounds` times, so that a disturbance affects all of them."""
     figures: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(rounds):
         for name, measure in measures.items():
@@ -70,12 +70,12 @@ def interleaved(
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Round against round, then the median: a machine that is slower for a while is so for both."""
+    """Return the median of the ratios per round: a machine that is slower for a while is so for both."""
     return statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
 
 
 def print_report(report: Report, *, as_json: bool) -> None:
-    """One JSON object, or a table for people."""
+    """Print one JSON object, or a table."""
     if as_json:
         print(msgspec.json.encode(report).decode())
         return

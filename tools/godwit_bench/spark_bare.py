@@ -1,8 +1,7 @@
-"""A Python data source for Spark with nothing in it: what ours is measured against.
+"""A minimal Python data source for Spark, with which Godwit's source is compared.
 
-A Flight server has the rows ready, in the record batches in which the archive sends them, with all columns that our
-source gives; the source asks for a range of them and hands on what comes. No log, no offsets to look up, no filters, no
-errors to explain.
+A Flight server has the rows in memory, in the record batches of the archive, with all columns of Godwit's source. The
+source requests a range of them and passes them on: no log, no lookup of offsets, no filters, no explained errors.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from pyarrow import flight
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from godwit.spark.reader import BROKER, SCHEMA
-from godwit_bench.archive_reading import open_stream
-from godwit_bench.stage import HOST, Stage, hear
+from godwit.spark.reading import BROKER, SCHEMA
+from godwit_bench.archive import open_stream
+from godwit_bench.processes import HOST, ProcessGroup, receive_reply
 
 FORMAT = "bare"
 
 
-def bare_server(stage: Stage, archive: str) -> str:
-    """Starts one that sends what this archive has; gives its address."""
-    return hear(stage.start(_serve, archive), str)
+def bare_server(processes: ProcessGroup, archive: str) -> str:
+    """Start a server that sends the rows of this archive; return its address."""
+    return receive_reply(processes.start(_serve, archive), str)
 
 
 def _serve(pipe: Pipe, archive: str) -> None:
@@ -37,7 +36,7 @@ def _serve(pipe: Pipe, archive: str) -> None:
 
 
 def rows_of(archive: str) -> pa.Table:
-    """All that it has, as our source gives it to Spark."""
+    """Return all rows of the archive, as Godwit's source passes them to Spark."""
     with flight.connect(archive) as client:
         reader = open_stream(client)
         log = (reader.schema.metadata or {}).get(b"godwit.log_id", b"").decode()
@@ -51,7 +50,7 @@ def rows_of(archive: str) -> pa.Table:
 
 
 class RangeServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """One table, of which rows are asked for by their numbers."""
+    """One table, whose rows are requested by their numbers."""
 
     def __init__(self, location: str, table: pa.Table) -> None:
         super().__init__(location)
@@ -72,7 +71,7 @@ class _Piece(InputPartition):
 
 
 class _Reading:
-    """What a batch and a stream share."""
+    """The common part of a batch and a stream."""
 
     def __init__(self, options: Any) -> None:
         self._address = options["address"]
@@ -86,7 +85,7 @@ class _Reading:
                 yield chunk.data
 
     def cut(self) -> Sequence[InputPartition]:
-        """All rows, in as many partitions as our source makes of them."""
+        """Return all rows, in as many partitions as Godwit's source uses."""
         edges = [self._rows * index // self._pieces for index in range(self._pieces + 1)]
         return [_Piece(start, end) for start, end in pairwise(edges)]
 
@@ -109,7 +108,7 @@ class _Stream(_Reading, DataSourceStreamReader):
         return self.cut() if start != end else []
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is to be told."""
+        """Do nothing: the server keeps no position."""
 
 
 class BareSource(DataSource):

@@ -1,8 +1,9 @@
-"""What other subscriptions cost: one broker with a single subscription against one with a hundred thousand more.
+"""The cost of other subscriptions: a broker with a single subscription against one with a hundred thousand more.
 
-Publisher, server and subscriber run in one process, without sockets and in their own time. Only the server's share is
-measured, from a train that arrives to the trains that leave, so that nothing hides what the subscriptions cost. The
-others are connected, have confirmed what they got, and match other topics, many of them beginning as the measured one.
+Publisher, server and subscriber run in one process, without sockets and in virtual time. Only the server's share is
+measured, from an arriving train to the departing trains, so that nothing hides the cost of the subscriptions. The
+others are connected, have confirmed all messages, and match other topics, many with the same prefix as the measured
+one.
 """
 
 from __future__ import annotations
@@ -14,29 +15,30 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
+from godwit.broker.effects import Open as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
-from godwit.native.effects import OpenChannel
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Received, Train
+from godwit.transport.events import Closed, Confirmed, Connected, Received
+from godwit.transport.train import Address, Train
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import (
     ControlMessage,
     Login,
+    Open,
     Opened,
-    PublishOpen,
     Subscribe,
     Subscribed,
     Welcome,
     decode_control,
     encode_control,
 )
-from godwit_bench.stage import GIVE_UP_S, Stage, hear
+from godwit_bench.processes import GIVE_UP_S, ProcessGroup, receive_reply
 
 MANY: Final = 100_000
 OF_ONE_CLIENT: Final = 1000
@@ -44,7 +46,7 @@ TOPIC: Final = "bench/site/room/temperature"
 BATCH_MESSAGES: Final = 10
 MESSAGE_BYTES: Final = 100
 AT_ONCE: Final = 16
-"""Batches that are on their way to the server in one turn."""
+"""Batches sent to the server in one turn."""
 BUFFER_BYTES: Final = 4 << 20
 STEP_S: Final = 0.001
 _SERVER: Final = ("192.0.2.1", 50000)
@@ -52,38 +54,38 @@ _LONG_S: Final = 10 * GIVE_UP_S
 
 
 def compare(subscriptions: int, *, rounds: int, seconds: float) -> tuple[list[float], list[float]]:
-    """Batches a second, round by round: with one subscription, and with so many others beside it."""
-    with Stage() as stage:
-        few, many = hear(stage.start(_compare, subscriptions, rounds, seconds), tuple, within_s=_LONG_S)
+    """Return the batches per second of each round: with one subscription, and with this number of others besides."""
+    with ProcessGroup() as processes:
+        few, many = receive_reply(processes.start(_compare, subscriptions, rounds, seconds), tuple, within_s=_LONG_S)
     return few, many
 
 
 def _compare(pipe: Pipe, subscriptions: int, rounds: int, seconds: float) -> None:
-    one, crowd = Hall(), Hall()
-    gc.disable()  # it would look at all of them again and again while they become many
+    one, crowd = InProcessBroker(), InProcessBroker()
+    gc.disable()  # the collector would visit the growing number of subscriptions again and again
     crowd.add_others(subscriptions)
     gc.enable()
     rates: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        for hall, figures in zip((one, crowd), rates, strict=True):
-            figures.append(hall.forward(seconds))
+        for broker, figures in zip((one, crowd), rates, strict=True):
+            figures.append(broker.forward(seconds))
     pipe.send(rates)
 
 
 def filters(count: int) -> Iterator[str]:
-    """Of other subscriptions: all kinds, and none that matches TOPIC."""
+    """Yield filters of other subscriptions: all kinds, none of which matches TOPIC."""
     kinds = ("bench/site/room/{}/+", "bench/+/{}/temperature", "bench/site/{}/#", "*/{}", "{}/+/room/temperature")
     for number in range(count):
         yield kinds[number % len(kinds)].format(f"x{number}")
 
 
 class Client:
-    """An endpoint with one connection: it answers what the server says, and keeps count."""
+    """An endpoint with one connection, which acknowledges and counts received records."""
 
-    def __init__(self, hall: Hall, number: int, request: ControlMessage) -> None:
+    def __init__(self, broker: InProcessBroker, number: int, request: ControlMessage) -> None:
         self.address: Address = ("192.0.2.2", number)
         self.endpoint = Endpoint(EndpointConfig(receive_buffer_bytes=BUFFER_BYTES), entropy=os.urandom)
-        self.connection = self.endpoint.connect(_SERVER, hall.now)
+        self.connection = self.endpoint.connect(_SERVER, broker.now)
         self.is_ready = False
         self.channel = 0
         self.records = 0
@@ -102,7 +104,7 @@ class Client:
                 self.records += 1
                 self.connection.consume(event.channel, len(event.body))
                 self.connection.confirm(event.channel, event.record, 0)
-            elif isinstance(event, ChannelConfirmed):
+            elif isinstance(event, Confirmed):
                 self.confirmed = event.sequence
             elif isinstance(event, Closed):
                 raise GodwitError(f"the server ended a connection: {event.reason} (code {event.code})")
@@ -111,19 +113,19 @@ class Client:
         reply = decode_control(event.body)
         self.connection.consume(0, len(event.body))
         if isinstance(reply, Welcome):
-            if isinstance(self._request, PublishOpen):
+            if isinstance(self._request, Open):
                 self.channel = self.connection.open_channel()
             self.connection.send(self.channel, encode_control(self._request))
         elif isinstance(reply, Opened | Subscribed):
             self.is_ready = True
 
 
-class Hall:
-    """A server, a publisher and a subscriber, and the wires between them."""
+class InProcessBroker:
+    """A server, a publisher and a subscriber, and the connections between them."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        # With the policy "open" a subscription to a plain name makes a topic, and this is not about topics.
+        # With the policy "open" a subscription to a plain name creates a topic, which is not to be measured.
         settings = Settings(max_subscriptions=OF_ONE_CLIENT, default_policy="publishers", max_datagram_bytes=1400)
         store = MemoryStore(settings.ring_bytes, log_id=os.urandom(16))
         self.server = Server(
@@ -131,14 +133,14 @@ class Hall:
         )
         self._listener: Listener = self.server.listen(endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES))
         self.spent_s = 0.0
-        """Processor time of the server's share: what else runs on the machine does not count."""
-        self.publisher = Client(self, 1, PublishOpen(topic=TOPIC))
+        """Processor time of the server's share, without other processes of the machine."""
+        self.publisher = Client(self, 1, Open(topic=TOPIC))
         self.subscriber = Client(self, 2, Subscribe(request=1, subscription=1, filters=[TOPIC]))
         while not (self.publisher.is_ready and self.subscriber.is_ready):
             self.step()
 
     def step(self) -> None:
-        """What the clients have to say goes to the server, and its answers back."""
+        """Pass the output of the clients to the server, and its output back."""
         self.now += STEP_S
         now = self.now
         clients = (self.publisher, self.subscriber)
@@ -164,7 +166,7 @@ class Hall:
             client.handle_events()
 
     def forward(self, seconds: float) -> float:
-        """Batches a second of the server's time, until it has worked for so long."""
+        """Return the batches per second of the server's time, until it has worked for this time."""
         batch = encode_batch(Batch([bytes(MESSAGE_BYTES)] * BATCH_MESSAGES, time.time_ns() // 1000))
         publisher = self.publisher
         self.spent_s = 0.0
@@ -177,8 +179,8 @@ class Hall:
         return (publisher.confirmed - first) / self.spent_s
 
     def add_others(self, count: int) -> None:
-        """Straight into the broker, past the transport: it is the broker's books that are to be full."""
-        broker, native = self.server.broker, self.server.native
+        """Add subscriptions directly to the broker, without the transport, to fill the broker's tables."""
+        broker = self.server.broker
         dialer = Endpoint(EndpointConfig(), entropy=os.urandom)
         now_us = int(self.now * 1e6) + time.time_ns() // 1000
         connection: Connection | None = None
@@ -186,12 +188,12 @@ class Hall:
             now_us += 1000  # no faster than a client may ask
             if connection is None or number % OF_ONE_CLIENT == 0:
                 connection = dialer.connect(_SERVER, 0.0)
-                native.handle(Connected(connection, b""), now_us)
+                broker.handle(Connected(connection, b""), now_us)
                 login = Login(request=0, name=f"other-{number}", instance=os.urandom(16))
-                native.handle(Received(connection, 0, 0, encode_control(login)), now_us)
+                broker.handle(Received(connection, 0, 0, encode_control(login)), now_us)
             request = Subscribe(request=number, subscription=number, filters=[pattern])
-            native.handle(Received(connection, 0, 1, encode_control(request)), now_us)
-            for effect in broker.end_turn():
+            broker.handle(Received(connection, 0, 1, encode_control(request)), now_us)
+            for effect in broker.effects():
                 if isinstance(effect, OpenChannel):
-                    native.handle(ChannelConfirmed(connection, effect.channel, 0, 0), now_us)
+                    broker.handle(Confirmed(connection, effect.channel, 0, 0), now_us)
         self.server.set_wall_clock(self.now, now_us)

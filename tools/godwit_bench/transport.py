@@ -1,10 +1,10 @@
 """`godwit bench transport`: the reliable transport against bare UDP from Python, between two processes on loopback.
 
-All three move datagrams of 1400 bytes. Raw UDP is sent as fast as it goes, with one call a datagram, and with one call
-a train (GSO and GRO); what the receiver gets of it is counted. The reliable transport carries batches of 100-byte
-messages, with checksum, acknowledgements, credit, rate control and pacing on, driven by the event loop that ships; its
-unique datagrams are counted. It is measured twice: with a batch that is ready, as the raw datagrams are ready; and with
-every batch made from its messages on the way and looked at on arrival, as publisher and broker do.
+All three move datagrams of 1400 bytes. Raw UDP is sent as fast as possible, with one call per datagram, and with one
+call per train (GSO and GRO); the received datagrams are counted. The reliable transport carries batches of 100-byte
+messages, with checksum, acknowledgements, credit, rate control and pacing, driven by the shipped event loop; its unique
+datagrams are counted. It is measured twice: with a prepared batch, as the raw datagrams are prepared; and with every
+batch built from its messages and inspected on arrival, as publisher and broker do.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
 from godwit.errors import GodwitError, SendBufferFullError
-from godwit.net.driver import EndpointDriver
+from godwit.net.drive import EndpointDriver
 from godwit.net.loop import run as run_loop
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, Closed, Connected, Event, Received, Train, Writable
+from godwit.transport.events import Closed, Connected, Event, Received, Writable
+from godwit.transport.train import Address, Train
 from godwit.wire.batch import Batch, decode_head, encode_batch
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 
@@ -34,11 +35,11 @@ DATAGRAM_BYTES: Final = 1400
 MESSAGE_BYTES: Final = 100
 TRAIN_DATAGRAMS: Final = 45
 GIVE_UP_S: Final = 30.0
-"""A receiver that hears nothing for this long has lost its sender."""
+"""A receiver without input for this long has lost its sender."""
 
 
 def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Report:
-    """Measures all, interleaved, and takes the medians."""
+    """Measure everything, interleaved, and return the medians."""
     messages: list[float] = []
 
     def batching() -> float:
@@ -77,15 +78,15 @@ def run(*, rounds: int, seconds: float, on_round: Callable[[str], None]) -> Repo
 def _between_processes(
     receive: Callable[[Pipe], None], send: Callable[[Address, float], None], seconds: float
 ) -> tuple[float, float]:
-    """Datagrams and messages a second that the receiver counted."""
+    """Return the datagrams and messages per second that the receiver counted."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     receiver = context.Process(target=receive, args=(there,), daemon=True)
     receiver.start()
-    sender = context.Process(target=send, args=(_hear(here), seconds), daemon=True)
+    sender = context.Process(target=send, args=(_receive_reply(here), seconds), daemon=True)
     sender.start()
     try:
-        datagrams, messages, elapsed_s = _hear(here)
+        datagrams, messages, elapsed_s = _receive_reply(here)
     finally:
         for process in (sender, receiver):
             process.join(timeout=2)
@@ -93,10 +94,10 @@ def _between_processes(
     return datagrams / elapsed_s, messages / elapsed_s
 
 
-def _hear(pipe: Pipe) -> tuple[int, ...]:
+def _receive_reply(pipe: Pipe) -> tuple[int, ...]:
     if not pipe.poll(GIVE_UP_S):
         raise GodwitError(
-            f"a process of the benchmark said nothing for {GIVE_UP_S:g} s: run it again on a quieter machine"
+            f"a process of the benchmark sent nothing for {GIVE_UP_S:g} s: run it again on a quieter machine"
         )
     answer: tuple[int, ...] = pipe.recv()
     return answer
@@ -170,7 +171,7 @@ def _open(*, accepts: bool) -> tuple[Endpoint, UdpSocket]:
 
 
 async def _receive_batches(pipe: Pipe, *, opened: bool) -> None:
-    """Takes records; `opened`: with a look at each batch's head and lengths, as a broker has."""
+    """Consume records; with `opened`, read each batch's head and lengths, as a broker does."""
     over = asyncio.get_running_loop().create_future()
     endpoint, udp = _open(accepts=True)
     messages = 0
@@ -205,7 +206,7 @@ def _receive_made_batches(pipe: Pipe) -> None:
 
 
 async def _send_batches(address: Address, seconds: float, *, ready: bool) -> None:
-    """Sends batches as a busy publisher does: each goes out when it is full, and a full buffer is waited for."""
+    """Send batches as a busy publisher does: each when it is full, waiting while the buffer is full."""
     endpoint, udp = _open(accepts=False)
     room = asyncio.Event()
     over = asyncio.Event()

@@ -1,1 +1,1 @@
-"""Seeded worlds in virtual time: the real transport over invented networks, watched by independent checkers."""
+"""Run the shipped transport, broker and client over simulated networks, in virtual time, with independent checkers."""

@@ -1,9 +1,9 @@
 """The efficiency of the three ARQ disciplines over the loss rate: measured in the simulator, and by the textbook.
 
-Efficiency is the share of the line's time that carries data for the first time. The textbook's formulas rest on
-these assumptions: frames of one length, lost independently with probability p; acknowledgements take no time on the
-line and are never lost; the sender always has something to send; and a loss is noticed exactly when the
-acknowledgement would have come. `a` is the propagation time over the time of one frame on the line.
+Efficiency is the share of the line's time that carries data for the first time. The textbook's formulas assume: frames
+of one length, lost independently with probability p; acknowledgements that take no time on the line and are never lost;
+a sender that always has something to send; and a loss that is noticed exactly when the acknowledgement would have
+arrived. `a` is the propagation time divided by the transmission time of one frame.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from godwit.impairment import HEADER_BYTES, LinkSettings
 from godwit.limits import BASE_DATAGRAM_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.wire.parameters import Arq
-from godwit_sim.transfer import Transfer, TransferPlan
+from godwit_sim.scenarios import Transfer, TransferPlan
 
 LOSSES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2)
 BANDWIDTH_BITS_PER_S = 10e6
@@ -27,21 +27,22 @@ FRAME_S = (DATAGRAM_BYTES + HEADER_BYTES) * 8.0 / BANDWIDTH_BITS_PER_S
 A = DELAY_S / FRAME_S
 
 SENT_BYTES: Mapping[Arq, int] = {"selective-repeat": 6_000_000, "go-back-n": 3_000_000, "stop-and-wait": 1_000_000}
-"""Enough for losses to average out."""
+"""Bytes to send, enough for losses to average out."""
 
 
 def stop_and_wait_efficiency(p: float, a: float) -> float:
-    """One frame under way at a time: a frame and a round trip for each try, 1 / (1 - p) tries for each frame.
+    """Return the efficiency with one frame in flight: each of the 1 / (1 - p) attempts costs a frame and a round trip.
 
-    Assumes that the time-out is exactly one round trip.
+    The formula assumes that the timeout is exactly one round trip.
     """
     return (1.0 - p) / (1.0 + 2.0 * a)
 
 
 def go_back_n_efficiency(p: float, a: float, window: int) -> float:
-    """A loss costs everything that was sent behind it: 1 + 2a frames, or the window if that is shorter.
+    """Return the efficiency when a loss costs all frames sent after it: 1 + 2a, or the window if that is smaller.
 
-    Assumes that the receiver keeps nothing out of order and that the sender goes back as soon as a round trip is over.
+    The formula assumes that the receiver discards frames that are out of order, and that the sender goes back after
+    exactly one round trip.
     """
     if window >= 1.0 + 2.0 * a:
         return (1.0 - p) / (1.0 + 2.0 * a * p)
@@ -49,7 +50,7 @@ def go_back_n_efficiency(p: float, a: float, window: int) -> float:
 
 
 def selective_repeat_efficiency(p: float, a: float, window: float) -> float:
-    """A loss costs one frame more, nothing else. Assumes a receiver that keeps whatever arrives."""
+    """Return the efficiency when a loss costs one more frame and the receiver stores frames that are out of order."""
     return (1.0 - p) * min(1.0, window / (1.0 + 2.0 * a))
 
 
@@ -62,7 +63,7 @@ FORMULAS: Mapping[Arq, Callable[[float], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One discipline at one loss rate."""
+    """The efficiency of one discipline at one loss rate."""
 
     arq: Arq
     loss: float
@@ -73,7 +74,10 @@ class CurvePoint:
 def measure_curve(
     losses: Sequence[float] = LOSSES, seeds: Sequence[int] = (1, 2, 3), share_of_bytes: float = 1.0
 ) -> list[CurvePoint]:
-    """All disciplines at all loss rates, each the mean over the seeds. Smaller shares are quicker and noisier."""
+    """Measure all disciplines at all loss rates and return the means over the seeds.
+
+    A smaller `share_of_bytes` is faster and noisier.
+    """
     points = []
     for arq, formula in FORMULAS.items():
         total_bytes = int(SENT_BYTES[arq] * share_of_bytes)
@@ -84,7 +88,10 @@ def measure_curve(
 
 
 def measure(arq: Arq, loss: float, seed: int, total_bytes: int) -> float:
-    """The efficiency of one transfer once it is under way: from its first fifth delivered to its end."""
+    """Return the efficiency of one transfer, measured from the delivery of its first fifth to its end.
+
+    Raises RuntimeError if the transfer does not complete.
+    """
     plan = TransferPlan(
         up=LinkSettings(delay_s=DELAY_S, bandwidth_bits_per_s=BANDWIDTH_BITS_PER_S, queue_packets=100, loss=loss),
         down=LinkSettings(delay_s=DELAY_S),

@@ -1,7 +1,8 @@
-"""A host that means harm: it guesses, or it repeats and mutilates what it has seen, under its own or a false address.
+"""An attacking host: it guesses datagrams, or repeats and changes observed ones, with its own or a spoofed address.
 
-A blind attacker knows addresses and the protocol, but no connection id: it must do no harm at all. One that sees the
-traffic may repeat datagrams and forge frames whose proof it cannot make; it must not break what is delivered.
+A blind attacker knows addresses and the protocol, but no connection id: it must have no effect at all. An attacker that
+observes the traffic may repeat datagrams and forge frames whose proof it cannot compute; it must not change the
+delivered records.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from random import Random
 
 from godwit.impairment import flip_bits
 from godwit.limits import BASE_DATAGRAM_BYTES
-from godwit.transport.events import Address
-from godwit.wire import packet as f
+from godwit.transport.train import Address
+from godwit.wire import frames as f
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
-from godwit_sim.network import Host, Network, Observer
-from godwit_sim.packets import addressed_to, challenges
+from godwit_sim.network import Host, Network, Observer, addressed_to, challenges
 
 BLIND = ("noise", "hello", "connect", "guess", "close", "empty")
 SEEING = ("repeat", "flip", "cut")
@@ -26,14 +26,14 @@ FORGING = ("forged_close", "forged_reset", "forged_response")
 
 @dataclass(frozen=True, slots=True)
 class AttackPlan:
-    """When the attacker strikes, and with what."""
+    """When the attacker sends, and which kinds of datagrams."""
 
     from_s: float
     until_s: float
     strikes: int
     kinds: tuple[str, ...]
     spoofs: bool
-    """It also uses the addresses of others as the source."""
+    """It also uses the addresses of other hosts as the source."""
 
     @property
     def sees(self) -> bool:
@@ -45,7 +45,7 @@ class AttackPlan:
 
 
 class Attacker(Observer):
-    """Carries out a plan. It observes the network only if its plan says that it sees."""
+    """Carry out an attack plan. It observes the network only if a kind in its plan needs observed datagrams."""
 
     def __init__(self, network: Network, host: Host, victims: Sequence[Host], plan: AttackPlan, rng: Random) -> None:
         self._network = network
@@ -55,7 +55,7 @@ class Attacker(Observer):
         self._rng = rng
         self._seen: deque[tuple[Address, Address, bytes]] = deque(maxlen=64)
         self._asked: tuple[Address, list[bytes]] | None = None
-        """Who last sent the attacker something, and the challenges in it."""
+        """The last sender of a datagram to the attacker, and the challenges in that datagram."""
         self.strikes = 0
 
     def schedule(self) -> None:
@@ -83,7 +83,7 @@ class Attacker(Observer):
         else:
             if not self._seen:
                 return
-            # The newest ones are worth most: they may overtake the original.
+            # Prefer the newest datagrams: a copy of one may overtake the original.
             seen_source, target, datagram = self._seen[-1] if rng.random() < 0.5 else rng.choice(self._seen)
             source = seen_source if self._plan.spoofs and rng.random() < 0.5 else self._host.address
             if kind == "forged_response" and self._asked is not None and self._asked[0] == target:
@@ -98,12 +98,12 @@ class Attacker(Observer):
         if not self._plan.spoofs or rng.random() < 0.3:
             return self._host.address
         if rng.random() < 0.5:
-            return ("198.51.100.7", rng.randint(1, 65535))  # nobody's
+            return ("198.51.100.7", rng.randint(1, 65535))  # an address without a host
         others = [victim.address for victim in self._victims if victim.address != target]
         return rng.choice(others) if others else self._host.address
 
     def _invent(self, kind: str) -> bytes:
-        """A datagram from nothing but knowledge of the protocol."""
+        """Return a datagram that needs only knowledge of the protocol."""
         rng = self._rng
         connection_id = rng.choice((0, 0, 1, rng.getrandbits(64)))
         number = rng.choice((0, 1, rng.getrandbits(32)))
@@ -111,13 +111,13 @@ class Attacker(Observer):
             case "noise":
                 return rng.randbytes(rng.choice((1, 17, 18, 60, 1200, 1472)))
             case "hello":
-                hello = f.encode_frame(f.HelloFrame(rng.getrandbits(64), rng.randbytes(f.NONCE_BYTES)))
+                hello = f.encode_frame(f.Hello(rng.getrandbits(64), rng.randbytes(f.NONCE_BYTES)))
                 padded = hello.ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0")
                 return encode_packet(0, number, padded if rng.random() < 0.7 else hello)
             case "connect":
                 parameters = rng.randbytes(rng.randint(0, 60))
                 cookie, nonce = rng.randbytes(f.COOKIE_BYTES), rng.randbytes(f.NONCE_BYTES)
-                frame = f.encode_frame(f.ConnectFrame(rng.getrandbits(64), nonce, cookie, parameters))
+                frame = f.encode_frame(f.Connect(rng.getrandbits(64), nonce, cookie, parameters))
                 return encode_packet(0, number, frame.ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0"))
             case "guess":
                 kinds = (f.PING, f.ACK, f.CREDIT, f.PATH_PROBE, f.DATA, f.DATA | f.WHOLE, rng.randrange(256))
@@ -127,7 +127,7 @@ class Attacker(Observer):
         return encode_packet(connection_id, number, b"")
 
     def _twist(self, kind: str, datagram: bytes) -> bytes:
-        """A datagram made from one that was seen."""
+        """Return a datagram made from an observed one."""
         rng = self._rng
         if kind == "flip":
             return flip_bits(datagram, rng)
@@ -140,13 +140,13 @@ class Attacker(Observer):
         return encode_packet(connection_id, (number + rng.randint(0, 30)) & 0xFFFFFFFF, self._unproved(kind))
 
     def _unproved(self, kind: str) -> bytes:
-        """A frame that is worth nothing without the proof that only the peer can make."""
+        """Return a frame that needs a proof, with random bytes in place of the proof."""
         rng = self._rng
         match kind:
             case "forged_close":
-                return f.encode_frame(f.CloseFrame(rng.randrange(1000), "forged", rng.randbytes(f.MAC_BYTES)))
+                return f.encode_frame(f.Close(rng.randrange(1000), "forged", rng.randbytes(f.MAC_BYTES)))
             case "forged_reset":
-                return f.encode_frame(f.ResetFrame(rng.randbytes(f.TOKEN_BYTES)))
+                return f.encode_frame(f.Reset(rng.randbytes(f.TOKEN_BYTES)))
         known = self._asked[1] if self._asked is not None else []
         challenge = next((one for one in known if len(one) == f.PROBE_BYTES), rng.randbytes(f.PROBE_BYTES))
-        return f.encode_frame(f.PathResponseFrame(challenge, rng.randbytes(f.MAC_BYTES)))
+        return f.encode_frame(f.PathResponse(challenge, rng.randbytes(f.MAC_BYTES)))

@@ -1,7 +1,7 @@
-"""The checker of restarts: what a log has when it is opened again is what it was given, and nothing of it is half.
+"""The checker of restarts: a log that is opened again has all that was appended, and no append in part.
 
-It keeps every batch and every change that an append brought. What the store said it has must be there, byte for byte;
-an append that was cut short, or failed, may turn up whole, batches and changes together, or not at all.
+It stores every batch and every change of every append. Appends that the store confirmed must be present byte for byte.
+An append that was interrupted, or failed, may be present as a whole, batches and changes together, or not at all.
 """
 
 from __future__ import annotations
@@ -13,70 +13,65 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
-    IdentityDeleted,
-    IdentityRow,
-    JobDeleted,
-    JobPayloadRow,
-    JobRow,
-    NextJobRow,
-    QueryDeleted,
-    QueryRow,
-    RetainedRow,
-    SessionDeleted,
-    SessionRow,
-    StoredState,
-    SubscriptionDeleted,
-    SubscriptionRow,
-    TaskRow,
-    TopicDeleted,
-    TopicRow,
+    FeedGone,
+    FeedKept,
+    IdentityGone,
+    IdentityKept,
+    JobGone,
+    JobKept,
+    JobPayload,
+    NextJob,
+    QueryDone,
+    QueryGone,
+    RetainedKept,
+    SessionGone,
+    SessionKept,
+    State,
+    TaskKept,
+    TopicGone,
+    TopicKept,
 )
-from godwit_sim.broker_log import LogChecker
+from godwit.wire.entry import Entry
+from godwit_sim.broker_log_model import LogChecker
 from godwit_sim.checkers import ViolationError
 
 Rows: TypeAlias = dict[tuple[Any, ...], Any]
-"""What is kept beside the log, each by its kind and its key."""
-FeedKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
+"""The state stored beside the log, by kind and key."""
+SubscriptionKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
 """Session, filters and cursor."""
 
-_GONE: Final[dict[type, str]] = {
-    TopicDeleted: "topic",
-    SubscriptionDeleted: "feed",
-    IdentityDeleted: "identity",
-    QueryDeleted: "query",
-}
-"""What is over, of which kind it was; its fields are the key."""
+_GONE: Final[dict[type, str]] = {TopicGone: "topic", FeedGone: "feed", IdentityGone: "identity", QueryGone: "query"}
+"""The kind of row that each of these changes deletes; its fields are the key."""
 JOB_ROWS: Final = ("job", "payload", "task")
-"""The kinds of rows that a job has; behind them its number."""
+"""The kinds of rows that belong to a job; the job's number follows in the key."""
 
 
 def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
-    """What is kept after these changes: their meaning, written down once more."""
+    """Return the rows after these changes: an independent implementation of their meaning."""
     rows = dict(rows)
     for change in changes:
         match change:
-            case TopicRow():
+            case TopicKept():
                 rows["topic", change.name] = change
-            case RetainedRow():
+            case RetainedKept():
                 rows["retained", change.topic] = change
                 if not change.payload:
                     del rows["retained", change.topic]
-            case SessionRow():
+            case SessionKept():
                 rows["session", change.name] = change
-            case SessionDeleted():
+            case SessionGone():
                 rows.pop(("session", change.name), None)
                 for key in [key for key in rows if key[:2] == ("feed", change.name)]:
                     del rows[key]
-            case SubscriptionRow():
+            case FeedKept():
                 rows["feed", change.session, change.filters, change.cursor] = change
-            case IdentityRow():
+            case IdentityKept():
                 rows["identity", change.owner, change.publisher, change.topic] = change
-            case QueryRow():
+            case QueryDone():
                 rows["query", change.query] = change
-            case TopicDeleted() | SubscriptionDeleted() | IdentityDeleted() | QueryDeleted():
+            case TopicGone() | FeedGone() | IdentityGone() | QueryGone():
                 rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
             case _:
                 _apply_work(rows, change)
@@ -85,31 +80,31 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
 
 def _apply_work(rows: Rows, change: Change) -> None:
     match change:
-        case NextJobRow():
+        case NextJob():
             rows["next job",] = change
-        case JobRow():
+        case JobKept():
             rows["job", change.job] = change
-        case JobPayloadRow():
+        case JobPayload():
             rows["payload", change.job] = change
-        case TaskRow():
+        case TaskKept():
             rows["task", change.job, change.number] = change
-        case JobDeleted():
+        case JobGone():
             for key in [key for key in rows if key[0] in JOB_ROWS and key[1] == change.job]:
                 del rows[key]
 
 
-def rows_of(state: StoredState) -> Rows:
-    """The same of what a store gives at its start."""
+def rows_of(state: State) -> Rows:
+    """Return the rows of the state that a store returns when it is opened."""
     lists: list[Sequence[Change]] = [
-        state.topics, state.retained, state.sessions, state.subscriptions, state.identities, state.queries, state.jobs,
-        state.payloads, state.tasks, [NextJobRow(state.next_job)] if state.next_job > 1 else [],
+        state.topics, state.retained, state.sessions, state.feeds, state.identities, state.queries, state.jobs,
+        state.payloads, state.tasks, [NextJob(state.next_job)] if state.next_job > 1 else [],
     ]  # fmt: skip
     return apply({}, [change for changes in lists for change in changes])
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """An append of which nobody knows what became."""
+    """An append whose outcome is unknown."""
 
     entries: list[Entry]
     changes: list[Change]
@@ -117,20 +112,20 @@ class _Attempt:
 
 
 @dataclass(slots=True)
-class Found:
-    """What a store has after it was opened."""
+class StoreContents:
+    """The contents of a store after it was opened."""
 
     log_id: bytes
     first_offset: int
     next_offset: int
     entries: list[tuple[int, Entry]]
-    state: StoredState
+    state: State
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
-class Kept:
-    """What is in a copy of a log's file."""
+class StoreBackup:
+    """The contents of a copy of the log's file."""
 
     entries: list[tuple[int, Entry]]
     rows: Rows
@@ -138,76 +133,77 @@ class Kept:
 
 @dataclass(slots=True)
 class RestartChecker:
-    """Feed: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped.
+    """Compare the contents of a reopened store with all that was appended, deleted and committed.
 
-    Then: reopened, check_retained, check_quiet.
+    Input: attempted, succeeded, failed; trimming, trimmed, not_trimmed; rotted; commit_answered, cursor_dropped. Then
+    call reopened, check_retained and check_quiet.
     """
 
     log: LogChecker
     reopenings: int = 0
-    surfaced: int = 0
-    """Appends that nobody had heard the end of and that were there."""
+    recovered_appends: int = 0
+    """The number of appends whose outcome was unknown and that were present."""
     _log_id: bytes | None = None
     _entries: list[tuple[int, Entry]] = field(default_factory=list)
     _rows: Rows = field(default_factory=dict)
     _history: list[tuple[int, Rows]] = field(default_factory=lambda: [(0, {})])
     """The end of the log and the rows after each commit."""
     _attempts: list[_Attempt] = field(default_factory=list)
-    _commits: dict[FeedKey, int] = field(default_factory=dict)
+    _commits: dict[SubscriptionKey, int] = field(default_factory=dict)
     _floor: int = 0
     _trims: int = 0
-    """Deletions of which nobody knows what became."""
-    _rotten: set[int] = field(default_factory=set)
+    """Deletions whose outcome is unknown."""
+    _corrupted: set[int] = field(default_factory=set)
 
     NAME = "restart"
 
-    def copy(self) -> Kept:
-        """The log's file is copied as it is now: all is in it that the store said it has."""
-        return Kept(self._entries[:], dict(self._rows))
+    def copy(self) -> StoreBackup:
+        """Return a copy of the log's present contents: all that the store has confirmed."""
+        return StoreBackup(self._entries[:], dict(self._rows))
 
-    def put_back(self, kept: Kept) -> None:
-        """The file is replaced by a copy; what clients were told since is lost with it."""
+    def restore(self, kept: StoreBackup) -> None:
+        """Record that the file was replaced by a copy, which also undoes later confirmations to clients."""
         self._entries, self._rows = kept.entries[:], dict(kept.rows)
         self._commits.clear()
-        self._bury()
+        self._forget_attempts()
 
     @property
     def rows(self) -> Rows:
-        """What is kept beside the log, by all that the store said it has."""
+        """Return the state stored beside the log, as far as the store has confirmed it."""
         return self._rows
 
     # -- appends ------------------------------------------------------------------------------------------------------
 
     def attempted(self, entries: Sequence[Entry], changes: Sequence[Change]) -> None:
-        """The store is about to get these."""
+        """Record that the store is about to receive these."""
         self._attempts.append(_Attempt(list(entries), list(changes)))
 
     def failed(self) -> None:
-        """The store said that it could not take the last ones. Nothing of them counts, but they may turn up later."""
+        """Record that the last append failed. It does not count, but may be present later."""
         self._attempts[-1].why = "failed"
 
     def succeeded(self, first_offset: int) -> None:
-        """The store said that it has the last ones: from now on they are there."""
+        """Record that the store confirmed the last append: from now on it must be present."""
         attempt = self._attempts[-1]
-        self._bury()
+        self._forget_attempts()
         self._keep(attempt, first_offset)
 
-    def _bury(self) -> None:
-        """A transaction has come to its end: it was written over those that had not."""
+    def _forget_attempts(self) -> None:
+        """Forget attempts without an outcome: a later transaction has overwritten them."""
         self._attempts.clear()
         self._trims = 0
 
     def trimming(self) -> None:
-        """The store is about to delete some of the oldest blocks, if that is due."""
+        """Record that the store is about to delete some of the oldest blocks, if any are due."""
         self._trims += 1
 
     def not_trimmed(self) -> None:
-        """Nothing was due."""
+        """Record that no blocks were due."""
         self._trims -= 1
 
     def trimmed(self, first_offset: int) -> None:
-        """It said that it has done so."""
-        self._bury()
+        """Record that the store confirmed the deletion."""
+        self._forget_attempts()
         self._forget_below(first_offset)
 
     def _forget_below(self, first_offset: int) -> None:
@@ -222,23 +218,23 @@ class RestartChecker:
         self._history.append((first_offset, self._rows))
 
     def rotted(self, offset: int) -> None:
-        """The disk has spoiled this message."""
-        self._rotten.add(offset)
+        """Record that the disk corrupted this message."""
+        self._corrupted.add(offset)
 
     # -- promises to subscribers --------------------------------------------------------------------------------------
 
-    def commit_answered(self, key: FeedKey, offset: int) -> None:
-        """A client was told that its cursor stands there."""
+    def commit_answered(self, key: SubscriptionKey, offset: int) -> None:
+        """Record that a client's commit of its cursor was confirmed."""
         self._commits[key] = offset
 
-    def cursor_dropped(self, key: FeedKey) -> None:
-        """Its subscription or its session may be gone."""
+    def cursor_dropped(self, key: SubscriptionKey) -> None:
+        """Record that the subscription or its session may have been deleted."""
         self._commits.pop(key, None)
 
-    # -- openings -----------------------------------------------------------------------------------------------------
+    # -- opening the store --------------------------------------------------------------------------------------------
 
-    def reopened(self, found: Found) -> list[Entry]:
-        """The store was opened. Gives the batches of an append that turned out to be in it."""
+    def reopened(self, found: StoreContents) -> list[Entry]:
+        """Check a store that was opened; return the batches of an unconfirmed append that it contains."""
         self.reopenings += 1
         self._log_id = self._log_id or found.log_id
         if found.log_id != self._log_id:
@@ -248,23 +244,23 @@ class RestartChecker:
         more = self._check_entries(found)
         self._check_rows(found, more)
         self._check_cursors()
-        self._bury()
+        self._forget_attempts()
         return [entry for _, entry in more]
 
     @property
     def is_certain(self) -> bool:
-        """Whether the end of every transaction is known."""
+        """Return whether the outcome of every transaction is known."""
         return not self._attempts and not self._trims
 
-    def check_damaged(self, found: Found, findings: Sequence[str]) -> int:
-        """Check a log whose write-ahead log was damaged behind its back; return how many messages it lost.
+    def check_damaged(self, found: StoreContents, findings: Sequence[str]) -> int:
+        """Check a log whose write-ahead log was damaged externally; return how many messages it lost.
 
-        It must be what it was after some commit. All that came later must be a lost range, and be reported.
+        It must equal its state after some commit. All later offsets must be a lost range, and be reported.
         """
         ends = [
             begin
             for begin, end in found.damaged
-            if end == found.next_offset and self._rotten.isdisjoint(range(begin, end))
+            if end == found.next_offset and self._corrupted.isdisjoint(range(begin, end))
         ]
         end = ends[0] if ends else found.next_offset
         if found.next_offset < self.log.next_offset:
@@ -274,7 +270,7 @@ class RestartChecker:
         if there != expected:
             raise self._violation(f"after damage there are {len(there)} batches before {end}, expected {len(expected)}")
         if end < self.log.next_offset and (end, self.log.next_offset) not in found.damaged:
-            raise self._violation(f"offsets from {end} on are gone after damage, and no reader gets to know")
+            raise self._violation(f"offsets from {end} on are gone after damage, without a report to readers")
         rows = {key: row for key, row in rows_of(found.state).items() if key != ("next job",)}
         is_lost = end < found.next_offset
         older = [
@@ -295,15 +291,15 @@ class RestartChecker:
             raise self._violation(f"the log begins at {first_offset}, it was {self._floor}")
 
     def _check_damage(self, damaged: list[tuple[int, int]]) -> None:
-        """Only what was spoiled is damaged, and what was committed with it."""
+        """Check that only corrupted messages, and those committed with them, are damaged."""
         for begin, end in damaged:
-            if self._rotten.isdisjoint(range(begin, end)):
-                raise self._violation(f"offsets {begin} to {end} are damaged, and nobody has spoiled them")
+            if self._corrupted.isdisjoint(range(begin, end)):
+                raise self._violation(f"offsets {begin} to {end} are damaged, and were not corrupted by the disk")
             self.log.damaged.update(range(begin, end))
         self._entries = [one for one in self._entries if one[0] not in self.log.damaged]
 
-    def _check_entries(self, found: Found) -> list[tuple[int, Entry]]:
-        """All that was given is there, in its order. Gives what comes behind that."""
+    def _check_entries(self, found: StoreContents) -> list[tuple[int, Entry]]:
+        """Check that all appended batches are present in order; return the batches after them."""
         for (offset, entry), there in zip_longest(self._entries, found.entries[: len(self._entries)]):
             if there != (offset, entry):
                 raise self._violation(self._explain(offset, entry, there))
@@ -316,12 +312,12 @@ class RestartChecker:
     def _explain(self, offset: int, entry: Entry, there: tuple[int, Entry] | None) -> str:
         lost = [self.log.at(at) for at in range(offset, offset + entry.count)]
         confirmed = [one for one in lost if one is not None and one.confirmed_s is not None]
-        what = "is not there" if there is None else f"is not what it was: offset {there[0]}, {there[1].topic!r}"
-        claim = f"{confirmed[0]} in it was confirmed" if confirmed else "nobody was told that it is safe yet"
+        what = "is not there" if there is None else f"has changed: offset {there[0]}, {there[1].topic!r}"
+        claim = f"{confirmed[0]} in it was confirmed" if confirmed else "it was not yet confirmed"
         return f"the batch at offset {offset} on {entry.topic!r} {what}; {claim}"
 
-    def _check_rows(self, found: Found, more: list[tuple[int, Entry]]) -> None:
-        """The changes that are there belong to the batches that are."""
+    def _check_rows(self, found: StoreContents, more: list[tuple[int, Entry]]) -> None:
+        """Check that the changes present belong to the batches present."""
         there = rows_of(found.state)
         entries = [entry for _, entry in more]
         fitting = [attempt for attempt in self._attempts if attempt.entries == entries]
@@ -333,7 +329,7 @@ class RestartChecker:
         for attempt in fitting:
             rows = apply(self._rows, attempt.changes)
             if there == rows:
-                self.surfaced += 1
+                self.recovered_appends += 1
                 self._keep(attempt, found.next_offset - sum(entry.count for entry in entries))
                 return
         raise self._violation(f"beside {len(more)} more batches there is {_difference(there, rows)}")
@@ -342,13 +338,13 @@ class RestartChecker:
         for key, offset in self._commits.items():
             kept = self._rows.get(("feed", *key))
             if kept is None or kept.resume_at < offset:
-                stands = "is gone" if kept is None else f"stands at {kept.resume_at}"
-                raise self._violation(f"cursor {key} {stands}, the commit of {offset} was answered")
+                problem = "is gone" if kept is None else f"is at {kept.resume_at}"
+                raise self._violation(f"cursor {key} {problem}, the commit of {offset} was answered")
 
-    def check_retained(self, state: StoredState, by_log: dict[str, bytes]) -> None:
-        """What topics retain is what the log says: the last message that was published so, of each topic that has one.
+    def check_retained(self, state: State, by_log: dict[str, bytes]) -> None:
+        """Check that topics retain what the log implies: the last retained message of each topic that has one.
 
-        Call it when the log's checker knows what `reopened` gave.
+        Call it after the log's checker has learned the batches that `reopened` returned.
         """
         there = {kept.topic: kept.payload for kept in state.retained if not kept.topic.startswith("$")}
         wrong = sorted(topic for topic in there.keys() | by_log.keys() if there.get(topic) != by_log.get(topic))
@@ -358,31 +354,33 @@ class RestartChecker:
                 f"{topic!r} retains {there.get(topic, b'')[:16]!r}, by the log it is {by_log.get(topic, b'')[:16]!r}"
             )
 
-    def check_quiet(self, state: StoredState, next_offset: int | None = None) -> None:
-        """What is stored as passed over by subscriptions was not for them. Call it as check_retained.
+    def check_quiet(self, state: State, next_offset: int | None = None) -> None:
+        """Check that offsets stored as skipped by a subscription did not match it. Call it after check_retained.
 
-        `next_offset`: the end of the log that the state is from, if it is not the whole one.
+        `next_offset` is the end of the log that the state is from, if that is not the end of the whole log.
         """
         log_end = self.log.next_offset if next_offset is None else next_offset
-        for kept in state.subscriptions:
+        for kept in state.feeds:
             quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
             end = log_end if kept.is_settled else kept.resume_at
-            passed = [one for one in self.log.matching(kept.filters, quiet_from, end) if not self.log.is_gone(one)]
+            passed = [
+                one for one in self.log.matching(kept.filters, quiet_from, end) if not self.log.is_unavailable(one)
+            ]
             if passed and not kept.lost:
-                raise self._violation(f"{kept} passes over offset {passed[0]}, which is for it")
+                raise self._violation(f"{kept} skips offset {passed[0]}, which matches it")
 
     def _violation(self, text: str) -> ViolationError:
         return ViolationError(self.NAME, f"at opening number {self.reopenings}: {text}")
 
 
 def _unsettled(row: Any, end: int) -> Any:
-    """Return a row as it is when the log has lost what was behind an offset: some of that may be for a subscription."""
-    if isinstance(row, SubscriptionRow) and row.is_settled:
+    """Return a row as it is after the log lost the messages from `end` on, some of which may match the subscription."""
+    if isinstance(row, FeedKept) and row.is_settled:
         return msgspec.structs.replace(row, resume_at=end, is_settled=False)
     return row
 
 
 def _difference(there: Rows, expected: Rows) -> str:
-    """The first of the rows that differ, in words."""
+    """Return a description of the first rows that differ."""
     key = min((key for key in there.keys() | expected.keys() if there.get(key) != expected.get(key)), key=str)
     return f"{there.get(key)} for {key}, expected was {expected.get(key)}"

@@ -1,16 +1,16 @@
-"""A disk in memory for SQLite, which loses what it may lose: the file system of one invented machine, as an apsw VFS.
+"""A simulated disk for SQLite: the file system of one machine, in memory, as an apsw VFS that can lose writes.
 
-What a process has written is seen by every later read, but it is safe only after a sync. A power cut decides for each
-sector that was written since whether it has the old content, the new one or garbage, so that writes are torn, lost,
-and seem to have happened in another order. A killed process loses nothing that it has written. The same holds for the
-folder: a file that was made or deleted may be back as it was until the folder is synced, which SQLite asks for with a
-new journal or WAL.
+Written data is visible to every later read, but durable only after a sync. A power cut decides for each sector written
+since the last sync whether it has the old content, the new content or garbage: writes are torn, lost, or seem
+reordered. A killed process loses no written data. The same holds for the folder: a created or deleted file may be back
+in its old state until the folder is synced, which SQLite requests with a new journal or WAL.
 
-Two ways to spoil a process's day: `die_in` lets the machine die in the midst of a write or a sync, of which there is
-then nothing, a part or all; `trouble` lets writes or syncs fail while everything goes on. What a failed sync was
-meant to save may be lost for good, though it can still be read: so do Linux and others.
+Two kinds of faults: with `die_in` the machine dies during a write or a sync, of which nothing, a part or all takes
+effect; with `trouble` writes or syncs fail while the process runs on. Data of a failed sync may be lost for good,
+although it can still be read, as on Linux.
 
-There is one connection at a time, and it needs `PRAGMA locking_mode=EXCLUSIVE`: a VFS in Python has no shared memory.
+Only one connection may be open at a time, and it needs `PRAGMA locking_mode=EXCLUSIVE`: a VFS in Python has no shared
+memory.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from typing import Final, Literal, TypeAlias
 import apsw
 
 Trouble: TypeAlias = Literal["full", "write", "sync"]
-"""No file can grow; no write works; no sync does."""
+"""No file can grow; every write fails; every sync fails."""
 
 Damage: TypeAlias = Literal["delete", "truncate", "flip", "zeros", "garbage"]
-"""What happens to a file behind everybody's back: it goes, is cut, or has a bit, its end or a sector changed."""
+"""How a file is changed externally: deleted, truncated, or with a bit, its end or a sector overwritten."""
 DAMAGES: Final[tuple[Damage, ...]] = ("delete", "truncate", "flip", "zeros", "garbage")
 
 SECTOR_BYTES: Final = 512
-KEPT: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""A power cut spares one of these shares of what was not synced."""
+SURVIVING_SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
+"""A power cut preserves one of these shares of the unsynced data."""
 GARBAGE: Final = 0.05
-"""A sector that was not spared holds nonsense this often: it was being written."""
+"""The share of lost sectors that contain garbage, because they were being written."""
 
 _JOURNALS: Final = apsw.SQLITE_OPEN_MAIN_JOURNAL | apsw.SQLITE_OPEN_SUPER_JOURNAL | apsw.SQLITE_OPEN_WAL
 _names: Final = count()
 
 
 class DiedError(BaseException):
-    """The machine, or the process, is gone in the midst of a call: nothing behind that call happens any more.
+    """The machine or the process died during a call; no code after that call takes effect.
 
-    No Exception, so that nobody who handles errors takes it for one. SQLite may still make an error of its own of it:
-    whether the disk `is_dead` is what counts.
+    It is not an Exception, so that error handlers do not catch it. SQLite may replace it by an error of its own, so
+    check the disk's `is_dead`.
     """
 
 
 class _File:
-    """What processes see, what is safe, and the writes that make the difference, in their order."""
+    """The visible content, the durable content, and the writes between the two in their order."""
 
-    __slots__ = ("has_forgotten", "safe", "seen", "unsafe")
+    __slots__ = ("has_lost_writes", "safe", "seen", "unsafe")
 
     def __init__(self) -> None:
         self.seen = bytearray()
         self.safe = bytearray()
         self.unsafe: list[tuple[int, bytes | None]] = []
-        """Where and what; without a what: cut off there."""
-        self.has_forgotten = False
-        """Something can be seen that no sync will ever save."""
+        """Offset and data; without data: truncated at the offset."""
+        self.has_lost_writes = False
+        """Some visible data will never be made durable by a sync."""
 
     def write(self, data: bytes, offset: int) -> None:
         _change(self.seen, offset, data)
@@ -68,34 +68,34 @@ class _File:
         self.unsafe.append((size_bytes, None))
 
     def sync(self) -> None:
-        if self.unsafe:  # SQLite writes what failed once more, from the same place on
-            self.has_forgotten = False
+        if self.unsafe:  # SQLite repeats the failed writes from the same offset on
+            self.has_lost_writes = False
         for offset, data in self.unsafe:
             _change(self.safe, offset, data)
         self.unsafe.clear()
 
     def fail_to_sync(self, rng: Random) -> None:
-        """Some of the writes are forgotten, though they can still be seen; the others are safe."""
+        """Fail a sync: some writes remain visible but are never made durable; the others are durable."""
         self.unsafe = [one for one in self.unsafe if one[1] is None or rng.random() < 0.5]
         self.sync()
-        self.has_forgotten = True
+        self.has_lost_writes = True
 
     def lose(self, rng: Random, kept: float) -> None:
-        """What is left after a power cut."""
+        """Apply a power cut: keep some of the writes since the last sync."""
         for offset, data in self.unsafe:
             if data is None:
                 if rng.random() < kept:
                     _change(self.safe, offset, None)
                 continue
             for start, end in _sectors(offset, len(data)):
-                fate = rng.random()
-                if fate < kept:
+                drawn = rng.random()
+                if drawn < kept:
                     _change(self.safe, offset + start, data[start:end])
-                elif fate < kept + (1.0 - kept) * GARBAGE:
+                elif drawn < kept + (1.0 - kept) * GARBAGE:
                     _change(self.safe, offset + start, rng.randbytes(end - start))
         self.unsafe.clear()
         self.seen = bytearray(self.safe)
-        self.has_forgotten = False
+        self.has_lost_writes = False
 
 
 def _change(content: bytearray, offset: int, data: bytes | None) -> None:
@@ -108,16 +108,16 @@ def _change(content: bytearray, offset: int, data: bytes | None) -> None:
 
 
 def _sectors(offset: int, size_bytes: int) -> list[tuple[int, int]]:
-    """The parts of a write that lie in one sector each: begin and end, counted from the begin of the write."""
+    """Return the parts of a write that lie in one sector each: begin and end, relative to the begin of the write."""
     first = SECTOR_BYTES - offset % SECTOR_BYTES
     cuts = [0, *range(first, size_bytes, SECTOR_BYTES), size_bytes]
     return list(pairwise(cuts))
 
 
 class Disk(apsw.VFS):
-    """All files of one machine. `vfs_name` is what a connection to one of them names.
+    """All files of one machine. Connections select it by `vfs_name`.
 
-    Feed: die_in, die, kill, cut_power, trouble, rot, damage, put_back. Look: is_dead, writes, syncs, sizes, copy.
+    Faults: die_in, die, kill, cut_power, trouble, rot, damage, restore. Queries: is_dead, writes, syncs, sizes, copy.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -126,8 +126,8 @@ class Disk(apsw.VFS):
         self.is_dead = False
         self.writes = 0
         self.syncs = 0
-        self.life = 0
-        """Handles of an earlier life lead nowhere."""
+        self.generation = 0
+        """Handles of an earlier generation have no effect."""
         self._rng = rng
         self._calls_left: int | None = None
         self._seen: dict[str, _File] = {}
@@ -136,38 +136,38 @@ class Disk(apsw.VFS):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The files that are there, in bytes."""
+        """Return the sizes of the existing files in bytes."""
         return {name: len(file.seen) for name, file in self._seen.items()}
 
     @property
-    def has_forgotten(self) -> bool:
-        """After a failed sync: there is something that can be read and will never be safe.
+    def has_lost_writes(self) -> bool:
+        """Return whether, after a failed sync, data can be read that will never be durable.
 
-        SQLite writes over it with the next commit. But if its process is killed before that, the next one takes it for
-        a part of the log, and until that one has written all of it into the file a power cut does harm that no store
-        built on SQLite can help.
+        SQLite overwrites it with the next commit. But if its process is killed before that, the next process takes it
+        for a part of the log. Until that process has copied all of it into the file, a power cut does damage that no
+        store built on SQLite can prevent.
         """
-        return any(file.has_forgotten for file in self._seen.values())
+        return any(file.has_lost_writes for file in self._seen.values())
 
-    # -- what befalls it ----------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
     def die_in(self, calls: int | None) -> None:
-        """So many calls that change something still work, the next one is the last; None: nothing is planned."""
+        """Let the machine die during the change after this number of changes; None cancels it."""
         self._calls_left = calls
 
     def die(self) -> None:
-        """Nothing of what is under way happens any more; let go of what is open, then comes `kill` or `cut_power`."""
+        """Let the machine die: no further change takes effect. Close open files, then call `kill` or `cut_power`."""
         self.is_dead = True
 
     def kill(self) -> None:
-        """The process is gone, the machine is not: what was written is there for the next one."""
+        """End the process only: all written data is there for the next one."""
         self.is_dead = False
-        self.life += 1
+        self.generation += 1
         self._calls_left = None
 
     def cut_power(self) -> None:
-        """The machine is gone, and comes back with what its disk has kept."""
-        kept = self._rng.choice(KEPT)
+        """Cut the power and restart with the data that the disk preserved."""
+        kept = self._rng.choice(SURVIVING_SHARES)
         names = sorted(self._seen.keys() | self._safe.keys())
         after = {name: self._rng.choice((self._seen.get(name), self._safe.get(name))) for name in names}
         self._seen = {name: file for name, file in after.items() if file is not None}
@@ -176,13 +176,16 @@ class Disk(apsw.VFS):
             file.lose(self._rng, kept)
         self.kill()
 
-    def put_back(self, copy: Disk) -> None:
-        """Replace all files by those of a copy, which is not used any more. Nothing may be open."""
+    def restore(self, copy: Disk) -> None:
+        """Replace all files by those of a copy, which is not used any more. No file may be open."""
         self._seen = copy._seen
         self.sync_folder()
 
     def rot(self, path: str, needle: bytes) -> bool:
-        """A byte changes wherever the file has the needle. False, and nothing happens, if only others have it."""
+        """Flip one bit wherever the file contains the needle.
+
+        Return False, without a change, if the needle is missing or also in another file.
+        """
         places = [name for name, file in self._seen.items() if needle in file.safe or needle in file.seen]
         if places != [path]:
             return False
@@ -194,7 +197,7 @@ class Disk(apsw.VFS):
         return True
 
     def copy(self, rng: Random) -> Disk:
-        """Return a disk that has safely what processes see on this one."""
+        """Return a disk on which all data visible on this one is durable."""
         other = Disk(rng)
         for name, file in self._seen.items():
             other._seen[name] = copied = _File()
@@ -204,7 +207,7 @@ class Disk(apsw.VFS):
         return other
 
     def damage(self, path: str, damage: Damage) -> None:
-        """Spoil a file that is not empty."""
+        """Damage a file that is not empty."""
         content = self._seen[path].seen
         place = self._rng.randrange(len(content))
         match damage:
@@ -220,10 +223,10 @@ class Disk(apsw.VFS):
                 content[place : place + SECTOR_BYTES] = self._rng.randbytes(len(content[place : place + SECTOR_BYTES]))
 
     def change(self, kind: Literal["write", "sync"]) -> float | None:
-        """Somebody is about to change something. Gives how much of that happens; then `may_die`.
+        """Account for a change that is about to be made; return the share of it that takes effect. Then call `may_die`.
 
-        None: that somebody is dead. What the dead do comes to nothing, and they are not told: SQLite closes its files
-        in peace.
+        Return None if the machine is dead: the change has no effect, without an error, so that SQLite can close its
+        files.
         """
         if self.is_dead:
             return None
@@ -238,7 +241,7 @@ class Disk(apsw.VFS):
         return self._rng.choice((0.0, self._rng.random(), 1.0))
 
     def may_die(self) -> None:
-        """Ends the call that was the last."""
+        """Raise DiedError if the machine died during this call."""
         if self.is_dead:
             raise DiedError
 
@@ -248,7 +251,7 @@ class Disk(apsw.VFS):
     def sync_folder(self) -> None:
         self._safe = dict(self._seen)
 
-    # -- what SQLite asks ---------------------------------------------------------------------------------------------
+    # -- the interface for SQLite -------------------------------------------------------------------------------------
 
     def xFullPathname(self, name: str) -> str:  # noqa: N802
         return name
@@ -289,11 +292,11 @@ class _Handle:
     def __init__(self, disk: Disk, file: _File, *, syncs_folder: bool) -> None:
         self._disk = disk
         self._file = file
-        self._life = disk.life
+        self._generation = disk.generation
         self._syncs_folder = syncs_folder
 
     def _change(self, kind: Literal["write", "sync"]) -> float | None:
-        return self._disk.change(kind) if self._life == self._disk.life else None
+        return self._disk.change(kind) if self._generation == self._disk.generation else None
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
         data = bytes(data)
@@ -338,10 +341,10 @@ class _Handle:
         return len(self._file.seen)
 
     def xLock(self, level: int) -> None:  # noqa: N802
-        """There is one connection at a time."""
+        """Do nothing: there is only one connection at a time."""
 
     def xUnlock(self, level: int) -> None:  # noqa: N802
-        """As xLock."""
+        """Do nothing, as in xLock."""
 
     def xCheckReservedLock(self) -> bool:  # noqa: N802
         return False
@@ -353,8 +356,8 @@ class _Handle:
         return SECTOR_BYTES
 
     def xDeviceCharacteristics(self) -> int:  # noqa: N802
-        """As SQLite takes any disk: a write changes no bytes beside its own."""
+        """Declare SQLite's default assumption: a write changes no bytes outside its range."""
         return apsw.SQLITE_IOCAP_POWERSAFE_OVERWRITE
 
     def xClose(self) -> None:  # noqa: N802
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

@@ -1,16 +1,21 @@
-"""Hosts, addresses and links in virtual time: one heap of events, and every event has its place in one order.
+"""The simulated network: hosts, addresses and links in virtual time, with one totally ordered queue of events.
 
-A host runs at most one node (an endpoint, say). The network feeds it, then drains it to rest, as a real shell would:
+A host runs at most one node (an endpoint, for example). The network passes input to it, then drains it until it has no
+more output, as a real driver would:
 
     datagrams arrive -> inbox -> wake-up -> node.receive(train) -> events to the application, trains to the links
     its timer is due -> node.handle_timers -> the same
 
-Time moves only from event to event. Equal times keep the order in which they were asked for. Nothing here depends on
-hash order or on a clock, so one seed gives one sequence of events; the trace's digest proves it.
+Time moves only from event to event. Events at equal times run in the order in which they were scheduled. Nothing here
+depends on hash order or on a clock, so one seed has one sequence of events.
+
+A Trace records the events as a digest and, if requested, as lines of text. Two runs of one seed must have equal
+digests; a difference means that the run depends on more than the seed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 import zlib
@@ -18,18 +23,127 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from godwit.errors import DecodeError
 from godwit.impairment import ImpairedLink
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
-from godwit.transport.events import Address, Train
-from godwit_sim.packets import describe
-from godwit_sim.trace import Trace
+from godwit.transport.train import Address, Train
+from godwit.wire import frames as f
+from godwit.wire.packet import decode_packet
 
-REST_ROUNDS = 2000
-"""A node that still has something to say after this many drains at one instant never comes to rest."""
+# -- traces -----------------------------------------------------------------------------------------------------------
+
+
+class Trace:
+    """Record events. `sink` receives each event as a line, at the cost of formatting it."""
+
+    def __init__(self, sink: Callable[[str], None] | None = None) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._sink = sink
+        self.notes = 0
+
+    @property
+    def readable(self) -> bool:
+        """Return whether there is a sink: only then are datagrams described."""
+        return self._sink is not None
+
+    def note(self, now: float, what: str) -> None:
+        self.notes += 1
+        self._digest.update(f"{now!r} {what}\n".encode())
+        if self._sink is not None:
+            self._sink(f"{now:12.6f}  {what}")
+
+    def comment(self, now: float, what: str) -> None:
+        """Write a line to the sink that is not part of the digest."""
+        if self._sink is not None:
+            self._sink(f"{now:12.6f}  {what}")
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+# -- inspection of datagrams ------------------------------------------------------------------------------------------
+
+
+def frames_of(datagram: bytes) -> list[f.Frame]:
+    """Return the frames of an intact packet; an empty list for anything else."""
+    try:
+        return f.decode_frames(decode_packet(datagram)[2])
+    except DecodeError:
+        return []
+
+
+def addressed_to(datagram: bytes) -> tuple[int, int] | None:
+    """Return the connection id and the truncated packet number of an intact packet."""
+    try:
+        connection_id, number, _ = decode_packet(datagram)
+    except DecodeError:
+        return None
+    return connection_id, number
+
+
+def challenges(datagram: bytes) -> list[bytes]:
+    """Return the cookies and path challenges in a datagram, which only its receiver can know."""
+    found = []
+    for frame in frames_of(datagram):
+        if isinstance(frame, f.Cookie):
+            found.append(frame.cookie)
+        elif isinstance(frame, f.PathProbe):
+            found.append(frame.challenge)
+    return found
+
+
+def answers(datagram: bytes) -> list[bytes]:
+    """Return the challenges that this datagram returns."""
+    found = []
+    for frame in frames_of(datagram):
+        if isinstance(frame, f.Connect):
+            found.append(frame.cookie)
+        elif isinstance(frame, f.PathResponse):
+            found.append(frame.challenge)
+    return found
+
+
+def describe(datagram: bytes) -> str:
+    """Return a description of a datagram in one line."""
+    try:
+        connection_id, number, body = decode_packet(datagram)
+        found = f.decode_frames(body)
+    except DecodeError as error:
+        return f"{len(datagram)} B, no packet ({error.reason})"
+    words = ", ".join(_describe_frame(frame) for frame in found)
+    return f"{len(datagram)} B #{number} for {connection_id:016x}: {words}"
+
+
+def _describe_frame(frame: f.Frame) -> str:
+    match frame:
+        case f.Data(flags, channel, record, offset, position, body):
+            mode = "unreliable" if flags & f.UNRELIABLE else "data"
+            marks = ("." if flags & (f.WHOLE | f.LAST) else "") + (" end" if flags & f.END else "")
+            place = "" if position is None else f" position {position}"
+            return f"{mode} {channel}/{record}+{offset}:{offset + len(body)}{marks}{place}"
+        case f.Ack(_, ranges, next_position):
+            spans = " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in ranges[:4])
+            more = f" and {len(ranges) - 4} more" if len(ranges) > 4 else ""
+            return f"ack {spans}{more}" + ("" if next_position is None else f" next {next_position}")
+        case f.Credit(channel, limit):
+            return f"credit {channel} to {limit}"
+        case f.Blocked(channel, limit):
+            return f"blocked {channel} at {limit}"
+        case f.Confirm(channel, sequence, reached):
+            return f"confirm {channel} up to {sequence} reached {reached}"
+        case f.Close(code, reason):
+            return f"close {code} {reason!r}"
+    return type(frame).__name__.lower()
+
+
+# -- hosts and the network --------------------------------------------------------------------------------------------
+
+MAX_DRAINS = 2000
+"""The most drains at one instant; a node that still has output after them never stops."""
 
 
 class Node(Protocol):
-    """What runs on a host: the sans-IO contract of an endpoint."""
+    """The node on a host: the sans-IO interface of an endpoint."""
 
     def receive(self, train: Train, now: float) -> None: ...
     def handle_timers(self, now: float) -> None: ...
@@ -41,28 +155,28 @@ class Node(Protocol):
 Application = Callable[[Sequence[Any], float], None]
 
 
-class UnrestError(Exception):
-    """A node went on producing at one instant of time."""
+class LivelockError(Exception):
+    """A node kept producing output at one instant of time."""
 
 
 class Observer:
-    """Sees everything that passes between hosts and the network. Checkers override what they need."""
+    """Observe all that passes between hosts and the network. Checkers override the methods that they need."""
 
     def started(self, host: Host, now: float) -> None: ...
     def stopped(self, host: Host, now: float) -> None: ...
     def sent(self, host: Host, source: Address, destination: Address, datagram: bytes, now: float) -> None: ...
     def arrived(self, host: Host, source: Address, datagram: bytes, now: float) -> None: ...
     def fired(self, host: Host, due: float, now: float) -> None: ...
-    def rested(self, host: Host, now: float) -> None: ...
+    def drained(self, host: Host, now: float) -> None: ...
 
 
 class Host:
-    """A machine: an address that may change, and a process on it that may die and come back.
+    """A machine: an address that may change, and a process that may die and be started again.
 
-    `joins`: equal datagrams of one flow that wait together arrive as one train, as with UDP_GRO. `wake_delay_s`: how
-    long the process takes to look at its socket. `timer_step_s`: its timers ring on this grid, as an event loop's do.
-    `epoch_s`: what its clock shows when the world begins. `inbox_bytes`: the socket's receive buffer; what does not fit
-    is dropped.
+    `joins`: equal datagrams of one flow that wait together arrive as one train, as with UDP_GRO. `wake_delay_s`: the
+    time until the process reads its socket. `timer_step_s`: its timers fire on this grid, as those of an event loop do.
+    `epoch_s`: its clock at the start of the simulation. `inbox_bytes`: the socket's receive buffer; further datagrams
+    are dropped.
     """
 
     def __init__(
@@ -98,17 +212,17 @@ class Host:
         return self.node is not None
 
     def clock(self, now: float, at_least_s: float = 0.0) -> float:
-        """The host's own monotonic time: no two machines count from the same moment."""
+        """Return the host's own monotonic time, which has its own origin."""
         self._clock_s = max(self._clock_s, now + self._epoch_s, at_least_s)
         return self._clock_s
 
     def world_time(self, clock_s: float) -> float:
-        """The world's time when the host's clock shows this."""
+        """Return the simulation's time when the host's clock shows this."""
         return clock_s - self._epoch_s
 
 
 class Network:
-    """All hosts of a world, the links between them, and the time."""
+    """All hosts, the links between them, and the time."""
 
     def __init__(self, trace: Trace | None = None) -> None:
         self.now = 0.0
@@ -117,7 +231,7 @@ class Network:
         self.links: dict[tuple[str, str], ImpairedLink] = {}
         self.observers: list[Observer] = []
         self.vanished: Counter[str] = Counter()
-        """Datagrams that no link dropped and nobody got, by reason."""
+        """Datagrams that no link dropped and no node received, by reason."""
         self._by_address: dict[Address, Host] = {}
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
@@ -125,24 +239,24 @@ class Network:
     # -- building -----------------------------------------------------------------------------------------------------
 
     def add_host(self, host: Host) -> Host:
-        """A host without a process."""
+        """Add a host without a process."""
         self.hosts[host.name] = host
         self._by_address[host.address] = host
         return host
 
     def join(self, source: Host, destination: Host, link: ImpairedLink) -> None:
-        """Datagrams from source to destination take this link. Several pairs may share one."""
+        """Send datagrams from source to destination over this link. Several pairs may share one link."""
         self.links[source.name, destination.name] = link
 
     def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Calls the action at that time (now at the earliest)."""
+        """Call the action at that time (now at the earliest)."""
         self._count += 1
         heapq.heappush(self._heap, (max(when, self.now), self._count, action, arguments))
 
-    # -- what befalls hosts -------------------------------------------------------------------------------------------
+    # -- faults and processes -----------------------------------------------------------------------------------------
 
     def start(self, host: Host, node: Node, application: Application) -> None:
-        """A process begins on the host."""
+        """Start a process on the host."""
         host.node, host.application = node, application
         host.lives += 1
         host.timer_due = None
@@ -152,7 +266,7 @@ class Network:
         self.pump(host)
 
     def kill(self, host: Host) -> None:
-        """The process is gone, with all it knew; nobody is told."""
+        """End the process with all its state, without a notification."""
         host.node = host.application = None
         host.timer_due = None
         host.inbox.clear()
@@ -162,14 +276,14 @@ class Network:
             observer.stopped(host, self.now)
 
     def rebind(self, host: Host, address: Address) -> None:
-        """The host is seen under another address from now on (a NAT forgot it); the old one leads nowhere."""
+        """Change the address under which the host is seen (as by a NAT); the old one becomes unreachable."""
         del self._by_address[host.address]
         host.address = address
         self._by_address[address] = host
         self.trace.note(self.now, f"rebind {host.name} to {address}")
 
     def pause(self, host: Host, until: float) -> None:
-        """The process gets no processor until then: its socket fills, its timers ring late."""
+        """Stop the process until then: its socket fills, its timers are late."""
         host.paused_until = max(host.paused_until, until)
         self.trace.note(self.now, f"pause {host.name} until {until!r}")
 
@@ -187,7 +301,7 @@ class Network:
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self, until: float, done: Callable[[], bool] | None = None) -> bool:
-        """Goes on until that time, or until `done` says so after an event. True if it did."""
+        """Run until that time, or until `done` returns True after an event; return whether it did."""
         heap = self._heap
         while heap and heap[0][0] <= until:
             when, _, action, arguments = heapq.heappop(heap)
@@ -199,18 +313,18 @@ class Network:
         return done is not None and done()
 
     def pump(self, host: Host) -> None:
-        """Drains the host's node to rest. Call it after calling the node from outside the event loop."""
+        """Drain the host's node. Call this after calling the node from outside the event loop."""
         node = host.node
         if node is None or host.application is None:
             return
         now = self.now
         clock_s = host.clock(now)
-        for _ in range(REST_ROUNDS):
+        for _ in range(MAX_DRAINS):
             events = node.events()
             if events:
                 host.application(events, now)
                 if host.node is not node:
-                    return  # the application's answer was to die
+                    return  # the application ended the process
             trains = node.trains(clock_s)
             for train in trains:
                 for datagram in train.datagrams():
@@ -218,13 +332,13 @@ class Network:
             if not events and not trains:
                 break
         else:
-            raise UnrestError(f"{host.name} still produces events or trains after {REST_ROUNDS} drains at one instant")
+            raise LivelockError(f"{host.name} still produces events or trains after {MAX_DRAINS} drains at one instant")
         for observer in self.observers:
-            observer.rested(host, now)
+            observer.drained(host, now)
         self._arm(host, node.next_timer())
 
     def inject(self, via: Host, source: Address, destination: Address, datagram: bytes) -> None:
-        """Puts a datagram on the link of `via`, with any source address: an honest host uses its own."""
+        """Put a datagram on the link of `via`, with any source address."""
         now = self.now
         trace = self.trace
         trace.note(now, f"> {via.name} {destination} {len(datagram)} {zlib.crc32(datagram):08x}")
@@ -278,7 +392,7 @@ class Network:
             host.timer_due = None
             return
         if due == host.timer_due:
-            return  # an event for it is in the heap already
+            return  # an event for it is already scheduled
         host.timer_due = due
         rings_at = host.world_time(due)
         if host.timer_step_s:
@@ -287,13 +401,13 @@ class Network:
 
     def _ring(self, host: Host, due: float, life: int) -> None:
         if host.node is None or host.timer_due != due or host.lives != life:
-            return  # the timer was moved since
+            return  # the timer has moved since
         if self.now < host.paused_until:
             self.at(host.paused_until, self._ring, host, due, life)
             return
         host.timer_due = None
         self.trace.note(self.now, f"timer {host.name}")
-        host.node.handle_timers(host.clock(self.now, due))  # never before its time by a rounding error
+        host.node.handle_timers(host.clock(self.now, due))  # never early by a rounding error
         for observer in self.observers:
             observer.fired(host, due, self.now)
         self.pump(host)
@@ -305,14 +419,14 @@ def _single(arrival: tuple[Address, bytes]) -> Train:
 
 
 def join_datagrams(inbox: Sequence[tuple[Address, bytes]]) -> list[Train]:
-    """Neighbours of one source and size become one train, as UDP_GRO does it; a shorter one may end a train."""
+    """Join adjacent datagrams of one source and size to a train, as UDP_GRO does; a shorter one may end a train."""
     trains: list[Train] = []
     parts: list[bytes] = []
     size = used = 0
     address: Address = ()
     for source, datagram in inbox:
         length = len(datagram)
-        fits = (
+        matches_filter = (
             parts
             and source == address
             and 0 < length <= size
@@ -320,7 +434,7 @@ def join_datagrams(inbox: Sequence[tuple[Address, bytes]]) -> list[Train]:
             and len(parts) < MAX_TRAIN_DATAGRAMS
             and used + length <= MAX_TRAIN_BYTES
         )
-        if not fits:
+        if not matches_filter:
             if parts:
                 trains.append(Train(address, b"".join(parts), max(1, size)))
             parts, size, used, address = [], length, 0, source

@@ -1,19 +1,248 @@
-"""Named scenarios: well-known hard networks, each with a figure that it must reach.
+"""Named scenarios: well-known difficult networks, each with a goodput that it must reach.
 
-15 ms one way, 10 Mbit/s and a queue of 25 packets unless the scenario says otherwise. Goodput is payload counted from
-the first data; the capacity is the line's, less the time that it was dark.
+Each scenario is a bulk transfer in virtual time: clients that send as fast as they can to one server over one shared
+line. All figures are measured from outside: payload at the receiving application, repeats on the line. The line has a
+delay of 15 ms one way, 10 Mbit/s and a queue of 25 packets unless the scenario changes that. Goodput is payload counted
+from the first data; the capacity is that of the line without its outages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
 
-from godwit.impairment import LinkSettings
+from godwit.errors import SendBufferFullError
+from godwit.impairment import HEADER_BYTES, ImpairedLink, LinkSettings
 from godwit.limits import MIB
 from godwit.transport.config import EndpointConfig
+from godwit.transport.connection import Connection
+from godwit.transport.endpoint import Endpoint
+from godwit.transport.events import Closed, Connected, Received, Writable
+from godwit.transport.train import Address
+from godwit.wire.frames import UNRELIABLE, Data
 from godwit.wire.parameters import Arq
-from godwit_sim.transfer import Transfer, TransferPlan, TransferResult
+from godwit_sim.checkers import DeliveryChecker, ViolationError
+from godwit_sim.network import Host, Network, Observer, frames_of
+
+# -- transfers --------------------------------------------------------------------------------------------------------
+
+SERVER: Address = ("192.0.2.1", 4000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferPlan:
+    """The clients, the line, and the bytes to send."""
+
+    up: LinkSettings
+    down: LinkSettings
+    each_bytes: int
+    record_bytes: int = 16_384
+    starts_s: tuple[float, ...] = (0.0,)
+    """The time at which each client connects."""
+    client: EndpointConfig = field(default_factory=EndpointConfig)
+    server: EndpointConfig = field(default_factory=lambda: EndpointConfig(accepts=True))
+    rebinds_s: tuple[float, ...] = ()
+    """When every client's address changes."""
+    until_s: float = 600.0
+    """The transfer ends at this time even if it is not complete."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """The progress of one client's transfer."""
+
+    label: str
+    received_bytes: int = 0
+    warm_s: float | None = None
+    """When the first fifth had arrived."""
+    warm_bytes: int = 0
+    """The bytes received by then, in whole records."""
+    finished_s: float | None = None
+    closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """The result of a transfer."""
+
+    transfers: tuple[Progress, ...]
+    complete: bool
+    first_data_s: float
+    last_data_s: float
+    unique_line_bytes: int
+    """The bytes of datagrams with new data, including all headers."""
+    repeated_share: float
+    """Repeated bytes of data as a share of all sent bytes of data."""
+    violation: str | None
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(transfer.received_bytes for transfer in self.transfers)
+
+    @property
+    def goodput_bits_per_s(self) -> float:
+        """Return the payload divided by the time from the first data to the last delivery."""
+        return self.payload_bytes * 8.0 / max(1e-9, self.last_data_s - self.first_data_s)
+
+
+class _Line(Observer):
+    """Count the data that the clients send, and the new data among it."""
+
+    def __init__(self) -> None:
+        self.first_data_s: float | None = None
+        self.unique_line_bytes = 0
+        self.data_bytes = 0
+        self.repeated_bytes = 0
+        self._sent: set[tuple[str, int, int, int]] = set()
+
+    def sent(self, host: Host, source: Address, destination: Address, datagram: bytes, now: float) -> None:
+        if destination != SERVER:
+            return
+        fresh = False
+        for frame in frames_of(datagram):
+            if not isinstance(frame, Data) or frame.flags & UNRELIABLE:
+                continue
+            if self.first_data_s is None:
+                self.first_data_s = now
+            place = (host.name, frame.channel, frame.record, frame.offset)
+            self.data_bytes += len(frame.body)
+            if place in self._sent:
+                self.repeated_bytes += len(frame.body)
+            else:
+                self._sent.add(place)
+                fresh = True
+        if fresh:
+            self.unique_line_bytes += len(datagram) + HEADER_BYTES
+
+
+class Transfer:
+    """Run a transfer from a plan and a seed."""
+
+    def __init__(self, plan: TransferPlan, seed: int) -> None:
+        self.plan = plan
+        self.seed = seed
+        self.network = Network()
+        self._line = _Line()
+        self.network.observers.append(self._line)
+        self._delivery = DeliveryChecker()
+        self._progress: dict[str, Progress] = {}
+        self._labels: dict[Connection, str] = {}
+        self._sent: dict[str, int] = {}
+        self._channels: dict[str, int] = {}
+        self._done = 0
+        self._last_data_s = 0.0
+        self._violation: str | None = None
+        self._up = ImpairedLink(plan.up, Random(f"{seed} up"))
+        self._down = ImpairedLink(plan.down, Random(f"{seed} down"))
+        self._server = self.network.add_host(Host("server", SERVER, timer_step_s=0.001))
+        self._clients = [self._add_client(number, start_s) for number, start_s in enumerate(plan.starts_s)]
+
+    def _add_client(self, number: int, start_s: float) -> Host:
+        label = f"c{number}"
+        # Timers of real event loops have a resolution of a millisecond.
+        address = (f"10.0.{number // 250}.{number % 250 + 1}", 40_000)
+        host = self.network.add_host(Host(label, address, timer_step_s=0.001))
+        self.network.join(host, self._server, self._up)
+        self.network.join(self._server, host, self._down)
+        self._progress[label] = Progress(label)
+        self.network.at(start_s, self._connect, host)
+        for at_s in self.plan.rebinds_s:
+            self.network.at(at_s, self._rebind, host)
+        return host
+
+    def run(self) -> TransferResult:
+        self.network.start(self._server, self._endpoint(self._server, self.plan.server), self._serve)
+        try:
+            self.network.run(self.plan.until_s, lambda: self._done == len(self._clients))
+        except ViolationError as error:
+            self._violation = str(error)
+        except Exception as error:  # an exception from the transport fails the transfer
+            self._violation = f"{type(error).__name__} escaped: {error}"
+        line = self._line
+        return TransferResult(
+            transfers=tuple(self._progress.values()),
+            complete=all(progress.finished_s is not None for progress in self._progress.values()),
+            first_data_s=line.first_data_s or 0.0,
+            last_data_s=self._last_data_s,
+            unique_line_bytes=line.unique_line_bytes,
+            repeated_share=line.repeated_bytes / max(1, line.data_bytes),
+            violation=self._violation,
+        )
+
+    def _endpoint(self, host: Host, config: EndpointConfig) -> Endpoint:
+        return Endpoint(config, entropy=Random(f"{self.seed} entropy {host.name}").randbytes)
+
+    def _connect(self, host: Host) -> None:
+        endpoint = self._endpoint(host, self.plan.client)
+        self.network.start(host, endpoint, self._send_more)
+        connection = endpoint.connect(SERVER, host.clock(self.network.now), application=host.name.encode())
+        self._labels[connection] = host.name
+        self.network.pump(host)
+
+    def _rebind(self, host: Host) -> None:
+        ip, port = host.address
+        self.network.rebind(host, (ip, port + 1))
+
+    # -- the client's application -------------------------------------------------------------------------------------
+
+    def _send_more(self, events: Sequence[Any], now: float) -> None:
+        for event in events:
+            label = self._labels[event.connection]
+            if isinstance(event, Connected):
+                self._channels[label] = event.connection.open_channel()
+                self._sent[label] = 0
+                self._fill(event.connection, label)
+            elif isinstance(event, Writable):
+                self._fill(event.connection, label)
+            elif isinstance(event, Closed):
+                self._ended(label, event)
+
+    def _fill(self, connection: Connection, label: str) -> None:
+        """Send until the buffer is full or all data is in it."""
+        plan = self.plan
+        channel = self._channels[label]
+        while (sent := self._sent[label]) < plan.each_bytes:
+            size = min(plan.record_bytes, plan.each_bytes - sent)
+            body = Random(f"{self.seed} {label} {sent}").randbytes(size)
+            try:
+                connection.send(channel, body)
+            except SendBufferFullError:
+                return
+            self._delivery.sent((label, "up", channel), body)
+            self._sent[label] = sent + size
+
+    # -- the server's application -------------------------------------------------------------------------------------
+
+    def _serve(self, events: Sequence[Any], now: float) -> None:
+        for event in events:
+            if isinstance(event, Connected):
+                self._labels[event.connection] = event.application.decode()
+            elif isinstance(event, Received):
+                self._take(event, now)
+            elif isinstance(event, Closed):
+                self._ended(self._labels[event.connection], event)
+
+    def _take(self, event: Received, now: float) -> None:
+        label = self._labels[event.connection]
+        progress = self._progress[label]
+        self._delivery.received((label, "up", event.channel), event.body, reliable=event.reliable, last=event.last)
+        event.connection.consume(event.channel, len(event.body))
+        progress.received_bytes += len(event.body)
+        self._last_data_s = now
+        if progress.warm_s is None and progress.received_bytes >= self.plan.each_bytes // 5:
+            progress.warm_s = now
+            progress.warm_bytes = progress.received_bytes
+        if progress.received_bytes >= self.plan.each_bytes and progress.finished_s is None:
+            progress.finished_s = now
+            self._done += 1
+
+    def _ended(self, label: str, event: Closed) -> None:
+        self._progress[label].closed = f"{event.origin} {event.code} {event.reason}"
+
+
+# -- scenarios --------------------------------------------------------------------------------------------------------
 
 LINE = LinkSettings(delay_s=0.015, bandwidth_bits_per_s=10e6, queue_packets=25)
 MB = 1_000_000
@@ -22,7 +251,7 @@ ON_S, OFF_S = 5.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
     what: str
@@ -37,11 +266,11 @@ class Row:
 
 
 Runner = Callable[[int], list[Row]]
-"""Runs a scenario with so many seeds (where it is a mean) and gives its rows."""
+"""Run a scenario with this number of seeds (where it is a mean) and return its rows."""
 
 
 def _run(name: str, what: str, plan: TransferPlan, *, floor: float | None, seeds: int = 1) -> Row:
-    """A transfer that must complete and reach the floor, as the mean of several seeds."""
+    """Run a transfer that must complete and reach the floor; return the mean of several seeds."""
     results = [Transfer(plan, seed).run() for seed in range(1, seeds + 1)]
     goodput = sum(result.goodput_bits_per_s for result in results) / seeds
     capacity = sum(_capacity(plan, result) for result in results) / seeds
@@ -53,7 +282,7 @@ def _run(name: str, what: str, plan: TransferPlan, *, floor: float | None, seeds
 
 
 def _capacity(plan: TransferPlan, result: TransferResult) -> float:
-    """What the line could carry, on average over the time from the first data to the last."""
+    """Return the mean capacity of the line from the first data to the last."""
     assert plan.up.bandwidth_bits_per_s is not None
     first_s, last_s = result.first_data_s, max(result.last_data_s, result.first_data_s + 1e-9)
     dark_s = sum(max(0.0, min(end, last_s) - max(start, first_s)) for start, end in plan.up.outages)
@@ -61,7 +290,7 @@ def _capacity(plan: TransferPlan, result: TransferResult) -> float:
 
 
 def _complaint(result: TransferResult) -> str:
-    """Why a transfer failed; empty if it did not."""
+    """Return why a transfer failed, or an empty string."""
     if result.violation is not None:
         return result.violation
     if result.complete:
@@ -115,7 +344,7 @@ def port_change(seeds: int) -> list[Row]:
 
 
 def long_delay(seeds: int) -> list[Row]:
-    """A satellite and more: the line holds 1.9 MB, so the windows must be larger."""
+    """A satellite line and more: it holds 1.9 MB, so the windows must be larger."""
     line = replace(LINE, delay_s=0.75)
     client = EndpointConfig(channel_window_bytes=8 * MIB, connection_window_bytes=16 * MIB, send_buffer_bytes=16 * MIB)
     plan = TransferPlan(up=line, down=line, each_bytes=20 * MB, client=client, server=replace(client, accepts=True))
@@ -135,7 +364,7 @@ def duplication(seeds: int) -> list[Row]:
 
 
 def two_connections(seeds: int) -> list[Row]:
-    """Both send for all of the 60 s; the one that came first has no right to more."""
+    """Two connections send for all of the 60 s; the first one may not keep a larger share."""
     plan = TransferPlan(up=LINE, down=LINE, each_bytes=1000 * MB, starts_s=(0.0, 1.0), until_s=60.0)
     result = Transfer(plan, 1).run()
     shares = [transfer.received_bytes / max(1, result.payload_bytes) for transfer in result.transfers]
@@ -148,7 +377,7 @@ def two_connections(seeds: int) -> list[Row]:
 
 
 def disciplines(seeds: int) -> list[Row]:
-    """Selective repeat before go-back-n before stop-and-wait, as the theory says for any loss."""
+    """Selective repeat is faster than go-back-n, and that is faster than stop-and-wait, at any loss."""
     line = replace(LINE, loss=0.02)
     floors: Mapping[Arq, float] = {"selective-repeat": 0.8, "go-back-n": 0.25, "stop-and-wait": 0.02}
     rows: list[Row] = []
@@ -176,9 +405,9 @@ SCENARIOS: Mapping[str, Runner] = {
 }
 
 SEEDS = 20
-"""How many runs a mean is made of."""
+"""The number of runs in a mean."""
 
 
 def run_scenario(name: str, seeds: int = SEEDS) -> list[Row]:
-    """The rows of one scenario."""
+    """Run one scenario and return its rows."""
     return SCENARIOS[name](seeds)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
-from godwit_bench.report import print_report
+from godwit_bench.report import Report, print_report
 
 app = typer.Typer(no_args_is_help=True, help="Measure Godwit against peers and limits, in one run on this machine.")
 
-Rounds = Annotated[int, typer.Option(min=1, help="How often all is measured; the medians are shown.")]
-Seconds = Annotated[float, typer.Option(min=0.1, help="How long each measurement of a round takes.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Number of rounds; the medians are shown.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Duration of each measurement of a round.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Folder = Annotated[
     Path,
     typer.Option(
-        exists=True, file_okay=False, writable=True, help="On the disk to be measured; all that is written is removed."
+        exists=True,
+        file_okay=False,
+        writable=True,
+        help="Folder on the disk to be measured; all written files are removed.",
     ),
 ]
 
@@ -30,103 +34,77 @@ def group() -> None:
     """Measure Godwit against peers and limits, in one run on this machine."""
 
 
+def _run(measure: Callable[..., Report], as_json: bool, *, may_install: bool = False, **options: Any) -> None:
+    """Run a benchmark with its progress on stderr, and print its report."""
+    console = Console(stderr=True)
+    if may_install:
+        options["on_install"] = lambda command: console.print(f"a peer is missing, installing it: {command}")
+    with console.status("starting") as status:
+        report = measure(on_round=lambda name: status.update(f"measuring: {name}"), **options)
+    print_report(report, as_json=as_json)
+
+
 @app.command("transport", epilog="Example: godwit bench transport --json")
 def transport(rounds: Rounds = 9, seconds: Seconds = 0.7, as_json: AsJson = False) -> None:
     """The reliable transport against raw UDP from Python, between two processes on loopback."""
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = transport_bench.run(
-            rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
-        )
-    print_report(report, as_json=as_json)
+    _run(transport_bench.run, as_json, rounds=rounds, seconds=seconds)
 
 
 @app.command("forward", epilog="Example: godwit bench forward --json")
 def forward(rounds: Rounds = 5, seconds: Seconds = 1.0, as_json: AsJson = False) -> None:
     """The broker against Zenoh, NATS and Mosquitto, and against itself with 100,000 more subscriptions.
 
-    Takes about one and a half minutes. The peers' clients come with `make setup`; mosquitto and
-    nats-server are installed with apt-get if they are missing and you are root, else you are told how to get them.
+    Takes about one and a half minutes. The peers' clients come with `make setup`. Missing mosquitto and
+    nats-server are installed with apt-get if you are root; else the error shows the command to install them.
     """
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = forward_bench.run(
-            rounds=rounds,
-            seconds=seconds,
-            on_round=lambda name: status.update(f"measuring: {name}"),
-            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
-        )
-    print_report(report, as_json=as_json)
+    _run(forward_bench.run, as_json, may_install=True, rounds=rounds, seconds=seconds)
 
 
 @app.command("log", epilog="Example: godwit bench log --folder /var/lib --json")
 def log(rounds: Rounds = 5, seconds: Seconds = 3.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
-    """Confirmed publishes on disk against JetStream, and bytes a second against the bare disk.
+    """Confirmed publishes on disk against JetStream, and bytes per second against the bare disk.
 
-    Takes about one and a half minutes and a few gigabytes. nats-py comes with `make setup`;
-    nats-server is installed with apt-get if it is missing and you are root, else you are told how to get it.
+    Takes about one and a half minutes and a few gigabytes. nats-py comes with `make setup`. A missing
+    nats-server is installed with apt-get if you are root; else the error shows the command to install it.
     """
     from godwit_bench import log as log_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = log_bench.run(
-            folder=folder,
-            rounds=rounds,
-            seconds=seconds,
-            on_round=lambda name: status.update(f"measuring: {name}"),
-            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
-        )
-    print_report(report, as_json=as_json)
+    _run(log_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("archive", epilog="Example: godwit bench archive --json")
 def archive(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
-    """The log's past as Arrow against a bare Flight server, and what reading it costs the broker.
+    """The archive of the log as Arrow against a bare Flight server, and the cost of reading it for the broker.
 
     Takes about two minutes, 2 GB of memory and 1 GB of disk.
     """
-    from godwit_bench import archive as archive_bench  # with pyarrow, which takes its time
+    from godwit_bench import archive as archive_bench  # it imports pyarrow, which is slow
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = archive_bench.run(
-            folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
-        )
-    print_report(report, as_json=as_json)
+    _run(archive_bench.run, as_json, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("jobs", epilog="Example: godwit bench jobs --folder /var/lib --json")
 def jobs(rounds: Rounds = 5, seconds: Seconds = 2.0, folder: Folder = Path(), as_json: AsJson = False) -> None:
     """Jobs submitted, leased and completed on disk against beanstalkd, which syncs each of its changes.
 
-    Takes about one and a half minutes. greenstalk comes with `make setup`; beanstalkd is installed
-    with apt-get if it is missing and you are root, else you are told how to get it.
+    Takes about one and a half minutes. greenstalk comes with `make setup`. A missing beanstalkd is installed
+    with apt-get if you are root; else the error shows the command to install it.
     """
     from godwit_bench import jobs as jobs_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = jobs_bench.run(
-            folder=folder,
-            rounds=rounds,
-            seconds=seconds,
-            on_round=lambda name: status.update(f"measuring: {name}"),
-            on_install=lambda command: console.print(f"a peer is missing, installing it: {command}"),
-        )
-    print_report(report, as_json=as_json)
+    _run(jobs_bench.run, as_json, may_install=True, folder=folder, rounds=rounds, seconds=seconds)
 
 
 @app.command("anomalies", epilog="Example: godwit bench anomalies --data ../shared/data")
 def anomalies(
     data: Annotated[
-        Path, typer.Option(file_okay=False, help="The folder with the series: nab and suthaharan_multihop.")
+        Path, typer.Option(file_okay=False, help="Folder with the series: nab and suthaharan_multihop.")
     ] = Path("../shared/data"),
     as_json: AsJson = False,
 ) -> None:
     """The pipeline's detector against a rolling rule of three deviations, on real series with labelled anomalies."""
     from godwit_bench import anomalies as anomalies_bench
-    from godwit_bench.anomalies_report import figures, print_comparisons
+    from godwit_bench.anomalies import figures, print_comparisons
 
     with Console(stderr=True).status("starting") as status:
         found = anomalies_bench.run(data, on_round=lambda name: status.update(f"measuring: {name}"))
@@ -139,7 +117,7 @@ def anomalies(
 @app.command("spark", epilog="Example: godwit bench spark --json")
 def spark(
     rounds: Rounds = 5,
-    seconds: Annotated[float, typer.Option(min=0.1, help="How long the delay is watched.")] = 30.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of the measurement of the delay.")] = 30.0,
     folder: Folder = Path(),
     as_json: AsJson = False,
 ) -> None:
@@ -147,15 +125,10 @@ def spark(
 
     Takes some minutes. It needs `pip install 'godwit[spark]'` and Java.
     """
-    from godwit.cli.pipeline_run import require_java, require_packages
+    from godwit.cli.pipeline_spark import require_java, require_packages
 
     require_packages()
     require_java(is_installed_unasked=False)
     from godwit_bench import spark as spark_bench
 
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        report = spark_bench.run(
-            folder=folder, rounds=rounds, seconds=seconds, on_round=lambda name: status.update(f"measuring: {name}")
-        )
-    print_report(report, as_json=as_json)
+    _run(spark_bench.run, as_json, folder=folder, rounds=rounds, seconds=seconds)

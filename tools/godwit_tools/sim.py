@@ -17,45 +17,47 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from godwit_sim.network import Trace
 from godwit_sim.scenarios import SCENARIOS, SEEDS, Row, run_scenario
-from godwit_sim.trace import Trace
 from godwit_sim.worlds import WORLDS, Outcome, run_seed
 
 EXIT_VIOLATION = 1
 EXIT_INTERRUPTED = 130
 
-app = typer.Typer(no_args_is_help=True, help="Run Godwit in invented networks, in virtual time, from a seed.")
+app = typer.Typer(no_args_is_help=True, help="Run Godwit in simulated networks, in virtual time, from a seed.")
 
 
 @app.callback(epilog="Example: godwit sim run --seeds 100")
 def group() -> None:
-    """Run Godwit in invented networks, in virtual time, from a seed."""
+    """Run Godwit in simulated networks, in virtual time, from a seed."""
 
 
 @app.command("run", epilog="Example: godwit sim run --world transport --seeds 500")
 def run(
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 100,
-    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    world: Annotated[str | None, typer.Option(help=f"One of: {', '.join(WORLDS)}. Without it all run.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print every event of a single seed.")] = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 100,
+    first: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
+    world: Annotated[str | None, typer.Option(help=f"One of: {', '.join(WORLDS)}. Default: all.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print every event; needs a single seed and world.")
+    ] = False,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds run side by side. As many as processors unless said.")
+        int | None, typer.Option(min=1, help="Number of seeds to run in parallel. Default: the number of processors.")
     ] = None,
 ) -> None:
     """Run seeded worlds and look for violations. Each seed is a whole scenario, the same on every machine.
 
-    A failing seed prints what was violated and the command that replays it. The exit code is 1 if there was one.
+    A failing seed prints its violation and the command that replays it. The exit code is 1 if any seed failed.
     """
     if world is not None and world not in WORLDS:
-        raise typer.BadParameter(f"there is no world {world!r}; there are: {', '.join(WORLDS)}", param_hint="--world")
+        raise typer.BadParameter(f"unknown world {world!r}; choose one of: {', '.join(WORLDS)}", param_hint="--world")
     work = [(name, seed) for name in ([world] if world else WORLDS) for seed in range(first, first + seeds)]
     if verbose and len(work) != 1:
-        raise typer.BadParameter(
-            "the events of one seed are enough to read: add --seeds 1 and --world", param_hint="--verbose"
-        )
+        raise typer.BadParameter("needs a single seed and world: add --seeds 1 and --world", param_hint="--verbose")
     violations = 0
     try:
-        outcomes = _here(work, verbose) if len(work) == 1 else _side_by_side(work, processes or os.cpu_count() or 1)
+        outcomes = (
+            _in_process(work, verbose) if len(work) == 1 else _in_parallel(work, processes or os.cpu_count() or 1)
+        )
         with _progress() as progress:
             bar = progress.add_task("seeds", total=len(work))
             for outcome in outcomes:
@@ -79,7 +81,7 @@ def run(
 
 
 def _progress() -> Progress:
-    """A bar on stderr, for those who sit in front of it; stdout stays what it is."""
+    """Return a progress bar on stderr, if that is a terminal."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, redirect_stdout=False, disable=not sys.stderr.isatty())
 
@@ -91,24 +93,24 @@ def _report(outcome: Outcome) -> str:
     )
 
 
-def _here(work: Sequence[tuple[str, int]], verbose: bool) -> Iterator[Outcome]:
+def _in_process(work: Sequence[tuple[str, int]], verbose: bool) -> Iterator[Outcome]:
     for world, seed in work:
         yield run_seed(world, seed, Trace(typer.echo) if verbose else None)
 
 
 def _default_interrupt() -> None:
-    """In a worker: Ctrl-C, which reaches the whole group of processes, ends it without a traceback."""
+    """Let Ctrl-C, which reaches the whole process group, end a worker without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _side_by_side(work: Sequence[tuple[str, int]], processes: int) -> Iterator[Outcome]:
-    """All outcomes as they come, from a pool of processes that is gone when this ends, however it ends."""
+def _in_parallel(work: Sequence[tuple[str, int]], processes: int) -> Iterator[Outcome]:
+    """Yield all outcomes as they complete, from a pool of processes that always ends with this function."""
     pool = ProcessPoolExecutor(min(processes, len(work)), initializer=_default_interrupt)
     left = iter(work)
     running: set[Future[Outcome]] = set()
     try:
         while True:
-            # Only a few ahead: an interrupt then leaves nothing behind but the seeds that are running.
+            # Submit only a few seeds in advance, so that an interrupt has to end only the running ones.
             running.update(pool.submit(run_seed, *item) for item in islice(left, 4 * processes - len(running)))
             if not running:
                 break
@@ -120,18 +122,20 @@ def _side_by_side(work: Sequence[tuple[str, int]], processes: int) -> Iterator[O
             process.kill()  # the interpreter would wait for them at its end, and a seed can take long
         pool.shutdown(wait=False, cancel_futures=True)
         raise
-    pool.shutdown()  # and wait: else the interpreter's end may meet the pool's
+    pool.shutdown()  # and wait: else the interpreter may exit while the pool is shutting down
 
 
 @app.command("scenarios", epilog="Example: godwit sim scenarios loss two-connections")
 def scenarios(
-    names: Annotated[list[str] | None, typer.Argument(help="Which ones; all unless said.", show_default=False)] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs for a figure that is a mean.")] = SEEDS,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Scenarios to run. Default: all.", show_default=False)
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs for a figure that is a mean.")] = SEEDS,
 ) -> None:
-    """Run named scenarios and set the goodput against the capacity of the line. The exit code is 1 if one fails."""
+    """Run named scenarios and compare the goodput with the capacity of the line. The exit code is 1 if one fails."""
     for name in names or ():
         if name not in SCENARIOS:
-            raise typer.BadParameter(f"there is no scenario {name!r}; there are: {', '.join(SCENARIOS)}")
+            raise typer.BadParameter(f"unknown scenario {name!r}; choose from: {', '.join(SCENARIOS)}")
     rows: list[Row] = []
     chosen = list(dict.fromkeys(names)) if names else list(SCENARIOS)
     try:

@@ -1,4 +1,4 @@
-"""The hostile client of the broker world: each kind of harm reaches the broker, alone and against a small one."""
+"""The hostile client of the broker world: each kind of invalid input reaches the broker, also with small limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from tests.sim.worlds.broker_scene import PLAN, SLOW, run
+from tests.sim.worlds.broker_world import PLAN, SLOW, run
 
 from godwit_sim.worlds.broker_plan import HostileKind, HostilePlan
 
@@ -15,15 +15,17 @@ from godwit_sim.worlds.broker_plan import HostileKind, HostilePlan
 def test_each_kind_alone(kind: HostileKind) -> None:
     world = run(replace(PLAN, hostile=HostilePlan((kind,), 40, 2.0)))
     assert world.hostile is not None
-    strangers = [seat for seat in world.books.roster.seats if seat.instance not in world.books.roster.honest]
+    strangers = [
+        conn for conn in world.checkers.connections.records if conn.instance not in world.checkers.connections.honest
+    ]
     assert strangers
     if kind in ("junk", "liar"):
-        assert world.hostile.thrown_out, "the broker closes the connection of whoever breaks the rules"
+        assert world.hostile.disconnections, "the broker closes the connection after a protocol violation"
 
 
-def test_a_flood_reaches_honest_subscribers_and_harms_nobody() -> None:
+def test_a_flood_reaches_honest_subscribers_without_harm() -> None:
     world = run(replace(PLAN, hostile=HostilePlan(("flood",), 30, 2.0)))
-    assert sum(one.author == "hostile" for one in world.books.log.messages) > 100
+    assert sum(one.author == "hostile" for one in world.checkers.log.messages) > 100
 
 
 @pytest.mark.parametrize("kind", ["flood", "never_reads"])
@@ -31,8 +33,12 @@ def test_a_small_ring(kind: HostileKind) -> None:
     run(replace(SLOW, hostile=HostilePlan((kind,), 30, 5.0)))
 
 
-def test_nobody_gets_a_name_without_its_secret() -> None:
+def test_a_name_needs_its_secret() -> None:
     clients = tuple(replace(one, secret=bytes(16)) for one in PLAN.clients)
     world = run(replace(PLAN, clients=clients, hostile=HostilePlan(("junk",), 40, 2.0)))
-    names = {seat.name for seat in world.books.roster.seats if seat.instance not in world.books.roster.honest}
+    names = {
+        conn.name
+        for conn in world.checkers.connections.records
+        if conn.instance not in world.checkers.connections.honest
+    }
     assert names & {"sender", "reader", "other"}, "it tried"

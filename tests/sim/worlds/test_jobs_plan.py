@@ -31,7 +31,7 @@ def test_who_is_there() -> None:
     for plan in PLANS:
         kinds = {job.kind for job in plan.jobs}
         assert kinds <= set(KINDS)
-        assert kinds <= set(plan.workers[0].kinds), "somebody can do whatever is asked for"
+        assert kinds <= set(plan.workers[0].kinds), "each kind has a worker"
         faults = [fault for fault in plan.faults if fault.kind in ("withdraws", "changes")]
         assert all(fault.actor < len(plan.workers) for fault in faults)
 
@@ -56,4 +56,4 @@ def test_the_server_has_its_troubles_too() -> None:
     assert {bool(plan.durable.deaths) for plan in PLANS} == {True, False}
     assert {bool(plan.durable.disk_faults) for plan in PLANS} == {True, False}
     assert {bool(plan.commit_s) for plan in PLANS} == {True, False}
-    assert all(plan.durable.rots == 0.0 for plan in PLANS), "nobody could tell what a rotten event was"
+    assert all(plan.durable.rots == 0.0 for plan in PLANS), "a corrupted event could not be checked"

@@ -1,4 +1,4 @@
-"""What is drawn for a seed: within its bounds, all kinds of it, and always the same."""
+"""Plans of the transport world: the same for the same seed, within their bounds, and of all kinds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_records_of_all_sizes() -> None:
     assert 100_000 < max(sizes) <= 300_000
     assert all(send.size_bytes <= MAX_UNRELIABLE_BYTES for sends in SENDS for send in sends if not send.reliable)
     assert any(not send.reliable for sends in SENDS for send in sends)
-    assert any(send.lane == CONTROL for sends in SENDS for send in sends)
+    assert any(send.channel_index == CONTROL for sends in SENDS for send in sends)
 
 
 def test_times_do_not_go_back_and_nothing_follows_the_last() -> None:
@@ -44,11 +44,11 @@ def test_times_do_not_go_back_and_nothing_follows_the_last() -> None:
         assert [send.at_s for send in sends] == sorted(send.at_s for send in sends)
         ended: set[int] = set()
         for send in sends:
-            assert send.lane not in ended
+            assert send.channel_index not in ended
             if send.last:
                 assert send.reliable
-                assert send.lane != CONTROL
-                ended.add(send.lane)
+                assert send.channel_index != CONTROL
+                ended.add(send.channel_index)
     assert any(send.last for sends in SENDS for send in sends)
 
 
@@ -61,5 +61,5 @@ def test_faults_come_in_order_and_in_their_time() -> None:
         assert (plan.attack is not None) == ("attacker" in plan.troubles)
 
 
-def test_a_sending_is_reliable_unless_said() -> None:
+def test_a_sending_is_reliable_by_default() -> None:
     assert Sending(0.0, 0, 1).reliable

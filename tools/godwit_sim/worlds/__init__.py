@@ -1,4 +1,4 @@
-"""The worlds by name. A world takes a seed, draws a whole scenario from it, runs it, and says what was violated."""
+"""The worlds by name. A world draws a whole scenario from a seed, runs it, and reports the first violation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from godwit_sim.trace import Trace
+from godwit_sim.network import Trace
 from godwit_sim.worlds.broker import run_broker
 from godwit_sim.worlds.durable import run_durable
 from godwit_sim.worlds.jobs import run_jobs
@@ -15,18 +15,18 @@ from godwit_sim.worlds.transport import run_transport
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one seed."""
+    """The outcome of one seed."""
 
     world: str
     seed: int
     violation: str | None
     digest: str
-    """Equal for equal seeds, whatever the machine."""
+    """Equal for equal seeds on every machine."""
     summary: str
 
 
 World: TypeAlias = Callable[[int, Trace], tuple[str | None, str]]
-"""Runs a seed, taking notes; gives the violation, if any, and a summary in a few words."""
+"""Run a seed and record it in the trace; return the violation, if any, and a short summary."""
 
 WORLDS: Mapping[str, World] = {
     "transport": run_transport,
@@ -37,7 +37,7 @@ WORLDS: Mapping[str, World] = {
 
 
 def run_seed(world: str, seed: int, trace: Trace | None = None) -> Outcome:
-    """Runs one seed of one world."""
+    """Run one seed of one world."""
     trace = trace or Trace()
     violation, summary = WORLDS[world](seed, trace)
     return Outcome(world, seed, violation, trace.hexdigest(), summary)

@@ -1,8 +1,8 @@
-"""The broker world: the server and many clients as they ship, over an invented network, from one seed.
+"""The broker world: the shipped server and many clients over a simulated network, from one seed.
 
-Safety first: while faults last, nothing wrong may be delivered, confirmed, retained, published for the dead or kept.
-Then liveness: the network heals, everybody is there and reads, and within a bounded time everything that was promised
-has happened; then all say goodbye, and nothing is left behind.
+Safety: while faults last, no wrong message may be delivered, confirmed, retained, published as a will or stored.
+Liveness: after the network has healed, all clients are connected and read, and within a bounded time all promises are
+fulfilled. Then all clients close, and the server must hold no memory for them.
 """
 
 from __future__ import annotations
@@ -27,23 +27,28 @@ from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server, endpoint_config
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Address, Event
-from godwit_sim.broker_roster import Seat
-from godwit_sim.checkers import ViolationError
-from godwit_sim.network import Host, Network, UnrestError
-from godwit_sim.trace import Trace
-from godwit_sim.watchers import MemoryWatcher, TimerWatcher
-from godwit_sim.worlds.broker_books import EPOCH_US, Books
-from godwit_sim.worlds.broker_ends import Person
+from godwit.transport.events import Event
+from godwit.transport.train import Address
+from godwit_sim.broker_connections import ConnectionRecord
+from godwit_sim.checkers import MemoryWatcher, TimerWatcher, ViolationError
+from godwit_sim.network import Host, LivelockError, Network, Trace
+from godwit_sim.worlds.broker_clients import ClientApp
+from godwit_sim.worlds.broker_harness import (
+    EPOCH_US,
+    Checkers,
+    ListenerAdapter,
+    SiblingListeners,
+    WatchedStore,
+    observe_events,
+)
 from godwit_sim.worlds.broker_hostile import TOPIC, Hostile
 from godwit_sim.worlds.broker_plan import BrokerPlan, Fault, PublicationPlan, draw_plan
-from godwit_sim.worlds.broker_stage import ListenerShell, Siblings, WatchedStore, listen_at
 from godwit_sim.worlds.transport_plan import HostPlan
 
 STEP_S = 0.25
 MAX_MESSAGE_BYTES = 128 * KIB
 APPEND_COST = 4
-"""So many times its record's credit an append counts at most while it is held back: small ones have overhead."""
+"""The most times its record's credit that a delayed append is counted: small records have overhead."""
 
 
 class BrokerWorld:
@@ -56,26 +61,30 @@ class BrokerWorld:
         unseen = [client.will.topic for client in plan.clients if client.will is not None and not client.will.qos]
         if plan.hostile is not None:
             unseen.append(TOPIC)
-        self.books = Books(
+        self.checkers = Checkers(
             plan.seed,
             self.network,
             odd_clocks="odd_clocks" in plan.troubles,
             unseen_topics=tuple(unseen),
         )
-        self.books.roster.on_closed = self._on_closed
+        self.checkers.connections.on_closed = self._on_closed
         self.hosts = [
             self._add_host(f"server{number}", (f"192.0.2.{number + 1}", 50_000), host)
             for number, host in enumerate(plan.server_hosts)
         ]
-        self.persons = [self._add_person(number) for number in range(len(plan.clients))]
+        self.apps = [self._add_app(number) for number in range(len(plan.clients))]
         self.hostile = self._add_hostile()
         self._server_kind = server
         self._begin_server()
         self.memory = MemoryWatcher(self._used_bytes, self._memory_bound)
-        self.network.observers += [Siblings(self.books, self.hosts), self.memory, TimerWatcher(self._has_work)]
+        self.network.observers += [
+            SiblingListeners(self.checkers, self.hosts),
+            self.memory,
+            TimerWatcher(self._has_work),
+        ]
 
     def run(self) -> None:
-        """Raises ViolationError, or whatever escapes from what is tested."""
+        """Run the seed. Raises ViolationError, or any exception from the code under test."""
         self.start()
         self.network.run(self.plan.faults_end_s)
         self._heal()
@@ -84,13 +93,13 @@ class BrokerWorld:
         self._finish()
 
     def start(self) -> None:
-        """Everything that the plan wants is on its way."""
+        """Start the server and schedule all clients and faults of the plan."""
         network = self.network
         self._start_server()
-        for person in self.persons:
-            network.at(person.plan.start_s, person.begin)
+        for app in self.apps:
+            network.at(app.plan.start_s, app.begin)
         for fault in self.plan.faults:
-            network.at(fault.at_s, self._befall, fault)
+            network.at(fault.at_s, self._apply_fault, fault)
         if self.hostile is not None:
             self.hostile.schedule()
 
@@ -108,13 +117,13 @@ class BrokerWorld:
             )
         )
 
-    def _add_person(self, number: int) -> Person:
+    def _add_app(self, number: int) -> ClientApp:
         plan = self.plan.clients[number]
         host = self._add_host(f"client{number}", (f"10.0.0.{number + 1}", 40_000), plan.host)
         server = self.hosts[plan.listener]
         self._join(host, server, plan.up)
         self._join(server, host, plan.down)
-        return Person(self.books, number, plan, host, server.address)
+        return ClientApp(self.checkers, number, plan, host, server.address)
 
     def _add_hostile(self) -> Hostile | None:
         if self.plan.hostile is None:
@@ -123,20 +132,20 @@ class BrokerWorld:
         for server in self.hosts:
             self._join(host, server, LinkSettings(delay_s=0.002))
             self._join(server, host, LinkSettings(delay_s=0.002))
-        return Hostile(self.books, host, self.plan, self.hosts[0].address)
+        return Hostile(self.checkers, host, self.plan, self.hosts[0].address)
 
     def _join(self, source: Host, destination: Host, settings: LinkSettings) -> None:
         rng = Random(f"{self.plan.seed} link {source.name} {destination.name}")
         self.network.join(source, destination, ImpairedLink(settings, rng))
 
     def _begin_server(self) -> None:
-        """Makes the log and the server; neither runs yet."""
-        self.store = WatchedStore(self.plan.ring_bytes, self.books, b"log of the world")
+        """Create the log and the server without starting them."""
+        self.store = WatchedStore(self.plan.ring_bytes, self.checkers, b"log of the world")
         self.server = self._make_server(MemoryLog(self.store), "server", EPOCH_US)
 
     def _start_server(self) -> None:
         for host, listener in zip(self.hosts, self.server.listeners, strict=True):
-            self.network.start(host, ListenerShell(listener), lambda events, now: None)
+            self.network.start(host, ListenerAdapter(listener), lambda events, now: None)
 
     def _make_server(self, log: Log, label: str, epoch_us: int) -> Server:
         settings = self._settings()
@@ -146,7 +155,7 @@ class BrokerWorld:
         now = self.hosts[0].clock(self.network.now)
         made = self._server_kind(settings, log, entropy=entropy, now=now, epoch_us=epoch_us)
         for _ in self.hosts:
-            listen_at(made.listen(config), self._overhear)
+            observe_events(made.listen(config), self._observe_events)
         return made
 
     def _settings(self) -> Settings:
@@ -160,7 +169,7 @@ class BrokerWorld:
         )
 
     def _config(self, settings: Settings) -> EndpointConfig:
-        """What a listener offers: as it ships, but for its patience."""
+        """Return the configuration of a listener: as shipped, except for its timeouts."""
         drawn = self.plan.server
         return replace(
             endpoint_config(settings, receive_buffer_bytes=drawn.receive_buffer_bytes),
@@ -170,17 +179,17 @@ class BrokerWorld:
             reset_key=drawn.reset_key,
         )
 
-    def _overhear(self, events: Sequence[Event]) -> None:
-        """The broker is about to get these events of its transport."""
-        self.books.roster.heard(events, self.network.now)
+    def _observe_events(self, events: Sequence[Event]) -> None:
+        """Record events that the broker is about to receive from its transport."""
+        self.checkers.connections.handle_events(events, self.network.now)
 
-    # -- what watchers ask --------------------------------------------------------------------------------------------
+    # -- queries of the watchers --------------------------------------------------------------------------------------
 
     def _used_bytes(self, host: Host) -> int:
         return self.server.buffered_bytes if host in self.hosts else 0
 
     def _memory_bound(self, host: Host) -> int:
-        """What the settings and the transport's limits allow for each connection, however it behaves."""
+        """Return the bytes that the settings and the transport's limits allow for all connections."""
         if host not in self.hosts:
             return 0
         connections = sum(len(listener.endpoint.connections) for listener in self.server.listeners)
@@ -188,74 +197,77 @@ class BrokerWorld:
 
     @property
     def _clients(self) -> int:
-        """How many are connected when all is well."""
-        return len(self.persons)
+        """Return how many clients are connected after the faults."""
+        return len(self.apps)
 
     def _has_work(self, host: Host) -> bool:
         if host in self.hosts:
             return bool(self.server.listeners[self.hosts.index(host)].endpoint.connections)
-        return any(person.host is host and person.client is not None and person.is_online for person in self.persons)
+        return any(app.host is host and app.client is not None and app.is_online for app in self.apps)
 
-    def _on_closed(self, seat: Seat, now: float) -> None:
-        roster = self.books.roster
-        heirs = [other for other in roster.seats if other.name == seat.name and other.instance in roster.honest]
-        self.books.wills.closed(seat, heirs[-1].instance if heirs and seat.name is not None else None)
+    def _on_closed(self, conn: ConnectionRecord, now: float) -> None:
+        connections = self.checkers.connections
+        successors = [
+            other for other in connections.records if other.name == conn.name and other.instance in connections.honest
+        ]
+        self.checkers.wills.closed(conn, successors[-1].instance if successors and conn.name is not None else None)
 
     def summary(self) -> str:
-        """In a few words."""
-        streams = self.books.streams
+        """Return a summary in a few words."""
+        streams = self.checkers.streams
         received = sum(stream.received for stream in streams)
         missed = sum(stream.missed for stream in streams)
         return (
-            f"{len(self.persons)} clients, {len(self.books.ledger.publications)} published, "
-            f"{self.books.log.next_offset} logged, {len(streams)} subscriptions, {received} received, {missed} missed, "
+            f"{len(self.apps)} clients, {len(self.checkers.published.publications)} published, "
+            f"{self.checkers.log.next_offset} logged, {len(streams)} subscriptions, "
+            f"{received} received, {missed} missed, "
             f"{self.network.now:.0f} s, {self.network.trace.notes} notes"
         )
 
-    # -- trouble ------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
-    def _befall(self, fault: Fault) -> None:
+    def _apply_fault(self, fault: Fault) -> None:
         network = self.network
-        person = self.persons[fault.client]
-        server = self.hosts[person.plan.listener]
+        app = self.apps[fault.client]
+        server = self.hosts[app.plan.listener]
         match fault.kind:
             case "partition":
-                network.partition(person.host, server, both_ways=fault.client % 2 == 0)
-                network.at(network.now + fault.lasts_s, network.heal, person.host, server)
+                network.partition(app.host, server, both_ways=fault.client % 2 == 0)
+                network.at(network.now + fault.lasts_s, network.heal, app.host, server)
             case "rebind":
-                ip, port = person.host.address
-                network.rebind(person.host, (f"{ip}9" if fault.lasts_s > 0.3 and len(ip) < 12 else ip, port + 1))
+                ip, port = app.host.address
+                network.rebind(app.host, (f"{ip}9" if fault.lasts_s > 0.3 and len(ip) < 12 else ip, port + 1))
             case "route":
                 assert fault.route is not None
-                for settings, link in zip(fault.route, self._links(person), strict=True):
+                for settings, link in zip(fault.route, self._links(app), strict=True):
                     link.change(settings)
             case "pause":
-                network.pause(server if fault.client % 3 == 2 else person.host, network.now + fault.lasts_s)
+                network.pause(server if fault.client % 3 == 2 else app.host, network.now + fault.lasts_s)
             case "client_dies":
-                person.die()
-                network.at(network.now + fault.lasts_s, lambda: person.begin(fresh=fault.fresh))
+                app.die()
+                network.at(network.now + fault.lasts_s, lambda: app.begin(fresh=fault.fresh))
             case "client_closes":
-                person.close()
-                network.at(network.now + fault.lasts_s + 0.5, self._return, person)
+                app.close()
+                network.at(network.now + fault.lasts_s + 0.5, self._return, app)
 
-    def _return(self, person: Person) -> None:
-        """Comes back after a close, if it has closed."""
-        if person.is_closing and not self._is_finishing:
-            person.die()
-            person.begin()
+    def _return(self, app: ClientApp) -> None:
+        """Restart a client after a close, if it has closed."""
+        if app.is_closing and not self._is_finishing:
+            app.die()
+            app.begin()
 
-    def _links(self, person: Person) -> tuple[ImpairedLink, ImpairedLink]:
-        server = self.hosts[person.plan.listener].name
-        return self.network.links[person.host.name, server], self.network.links[server, person.host.name]
+    def _links(self, app: ClientApp) -> tuple[ImpairedLink, ImpairedLink]:
+        server = self.hosts[app.plan.listener].name
+        return self.network.links[app.host.name, server], self.network.links[server, app.host.name]
 
     def _heal(self) -> None:
-        """No more faults: every line is clean (as long and as wide as before), every process runs and reads."""
+        """End all faults: every link is clean (with the same delay and bandwidth), every process runs and reads."""
         network = self.network
         network.trace.note(network.now, "heal everything")
         if self.hostile is not None:
             self.hostile.leave()
-        for person in self.persons:
-            for settings, link in zip((person.plan.up, person.plan.down), self._links(person), strict=True):
+        for app in self.apps:
+            for settings, link in zip((app.plan.up, app.plan.down), self._links(app), strict=True):
                 link.up = True
                 link.change(
                     LinkSettings(
@@ -264,54 +276,54 @@ class BrokerWorld:
                         queue_packets=settings.queue_packets,
                     )
                 )
-            self._return(person)
-            person.begin()
-            person.reader.read_at_once()
+            self._return(app)
+            app.begin()
+            app.reader.read_at_once()
             for qos in (0, 1, 2):
-                for topic in dict.fromkeys(one.topic for one in person.plan.publications if one.qos == qos):
-                    person.todo.append(PublicationPlan(network.now, topic, qos, 50))
-            person.work()
+                for topic in dict.fromkeys(one.topic for one in app.plan.publications if one.qos == qos):
+                    app.todo.append(PublicationPlan(network.now, topic, qos, 50))
+            app.work()
 
     # -- liveness -----------------------------------------------------------------------------------------------------
 
     def _patience_s(self) -> float:
-        """How long it may take until everything is settled: generous, but finite."""
+        """Return how long it may take until all is settled: generous, but finite."""
         plan = self.plan
         idle_s = max(plan.server.idle_timeout_s, *(client.endpoint.idle_timeout_s for client in plan.clients))
-        published = [len(one.payload) + 200 for one in self.books.ledger.publications]
-        published += [one.size_bytes + 200 for person in self.persons for one in person.todo]
+        published = [len(one.payload) + 200 for one in self.checkers.published.publications]
+        published += [one.size_bytes + 200 for app in self.apps for one in app.todo]
         slowest_s = 0.0
         for client in plan.clients:
             if (
                 client.endpoint.arq == "stop-and-wait"
-            ):  # a datagram takes a round trip, and a copy for each subscription
+            ):  # each datagram takes a round trip, with a copy for each subscription
                 datagrams = sum(published) / BASE_DATAGRAM_BYTES * (1 + len(client.subscriptions)) + len(published)
                 slowest_s = max(slowest_s, datagrams * (client.up.delay_s + client.down.delay_s + 0.01))
         return 30.0 + 2 * idle_s + 2 * NAME_PING_S + 4 * plan.hold_back_s + 2 * slowest_s
 
     def _unsettled(self) -> str:
-        """What is not yet as it should be, in words; empty: all is well."""
-        for person in self.persons:
-            if not person.is_online:
-                return f"{person.label} is not online"
-            if person.todo:
-                return f"{person.label} has {len(person.todo)} messages to send"
-            if person.unconfirmed:
-                return f"{person.label} waits for {person.unconfirmed} confirms"
-            for desk in person.reader.desks:
-                if not desk.stream.is_answered:
-                    return f"{desk.stream.name} has no answer"
-                if desk.stream.outstanding():
-                    return f"{desk.stream.name} waits for offsets {desk.stream.outstanding()[:5]}"
-                if desk.is_new and (kept := self.books.retained.missing(desk.stream, desk.asked_s)) is not None:
-                    return f"{desk.stream.name} waits for {kept}, which is retained"
-        present = sum(not seat.is_over for seat in self.books.roster.seats)
+        """Describe something that is not yet as it must be; return an empty string if all is settled."""
+        for app in self.apps:
+            if not app.is_online:
+                return f"{app.label} is not online"
+            if app.todo:
+                return f"{app.label} has {len(app.todo)} messages to send"
+            if app.unconfirmed:
+                return f"{app.label} waits for {app.unconfirmed} confirms"
+            for sub in app.reader.subscriptions:
+                if not sub.stream.is_answered:
+                    return f"{sub.stream.name} has no answer"
+                if sub.stream.outstanding():
+                    return f"{sub.stream.name} waits for offsets {sub.stream.outstanding()[:5]}"
+                if sub.is_new and (kept := self.checkers.retained.missing(sub.stream, sub.asked_s)) is not None:
+                    return f"{sub.stream.name} waits for {kept}, which is retained"
+        present = sum(not conn.is_over for conn in self.checkers.connections.records)
         if present > self._clients:
             return f"the broker believes in {present} connections"
-        return self.books.wills.outstanding()
+        return self.checkers.wills.outstanding()
 
     def _until(self, unsettled: Callable[[], str], patience_s: float, what: str) -> None:
-        """Runs in steps until nothing is unsettled; a violation if that takes longer than `patience_s`."""
+        """Run in steps until all is settled. Raises ViolationError if that takes longer than `patience_s`."""
         deadline = self.network.now + patience_s
         while problem := unsettled():
             if self.network.now >= deadline:
@@ -319,15 +331,15 @@ class BrokerWorld:
             self.network.run(self.network.now + STEP_S)
 
     def _check_all(self) -> None:
-        """Everything was settled: what is not there now never comes."""
-        for person in self.persons:
-            for desk in person.reader.desks:
-                desk.stream.complete()
-                if desk.is_new is not None:
-                    self.books.retained.check(desk.stream, desk.asked_s, all_is_there=desk.is_new)
-        self.books.wills.complete()
-        for publication in self.books.ledger.publications:
-            is_lost = publication in self.books.log.lost and not publication.offsets
+        """Check that all messages and wills have arrived, now that all is settled."""
+        for app in self.apps:
+            for sub in app.reader.subscriptions:
+                sub.stream.complete()
+                if sub.is_new is not None:
+                    self.checkers.retained.check(sub.stream, sub.asked_s, all_is_there=sub.is_new)
+        self.checkers.wills.complete()
+        for publication in self.checkers.published.publications:
+            is_lost = publication in self.checkers.log.lost and not publication.offsets
             if (
                 publication.qos == 2
                 and publication.confirmed_s is not None
@@ -339,26 +351,26 @@ class BrokerWorld:
                 )
 
     def _finish(self) -> None:
-        """Everybody says goodbye; no will is published for that, and the server holds nothing for nobody."""
+        """Close all clients; check that no will is published for that, and that the server holds no memory."""
         self._is_finishing = True
-        before = self.books.log.next_offset
-        for person in self.persons:
-            person.close()
+        before = self.checkers.log.next_offset
+        for app in self.apps:
+            app.close()
         listeners = self.server.listeners
         self._until(
             lambda: "connections are left" if any(one.endpoint.connections for one in listeners) else "",
             60.0,
             "no connection is left",
         )
-        if self.books.log.next_offset != before:
-            raise ViolationError("will", f"{self.books.log.at(before)} was published after a goodbye")
+        if self.checkers.log.next_offset != before:
+            raise ViolationError("will", f"{self.checkers.log.at(before)} was published after a regular close")
         if self.server.buffered_bytes:
-            raise ViolationError("memory", f"the server holds {self.server.buffered_bytes} bytes for nobody")
-        self.books.wills.complete()
+            raise ViolationError("memory", f"the server holds {self.server.buffered_bytes} bytes without a connection")
+        self.checkers.wills.complete()
 
 
 def _most_bytes(config: EndpointConfig) -> int:
-    """What a server may hold for one connection."""
+    """Return the most bytes that a server may hold for one connection."""
     coming_bytes = config.connection_window_bytes + config.max_record_bytes
     return (
         config.send_buffer_bytes
@@ -370,22 +382,22 @@ def _most_bytes(config: EndpointConfig) -> int:
 
 
 def run_broker(seed: int, trace: Trace, server: type[Server] = Server) -> tuple[str | None, str]:
-    """Runs one seed; gives the violation, if any, and a summary."""
+    """Run one seed; return the violation, if any, and a summary."""
     plan = draw_plan(seed)
     trace.comment(0.0, f"plan {plan}")
     return observe(BrokerWorld(plan, trace, server))
 
 
 def observe(world: BrokerWorld) -> tuple[str | None, str]:
-    """Runs a world; gives the violation, if any, and a summary."""
+    """Run a world; return the violation, if any, and a summary."""
     violation: str | None = None
     try:
         world.run()
     except ViolationError as error:
         violation = f"at {world.network.now:.6f} s: {error}"
-    except UnrestError as error:
+    except LivelockError as error:
         violation = f"at {world.network.now:.6f} s: unrest: {error}"
-    except Exception:  # whatever escapes from what is tested is a violation: that is what this world is for
+    except Exception:  # any exception from the code under test is a violation
         violation = f"at {world.network.now:.6f} s: an exception escaped:\n{traceback.format_exc()}"
     if violation is not None:
         world.network.trace.note(world.network.now, f"VIOLATION {violation}")

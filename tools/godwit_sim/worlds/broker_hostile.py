@@ -1,7 +1,7 @@
-"""A client that means harm: it speaks the transport's language well and the broker's badly, and never reads.
+"""A hostile client: correct in the transport's protocol, wrong in the broker's, and it never reads.
 
-Whatever it does, the promises to all others hold, and what it costs stays bounded. What of its messages is well-formed
-goes into the ledger, because honest subscribers may get it.
+Whatever it does, the promises to all other clients hold, and the memory that it costs stays bounded. Its well-formed
+messages are recorded as published, because other subscribers may receive them.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from godwit.limits import MAX_UNRELIABLE_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, Closed, Connected
+from godwit.transport.events import Closed, Connected
+from godwit.transport.train import Address
 from godwit.wire import control
 from godwit.wire.batch import Batch, Route, encode_batch
-from godwit.wire.control import encode_in_band
+from godwit.wire.feed import encode_in_band
 from godwit_sim.network import Host
-from godwit_sim.worlds.broker_books import Books
+from godwit_sim.worlds.broker_harness import Checkers
 from godwit_sim.worlds.broker_plan import BrokerPlan, HostileKind
 
 ENOUGH = (ChannelError, ConnectionClosedError, RecordTooLargeError, SendBufferFullError, UsageError)
-"""What its own transport says when it has had enough of it."""
+"""Errors of its own transport, which it ignores."""
 RETURN_S = 0.2
 TOPIC = "hostile/noise"
 BURST = 20
 
 
 class Hostile:
-    """Strikes at random times; comes back when it is thrown out."""
+    """Send invalid input at random times; reconnect after each disconnection."""
 
-    def __init__(self, books: Books, host: Host, plan: BrokerPlan, server: Address) -> None:
+    def __init__(self, checkers: Checkers, host: Host, plan: BrokerPlan, server: Address) -> None:
         assert plan.hostile is not None
-        self._books = books
+        self._checkers = checkers
         self._host = host
         self._plan = plan.hostile
         self._names = [client.name for client in plan.clients if client.name and client.secret]
@@ -46,7 +47,7 @@ class Hostile:
         self._channels: dict[tuple[str, int], int] = {}
         self._sequence = 0
         self._gone = False
-        self.thrown_out = 0
+        self.disconnections = 0
         self._strikes: dict[HostileKind, Callable[[Connection], None]] = {
             "junk": self._junk,
             "flood": self._flood,
@@ -58,32 +59,32 @@ class Hostile:
         }
 
     def schedule(self) -> None:
-        network = self._books.network
-        self._books.ledger.names_any("hostile")
+        network = self._checkers.network
+        self._checkers.published.allow_any_name("hostile")
         network.at(0.0, self._start)
         for _ in range(self._plan.strikes):
             network.at(self._rng.uniform(0.1, self._plan.until_s), self._strike)
 
     def leave(self) -> None:
-        """Vanishes without a word."""
+        """End the process without a close."""
         self._gone = True
         if self._host.alive:
-            self._books.network.kill(self._host)
+            self._checkers.network.kill(self._host)
 
-    # -- its connections ----------------------------------------------------------------------------------------------
+    # -- connections --------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         if self._gone:
             return
         endpoint = Endpoint(
             EndpointConfig(max_channels=64, connection_window_bytes=2**16, channel_window_bytes=2**16),
-            entropy=Random(f"{self._books.seed} hostile {self.thrown_out}").randbytes,
+            entropy=Random(f"{self._checkers.seed} hostile {self.disconnections}").randbytes,
         )
         if self._host.alive:
-            self._books.network.kill(self._host)
-        self._books.network.start(self._host, endpoint, self._on_events)
-        endpoint.connect(self._server, self._host.clock(self._books.network.now))
-        self._books.network.pump(self._host)
+            self._checkers.network.kill(self._host)
+        self._checkers.network.start(self._host, endpoint, self._on_events)
+        endpoint.connect(self._server, self._host.clock(self._checkers.network.now))
+        self._checkers.network.pump(self._host)
 
     def _on_events(self, events: Sequence[Any], now: float) -> None:
         for event in events:
@@ -94,11 +95,11 @@ class Hostile:
                     self._login(event.connection)
             elif isinstance(event, Closed):
                 self._connection = None
-                self.thrown_out += 1
-                self._books.network.at(now + RETURN_S, self._start)
+                self.disconnections += 1
+                self._checkers.network.at(now + RETURN_S, self._start)
 
     def _login(self, connection: Connection) -> None:
-        """As itself, or under somebody else's name, without the secret of it."""
+        """Log in under its own name, or under the name of another client without its secret."""
         name = self._rng.choice(["hostile", None, *self._names])
         login = control.Login(
             request=1, name=name, instance=self._rng.randbytes(16), session_expiry_s=self._rng.choice((0, 1, 3600))
@@ -110,29 +111,29 @@ class Hostile:
         if connection is None or self._gone:
             return
         kind = self._rng.choice(self._plan.kinds)
-        self._books.network.trace.note(self._books.network.now, f"hostile {kind}")
+        self._checkers.network.trace.note(self._checkers.network.now, f"hostile {kind}")
         with contextlib.suppress(*ENOUGH):
             self._strikes[kind](connection)
-        self._books.network.pump(self._host)
+        self._checkers.network.pump(self._host)
 
-    # -- what it does -------------------------------------------------------------------------------------------------
+    # -- kinds of invalid input ---------------------------------------------------------------------------------------
 
     def _channel(self, connection: Connection, topic: str = TOPIC, qos: Any = 1) -> int:
         channel = self._channels.get((topic, qos))
         if channel is None:
             channel = self._channels[topic, qos] = connection.open_channel()
-            connection.send(channel, control.encode_control(control.PublishOpen(topic=topic, qos=qos)))
+            connection.send(channel, control.encode_control(control.Open(topic=topic, qos=qos)))
         return channel
 
     def _batch(self, qos: int, size_bytes: int, **other: Any) -> bytes:
-        """A batch that may be delivered: the ledger knows it."""
-        payload = self._books.payload(size_bytes)
-        published_us = self._books.date_us(payload)
-        source = f"hostile {self._rng.random()}"  # it may lose some, so there is no order to check
-        made = self._books.ledger.make(
-            "hostile", TOPIC, payload, published_us, self._books.network.now, qos=qos, source=source
+        """Return a batch that may be delivered, and record it as published."""
+        payload = self._checkers.payload(size_bytes)
+        published_us = self._checkers.date_us(payload)
+        source = f"hostile {self._rng.random()}"  # it may lose some, so the order is not checked
+        made = self._checkers.published.make(
+            "hostile", TOPIC, payload, published_us, self._checkers.network.now, qos=qos, source=source
         )
-        self._books.ledger.add(made)
+        self._checkers.published.add(made)
         return encode_batch(Batch([payload], published_us, qos, **other))
 
     def _flood(self, connection: Connection) -> None:
@@ -159,20 +160,20 @@ class Hostile:
             connection.send(self._channel(connection), junk, reliable=where == "data")
 
     def _no_login(self, connection: Connection) -> None:
-        """Does without what it should begin with; after a login this is only rude."""
+        """Send requests without a login; after a login they are only unusual."""
         rng = self._rng
         message = rng.choice(
             (
                 control.Subscribe(request=1, subscription=1, filters=["#"]),
                 control.Topics(request=2),
-                control.Kick(request=3, client=rng.choice(["nobody", ""])),
+                control.Kick(request=3, client=rng.choice(["no-one", ""])),
                 control.Unsubscribe(request=4, subscription=9),
             )
         )
         connection.send(0, control.encode_control(message))
 
     def _never_reads(self, connection: Connection) -> None:
-        """Subscribes to everything, and neither consumes nor confirms what comes."""
+        """Subscribe to everything, and neither consume nor confirm messages."""
         number = self._rng.randrange(1000)
         start: Any = self._rng.choice((None, "latest", "earliest", 0))
         filters = self._rng.choice((["#"], ["*"], ["home/#", "+/+"], [f"{number}/#"]))
@@ -210,8 +211,8 @@ class Hostile:
                     control.encode_control(control.Ping(request=number)),
                     control.encode_control(control.Clients(request=number)),
                     control.encode_control(control.Topics(request=number, filter=rng.choice((None, "#", "a/#/b")))),
-                    control.encode_control(control.CursorCommit(request=number, subscription=number, offset=2**40)),
-                    control.encode_control(control.ProgressQuery(request=number, topic="#")),
+                    control.encode_control(control.Commit(request=number, subscription=number, offset=2**40)),
+                    control.encode_control(control.Progress(request=number, topic="#")),
                     control.encode_control(control.Subscribe(request=number, subscription=number, filters=["a/#/b"])),
                     control.encode_control(control.Pong(request=0xFFFFFFFF)),
                     control.encode_control(control.Welcome(request=number, name="you", max_message_bytes=0)),
@@ -224,5 +225,5 @@ class Hostile:
         rng = self._rng
         for _ in range(BURST):
             topic = rng.choice(("#", "", "a/+", "$sys/x", "x" * 1024, f"hostile/{rng.randrange(10**6)}", "\0"))
-            message = control.PublishOpen(topic=topic, qos=rng.choice((0, 1, 2)), epoch=rng.choice((0, 2**40)))
+            message = control.Open(topic=topic, qos=rng.choice((0, 1, 2)), epoch=rng.choice((0, 2**40)))
             connection.send(connection.open_channel(), control.encode_control(message))

@@ -1,4 +1,4 @@
-"""What happens in one seed of the broker world: everything is drawn here, before anything runs.
+"""The plan of one seed of the broker world: everything is drawn here, before the simulation starts.
 
 As in the transport world each seed first draws which kinds of trouble it has at all. Sizes and times are kept small
 enough for a few tenths of a second of computing.
@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from godwit.impairment import LinkSettings
 from godwit.limits import KIB
 from godwit.transport.config import EndpointConfig
-from godwit.wire.control_base import Qos
+from godwit.wire.control import Qos
 from godwit.wire.parameters import Arq
 from godwit_sim.worlds.transport_plan import HostPlan
 
@@ -31,13 +31,13 @@ TOPICS = (
 FILTERS = (
     "#", "*", "+/+", "home/#", "home/*", "home/+/temperature", "*/temperature", "home/*/temperature", "+/temperature",
     "garage/door", "garage/+", "a//b", "a/+/b", "/+", "+/lead", "alerts/*", "Zeitmeßgerät/#", "home/room1/temperature",
-    "home", "*/*", "nobody/publishes/this",
+    "home", "*/*", "no-one/publishes/this",
 )  # fmt: skip
 QUIET = "quiet/"
-"""How the topics of quiet subscribers begin: hardly anything is published there."""
+"""The prefix of the topics of quiet subscribers, where hardly anything is published."""
 
 MAX_MESSAGES = 420
-"""Published in one seed, so that it stays quick."""
+"""The most messages of one seed, to limit its run time."""
 
 FaultKind = Literal["partition", "rebind", "route", "pause", "client_dies", "client_closes"]
 StartKind = Literal["latest", "earliest", "offset", "time"]
@@ -53,36 +53,36 @@ class PublicationPlan:
     qos: Qos
     size_bytes: int
     retain: bool = False
-    """With size 0 it clears what the topic retains."""
+    """With size 0 it clears the retained message of the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionPlan:
-    """One subscription, made again in each life of its client."""
+    """One subscription, requested again in each run of its client."""
 
     at_s: float
     filters: tuple[str, ...]
     start: StartKind | None = None
-    """None: where the session stands, else latest."""
+    """None: the position of the session, else latest."""
     cursor: str | None = None
     commits_every: int = 1
-    """With a cursor: so many takes, then a commit."""
+    """With a cursor: the number of reads before each commit."""
     until_s: float | None = None
     is_quiet: bool = False
-    """Hardly anything is published for it: it gets a gap only if that is gone, whatever others lose."""
+    """Hardly any message matches it: it may get a gap only if one of those is deleted, not for those of others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingPlan:
-    """How the application takes its messages."""
+    """How the application reads its messages."""
 
     pause_s: float = 0.0
-    """Between two takes."""
+    """The time between two reads."""
     stalls: tuple[tuple[float, float], ...] = ()
-    """Times during which it takes nothing."""
+    """Periods without reads."""
 
     def next_take_s(self, now: float) -> float:
-        """When it asks for more, having just been told that there is something, or having taken something."""
+        """Return when it reads next, after a notification or a read at this time."""
         at_s = now + self.pause_s
         for start_s, end_s in self.stalls:
             if start_s <= at_s < end_s:
@@ -99,7 +99,7 @@ class WillPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """One client through all its lives."""
+    """One client through all its runs."""
 
     start_s: float
     name: str | None
@@ -116,12 +116,12 @@ class ClientPlan:
     subscriptions: tuple[SubscriptionPlan, ...]
     publications: tuple[PublicationPlan, ...]
     remembers: bool
-    """Its application keeps what it sends at QoS 2 until it is confirmed, and goes on there after its own death."""
+    """Its application stores messages of QoS 2 until they are confirmed, and resumes with them after its own death."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that befalls the client with that number (or the server) at that time."""
+    """A fault of the client with that number (or of the server) at that time."""
 
     at_s: float
     kind: FaultKind
@@ -129,12 +129,12 @@ class Fault:
     lasts_s: float = 0.0
     route: tuple[LinkSettings, LinkSettings] | None = None
     fresh: bool = False
-    """After a death: it wants a new session when it comes back."""
+    """After a death: request a new session."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostilePlan:
-    """A client that means harm, with a valid login or none."""
+    """A hostile client, with a valid login or none."""
 
     kinds: tuple[HostileKind, ...]
     strikes: int
@@ -143,7 +143,7 @@ class HostilePlan:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """One seed."""
+    """The plan of one seed."""
 
     seed: int
     troubles: tuple[str, ...]
@@ -164,7 +164,7 @@ class BrokerPlan:
 
 
 def draw_plan(seed: int, world: str = "broker") -> BrokerPlan:
-    """The scenario of this seed. `world`: whose, so that no two worlds share theirs."""
+    """Draw the plan of this seed. `world` is part of the random seed, so that worlds differ."""
     rng = Random(f"{world} plan {seed}")
     likely = rng.choice((0.0, 0.15, 0.3, 0.6))
     troubles = tuple(name for name in TROUBLES if rng.random() < likely)
@@ -235,7 +235,7 @@ def _draw_client(
     will = None
     if rng.random() < 0.4:
         qos: Qos = rng.choice((0, 1, 1, 2))
-        will = WillPlan(rng.choice(topics), qos, qos > 0 and rng.random() < 0.3)  # who knows when one of QoS 0 came?
+        will = WillPlan(rng.choice(topics), qos, qos > 0 and rng.random() < 0.3)  # one of QoS 0 has no known time
     return ClientPlan(
         start_s=rng.choice((0.0, rng.uniform(0.0, faults_end_s / 2))),
         name=name,
@@ -303,7 +303,7 @@ def _draw_subscriptions(
 def _draw_publications(
     rng: Random, troubles: tuple[str, ...], topics: tuple[str, ...], messages: int, faults_end_s: float
 ) -> tuple[PublicationPlan, ...]:
-    """Bursts and pauses on some topics, mostly small messages."""
+    """Draw bursts and pauses on some topics, mostly small messages."""
     plans: list[PublicationPlan] = []
     own = rng.sample(topics, rng.randint(1, min(3, len(topics))))
     lanes: list[tuple[str, Qos]] = [(topic, rng.choice((0, 1, 1, 2))) for topic in own for _ in range(2)]
@@ -345,9 +345,9 @@ def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
 def _add_quiet(
     rng: Random, clients: tuple[ClientPlan, ...], troubles: tuple[str, ...], faults_end_s: float
 ) -> tuple[tuple[ClientPlan, ...], list[Fault]]:
-    """Clients with a lasting session, for whom others publish nothing or a few messages, and what befalls them.
+    """Draw clients with a lasting session that match few messages or none, and their faults.
 
-    They draw from a generator of their own, so that the rest of a seed is what it is without them.
+    They use a random generator of their own, so that the rest of a seed is the same without them.
     """
     made = list(clients)
     faults: list[Fault] = []

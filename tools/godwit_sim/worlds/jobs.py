@@ -1,8 +1,9 @@
-"""The world of jobs: controllers, workers, and the server with its log on a disk, all of which can fail at any moment.
+"""The jobs world: controllers, workers, and the server with its log on a disk, all of which can fail at any time.
 
-Safety first: while workers die, stall, quit and return, controllers vanish and come back, and the broker restarts,
-nothing happens by the log's `$jobs` messages that may not, and nobody is told what is not in them. Then it grows calm,
-and within a bounded time every job has ended as its limits demand, and everybody who follows it knows.
+Safety: while workers die, stall, withdraw and return, controllers disappear and come back, and the broker restarts, the
+`$jobs` messages of the log contain no event that is not allowed, and no client is notified of a state that is not in
+them. Liveness: after the faults, within a bounded time every job has ended as its limits demand, and every client that
+follows it knows.
 """
 
 from __future__ import annotations
@@ -17,18 +18,12 @@ from godwit.limits import MAX_RETRY_DELAY_S
 from godwit.server.log import Log
 from godwit.server.server import Server
 from godwit.transport.events import Event
-from godwit_sim.network import Host
-from godwit_sim.trace import Trace
+from godwit_sim.network import Host, Trace
 from godwit_sim.worlds.broker import observe
-from godwit_sim.worlds.durable import DurableWorld
-from godwit_sim.worlds.durable_plan import DiskFault
-from godwit_sim.worlds.durable_stage import Opener, TrimmedLog, WatchedDurableStore, open_store
-from godwit_sim.worlds.jobs_actor import Actor
-from godwit_sim.worlds.jobs_books import JobBooks
-from godwit_sim.worlds.jobs_controller import ControllerActor
+from godwit_sim.worlds.durable import DiskFault, DurableWorld, Opener, TrimmedLog, WatchedDurableStore, open_store
+from godwit_sim.worlds.jobs_clients import ControllerActor, WorkerActor
+from godwit_sim.worlds.jobs_harness import Actor, DelayedLog, JobCheckers
 from godwit_sim.worlds.jobs_plan import ActorFault, ActorPlan, JobsPlan, draw_jobs_plan
-from godwit_sim.worlds.jobs_stage import LateLog
-from godwit_sim.worlds.jobs_worker import WorkerActor
 
 
 class JobsWorld(DurableWorld):
@@ -39,23 +34,28 @@ class JobsWorld(DurableWorld):
     ) -> None:
         self.work = plan
         super().__init__(plan.durable, trace, server, opener)
-        self.jobs = JobBooks(plan, self.books)
-        self.books.on_learned = self.jobs.learn
+        self.jobs = JobCheckers(plan, self.checkers)
+        self.checkers.on_learned = self.jobs.learn
         address = self.hosts[0].address
         names = [worker.actor.name for worker in plan.workers]
         self.workers = [
             WorkerActor(
-                self.jobs, number, one, self._seat(number, one.actor), address, has_twin=_is_twin(names, number)
+                self.jobs,
+                number,
+                one,
+                self._add_actor_host(number, one.actor),
+                address,
+                has_twin=_is_twin(names, number),
             )
             for number, one in enumerate(plan.workers)
         ]
         self.controllers = [
-            ControllerActor(self.jobs, number, one, self._seat(len(names) + number, one.actor), address)
+            ControllerActor(self.jobs, number, one, self._add_actor_host(len(names) + number, one.actor), address)
             for number, one in enumerate(plan.controllers)
         ]
         self.actors: list[Actor] = [*self.workers, *self.controllers]
 
-    def _seat(self, number: int, plan: ActorPlan) -> Host:
+    def _add_actor_host(self, number: int, plan: ActorPlan) -> Host:
         host = self._add_host(f"actor{number}", (f"10.0.1.{number + 1}", 41_000), plan.host)
         self._join(host, self.hosts[0], plan.up)
         self._join(self.hosts[0], host, plan.down)
@@ -66,14 +66,14 @@ class JobsWorld(DurableWorld):
         for actor in self.actors:
             self.network.at(actor.actor.start_s, actor.begin)
         for fault in self.work.faults:
-            self.network.at(fault.at_s, self._befall_actor, fault)
+            self.network.at(fault.at_s, self._apply_actor_fault, fault)
 
     def summary(self) -> str:
-        stories = self.jobs.chronicle.stories.values()
-        ends = {state: sum(story.state == state for story in stories) for state in ("done", "failed", "cancelled")}
+        jobs = self.jobs.log_model.jobs.values()
+        ends = {state: sum(job.state == state for job in jobs) for state in ("done", "failed", "cancelled")}
         return (
-            f"{len(self.workers)} workers, {len(self.controllers)} controllers, {len(stories)} jobs {ends}, "
-            f"{len(self.jobs.ledger.runs)} runs, {self.jobs.chronicle.events} events, {super().summary()}"
+            f"{len(self.workers)} workers, {len(self.controllers)} controllers, {len(jobs)} jobs {ends}, "
+            f"{len(self.jobs.records.runs)} runs, {self.jobs.log_model.events} events, {super().summary()}"
         )
 
     # -- the server ---------------------------------------------------------------------------------------------------
@@ -84,38 +84,38 @@ class JobsWorld(DurableWorld):
     def _make_log(self, watched: WatchedDurableStore) -> TrimmedLog:
         if not self.work.commit_s:
             return super()._make_log(watched)
-        return LateLog(watched, Random(f"{self.plan.seed} log {self._openings}"), self.work.commit_s)
+        return DelayedLog(watched, Random(f"{self.plan.seed} log {self._openings}"), self.work.commit_s)
 
     def _make_server(self, log: Log, label: str, epoch_us: int) -> Server:
-        self.jobs.roster.started(self.network.now)
+        self.jobs.workers.started(self.network.now)
         return super()._make_server(log, label, epoch_us)
 
-    def _overhear(self, events: Sequence[Event]) -> None:
-        super()._overhear(events)
-        self.jobs.roster.heard(events, self.network.now)
+    def _observe_events(self, events: Sequence[Event]) -> None:
+        super()._observe_events(events)
+        self.jobs.workers.handle_events(events, self.network.now)
 
-    def _end_life(self) -> None:
-        super()._end_life()
-        self.jobs.roster.cut_off(self.network.now)
+    def _end_run(self) -> None:
+        super()._end_run()
+        self.jobs.workers.handle_broker_death(self.network.now)
 
-    # -- trouble ------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
-    def _spoil_disk(self, fault: DiskFault) -> None:
-        super()._spoil_disk(fault)
-        self.jobs.chronicle.has_disk_failed = True
+    def _start_disk_fault(self, fault: DiskFault) -> None:
+        super()._start_disk_fault(fault)
+        self.jobs.log_model.has_disk_failed = True
 
-    def _befall_actor(self, fault: ActorFault) -> None:
+    def _apply_actor_fault(self, fault: ActorFault) -> None:
         network = self.network
         actor = self.actors[fault.actor]
         again_s = network.now + fault.lasts_s
-        self.books.note(f"fault {fault.kind} {actor.label}")
+        self.checkers.note(f"fault {fault.kind} {actor.label}")
         match fault.kind:
             case "dies":
                 actor.die()
                 network.at(again_s, actor.begin)
             case "closes":
                 actor.close()
-                network.at(again_s, actor.come_back)
+                network.at(again_s, actor.restart)
             case "pauses":
                 network.pause(actor.host, again_s)
             case "partition":
@@ -136,21 +136,21 @@ class JobsWorld(DurableWorld):
                 actor.change(Random(f"{self.plan.seed} change {fault.at_s}"))
 
     def _lines(self, actor: Actor) -> tuple[ImpairedLink, ImpairedLink]:
-        here, there = actor.host.name, self.hosts[0].name
-        return self.network.links[here, there], self.network.links[there, here]
+        here, stored = actor.host.name, self.hosts[0].name
+        return self.network.links[here, stored], self.network.links[stored, here]
 
     def _heal(self) -> None:
         super()._heal()
-        self.jobs.is_calm = True
+        self.jobs.is_healed = True
         for actor in self.actors:
             for settings, link in zip((actor.actor.up, actor.actor.down), self._lines(actor), strict=True):
                 link.up = True
                 link.change(LinkSettings(delay_s=settings.delay_s))
         for number, worker in enumerate(self.workers):
             if _is_twin([one.actor.name for one in self.work.workers[: number + 1]], number):
-                worker.retire()  # there can be only one
+                worker.retire()  # only one process may keep the name
         for actor in self.actors:
-            actor.calm_down()
+            actor.end_faults()
 
     # -- liveness -----------------------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class JobsWorld(DurableWorld):
         return super()._clients + sum(not actor.is_retired for actor in self.actors)
 
     def _patience_s(self) -> float:
-        """Every attempt may be the last but one, and every lease may have to be missed first."""
+        """Return how long jobs may take: every attempt may fail but the last, and every lease may expire first."""
         worst_s = 0.0
         for job in self.work.jobs:
             pauses_s = sum(min(job.retry_delay_ms * 2**again / 1000, MAX_RETRY_DELAY_S) for again in range(job.retries))
@@ -169,9 +169,9 @@ class JobsWorld(DurableWorld):
     def _unsettled(self) -> str:
         if problem := super()._unsettled():
             return problem
-        for story in self.jobs.chronicle.unended():
-            tasks = {number: task.stand for number, task in story.tasks.items()}
-            return f"{story} has not ended: {tasks}"
+        for job in self.jobs.log_model.unended():
+            tasks = {number: task.status for number, task in job.tasks.items()}
+            return f"{job} has not ended: {tasks}"
         return next((problem for actor in self.actors if (problem := actor.unsettled())), "")
 
     def _finish(self) -> None:
@@ -182,14 +182,14 @@ class JobsWorld(DurableWorld):
 
 
 def _is_twin(names: Sequence[str | None], number: int) -> bool:
-    """Whether somebody else has the same name."""
+    """Return whether another worker has the same name."""
     return names[number] is not None and names.count(names[number]) > 1
 
 
 def run_jobs(
     seed: int, trace: Trace, server: type[Server] = Server, opener: Opener = open_store
 ) -> tuple[str | None, str]:
-    """Runs one seed; gives the violation, if any, and a summary."""
+    """Run one seed; return the violation, if any, and a summary."""
     plan = draw_jobs_plan(seed)
     trace.comment(0.0, f"plan {plan}")
     world = JobsWorld(plan, trace, server, opener)

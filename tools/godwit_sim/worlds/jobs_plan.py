@@ -1,6 +1,6 @@
-"""What happens in one seed of the world of jobs: all of it is drawn here, before anything runs.
+"""The plan of one seed of the jobs world: everything is drawn here, before the simulation starts.
 
-Controllers ask for jobs of some kinds, workers volunteer for some of them. Each seed first draws which kinds of trouble
+Controllers submit jobs of some kinds, workers volunteer for some of them. Each seed first draws which kinds of trouble
 it has at all. The server, its disk and their deaths are drawn as in the durable world, and a few clients that publish
 share its log with the jobs.
 """
@@ -23,7 +23,7 @@ from godwit_sim.worlds.broker_plan import (
     draw_host,
     draw_link,
 )
-from godwit_sim.worlds.durable_plan import DurablePlan, auditor, draw_deaths, draw_disk_faults
+from godwit_sim.worlds.durable import DurablePlan, auditor, draw_deaths, draw_disk_faults
 from godwit_sim.worlds.transport_plan import HostPlan
 
 TROUBLES = (
@@ -34,7 +34,7 @@ TROUBLES = (
 )  # fmt: skip
 KINDS = ("resize", "render/frame", "Größe/messen", "mail")
 KEYS = ("first", "second", "third", "fourth", "fifth")
-"""Words that several controllers have for their jobs."""
+"""Keys that several controllers use."""
 MAX_JOBS = 40
 
 ActorFaultKind = Literal["dies", "closes", "pauses", "partition", "rebind", "route", "withdraws", "changes"]
@@ -42,12 +42,12 @@ ActorFaultKind = Literal["dies", "closes", "pauses", "partition", "rebind", "rou
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What a controller asks for, and how the tasks of it go."""
+    """A job to submit, and how its tasks go."""
 
     at_s: float
     kind: str
     key: str | None = None
-    """None: the library makes one."""
+    """None: the library creates one."""
     size_bytes: int = 20
     workers: int = 1
     priority: int = 0
@@ -57,21 +57,21 @@ class JobPlan:
     retry_delay_ms: int = 1000
     time_limit_ms: int | None = None
     takes_s: float = 0.1
-    """An attempt takes up to twice as long."""
+    """The mean duration of an attempt; the longest is twice that."""
     fails: float = 0.0
-    """So many of the attempts fail."""
+    """The share of attempts that fail."""
     fails_for_good: float = 0.0
-    """So many of those that fail say that another attempt would not help."""
+    """The share of failures that are final."""
     result_bytes: int = 20
     cancel_after_s: float | None = None
     unwatch_after_s: float | None = None
     again_after_s: float | None = None
-    """Asked for once more, with the same key and another payload: it is the same job, as it was."""
+    """When it is submitted again with the same key and another payload, which has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorPlan:
-    """A machine, its line, and the client on it."""
+    """A machine, its link, and the client on it."""
 
     start_s: float
     name: str | None
@@ -87,11 +87,11 @@ class WorkerPlan:
     kinds: tuple[str, ...]
     capacity: int
     steps: int
-    """So often it tells how far an attempt is."""
+    """The number of progress reports in an attempt."""
     returns: float
-    """So many of its tasks it hands back."""
-    is_deaf: bool
-    """It goes on with what was revoked, and reports it."""
+    """The share of tasks that it returns."""
+    ignores_revokes: bool
+    """It ignores revocations and reports revoked tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ class ControllerPlan:
     actor: ActorPlan
     jobs: tuple[JobPlan, ...]
     remembers: Literal["keys", "numbers"]
-    """After its death it asks again for what had not ended, or watches what it knows the numbers of."""
+    """After a restart it submits unfinished jobs again, or watches those with known numbers."""
     is_curious: bool
     """It watches jobs of others too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActorFault:
-    """Something that befalls an actor: workers are counted first, then controllers."""
+    """A fault of an actor: workers are counted first, then controllers."""
 
     at_s: float
     kind: ActorFaultKind
@@ -117,13 +117,13 @@ class ActorFault:
 
 @dataclass(frozen=True, slots=True)
 class JobsPlan:
-    """One seed."""
+    """The plan of one seed."""
 
     durable: DurablePlan
     lease_s: float
     keep_s: float
     commit_s: float
-    """So long the disk takes, at most, until an append is safe."""
+    """The longest time until an append is durable."""
     workers: tuple[WorkerPlan, ...]
     controllers: tuple[ControllerPlan, ...]
     faults: tuple[ActorFault, ...]
@@ -142,7 +142,7 @@ class JobsPlan:
 
 
 def draw_jobs_plan(seed: int) -> JobsPlan:
-    """The scenario of this seed."""
+    """Draw the plan of this seed."""
     rng = Random(f"jobs plan {seed}")
     likely = rng.choice((0.0, 0.2, 0.4, 0.7))
     troubles = tuple(name for name in TROUBLES if rng.random() < likely)
@@ -184,16 +184,16 @@ def _draw_worker(
     some = tuple(kind for kind in kinds if rng.random() < 0.7)
     return WorkerPlan(
         actor=_draw_actor(rng, f"worker-{number}", troubles, start_s),
-        kinds=kinds if number == 0 or not some else some,  # whatever is asked for can be done by somebody
+        kinds=kinds if number == 0 or not some else some,  # at least one worker volunteers for each kind
         capacity=rng.choice((1, 1, 2, 5)),
         steps=rng.choice((0, 0, 1, 3)),
         returns=rng.choice((0.1, 0.4)) if "returns" in troubles else 0.0,
-        is_deaf="deaf" in troubles and rng.random() < 0.5,
+        ignores_revokes="deaf" in troubles and rng.random() < 0.5,
     )
 
 
 def _draw_twin(rng: Random, workers: list[WorkerPlan], end_s: float) -> WorkerPlan:
-    """Another process under the name of the first worker, on another machine."""
+    """Draw another process under the name of the first worker, on another machine."""
     other = rng.choice(workers)
     named = [worker for worker in workers if worker.actor.name is not None]
     name = rng.choice(named).actor.name if named else "worker-0"
@@ -263,7 +263,7 @@ def _draw_faults(
 
 
 def _draw_durable(rng: Random, seed: int, troubles: tuple[str, ...], end_s: float, idle_s: float) -> DurablePlan:
-    """The server, its disk, and those who use it for something else."""
+    """Draw the server, its disk, and the clients that publish."""
     host = draw_host(rng, troubles)
     publishers = tuple(_draw_publisher(rng, number, end_s) for number in range(rng.randint(1, 2)))
     reader = replace(auditor(end_s), subscriptions=(SubscriptionPlan(0.0, ("#", "$jobs/#"), "earliest"),))

@@ -1,8 +1,11 @@
-"""The transport world: real endpoints over an invented network, from one seed.
+"""The transport world: the shipped endpoints over a simulated network, from one seed.
 
-Safety first: while faults last, nothing wrong may be delivered, held or sent. Then liveness: the network heals, and
-within a bounded time everything outstanding arrives, every client gets a record through in both directions, all
-connections close for the reason given, and nothing is left behind.
+Safety: while faults last, no wrong record may be delivered, and memory and sent bytes stay within their bounds.
+Liveness: after the network has healed, within a bounded time all outstanding records arrive, every client gets a record
+through in both directions, all connections close for the reason given, and no state remains.
+
+The application on each end of a connection sends its planned records when they are due, waits for Writable when the
+buffer is full, delays the consumption of each record, and reports all it does and receives to the checkers.
 """
 
 from __future__ import annotations
@@ -10,22 +13,239 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from godwit.errors import ConnectionClosedError, SendBufferFullError
 from godwit.impairment import ImpairedLink, LinkSettings
 from godwit.limits import CONTROL_WINDOW_BYTES, UNRELIABLE_QUEUE_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Address, Closed, Connected, PathChanged
+from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
+from godwit.transport.train import Address
 from godwit_sim.attacker import Attacker
-from godwit_sim.checkers import ViolationError
-from godwit_sim.network import Host, Network, UnrestError
-from godwit_sim.trace import Trace
-from godwit_sim.watchers import AmplificationWatcher, HeardWatcher, MemoryWatcher, TimerWatcher
-from godwit_sim.worlds.transport_ends import Books, Client, End, describe_event
-from godwit_sim.worlds.transport_plan import Fault, HostPlan, Sending, TransportPlan, draw_plan, patience_s
+from godwit_sim.checkers import (
+    AmplificationWatcher,
+    ConfirmChecker,
+    DeliveryChecker,
+    LifecycleChecker,
+    MemoryWatcher,
+    TimeoutWatcher,
+    TimerWatcher,
+    ViolationError,
+)
+from godwit_sim.network import Host, LivelockError, Network, Trace
+from godwit_sim.worlds.transport_plan import (
+    CONTROL,
+    ClientPlan,
+    Fault,
+    HostPlan,
+    Sending,
+    TransportPlan,
+    draw_plan,
+    patience_s,
+)
+
+# -- applications -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Checkers:
+    """The checkers of one world."""
+
+    seed: int
+    network: Network
+    delivery: DeliveryChecker = field(default_factory=DeliveryChecker)
+    confirms: ConfirmChecker = field(default_factory=ConfirmChecker)
+    lifecycle: LifecycleChecker = field(default_factory=LifecycleChecker)
+
+    def content(self, label: str, direction: str, count: int, size_bytes: int) -> bytes:
+        """Return the unique body of a record, so that a wrong one is noticed."""
+        return Random(f"{self.seed} {label} {direction} {count}").randbytes(size_bytes)
+
+
+class End:
+    """One end of a connection, and the application on it."""
+
+    def __init__(
+        self,
+        checkers: Checkers,
+        host: Host,
+        connection: Connection,
+        label: str,
+        side: str,
+        todo: deque[Sending],
+        reads_after_s: float,
+        *,
+        eager: bool = False,
+    ) -> None:
+        self.checkers = checkers
+        self.host = host
+        self.connection = connection
+        self.label = label
+        self.name = f"{label}@{side}"
+        self.sends, self.gets = ("up", "down") if side == "client" else ("down", "up")
+        self.todo = todo
+        self.reads_after_s = reads_after_s
+        self.connected = False
+        self._eager = eager
+        self.over = False
+        """Closed, or its process is dead."""
+        self._is_orphan = False
+        self._channels: dict[int, int] = {CONTROL: 0}
+        self._finished: set[int] = set()
+        self._count = 0
+        self._blocked = False
+        checkers.lifecycle.opened(self.name)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Send the records that are due. Called by a scheduled event, so the host is drained afterwards."""
+        self._send_due()
+        self.checkers.network.pump(self.host)
+
+    def _send_due(self) -> None:
+        network = self.checkers.network
+        while self.todo and (self.connected or self._eager) and not self.over and not self._blocked:
+            sending = self.todo[0]
+            if sending.at_s > network.now:
+                network.at(sending.at_s, self.work)
+                return
+            if not self._send(sending):
+                return
+            self.todo.popleft()
+
+    def _send(self, sending: Sending) -> bool:
+        body = self.checkers.content(self.label, self.sends, self._count, sending.size_bytes)
+        try:
+            channel = self._channels.get(sending.channel_index)
+            if channel is None or channel in self._finished:
+                channel = self._channels[sending.channel_index] = self.connection.open_channel()
+            reliable = self.connection.send(channel, body, reliable=sending.reliable, last=sending.last)
+        except SendBufferFullError:
+            self._blocked = True
+            return False
+        except ConnectionClosedError:
+            return False  # a Closed event follows
+        self._count += 1
+        self.checkers.delivery.sent((self.label, self.sends, channel), body, reliable=reliable, last=sending.last)
+        if sending.last:
+            self._finished.add(channel)
+        return True
+
+    def close(self, code: int, reason: str) -> None:
+        """Close the connection as its application."""
+        if self.over:
+            return
+        self.checkers.lifecycle.asked(self.name, code, reason)
+        self.connection.close(self.host.clock(self.checkers.network.now), code, reason)
+        self.checkers.network.pump(self.host)
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> None:
+        """Handle any event of this end; for Closed, `ended` follows."""
+        lifecycle = self.checkers.lifecycle
+        match event:
+            case Connected():
+                lifecycle.connected(self.name)
+                self.connected = True
+                self._send_due()
+            case Received(_, channel, record, body, reliable, last):
+                lifecycle.active(self.name, "Received")
+                self._received(channel, record, body, reliable, last, now)
+            case Confirmed(_, channel, sequence, reached):
+                lifecycle.active(self.name, "Confirmed")
+                self.checkers.confirms.got((self.label, self.sends, channel), sequence, reached)
+            case Writable():
+                lifecycle.active(self.name, "Writable")
+                if not self._blocked:
+                    raise ViolationError("lifecycle", f"{self.name}: Writable, but no send had found the buffer full")
+                self._blocked = False
+                self._send_due()
+            case PathChanged():
+                lifecycle.active(self.name, "PathChanged")
+            case Closed(_, code, reason, origin):
+                lifecycle.closed(self.name, code, reason, origin)
+                self.ended()
+
+    def _received(self, channel: int, record: int, body: bytes, reliable: bool, last: bool, now: float) -> None:
+        flow = (self.label, self.gets, channel)
+        self.checkers.delivery.received(flow, body, reliable=reliable, last=last, record=record)
+        if not reliable:
+            return  # it cost no credit to return
+        sequence = self.checkers.delivery.received_on(flow)
+        if self.reads_after_s:
+            self.checkers.network.at(now + self.reads_after_s, self._take_later, channel, len(body), sequence)
+        else:
+            self._take(channel, len(body), sequence)
+
+    def _take_later(self, channel: int, body_bytes: int, sequence: int) -> None:
+        if not self.over:
+            self._take(channel, body_bytes, sequence)
+            self.checkers.network.pump(self.host)
+
+    def _take(self, channel: int, body_bytes: int, sequence: int) -> None:
+        self.connection.consume(channel, body_bytes)
+        if channel and sequence % 3 == 0:  # not every record, so that confirms are cumulative
+            try:
+                self.connection.confirm(channel, sequence, reached=sequence % 7)
+            except ConnectionClosedError:
+                return  # a Closed event follows
+            self.checkers.confirms.given((self.label, self.gets, channel), sequence, sequence % 7)
+
+    def ended(self) -> None:
+        """Record that this end is over: records in flight in either direction may be lost."""
+        self.over = True
+        if not self._is_orphan:
+            self.checkers.delivery.forget(self.label)
+            self.checkers.confirms.forget(self.label)
+
+    def orphaned(self) -> None:
+        """Record that its peer uses another end under the same label: this one sends no more."""
+        self._is_orphan = True
+        self.todo = deque()
+
+    def died(self) -> None:
+        """Record that the process died."""
+        if not self.over:
+            self.checkers.lifecycle.died(self.name)
+            self.ended()
+
+
+class Client:
+    """A client machine through all its connections."""
+
+    def __init__(self, number: int, plan: ClientPlan, host: Host) -> None:
+        self.number = number
+        self.plan = plan
+        self.host = host
+        self.todo_up = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_up)
+        self.todo_down = deque(replace(send, at_s=plan.start_s + send.at_s) for send in plan.sends_down)
+        self.connections = 0
+        self.addresses = {host.address}
+        """All addresses that it ever had."""
+        self.end: End | None = None
+
+    @property
+    def label(self) -> str:
+        return f"c{self.number}.{self.connections}"
+
+
+def describe_event(event: Event) -> str:
+    details = " ".join(
+        f"{name}={len(value) if isinstance(value, bytes) else value}"
+        for name in event.__struct_fields__
+        if name != "connection"
+        for value in (getattr(event, name),)
+    )
+    return f"{type(event).__name__} {details}"
+
+
+# -- the world --------------------------------------------------------------------------------------------------------
 
 RECONNECT_S = 0.25
 STEP_S = 0.25
@@ -33,7 +253,7 @@ HARMLESS = frozenset(
     ("duplication", "reordering", "jitter", "rebind", "client_closes", "server_closes", "late_readers", "small_windows",
      "few_places", "eager", "coarse_timers", "slow_wakes", "short_idle", "small_buffers", "server_dies", "client_dies")
 )  # fmt: skip
-"""Troubles that silence no living connection: with these alone a time-out between living ends is a fault."""
+"""Troubles that interrupt no live connection: with these alone a timeout between live ends is a violation."""
 
 
 class TransportWorld:
@@ -42,7 +262,7 @@ class TransportWorld:
     def __init__(self, plan: TransportPlan, trace: Trace, endpoint: type[Endpoint] = Endpoint) -> None:
         self.plan = plan
         self.network = Network(trace)
-        self.books = Books(plan.seed, self.network)
+        self.checkers = Checkers(plan.seed, self.network)
         self._endpoint = endpoint
         self._finishing = False
         self._clean_since = 0.0 if HARMLESS.issuperset(plan.troubles) else float("inf")
@@ -55,23 +275,23 @@ class TransportWorld:
         for client in self.clients:
             self._join(client.host, self.server, client.plan.up)
             self._join(self.server, client.host, client.plan.down)
-        self.heard = HeardWatcher()
+        self.handle_events = TimeoutWatcher()
         self.memory = MemoryWatcher(lambda host: self._node(host).buffered_bytes, self._memory_bound)
         self.network.observers += [
-            self.heard,
+            self.handle_events,
             self.memory,
             AmplificationWatcher("server"),
             TimerWatcher(self._has_work),
         ]
 
     def run(self) -> None:
-        """Raises ViolationError, or whatever escapes from the transport."""
+        """Run the seed. Raises ViolationError, or any exception from the transport."""
         plan = self.plan
         self._start_server()
         for client in self.clients:
             self.network.at(client.plan.start_s, self._start_client, client)
         for fault in plan.faults:
-            self.network.at(fault.at_s, self._befall, fault)
+            self.network.at(fault.at_s, self._apply_fault, fault)
         if plan.attack is not None:
             self._add_attacker()
         self.network.run(plan.faults_end_s)
@@ -108,7 +328,7 @@ class TransportWorld:
         Attacker(self.network, host, victims, self.plan.attack, rng).schedule()
 
     def _links(self, client: Client) -> tuple[ImpairedLink, ImpairedLink]:
-        """The line of this client, up and down."""
+        """Return the links of this client, up and down."""
         links = self.network.links
         return links[client.host.name, "server"], links["server", client.host.name]
 
@@ -159,7 +379,7 @@ class TransportWorld:
         clock_s = client.host.clock(self.network.now)
         connection = node.connect(self.server.address, clock_s, application=client.label.encode())
         client.end = self._ends[connection] = End(
-            self.books,
+            self.checkers,
             client.host,
             connection,
             client.label,
@@ -183,7 +403,7 @@ class TransportWorld:
             self._handle(self.server, event, now)
 
     def _accept(self, connection: Connection, label: str) -> None:
-        """The server meets a connection."""
+        """Register a new connection of the server."""
         client = self._client_of(label)
         side = f"server.{self.server.lives}"
         todo = client.todo_down if label == client.label else deque[Sending]()
@@ -192,23 +412,23 @@ class TransportWorld:
             side += f".{len(known)}"
             todo = self._meet_again(client, known, todo)
         self._ends[connection] = End(
-            self.books, self.server, connection, label, side, todo, self.plan.server_reads_after_s
+            self.checkers, self.server, connection, label, side, todo, self.plan.server_reads_after_s
         )
 
     def _meet_again(self, client: Client, known: list[End], todo: deque[Sending]) -> deque[Sending]:
-        """A second connection under one label.
+        """Handle a second connection with one label; return the records that it sends.
 
-        The client moved during the handshake, or the server died: then the first one leads nowhere. Or somebody
-        repeated an old handshake: then the new one does.
+        If the client changed its address during the handshake, or the server died, the first connection is unused. If
+        an attacker repeated an old handshake, the new one is unused.
         """
         label = known[0].label
         if client.end is not None and client.end.label == label and not client.end.connected:
             for end in known:
                 end.orphaned()
-            self.books.delivery.restart(label, "down")
+            self.checkers.delivery.restart(label, "down")
             return todo
         if self.plan.attack is None or not self.plan.attack.sees:
-            raise ViolationError("life", f"{label}: the server was Connected to it twice")
+            raise ViolationError("lifecycle", f"{label}: the server was Connected to it twice")
         return deque()
 
     def _client_of(self, label: str) -> Client:
@@ -217,33 +437,35 @@ class TransportWorld:
     def _handle(self, host: Host, event: Any, now: float) -> End:
         end = self._ends.get(event.connection)
         if end is None:
-            raise ViolationError("life", f"{host.name}: {type(event).__name__} for an end that nobody opened")
+            raise ViolationError("lifecycle", f"{host.name}: {type(event).__name__} for an end that was never opened")
         self.network.trace.note(now, f"event {end.name} {describe_event(event)}")
         if isinstance(event, PathChanged) and event.address not in self._client_of(end.label).addresses:
-            raise ViolationError("life", f"{end.name}: moved to {event.address}, where its peer never was")
+            raise ViolationError("lifecycle", f"{end.name}: moved to {event.address}, where its peer never was")
         if isinstance(event, Closed) and event.origin in ("timeout", "refused"):
             self._check_time_out(host, end, event, now)
         end.handle(event, now)
         return end
 
     def _check_time_out(self, host: Host, end: End, event: Closed, now: float) -> None:
-        """A refusal needs a lack of places, and giving up needs silence."""
+        """Check that a refusal is due to the limit of connections, and that a timeout follows an idle period."""
         client = self._client_of(end.label)
         idle_timeout_s = min(client.plan.config.idle_timeout_s, self.plan.server.idle_timeout_s)
         if event.origin == "refused":
             if "few_places" not in self.plan.troubles:
-                raise ViolationError("life", f"{end.name}: refused with code {event.code}, {event.reason!r}")
+                raise ViolationError("lifecycle", f"{end.name}: refused with code {event.code}, {event.reason!r}")
             return
         if end.connected and not (self.plan.attack is not None and self.plan.attack.forges):
-            self.heard.timed_out(host, event.connection.id, event.connection.peer_address, idle_timeout_s, now)
+            self.handle_events.timed_out(host, event.connection.id, event.connection.peer_address, idle_timeout_s, now)
         others = [other for other in self._ends.values() if other.label == end.label and other is not end]
         silent = not any(other.connected and not other.over for other in others)
         if not silent and end.connected and now - self._clean_since > idle_timeout_s + 3.0:
-            raise ViolationError("life", f"{end.name}: timed out although both ends lived and the network was clean")
+            raise ViolationError(
+                "lifecycle", f"{end.name}: timed out although both ends were alive and the links clean"
+            )
 
-    # -- trouble ------------------------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------------------
 
-    def _befall(self, fault: Fault) -> None:
+    def _apply_fault(self, fault: Fault) -> None:
         network = self.network
         client = self.clients[fault.client]
         match fault.kind:
@@ -253,7 +475,7 @@ class TransportWorld:
             case "rebind":
                 host, port, *rest = client.host.address
                 if fault.lasts_s > 0.3:
-                    host = f"{host}{len(host) % 10}"  # another network altogether, not just a NAT that forgot
+                    host = f"{host}{len(host) % 10}"  # another network, not just another port of a NAT
                 network.rebind(client.host, (host, port + 1, *rest))
                 client.addresses.add(client.host.address)
             case "route":
@@ -285,7 +507,7 @@ class TransportWorld:
                     end.died()
 
     def _heal(self) -> None:
-        """No more faults: every line is clean (as long and as wide as before), every process runs."""
+        """End all faults: every link is clean (with the same delay and bandwidth), every process runs."""
         network = self.network
         network.trace.note(network.now, "heal everything")
         for client in self.clients:
@@ -303,7 +525,7 @@ class TransportWorld:
         self._start_server()
         for client in self.clients:
             if self.plan.attack is not None and self.plan.attack.forges:
-                self._die(client.host)  # someone who saw a connection may have stalled it; a new one must work
+                self._die(client.host)  # it may be stalled by the attacker; a new one must work
             now = network.now
             client.todo_up.append(Sending(now, 0, 100))
             client.todo_down.append(Sending(now, 0, 100))
@@ -317,17 +539,17 @@ class TransportWorld:
     def _settled(self) -> bool:
         return not (
             any(client.todo_up or client.todo_down for client in self.clients)
-            or self.books.delivery.outstanding()
-            or self.books.confirms.outstanding()
+            or self.checkers.delivery.outstanding()
+            or self.checkers.confirms.outstanding()
         )
 
     def _until(self, done: Any, patience_s: float, what: str) -> None:
-        """Runs in steps until `done()`; a violation if that takes longer than `patience_s`."""
+        """Run in steps until `done()`. Raises ViolationError if that takes longer than `patience_s`."""
         deadline = self.network.now + patience_s
         while not done():
             if self.network.now >= deadline:
-                self.books.delivery.complete()
-                self.books.confirms.complete()
+                self.checkers.delivery.complete()
+                self.checkers.confirms.complete()
                 raise ViolationError("liveness", f"it is not true after {patience_s:.1f} s that {what}{self._todo()}")
             self.network.run(self.network.now + STEP_S)
 
@@ -340,7 +562,7 @@ class TransportWorld:
         return f"; unsent (up, down): {waiting}" if waiting else ""
 
     def _finish(self) -> None:
-        """Closes everything from one side or the other and looks at what is left."""
+        """Close all connections from one side or the other and check that no state remains."""
         self._finishing = True
         idle_s = self.plan.idle_timeout_s
         for client in self.clients:
@@ -348,26 +570,29 @@ class TransportWorld:
             if ends:
                 ends[client.number % len(ends)].close(client.number, "the end of the world")
         hosts = [self.server, *(client.host for client in self.clients)]
-        self._until(lambda: not self.books.life.unclosed(), idle_s + 30.0, "every end is closed")
+        self._until(lambda: not self.checkers.lifecycle.unclosed(), idle_s + 30.0, "every end is closed")
         self._until(
             lambda: not any(self._node(host).connections for host in hosts), idle_s + 30.0, "no connection is left"
         )
         self._until(lambda: all(self._node(host).next_timer() is None for host in hosts), 30.0, "no timer is left")
         for host in hosts:
             if self._node(host).buffered_bytes:
-                raise ViolationError("memory", f"{host.name} holds {self._node(host).buffered_bytes} bytes for nobody")
-        self.books.life.complete()
-        self.books.delivery.complete()
-        self.books.confirms.complete()
+                raise ViolationError(
+                    "memory",
+                    f"{host.name} holds {self._node(host).buffered_bytes} bytes without a connection",
+                )
+        self.checkers.lifecycle.complete()
+        self.checkers.delivery.complete()
+        self.checkers.confirms.complete()
 
 
 def _address(number: int) -> Address:
-    """Every second client has an address as IPv6 sockets give them."""
+    """Return an address; every second client has one as IPv6 sockets return them."""
     return (f"10.0.0.{number + 1}", 40_000) if number % 2 == 0 else (f"2001:db8::{number + 1}", 40_000, 0, 0)
 
 
 def run_transport(seed: int, trace: Trace, endpoint: type[Endpoint] = Endpoint) -> tuple[str | None, str]:
-    """Runs one seed; gives the violation, if any, and a summary."""
+    """Run one seed; return the violation, if any, and a summary."""
     plan = draw_plan(seed)
     trace.comment(0.0, f"plan {plan}")
     world = TransportWorld(plan, trace, endpoint)
@@ -376,13 +601,13 @@ def run_transport(seed: int, trace: Trace, endpoint: type[Endpoint] = Endpoint) 
         world.run()
     except ViolationError as error:
         violation = f"at {world.network.now:.6f} s: {error}"
-    except UnrestError as error:
+    except LivelockError as error:
         violation = f"at {world.network.now:.6f} s: unrest: {error}"
-    except Exception:  # whatever escapes from the transport is a violation: that is what this world is for
+    except Exception:  # any exception from the transport is a violation
         violation = f"at {world.network.now:.6f} s: an exception escaped:\n{traceback.format_exc()}"
     if violation is not None:
         trace.note(world.network.now, f"VIOLATION {violation}")
-    delivery = world.books.delivery
+    delivery = world.checkers.delivery
     summary = (
         f"{len(plan.clients)} clients, {delivery.received_records} records, {delivery.received_bytes} bytes, "
         f"{world.network.now:.0f} s, {trace.notes} notes"

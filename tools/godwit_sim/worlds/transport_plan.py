@@ -1,4 +1,4 @@
-"""What happens in one seed of the transport world: everything is drawn here, before anything runs.
+"""The plan of one seed of the transport world: everything is drawn here, before the simulation starts.
 
 Each seed first draws which kinds of trouble it has at all, so that many seeds test one thing hard and some test
 everything at once. Sizes and times are kept small enough for a few tenths of a second of computing.
@@ -24,7 +24,7 @@ TROUBLES = (
 )  # fmt: skip
 
 BUDGET_BYTES: dict[Arq, int] = {"selective-repeat": 2000 * KIB, "go-back-n": 600 * KIB, "stop-and-wait": 200 * KIB}
-"""What all clients of a seed send and receive together, so that a seed stays quick."""
+"""The bytes that all clients of a seed send and receive together, to limit its run time."""
 
 CONTROL = -1
 
@@ -35,11 +35,11 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """One record that an application will send, so long after its start."""
+    """One record that an application sends, at this time after its start."""
 
     at_s: float
-    lane: int
-    """Which of the sender's channels; they are opened when first used. CONTROL is channel 0, which always is."""
+    channel_index: int
+    """The sender's channel by index; it is opened when first used. CONTROL is channel 0, which always exists."""
     size_bytes: int
     reliable: bool = True
     last: bool = False
@@ -47,7 +47,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """How a machine treats its process."""
+    """How a machine schedules its process."""
 
     joins: bool
     wake_delay_s: float
@@ -57,7 +57,7 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """One client: its machine, its line, and what it and the server have to tell each other."""
+    """One client: its machine, its links, and the records to send in both directions."""
 
     start_s: float
     host: HostPlan
@@ -67,26 +67,26 @@ class ClientPlan:
     sends_up: tuple[Sending, ...]
     sends_down: tuple[Sending, ...]
     reads_after_s: float
-    """How long its application holds a record before it takes the next."""
+    """How long its application holds a record before it consumes it."""
     eager: bool
     """It sends before it is connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that befalls the client with that number (or the server) at that time."""
+    """A fault of the client with that number (or of the server) at that time."""
 
     at_s: float
     kind: FaultKind
     client: int
     lasts_s: float = 0.0
     route: tuple[LinkSettings, LinkSettings] | None = None
-    """The line up and down from now on."""
+    """The settings of the links up and down from now on."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportPlan:
-    """One seed."""
+    """The plan of one seed."""
 
     seed: int
     troubles: tuple[str, ...]
@@ -100,12 +100,12 @@ class TransportPlan:
 
     @property
     def idle_timeout_s(self) -> float:
-        """The longest of all."""
+        """Return the longest idle timeout."""
         return max(self.server.idle_timeout_s, *(client.config.idle_timeout_s for client in self.clients))
 
 
 def draw_plan(seed: int) -> TransportPlan:
-    """The scenario of this seed."""
+    """Draw the plan of this seed."""
     rng = Random(f"transport plan {seed}")
     likely = rng.choice((0.0, 0.15, 0.3, 0.6))
     troubles = tuple(name for name in TROUBLES if rng.random() < likely)
@@ -206,11 +206,11 @@ def _draw_link(rng: Random, troubles: tuple[str, ...]) -> LinkSettings:
 
 
 def _draw_sends(rng: Random, budget_bytes: int, faults_end_s: float) -> tuple[Sending, ...]:
-    """Records up to the budget: bursts and pauses, all sizes, some channels that end."""
+    """Draw records up to the budget: bursts and pauses, all sizes, some channels that end."""
     if budget_bytes <= 0:
         return ()
     sends: list[Sending] = []
-    lanes = rng.randint(1, 4)
+    channel_count = rng.randint(1, 4)
     unreliable = rng.choice((0.0, 0.0, 0.3))
     large = rng.random() < 0.3
     left_bytes = int(budget_bytes * rng.uniform(0.05, 1.0))
@@ -221,17 +221,17 @@ def _draw_sends(rng: Random, budget_bytes: int, faults_end_s: float) -> tuple[Se
         reliable = rng.random() >= unreliable
         size = min(_draw_size(rng, large), left_bytes) if reliable else rng.randint(0, MAX_UNRELIABLE_BYTES)
         left_bytes -= size + 64
-        if not reliable and rng.random() < 0.01:  # more than anybody keeps for one chance to be sent
-            sends += [Sending(at_s, rng.randrange(lanes), MAX_UNRELIABLE_BYTES, reliable=False)] * 250
-        lane = CONTROL if reliable and size < 4000 and rng.random() < 0.1 else rng.randrange(lanes)
-        sends.append(Sending(at_s, lane, size, reliable))
-    ends = {lane for lane in range(lanes) if rng.random() < 0.3}
+        if not reliable and rng.random() < 0.01:  # more than an endpoint buffers for one opportunity to send
+            sends += [Sending(at_s, rng.randrange(channel_count), MAX_UNRELIABLE_BYTES, reliable=False)] * 250
+        channel_index = CONTROL if reliable and size < 4000 and rng.random() < 0.1 else rng.randrange(channel_count)
+        sends.append(Sending(at_s, channel_index, size, reliable))
+    ends = {channel_index for channel_index in range(channel_count) if rng.random() < 0.3}
     for index in reversed(range(len(sends))):
         send = sends[index]
-        if send.lane in ends and send.reliable:
-            ends.discard(send.lane)
-            sends[index] = Sending(send.at_s, send.lane, send.size_bytes, last=True)
-            sends[index + 1 :] = [later for later in sends[index + 1 :] if later.lane != send.lane]
+        if send.channel_index in ends and send.reliable:
+            ends.discard(send.channel_index)
+            sends[index] = Sending(send.at_s, send.channel_index, send.size_bytes, last=True)
+            sends[index + 1 :] = [later for later in sends[index + 1 :] if later.channel_index != send.channel_index]
     return tuple(sends)
 
 
@@ -279,7 +279,7 @@ def _draw_attack(rng: Random, faults_end_s: float) -> AttackPlan:
 
 
 def patience_s(plan: TransportPlan) -> float:
-    """How long after the network has healed everything may take to arrive: generous, but finite."""
+    """Return how long after the network has healed all records may take to arrive: generous, but finite."""
     longest = 0.0
     for client in plan.clients:
         sends = (*client.sends_up, *client.sends_down)

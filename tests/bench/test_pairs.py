@@ -1,0 +1,126 @@
+"""One publisher, one broker, one subscriber: a fake system with known figures, and short runs of the real ones.
+
+The tests check that messages arrive, never how fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from multiprocessing.connection import Connection as Pipe
+
+import pytest
+
+from godwit.errors import GodwitError
+from godwit_bench import pairs, peers, small_senders
+from godwit_bench.pairs import (
+    BURST,
+    Pair,
+    bursts,
+    count_in_loop,
+    count_in_thread,
+    counted,
+    godwit_pair,
+    godwit_system,
+    measure,
+    nats_pair,
+    report_and_wait,
+    zenoh_pair,
+)
+from godwit_bench.processes import READY, ProcessGroup
+
+
+def broker(_: ProcessGroup) -> str:
+    return "nowhere"
+
+
+def publish(pipe: Pipe, address: str, seconds: float) -> None:
+    assert (address, seconds) == ("nowhere", 0.5)
+    report_and_wait(pipe, 1000)
+
+
+def subscribe(pipe: Pipe, address: str) -> None:
+    """Receive a hundred messages at once, the others 0.2 s later."""
+    assert address == "nowhere"
+    began = time.perf_counter()
+    count_in_thread(pipe, lambda: 100 if time.perf_counter() < began + 0.2 else 1000)
+
+
+def lose(pipe: Pipe, _: str) -> None:
+    for pause_s in counted(pipe, lambda: 999, patience_s=0.2):
+        time.sleep(pause_s)
+
+
+def receive_nothing(pipe: Pipe, _: str) -> None:
+    for pause_s in counted(pipe, lambda: 0, patience_s=0.2):
+        time.sleep(pause_s)
+
+
+def test_the_rate_is_that_of_the_subscriber() -> None:
+    rate = measure(Pair(broker, publish, subscribe), 0.5)
+    assert 200 < rate < 5500  # 1000 messages in 0.2 s
+
+
+def test_messages_that_do_not_arrive_are_an_error() -> None:
+    with pytest.raises(GodwitError, match="1000 messages were published, and 999 arrived"):
+        measure(Pair(broker, publish, lose), 0.5)
+
+
+def test_a_system_that_promises_less_may_lose_some() -> None:
+    assert measure(Pair(broker, publish, lose, may_lose=True), 0.5) > 0
+    with pytest.raises(GodwitError, match="1000 messages were published, and 0 arrived"):
+        measure(Pair(broker, publish, receive_nothing, may_lose=True), 0.5)
+
+
+def test_the_time_is_that_from_the_first_message_to_the_last() -> None:
+    here, there = multiprocessing.Pipe()
+    counts = iter([0, 1, 9, 10])
+    looks = counted(there, lambda: next(counts, 10))
+    next(looks)
+    assert here.recv() == READY
+    here.send(10)
+    pauses = [0.2, 0.1, 0.1, 0.0]  # before the looks: nothing, 1, 9, all
+    for pause_s in pauses:
+        time.sleep(pause_s)
+        next(looks, None)
+    arrived, elapsed_s = here.recv()
+    assert arrived == 10
+    assert 0.2 <= elapsed_s < 0.39
+
+
+def test_a_subscriber_in_an_event_loop() -> None:
+    here, there = multiprocessing.Pipe()
+    here.send(3)
+    asyncio.run(count_in_loop(there, lambda: 3))
+    assert here.recv() == READY
+    assert here.recv()[0] == 3
+
+
+def test_bursts_end_with_the_time_or_the_most() -> None:
+    assert sum(len(burst) for burst in bursts(60, most=250)) == 300
+    began = time.perf_counter()
+    sizes = [len(burst) for burst in bursts(0.05)]
+    assert 0.05 <= time.perf_counter() - began < 5
+    assert set(sizes) == {BURST}
+
+
+def test_messages_come_through_godwit() -> None:
+    assert pairs.measure(godwit_pair(), 0.1) > 100
+
+
+def test_small_senders_come_through() -> None:
+    assert small_senders.measure(godwit_system(), 20, 0.2) > 20
+
+
+SERVER = peers.find("nats-server")
+
+
+@pytest.mark.skipif(SERVER is None, reason="needs the program nats-server")
+def test_messages_come_through_nats() -> None:
+    assert SERVER is not None
+    assert measure(nats_pair(SERVER), 0.1) > 100
+
+
+def test_messages_come_through_zenoh() -> None:
+    assert measure(zenoh_pair(), 0.1) > 100

@@ -299,7 +299,7 @@ def test_the_table_of_layers_has_no_circle() -> None:
         ("godwit_sim.world", "from godwit.net import udp", "godwit_sim may not import net"),
         ("godwit.spark.source", "from godwit.errors import GodwitError", "spark may not import errors"),
         ("godwit.spark.source", "import msgspec", "spark may not use the package msgspec"),
-        ("godwit.transport.send", "import numpy as np", "transport may not use the package numpy"),
+        ("godwit.transport.send_channels", "import numpy as np", "transport may not use the package numpy"),
         ("godwit_bench.run", "from godwit.cli import main", "godwit_bench may not import cli"),
         ("godwit.plumbing.pipe", "", "the layer 'plumbing' is not in the table"),
         ("godwit", "from godwit_sim import disk", "__init__ may not import godwit_sim"),

@@ -14,7 +14,16 @@ from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
 from godwit.transport.events import Received
 from godwit.wire.batch import decode_head
-from godwit.wire.control import Code, Login, Open, Opened, Refused, Welcome, decode_control, encode_control
+from godwit.wire.control import (
+    Login,
+    Opened,
+    PublishOpen,
+    PublishRefused,
+    Welcome,
+    decode_control,
+    encode_control,
+)
+from godwit.wire.control_base import Code
 
 
 class StandIn:
@@ -72,8 +81,8 @@ class StandIn:
             case Login(request=request, name=name):
                 answer = Welcome(request=request, name=name or "unnamed", max_message_bytes=1 << 20)
                 connection.send(0, encode_control(answer))
-            case Open() if self._refuses:
-                refused = Refused(channel=event.channel, code=Code.NOT_ALLOWED, text="not here")
+            case PublishOpen() if self._refuses:
+                refused = PublishRefused(channel=event.channel, code=Code.NOT_ALLOWED, text="not here")
                 connection.send(0, encode_control(refused))
-            case Open():
+            case PublishOpen():
                 connection.send(0, encode_control(Opened(channel=event.channel)))

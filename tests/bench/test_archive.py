@@ -17,8 +17,7 @@ from pyarrow import flight
 
 from godwit.errors import GodwitError
 from godwit.store.reader import LogReader
-from godwit.wire.batch import Batch, decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_batch, encode_head
 from godwit_bench import archive
 from godwit_bench.archive import (
     FULL_BATCH_MESSAGES,

@@ -13,8 +13,8 @@ import pytest
 
 from godwit.errors import DiskError, GodwitError
 from godwit.store.sqlite import SqliteStore
+from godwit.wire.batch import Entry
 from godwit.wire.changes import Change
-from godwit.wire.entry import Entry
 from godwit_bench import log, peers
 from godwit_bench.log import (
     BATCH_BYTES,

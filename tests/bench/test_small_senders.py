@@ -12,7 +12,7 @@ import pytest
 from tests.bench.fake_peers import StandIn
 
 from godwit.errors import GodwitError
-from godwit.wire import frames as wire
+from godwit.wire import packet as wire
 from godwit.wire.batch import decode_batches
 from godwit.wire.packet import decode_packet, encode_packet
 from godwit_bench import peers, small_senders
@@ -129,8 +129,8 @@ def test_the_limit_of_open_files_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
         allow_files(5000)
 
 
-ACK = wire.Ack(12, ((3, 4), (0, 1)))
-CONFIRM = wire.Confirm(7, 41, 1)
+ACK = wire.AckFrame(12, ((3, 4), (0, 1)))
+CONFIRM = wire.ConfirmFrame(7, 41, 1)
 
 
 def packet(*frames: wire.Frame) -> bytes:
@@ -143,12 +143,12 @@ def packet(*frames: wire.Frame) -> bytes:
         ((ACK, CONFIRM), 41),
         ((CONFIRM,), 41),
         ((CONFIRM, ACK), 41),
-        ((wire.Ping(), CONFIRM), 41),
-        ((ACK, wire.Credit(7, 9), CONFIRM), 41),
-        ((ACK, wire.Confirm(6, 50, 1), CONFIRM, wire.Confirm(7, 40, 1)), 41),
+        ((wire.PingFrame(), CONFIRM), 41),
+        ((ACK, wire.CreditFrame(7, 9), CONFIRM), 41),
+        ((ACK, wire.ConfirmFrame(6, 50, 1), CONFIRM, wire.ConfirmFrame(7, 40, 1)), 41),
         ((ACK,), -1),
-        ((wire.Ping(),), -1),
-        ((ACK, wire.Confirm(6, 50, 1)), -1),
+        ((wire.PingFrame(),), -1),
+        ((ACK, wire.ConfirmFrame(6, 50, 1)), -1),
     ],
 )
 def test_a_confirm_is_found_wherever_it_stands(frames: tuple[wire.Frame, ...], record: int) -> None:
@@ -161,9 +161,9 @@ def test_a_sender_sends_packets_of_the_protocol() -> None:
         _check(sender.first(), number=10, newest_packet=4, record=1)
         assert sender.on_answer(packet(ACK)) is None
         assert sender.confirmed == 0
-        assert sender.on_answer(packet(ACK, wire.Confirm(7, 0, 0))) is None  # the open
+        assert sender.on_answer(packet(ACK, wire.ConfirmFrame(7, 0, 0))) is None  # the open
         _check(sender.again(), number=11, newest_packet=5, record=1)
-        _check(sender.on_answer(packet(ACK, wire.Confirm(7, 1, 1))), number=12, newest_packet=5, record=2)
+        _check(sender.on_answer(packet(ACK, wire.ConfirmFrame(7, 1, 1))), number=12, newest_packet=5, record=2)
         assert sender.confirmed == 1
 
 
@@ -172,8 +172,8 @@ def _check(sent: bytes | None, *, number: int, newest_packet: int, record: int) 
     connection_id, its_number, content = decode_packet(sent)
     ack, data = wire.decode_frames(content)
     assert (connection_id, its_number) == (0x1122334455667788, number)
-    assert ack == wire.Ack(0, ((0, newest_packet),))
-    assert isinstance(data, wire.Data)
+    assert ack == wire.AckFrame(0, ((0, newest_packet),))
+    assert isinstance(data, wire.DataFrame)
     assert (data.flags, data.channel, data.record) == (wire.WHOLE | wire.LAST, 7, record)
     (batch,) = decode_batches(data.body)
     assert (batch.qos, batch.payloads) == (1, [bytes(100)])

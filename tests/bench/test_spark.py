@@ -13,7 +13,7 @@ from tests.spark.archives import options, served
 
 from godwit.errors import GodwitError
 from godwit.pipeline.datasets import bronze
-from godwit.pipeline.lake import Lake, Table
+from godwit.pipeline.lake import Lake, LakeTable
 from godwit_bench import spark
 from godwit_bench.spark import TASKS, WARM_BATCHES, Source, percentile, watch
 from godwit_bench.spark_bare import FORMAT, BareSource, rows_of
@@ -40,7 +40,7 @@ def batch(number: int, age_s: float) -> pa.Table:
 class Writer:
     """Add a row to the table at every other read."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: LakeTable) -> None:
         self.table = table
         self.looks = 0
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.spark.archives import options, served
 
-from godwit.spark.batches import BatchReader
 from godwit.spark.options import read_options
-from godwit.spark.reading import SCHEMA
+from godwit.spark.reader import SCHEMA, BatchReader
 from godwit_bench.spark_bare import BareSource, RangeServer, rows_of
 
 

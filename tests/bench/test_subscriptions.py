@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from godwit.broker.topics import check_filter, matches
+from godwit.broker.topics import check_filter
+from godwit.wire.filters import matches
 from godwit_bench.subscriptions import AT_ONCE, TOPIC, InProcessBroker, compare, filters
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from godwit.wire.batch import Batch, decode_head, encode_batch
-from godwit.wire.entry import Entry
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch
 from godwit_sim.broker_log_model import LogChecker, Publication, PublishedMessages
 
 RECEIVED_US: dict[Publication, int] = {}

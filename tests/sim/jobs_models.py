@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from godwit.wire.changes import Change, JobGone, JobKept, JobPayload, TaskKept
-from godwit.wire.work import Outcome, Submission
+from godwit.wire.changes import Change, JobDeleted, JobPayloadRow, JobRow, TaskRow
+from godwit.wire.jobs import JobSpec
+from godwit.wire.work import TaskOutcome
 from godwit_sim.broker_restarts import Rows, apply
 from godwit_sim.jobs_log_model import JobLogModel, JobRecords
 from godwit_sim.jobs_notifications import NotificationChecker
@@ -56,7 +57,7 @@ class Models:
         """Report that the worker finished the task; the broker receives it."""
         run = self.records.runs.get(ref) or self.records.begin(ref, name, f"{name}.1", self.now)
         run.result, run.error = result, outcome.get("error")
-        handle_events = Outcome(task=ref, size=len(result or b""), **outcome)
+        handle_events = TaskOutcome(task=ref, size=len(result or b""), **outcome)
         self.workers._worker(name).outcomes.setdefault(ref, []).append((handle_events, result or b""))
         self.workers._worker(name).message_times_s.append(self.now)
 
@@ -69,25 +70,25 @@ class Models:
         self.log_model.learn(messages, self.rows, self.now)
         self.now += 1.0
 
-    def job(self, number: int, **changes: Any) -> JobKept:
+    def job(self, number: int, **changes: Any) -> JobRow:
         """Return the present row of the job, with these changes."""
-        row: JobKept = self.rows["job", number]
+        row: JobRow = self.rows["job", number]
         return msgspec.structs.replace(row, **changes)
 
-    def task(self, number: int, task: int = 0, **changes: Any) -> TaskKept:
+    def task(self, number: int, task: int = 0, **changes: Any) -> TaskRow:
         row = self.rows.get(("task", number, task))
-        made = row or TaskKept(number, task, "waiting", "", b"", 0, 0, 0, self.now_us, self.now_us)
+        made = row or TaskRow(number, task, "waiting", "", b"", 0, 0, 0, self.now_us, self.now_us)
         return msgspec.structs.replace(made, **changes)
 
     def submit(self, number: int = 1, agreed: int | None = 1, **wishes: Any) -> None:
         """Submit a job with its tasks, none of them leased."""
         fields: dict[str, Any] = {"key": f"key {number}", "of_kind": "resize", "size": 5}
-        submission = Submission(**(fields | wishes))
+        submission = JobSpec(**(fields | wishes))
         payload = b"job %d" % number
         self.records.request("boss", submission, payload, self.now)
         deadline_us = None if submission.deadline_ms is None else self.now_us + submission.deadline_ms * 1000
         state = "waiting" if agreed is None else "running"
-        row = JobKept(
+        row = JobRow(
             number, "boss", submission.key, submission.of_kind, submission.workers, submission.priority, self.now_us,
             self.now_us + submission.delay_ms * 1000, deadline_us, submission.retries, submission.retry_delay_ms,
             submission.time_limit_ms, state, agreed, None,
@@ -95,7 +96,7 @@ class Models:
         event = {"event": "submitted", "job": number, "workers": submission.workers, "priority": submission.priority}
         event |= {"payload_bytes": len(payload)} | ({} if agreed is None else {"agreed": agreed})
         tasks = [self.task(number, task) for task in range(agreed or 0)]
-        self.append(submission.of_kind, [event], row, JobPayload(number, payload), *tasks)
+        self.append(submission.of_kind, [event], row, JobPayloadRow(number, payload), *tasks)
 
     def lease(self, worker: str = "anna", number: int = 1, task: int = 0, fence: int = 1, **event: Any) -> None:
         row = self.task(number, task, state="leased", worker=worker, instance=INSTANCE, fence=fence)
@@ -122,4 +123,4 @@ class Models:
         self.append("resize", [{"event": event, "job": number} | fields], *changes)
 
     def remove(self, number: int = 1) -> None:
-        self.append("resize", [], JobGone(number))
+        self.append("resize", [], JobDeleted(number))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from godwit.impairment import ImpairedLink, LinkSettings
-from godwit.transport.train import Address
-from godwit.wire import frames as f
+from godwit.transport.events import Address
+from godwit.wire import packet as f
 from godwit.wire.packet import encode_packet
 from godwit_sim.attacker import BLIND, FORGING, SEEING, Attacker, AttackPlan
 from godwit_sim.network import Host, Network, Observer, addressed_to, frames_of
 
 SERVER, CLIENT, EVIL = ("192.0.2.1", 4000), ("10.0.0.1", 40_000), ("203.0.113.66", 6666)
-SEEN = encode_packet(0xABC, 7, f.encode_frame(f.Data(f.WHOLE, 1, 2, 0, None, b"payload")))
+SEEN = encode_packet(0xABC, 7, f.encode_frame(f.DataFrame(f.WHOLE, 1, 2, 0, None, b"payload")))
 
 
 class Watch(Observer):
@@ -78,7 +78,8 @@ def test_mutilated_copies_are_no_packets(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "frame"), [("forged_close", f.Close), ("forged_reset", f.Reset), ("forged_response", f.PathResponse)]
+    ("kind", "frame"),
+    [("forged_close", f.CloseFrame), ("forged_reset", f.ResetFrame), ("forged_response", f.PathResponseFrame)],
 )
 def test_forgeries_name_the_right_connection(kind: str, frame: type[Any]) -> None:
     for _, _, datagram in attack([kind]):

@@ -12,9 +12,10 @@ from typing import Any, cast
 import pytest
 from tests.sim.broker_models import Models, got
 
-from godwit.transport.events import Closed, Confirmed, Connected, Received
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, Received
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.control import Code, Login, Open, Subscribe, Unsubscribe, encode_control
+from godwit.wire.control import Login, PublishOpen, Subscribe, Unsubscribe, encode_control
+from godwit.wire.control_base import Code
 from godwit_sim.broker_connections import (
     ConnectedSubscription,
     ConnectionModel,
@@ -155,7 +156,7 @@ def test_live_messages_are_counted_for_each_subscription() -> None:
     models = Models()
     connections = ConnectionModel(models.published)
     line = Line(connections, name="a")
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=1)
     messages = [models.publish(qos=0) for _ in range(4)]
     send(line, messages[0])
     line.subscribe(0, "a/#")
@@ -178,7 +179,7 @@ def test_late_messages_are_left_out() -> None:
     models = Models()
     connections = ConnectionModel(models.published)
     line = Line(connections, name="a")
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=1)
     first, second, third = (models.publish(qos=0) for _ in range(3))
     send(line, second, sequence=1)
     send(line, first, sequence=0)
@@ -193,7 +194,7 @@ def test_retained_messages_of_qos_0_are_reported() -> None:
     reported: list[tuple[Publication, float]] = []
     connections.on_retain = lambda publication, now: reported.append((publication, now))
     line = Line(connections, name="a")
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=1)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=1)
     first, second = models.publish(qos=0, retain=True), models.publish(qos=0, retain=True)
     send(line, first, second, retain=True)
     assert reported == [(second, 1.0)]
@@ -205,11 +206,11 @@ def test_junk_is_passed_over() -> None:
     line = Line(connections, name="a")
     line.tell(Received(line.connection, 0, 0, b"junk"), 0.0)
     line.tell(Received(line.connection, 1, 0, b"junk"), 0.0)
-    line.say(Open(topic="a/b", qos=0), 0.0, channel=2)
+    line.say(PublishOpen(topic="a/b", qos=0), 0.0, channel=2)
     line.tell(Received(line.connection, 2, 1, b"junk"), 0.0)
     strange = Batch([b"nobody's"], 1, 0)
     line.tell(Received(line.connection, 2, 2, encode_batch(strange)), 0.0)
-    line.tell(Confirmed(line.connection, 1, 1, 0), 0.0)
+    line.tell(ChannelConfirmed(line.connection, 1, 1, 0), 0.0)
     assert connections.live == []
 
 
@@ -259,7 +260,7 @@ def test_a_takeover_finds_the_session(is_accepted: bool, expiry_s: int, resumes:
 def test_a_session_without_subscriptions_need_not_be_kept() -> None:
     connections = ConnectionModel(Models().published)
     first = Line(connections, name="a", session_expiry_s=10)
-    first.say(Open(topic="a"), 0.0, channel=1)
+    first.say(PublishOpen(topic="a"), 0.0, channel=1)
     taking_over = Line(connections, b"b" * 16, name="a", session_expiry_s=10)
     first.close(1.0)
     taking_over.close(1.0)

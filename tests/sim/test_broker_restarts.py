@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 from tests.sim.broker_models import Models
 
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
-    FeedGone,
-    FeedKept,
-    IdentityGone,
-    IdentityKept,
-    QueryDone,
-    RetainedKept,
-    SessionGone,
-    SessionKept,
-    State,
-    TopicKept,
+    IdentityDeleted,
+    IdentityRow,
+    QueryRow,
+    RetainedRow,
+    SessionDeleted,
+    SessionRow,
+    StoredState,
+    SubscriptionDeleted,
+    SubscriptionRow,
+    TopicRow,
 )
-from godwit.wire.entry import Entry
 from godwit_sim.broker_restarts import RestartChecker, StoreContents, apply, rows_of
 from godwit_sim.checkers import ViolationError
 
-TOPIC = TopicKept("a/b", 1, 2, 3)
-FEED = FeedKept("alice", ("a/#",), "cursor", 7)
+TOPIC = TopicRow("a/b", 1, 2, 3)
+FEED = SubscriptionRow("alice", ("a/#",), "cursor", 7)
 
 
 class Case:
@@ -36,7 +36,7 @@ class Case:
         self.models = Models()
         self.checker = RestartChecker(self.models.log)
         self.entries: list[tuple[int, Entry]] = []
-        self.state = State()
+        self.state = StoredState()
 
     def entry(self) -> Entry:
         return self.models.entry(self.models.publish())
@@ -69,7 +69,7 @@ def test_a_log_that_kept_its_word() -> None:
     assert case.reopen() == []
     case.append(TOPIC, FEED)
     case.append()
-    case.state = State(topics=[TOPIC], feeds=[FEED])
+    case.state = StoredState(topics=[TOPIC], subscriptions=[FEED])
     assert case.reopen() == []
     assert case.checker.reopenings == 2
 
@@ -108,7 +108,7 @@ def test_an_append_without_an_answer_is_there_whole_or_not_at_all(fails: bool) -
         if fails:
             case.checker.failed()
         if is_there:
-            case.state = State(topics=[TOPIC])
+            case.state = StoredState(topics=[TOPIC])
             assert case.reopen(entries) == entries
             assert case.checker.recovered_appends == 1
             case.models.log.appended(1, entries)
@@ -116,8 +116,10 @@ def test_an_append_without_an_answer_is_there_whole_or_not_at_all(fails: bool) -
         assert case.reopen() == []
 
 
-@pytest.mark.parametrize(("some", "state"), [(1, State(topics=[TOPIC])), (2, State()), (0, State(topics=[TOPIC]))])
-def test_half_an_append_is_caught(some: int, state: State) -> None:
+@pytest.mark.parametrize(
+    ("some", "state"), [(1, StoredState(topics=[TOPIC])), (2, StoredState()), (0, StoredState(topics=[TOPIC]))]
+)
+def test_half_an_append_is_caught(some: int, state: StoredState) -> None:
     case = Case()
     case.append()
     entries = [case.entry(), case.entry()]
@@ -134,10 +136,10 @@ def test_several_appends_that_failed() -> None:
         case.checker.attempted([case.entry()], [])
         case.checker.failed()
     case.checker.attempted([], [TOPIC])
-    case.state = State(topics=[TOPIC])
+    case.state = StoredState(topics=[TOPIC])
     assert case.reopen() == []
     assert case.reopen() == [], "it has become a part of the log"
-    case.state = State()
+    case.state = StoredState()
     with pytest.raises(ViolationError, match="expected was TopicKept"):
         case.reopen()
 
@@ -189,7 +191,7 @@ def test_cursors_stay_where_an_answered_commit_put_them() -> None:
     case = Case()
     key = (FEED.session, FEED.filters, FEED.cursor)
     case.append(FEED)
-    case.state = State(feeds=[FEED])
+    case.state = StoredState(subscriptions=[FEED])
     case.checker.commit_answered(key, 7)
     case.reopen()
     case.checker.commit_answered(key, 8)
@@ -205,7 +207,7 @@ def test_cursors_stay_where_an_answered_commit_put_them() -> None:
 
 def test_topics_retain_the_last_message_of_the_log() -> None:
     checker = RestartChecker(Models().log)
-    state = State(retained=[RetainedKept("a", b"1"), RetainedKept("$sys/x", b"2")])
+    state = StoredState(retained=[RetainedRow("a", b"1"), RetainedRow("$sys/x", b"2")])
     checker.check_retained(state, {"a": b"1"})
     for wrong in ({}, {"a": b"2"}, {"a": b"1", "b": b"3"}):
         with pytest.raises(ViolationError, match="by the log it is"):
@@ -219,7 +221,7 @@ def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
         models.logged(topic)
 
     def check(resume_at: int, **fields: Any) -> None:
-        checker.check_quiet(State(feeds=[FeedKept("alice", ("a/#",), None, resume_at, **fields)]))
+        checker.check_quiet(StoredState(subscriptions=[SubscriptionRow("alice", ("a/#",), None, resume_at, **fields)]))
 
     check(3)
     check(2, quiet_from=1)
@@ -233,18 +235,18 @@ def test_a_subscription_that_passes_over_its_message_is_caught() -> None:
 
 
 def test_the_meaning_of_changes() -> None:
-    session = SessionKept("alice", b"i", False, 9, None)
-    identity = IdentityKept("alice", "p", "a/b", 1, 5, 0)
-    everything: list[Change] = [TOPIC, RetainedKept("a", b"1"), session, FEED, identity, QueryDone("q", 3)]
-    state = State([TOPIC], [RetainedKept("a", b"1")], [session], [FEED], [identity], [QueryDone("q", 3)])
+    session = SessionRow("alice", b"i", False, 9, None)
+    identity = IdentityRow("alice", "p", "a/b", 1, 5, 0)
+    everything: list[Change] = [TOPIC, RetainedRow("a", b"1"), session, FEED, identity, QueryRow("q", 3)]
+    state = StoredState([TOPIC], [RetainedRow("a", b"1")], [session], [FEED], [identity], [QueryRow("q", 3)])
     assert apply({}, everything) == rows_of(state)
-    newer = FeedKept(FEED.session, FEED.filters, FEED.cursor, 9)
-    assert apply({}, [FEED, newer]) == rows_of(State(feeds=[newer]))
+    newer = SubscriptionRow(FEED.session, FEED.filters, FEED.cursor, 9)
+    assert apply({}, [FEED, newer]) == rows_of(StoredState(subscriptions=[newer]))
     gone: list[Change] = [
-        RetainedKept("a", b""), FeedGone("alice", ("a/#",), "cursor"), IdentityGone("alice", "p", "a/b")
+        RetainedRow("a", b""), SubscriptionDeleted("alice", ("a/#",), "cursor"), IdentityDeleted("alice", "p", "a/b")
     ]  # fmt: skip
-    assert apply(apply({}, everything), gone) == apply({}, [TOPIC, session, QueryDone("q", 3)])
-    assert apply(apply({}, [session, FEED]), [SessionGone("alice")]) == {}
+    assert apply(apply({}, everything), gone) == apply({}, [TOPIC, session, QueryRow("q", 3)])
+    assert apply(apply({}, [session, FEED]), [SessionDeleted("alice")]) == {}
 
 
 def test_a_restored_copy_has_its_old_contents() -> None:
@@ -257,7 +259,7 @@ def test_a_restored_copy_has_its_old_contents() -> None:
     case.checker.restore(kept)
     case.models.log.restore(log)
     del case.entries[1:]
-    case.state = State(topics=[TOPIC])
+    case.state = StoredState(topics=[TOPIC])
     assert case.reopen() == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from godwit.wire import frames as f
+from godwit.wire import packet as f
 from godwit.wire.packet import encode_packet
 from godwit_sim.checkers import (
     TIMER_ROUNDS,
@@ -233,11 +233,11 @@ def host(name: str = "server", node: Any = None) -> Host:
 
 
 def cookie(value: bytes) -> bytes:
-    return encode_packet(0, 0, f.encode_frame(f.Cookie(value, bytes(16))))
+    return encode_packet(0, 0, f.encode_frame(f.CookieFrame(value, bytes(16))))
 
 
 def connect(value: bytes) -> bytes:
-    return encode_packet(0, 0, f.encode_frame(f.Connect(5, bytes(16), value, b"")))
+    return encode_packet(0, 0, f.encode_frame(f.ConnectFrame(5, bytes(16), value, b"")))
 
 
 def test_three_times_is_allowed_and_one_byte_more_is_not() -> None:
@@ -283,8 +283,10 @@ def test_a_cookie_from_elsewhere_proves_nothing() -> None:
 def test_a_path_response_proves_the_address() -> None:
     watcher, server = AmplificationWatcher("server"), host()
     watcher.arrived(server, ELSEWHERE, bytes(60), 0.0)
-    watcher.sent(server, SERVER_ADDRESS, ELSEWHERE, encode_packet(1, 1, f.encode_frame(f.PathProbe(b"12345678"))), 0.0)
-    response = f.encode_frame(f.PathResponse(b"12345678", bytes(16)))
+    watcher.sent(
+        server, SERVER_ADDRESS, ELSEWHERE, encode_packet(1, 1, f.encode_frame(f.PathProbeFrame(b"12345678"))), 0.0
+    )
+    response = f.encode_frame(f.PathResponseFrame(b"12345678", bytes(16)))
     watcher.arrived(server, ELSEWHERE, encode_packet(1, 1, response), 0.0)
     watcher.sent(server, SERVER_ADDRESS, ELSEWHERE, bytes(100_000), 0.0)
 
@@ -334,7 +336,7 @@ def test_memory() -> None:
 
 
 def ping(connection_id: int, number: int) -> bytes:
-    return encode_packet(connection_id, number, f.encode_frame(f.Ping()))
+    return encode_packet(connection_id, number, f.encode_frame(f.PingFrame()))
 
 
 def test_a_time_out_needs_silence() -> None:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 import pytest
 from tests.sim.jobs_models import INSTANCE, SECOND_US, Models
 
-from godwit.wire.work import Submission
+from godwit.wire.jobs import JobSpec
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_log_model import JobRecords, read_event
 
 
 def test_the_same_key_is_the_same_order_for_the_same_controller() -> None:
     records = JobRecords()
-    submission = Submission(key="k", of_kind="resize")
+    submission = JobSpec(key="k", of_kind="resize")
     requested_job = records.request("boss", submission, b"one", 1.0)
     assert records.request("boss", submission, b"two", 2.0) is requested_job
     assert records.request("chief", submission, b"three", 3.0) is not requested_job

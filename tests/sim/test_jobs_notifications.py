@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from tests.sim.jobs_models import Models
 
-from godwit.client.comparing import JobView, TaskView
-from godwit.client.leasing import Lease
+from godwit.client.jobs import JobView, TaskView
+from godwit.client.worker import Lease
 from godwit.wire.jobs import JobInfo, TaskInfo
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_notifications import JobObservation

@@ -9,10 +9,10 @@ import pytest
 
 from godwit.broker.session import made_name
 from godwit.transport.events import Closed, Connected, Received
-from godwit.wire.codes import Code
 from godwit.wire.control import Login, Work, encode_control
-from godwit.wire.jobs import Ref, Volunteer
-from godwit.wire.work import Outcome, Report, Submission, Submit, encode_group
+from godwit.wire.control_base import Code
+from godwit.wire.jobs import JobSpec, Ref, Volunteer
+from godwit.wire.work import ReportGroup, SubmitGroup, TaskOutcome, encode_group
 from godwit_sim.jobs_workers import WorkerModel
 
 LEASE: Ref = (1, 0, 1)
@@ -45,7 +45,7 @@ class Line:
     def report(self, now: float, *payloads: bytes, **parts: Any) -> None:
         if 1 not in self.records:
             self.receive(1, encode_control(Work()), now)
-        self.receive(1, encode_group(Report(**parts), payloads), now)
+        self.receive(1, encode_group(ReportGroup(**parts), payloads), now)
 
     def close(self, now: float, origin: Any = "peer", code: int = Code.NORMAL) -> None:
         self.workers.handle_events([Closed(self.connection, code, "", origin)], now)
@@ -114,8 +114,8 @@ def test_no_worker_is_present_when_the_broker_is_dead(workers: WorkerModel) -> N
 def test_outcomes(workers: WorkerModel) -> None:
     anna = Line(workers, 1.0)
     anna.receive(1, encode_control(Work()), 1.0)
-    anna.receive(1, encode_group(Submit(jobs=[Submission(key="k", of_kind="mail")]), [b""]), 1.0)
-    anna.report(2.0, b"yes", b"", outcomes=[Outcome(task=LEASE, size=3), Outcome(task=(2, 0, 1), error="no")])
+    anna.receive(1, encode_group(SubmitGroup(jobs=[JobSpec(key="k", of_kind="mail")]), [b""]), 1.0)
+    anna.report(2.0, b"yes", b"", outcomes=[TaskOutcome(task=LEASE, size=3), TaskOutcome(task=(2, 0, 1), error="no")])
     assert [(one.error, payload) for one, payload in workers.outcomes("anna", LEASE)] == [(None, b"yes")]
     assert [one.error for one, _ in workers.outcomes("anna", (2, 0, 1))] == ["no"]
     assert workers.outcomes("berta", LEASE) == []

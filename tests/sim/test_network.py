@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from godwit.impairment import ImpairedLink, LinkSettings
-from godwit.transport.train import Address, Train
-from godwit.wire import frames as f
+from godwit.transport.events import Address, Train
+from godwit.wire import packet as f
 from godwit.wire.packet import encode_packet
 from godwit_sim.network import (
     Host,
@@ -64,19 +64,21 @@ def packet(*frames: f.Frame) -> bytes:
 
 def test_frames_of_rubbish_are_none() -> None:
     assert frames_of(b"rubbish") == []
-    assert frames_of(packet(f.Ping())) == [f.Ping()]
+    assert frames_of(packet(f.PingFrame())) == [f.PingFrame()]
 
 
 def test_addressed_to() -> None:
-    assert addressed_to(packet(f.Ping())) == (0xABC, 7)
+    assert addressed_to(packet(f.PingFrame())) == (0xABC, 7)
     assert addressed_to(b"rubbish") is None
 
 
 def test_challenges_and_answers() -> None:
-    asked = packet(f.Cookie(b"c" * 20, bytes(16)), f.PathProbe(b"p" * 8), f.Ping())
+    asked = packet(f.CookieFrame(b"c" * 20, bytes(16)), f.PathProbeFrame(b"p" * 8), f.PingFrame())
     assert challenges(asked) == [b"c" * 20, b"p" * 8]
     assert answers(asked) == []
-    answered = packet(f.Connect(1, bytes(16), b"c" * 20, b""), f.PathResponse(b"p" * 8, bytes(16)), f.Ping())
+    answered = packet(
+        f.ConnectFrame(1, bytes(16), b"c" * 20, b""), f.PathResponseFrame(b"p" * 8, bytes(16)), f.PingFrame()
+    )
     assert answers(answered) == [b"c" * 20, b"p" * 8]
     assert challenges(answered) == []
 
@@ -84,16 +86,19 @@ def test_challenges_and_answers() -> None:
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (f.Ping(), "ping"),
-        (f.Data(f.HAS_LENGTH, 3, 4, 100, None, b"12345"), "data 3/4+100:105"),
-        (f.Data(f.HAS_LENGTH | f.LAST | f.END | f.HAS_POSITION, 3, 4, 9, 8, b"1"), "data 3/4+9:10. end position 8"),
-        (f.Data(f.HAS_LENGTH | f.WHOLE | f.UNRELIABLE, 3, 4, 0, None, b""), "unreliable 3/4+0:0."),
-        (f.Ack(0, ((5, 9), (3, 3))), "ack 5-9 3"),
-        (f.Ack(0, ((9, 9), (7, 7), (5, 5), (3, 3), (1, 1)), 6), "ack 9 7 5 3 and 1 more next 6"),
-        (f.Credit(1, 10), "credit 1 to 10"),
-        (f.Blocked(1, 10), "blocked 1 at 10"),
-        (f.Confirm(1, 2, 3), "confirm 1 up to 2 reached 3"),
-        (f.Close(4, "bye", bytes(16)), "close 4 'bye'"),
+        (f.PingFrame(), "ping"),
+        (f.DataFrame(f.HAS_LENGTH, 3, 4, 100, None, b"12345"), "data 3/4+100:105"),
+        (
+            f.DataFrame(f.HAS_LENGTH | f.LAST | f.END | f.HAS_POSITION, 3, 4, 9, 8, b"1"),
+            "data 3/4+9:10. end position 8",
+        ),
+        (f.DataFrame(f.HAS_LENGTH | f.WHOLE | f.UNRELIABLE, 3, 4, 0, None, b""), "unreliable 3/4+0:0."),
+        (f.AckFrame(0, ((5, 9), (3, 3))), "ack 5-9 3"),
+        (f.AckFrame(0, ((9, 9), (7, 7), (5, 5), (3, 3), (1, 1)), 6), "ack 9 7 5 3 and 1 more next 6"),
+        (f.CreditFrame(1, 10), "credit 1 to 10"),
+        (f.BlockedFrame(1, 10), "blocked 1 at 10"),
+        (f.ConfirmFrame(1, 2, 3), "confirm 1 up to 2 reached 3"),
+        (f.CloseFrame(4, "bye", bytes(16)), "close 4 'bye'"),
     ],
 )
 def test_describe(frame: f.Frame, text: str) -> None:

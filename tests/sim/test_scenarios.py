@@ -8,7 +8,7 @@ import pytest
 
 from godwit.impairment import LinkSettings
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.train import Train
+from godwit.transport.events import Train
 from godwit_sim import scenarios
 from godwit_sim.scenarios import SCENARIOS, Progress, Transfer, TransferPlan, TransferResult, run_scenario
 

@@ -27,8 +27,7 @@ from pyarrow import flight
 from godwit.errors import GodwitError
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import LONE, QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, Entry
 from godwit_bench import pairs
 from godwit_bench.log import durable_broker
 from godwit_bench.pairs import DATAGRAM_BYTES, pair_with
@@ -77,7 +76,15 @@ def _full_batches() -> Iterator[list[Entry]]:
     body = lengths + os.urandom(FULL_BATCH_MESSAGES * MESSAGE_BYTES)
     while True:
         now_us = time.time_ns() // 1000
-        entry = Entry("bench/topic", "publisher", _QOS_1, now_us, now_us, None, 0, FULL_BATCH_MESSAGES, body)
+        entry = Entry(
+            topic="bench/topic",
+            publisher="publisher",
+            flags=_QOS_1,
+            published_us=now_us,
+            received_us=now_us,
+            count=FULL_BATCH_MESSAGES,
+            rest=body,
+        )
         yield [entry] * FULL_BATCHES_A_COMMIT
 
 
@@ -88,8 +95,16 @@ def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
     while True:
         now_us = time.time_ns() // 1000
         yield [
-            Entry(*devices[number % PUBLISHERS], _QOS_1 | LONE, now_us, now_us, None, 0, 1, payload)
-            for number in range(turn, turn + a_commit)
+            Entry(
+                topic=topic,
+                publisher=publisher,
+                flags=_QOS_1 | LONE,
+                published_us=now_us,
+                received_us=now_us,
+                count=1,
+                rest=payload,
+            )
+            for topic, publisher in (devices[number % PUBLISHERS] for number in range(turn, turn + a_commit))
         ]
         turn += a_commit
 

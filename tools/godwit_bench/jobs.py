@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from godwit.errors import GodwitError
-from godwit.net.connect import AsyncClient, connect
+from godwit.net.client import AsyncClient, connect
 from godwit.net.loop import run as run_loop
-from godwit.net.task import Task
+from godwit.net.tasks import Task
 from godwit.net.worker import Worker
 from godwit_bench import peers
 from godwit_bench.log import durable_broker

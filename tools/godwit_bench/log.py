@@ -38,18 +38,16 @@ from godwit.broker.effects import Append, Committed, Failed
 from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError, GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES, MAX_DATAGRAM_BYTES
-from godwit.net.connect import connect
-from godwit.net.log_writer import Answer, Job, LogWriter
+from godwit.net.client import connect
+from godwit.net.log_writer import Answer, LogWriter, PendingAppend
 from godwit.net.loop import collect_garbage_rarely, switch_threads_quickly
 from godwit.net.loop import run as run_loop
-from godwit.net.publishing import AsyncPublisher
-from godwit.net.serve import Service
-from godwit.server.configuration import Configuration
-from godwit.server.log_sections import ArchiveSection
+from godwit.net.publisher import AsyncPublisher
+from godwit.net.service import Service
+from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.store.sqlite import SqliteStore
 from godwit.transport.config import EndpointConfig
-from godwit.wire.batch import QOS_SHIFT
-from godwit.wire.entry import Entry
+from godwit.wire.batch import QOS_SHIFT, Entry
 from godwit_bench import peers
 from godwit_bench.pairs import bursts
 from godwit_bench.processes import GIVE_UP_S, HOST, ProcessGroup, free_port, receive_reply, wait_for_listener
@@ -317,9 +315,17 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
         began = time.perf_counter()
         while time.perf_counter() < began + seconds and not problems:
             now_us = time.time_ns() // 1000
-            entry = Entry("bench/log", "publisher", _QOS_1, now_us, now_us, None, 0, count, body)
+            entry = Entry(
+                topic="bench/log",
+                publisher="publisher",
+                flags=_QOS_1,
+                published_us=now_us,
+                received_us=now_us,
+                count=count,
+                rest=body,
+            )
             room.acquire()
-            writer.append(Job(Append([entry], []), len(body), 0))
+            writer.append(PendingAppend(Append([entry], []), len(body), 0))
             appends += 1
         for _ in range(CHANNEL_WINDOW_BYTES // len(body)):  # when all its room is free again, all is committed
             room.acquire()

@@ -21,10 +21,10 @@ import msgspec
 
 from godwit.broker.settings import Settings
 from godwit.errors import BufferFullError, GodwitError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import collect_garbage_rarely
 from godwit.net.loop import run as run_loop
-from godwit.net.serve import Service
+from godwit.net.service import Service
 from godwit.server.configuration import Configuration
 from godwit_bench import small_senders
 from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener

@@ -24,11 +24,19 @@ from godwit.errors import GodwitError
 from godwit.limits import MAX_ACK_DELAY_S
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Event, Received
-from godwit.transport.train import Address, Train
-from godwit.wire import frames as wire
+from godwit.transport.events import Address, Closed, Connected, Event, Received, Train
+from godwit.wire import packet as wire
 from godwit.wire.batch import Batch, encode_batch
-from godwit.wire.control import Error, Login, Open, Opened, Refused, Welcome, decode_control, encode_control
+from godwit.wire.control import (
+    Error,
+    Login,
+    Opened,
+    PublishOpen,
+    PublishRefused,
+    Welcome,
+    decode_control,
+    encode_control,
+)
 from godwit.wire.packet import CHECKSUM, HEADER, decode_packet, encode_packet
 from godwit_bench.processes import GIVE_UP_S, HOST, READY, ProcessGroup, free_port, receive_reply, wait_for_listener
 
@@ -201,7 +209,7 @@ def confirmed_record(packet: bytes, channel: int) -> int:
         _, its_channel, record = _CONFIRM.unpack_from(packet, at)
         if its_channel == channel:
             return int(record)
-    confirms = [frame for frame in wire.decode_frames(packet[at:end]) if isinstance(frame, wire.Confirm)]
+    confirms = [frame for frame in wire.decode_frames(packet[at:end]) if isinstance(frame, wire.ConfirmFrame)]
     return max((confirm.sequence for confirm in confirms if confirm.channel == channel), default=-1)
 
 
@@ -224,8 +232,8 @@ class GodwitSender:
         self._record = 1
         """The record in flight. Record 0 was the open."""
         batch = encode_batch(Batch([bytes(MESSAGE_BYTES)], time.time_ns() // 1000, qos=1))
-        frames = wire.encode_frame(wire.Ack(0, ((0, 0),)))
-        frames += wire.encode_frame(wire.Data(wire.WHOLE | wire.LAST, channel, 0, 0, None, batch))
+        frames = wire.encode_frame(wire.AckFrame(0, ((0, 0),)))
+        frames += wire.encode_frame(wire.DataFrame(wire.WHOLE | wire.LAST, channel, 0, 0, None, batch))
         self._content = bytearray(encode_packet(peer_id, 0, frames)[: -CHECKSUM.size])
 
     def first(self) -> bytes:
@@ -326,10 +334,10 @@ class PendingLogin:
         match decode_control(event.body):
             case Welcome():
                 self._channel = event.connection.open_channel()
-                event.connection.send(self._channel, encode_control(Open(topic=f"bench/{self._number}", qos=1)))
+                event.connection.send(self._channel, encode_control(PublishOpen(topic=f"bench/{self._number}", qos=1)))
             case Opened():
                 self._is_open = True
-            case Refused(code=code, text=text) | Error(code=code, text=text):
+            case PublishRefused(code=code, text=text) | Error(code=code, text=text):
                 raise GodwitError(f"the broker refused a sender: {text} (code {code})")
 
     def _transmit(self, now: float) -> None:

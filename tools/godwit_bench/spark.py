@@ -34,15 +34,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from godwit.errors import GodwitError
-from godwit.net.connect import connect
+from godwit.net.client import connect
 from godwit.net.loop import run as run_loop
 from godwit.pipeline import runner
 from godwit.pipeline.datasets import bronze
-from godwit.pipeline.failures import explained
-from godwit.pipeline.lake import Lake, Table
-from godwit.pipeline.runner import Order
+from godwit.pipeline.errors import explained
+from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.runner import RunConfig
 from godwit.pipeline.session import spark_session
-from godwit.pipeline.watching import Batch
+from godwit.pipeline.supervisor import BatchProgress
 from godwit_bench import spark_bare
 from godwit_bench.archive import MESSAGE_BYTES, fill_with_lone_messages
 from godwit_bench.log import durable_broker
@@ -152,7 +152,7 @@ def delays_s(processes: ProcessGroup, seconds: float) -> list[float]:
     return found
 
 
-def watch(table: Table, seconds: float, on_look: Callable[[], None]) -> list[float]:
+def watch(table: LakeTable, seconds: float, on_look: Callable[[], None]) -> list[float]:
     """Read the table repeatedly until it has been warm for this time; return the delays."""
     gives_up_at = time.monotonic() + LONGEST_S
     ends_at = math.inf
@@ -182,7 +182,7 @@ def watch(table: Table, seconds: float, on_look: Callable[[], None]) -> list[flo
     return found
 
 
-def _transactions(table: Table) -> int:
+def _transactions(table: LakeTable) -> int:
     """Return the number of transactions without opening the table: frequent checks must need little processor time."""
     try:
         return sum(1 for _ in (Path(table.address) / "_delta_log").iterdir())
@@ -231,7 +231,7 @@ class _StopOnRequest:
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
 
-    def on_batch(self, batch: Batch) -> None:
+    def on_batch(self, batch: BatchProgress) -> None:
         if self._pipe.poll():
             raise _EnoughError
 
@@ -240,7 +240,7 @@ class _StopOnRequest:
 
 
 def _run_pipeline(pipe: Pipe, lake: str, archive: str) -> None:
-    order = Order(Lake(lake), {"archive": archive}, trigger_s=TRIGGER_S)
+    order = RunConfig(Lake(lake), {"archive": archive}, trigger_s=TRIGGER_S)
     with spark_session(MASTER, Path(lake) / "spark.log") as spark:
         pipe.send(READY)
         with suppress(_EnoughError):

@@ -17,7 +17,7 @@ from pyarrow import flight
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from godwit.spark.reading import BROKER, SCHEMA
+from godwit.spark.reader import BROKER, SCHEMA
 from godwit_bench.archive import open_stream
 from godwit_bench.processes import HOST, ProcessGroup, receive_reply
 

@@ -15,23 +15,22 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
-from godwit.broker.effects import Open as OpenChannel
 from godwit.broker.settings import Settings
 from godwit.errors import GodwitError
+from godwit.native.effects import OpenChannel
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
 from godwit.store.memory import MemoryStore
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Received
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, ChannelConfirmed, Closed, Connected, Received, Train
 from godwit.wire.batch import Batch, encode_batch
 from godwit.wire.control import (
     ControlMessage,
     Login,
-    Open,
     Opened,
+    PublishOpen,
     Subscribe,
     Subscribed,
     Welcome,
@@ -104,7 +103,7 @@ class Client:
                 self.records += 1
                 self.connection.consume(event.channel, len(event.body))
                 self.connection.confirm(event.channel, event.record, 0)
-            elif isinstance(event, Confirmed):
+            elif isinstance(event, ChannelConfirmed):
                 self.confirmed = event.sequence
             elif isinstance(event, Closed):
                 raise GodwitError(f"the server ended a connection: {event.reason} (code {event.code})")
@@ -113,7 +112,7 @@ class Client:
         reply = decode_control(event.body)
         self.connection.consume(0, len(event.body))
         if isinstance(reply, Welcome):
-            if isinstance(self._request, Open):
+            if isinstance(self._request, PublishOpen):
                 self.channel = self.connection.open_channel()
             self.connection.send(self.channel, encode_control(self._request))
         elif isinstance(reply, Opened | Subscribed):
@@ -134,7 +133,7 @@ class InProcessBroker:
         self._listener: Listener = self.server.listen(endpoint_config(settings, receive_buffer_bytes=BUFFER_BYTES))
         self.spent_s = 0.0
         """Processor time of the server's share, without other processes of the machine."""
-        self.publisher = Client(self, 1, Open(topic=TOPIC))
+        self.publisher = Client(self, 1, PublishOpen(topic=TOPIC))
         self.subscriber = Client(self, 2, Subscribe(request=1, subscription=1, filters=[TOPIC]))
         while not (self.publisher.is_ready and self.subscriber.is_ready):
             self.step()
@@ -180,7 +179,7 @@ class InProcessBroker:
 
     def add_others(self, count: int) -> None:
         """Add subscriptions directly to the broker, without the transport, to fill the broker's tables."""
-        broker = self.server.broker
+        broker, native = self.server.broker, self.server.native
         dialer = Endpoint(EndpointConfig(), entropy=os.urandom)
         now_us = int(self.now * 1e6) + time.time_ns() // 1000
         connection: Connection | None = None
@@ -188,12 +187,12 @@ class InProcessBroker:
             now_us += 1000  # no faster than a client may ask
             if connection is None or number % OF_ONE_CLIENT == 0:
                 connection = dialer.connect(_SERVER, 0.0)
-                broker.handle(Connected(connection, b""), now_us)
+                native.handle(Connected(connection, b""), now_us)
                 login = Login(request=0, name=f"other-{number}", instance=os.urandom(16))
-                broker.handle(Received(connection, 0, 0, encode_control(login)), now_us)
+                native.handle(Received(connection, 0, 0, encode_control(login)), now_us)
             request = Subscribe(request=number, subscription=number, filters=[pattern])
-            broker.handle(Received(connection, 0, 1, encode_control(request)), now_us)
-            for effect in broker.effects():
+            native.handle(Received(connection, 0, 1, encode_control(request)), now_us)
+            for effect in broker.end_turn():
                 if isinstance(effect, OpenChannel):
-                    broker.handle(Confirmed(connection, effect.channel, 0, 0), now_us)
+                    native.handle(ChannelConfirmed(connection, effect.channel, 0, 0), now_us)
         self.server.set_wall_clock(self.now, now_us)

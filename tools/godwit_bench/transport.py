@@ -21,13 +21,12 @@ from multiprocessing.connection import Connection as Pipe
 from typing import Final
 
 from godwit.errors import GodwitError, SendBufferFullError
-from godwit.net.drive import EndpointDriver
+from godwit.net.driver import EndpointDriver
 from godwit.net.loop import run as run_loop
 from godwit.net.udp import UdpSocket
 from godwit.transport.config import EndpointConfig
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Event, Received, Writable
-from godwit.transport.train import Address, Train
+from godwit.transport.events import Address, Closed, Connected, Event, Received, Train, Writable
 from godwit.wire.batch import Batch, decode_head, encode_batch
 from godwit_bench.report import Ratio, Report, Result, interleaved, machine, median_ratio
 

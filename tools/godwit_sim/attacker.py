@@ -14,8 +14,8 @@ from random import Random
 
 from godwit.impairment import flip_bits
 from godwit.limits import BASE_DATAGRAM_BYTES
-from godwit.transport.train import Address
-from godwit.wire import frames as f
+from godwit.transport.events import Address
+from godwit.wire import packet as f
 from godwit.wire.packet import OVERHEAD_BYTES, encode_packet
 from godwit_sim.network import Host, Network, Observer, addressed_to, challenges
 
@@ -111,13 +111,13 @@ class Attacker(Observer):
             case "noise":
                 return rng.randbytes(rng.choice((1, 17, 18, 60, 1200, 1472)))
             case "hello":
-                hello = f.encode_frame(f.Hello(rng.getrandbits(64), rng.randbytes(f.NONCE_BYTES)))
+                hello = f.encode_frame(f.HelloFrame(rng.getrandbits(64), rng.randbytes(f.NONCE_BYTES)))
                 padded = hello.ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0")
                 return encode_packet(0, number, padded if rng.random() < 0.7 else hello)
             case "connect":
                 parameters = rng.randbytes(rng.randint(0, 60))
                 cookie, nonce = rng.randbytes(f.COOKIE_BYTES), rng.randbytes(f.NONCE_BYTES)
-                frame = f.encode_frame(f.Connect(rng.getrandbits(64), nonce, cookie, parameters))
+                frame = f.encode_frame(f.ConnectFrame(rng.getrandbits(64), nonce, cookie, parameters))
                 return encode_packet(0, number, frame.ljust(BASE_DATAGRAM_BYTES - OVERHEAD_BYTES, b"\0"))
             case "guess":
                 kinds = (f.PING, f.ACK, f.CREDIT, f.PATH_PROBE, f.DATA, f.DATA | f.WHOLE, rng.randrange(256))
@@ -144,9 +144,9 @@ class Attacker(Observer):
         rng = self._rng
         match kind:
             case "forged_close":
-                return f.encode_frame(f.Close(rng.randrange(1000), "forged", rng.randbytes(f.MAC_BYTES)))
+                return f.encode_frame(f.CloseFrame(rng.randrange(1000), "forged", rng.randbytes(f.MAC_BYTES)))
             case "forged_reset":
-                return f.encode_frame(f.Reset(rng.randbytes(f.TOKEN_BYTES)))
+                return f.encode_frame(f.ResetFrame(rng.randbytes(f.TOKEN_BYTES)))
         known = self._asked[1] if self._asked is not None else []
         challenge = next((one for one in known if len(one) == f.PROBE_BYTES), rng.randbytes(f.PROBE_BYTES))
-        return f.encode_frame(f.PathResponse(challenge, rng.randbytes(f.MAC_BYTES)))
+        return f.encode_frame(f.PathResponseFrame(challenge, rng.randbytes(f.MAC_BYTES)))

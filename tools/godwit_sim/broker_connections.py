@@ -15,7 +15,8 @@ from typing import Any, Final
 from godwit.errors import DecodeError
 from godwit.transport.events import Closed, Connected, Received
 from godwit.wire.batch import Batch, decode_batches
-from godwit.wire.control import Code, Login, Open, Subscribe, Unsubscribe, decode_control
+from godwit.wire.control import Login, PublishOpen, Subscribe, Unsubscribe, decode_control
+from godwit.wire.control_base import Code
 from godwit_sim.broker_log_model import Publication, PublishedMessages, matches_any
 from godwit_sim.broker_streams import Stream
 from godwit_sim.checkers import ViolationError
@@ -57,7 +58,7 @@ class ConnectionRecord:
     """Its subscriptions by number."""
     ended_subscriptions: dict[int, ConnectedSubscription] = field(default_factory=dict)
     """The subscriptions that existed when the connection ended."""
-    channels: dict[int, Open] = field(default_factory=dict)
+    channels: dict[int, PublishOpen] = field(default_factory=dict)
     next_sequences: dict[int, int] = field(default_factory=dict)
     """The next sequence number of each QoS 0 channel with numbered batches."""
     closed: Closed | None = None
@@ -170,7 +171,7 @@ class ConnectionModel:
             self._on_control(conn, event.body, now)
         elif event.record == 0 and event.channel not in conn.channels:
             message = _control(event.body)
-            if isinstance(message, Open):
+            if isinstance(message, PublishOpen):
                 conn.is_accepted = True
                 conn.channels[event.channel] = message
         elif (channel := conn.channels.get(event.channel)) is not None and channel.qos == 0:

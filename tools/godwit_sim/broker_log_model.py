@@ -18,8 +18,7 @@ from itertools import takewhile
 from typing import Final, TypeAlias
 
 from godwit.errors import DecodeError
-from godwit.wire.batch import RETAIN, decode_batch, encode_head
-from godwit.wire.entry import Entry
+from godwit.wire.batch import RETAIN, Entry, decode_batch, encode_head
 from godwit_sim.checkers import ViolationError
 
 SHARED_TIME_US: Final = 1000

@@ -13,27 +13,27 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from godwit.wire.batch import Entry
 from godwit.wire.changes import (
     Change,
-    FeedGone,
-    FeedKept,
-    IdentityGone,
-    IdentityKept,
-    JobGone,
-    JobKept,
-    JobPayload,
-    NextJob,
-    QueryDone,
-    QueryGone,
-    RetainedKept,
-    SessionGone,
-    SessionKept,
-    State,
-    TaskKept,
-    TopicGone,
-    TopicKept,
+    IdentityDeleted,
+    IdentityRow,
+    JobDeleted,
+    JobPayloadRow,
+    JobRow,
+    NextJobRow,
+    QueryDeleted,
+    QueryRow,
+    RetainedRow,
+    SessionDeleted,
+    SessionRow,
+    StoredState,
+    SubscriptionDeleted,
+    SubscriptionRow,
+    TaskRow,
+    TopicDeleted,
+    TopicRow,
 )
-from godwit.wire.entry import Entry
 from godwit_sim.broker_log_model import LogChecker
 from godwit_sim.checkers import ViolationError
 
@@ -42,7 +42,12 @@ Rows: TypeAlias = dict[tuple[Any, ...], Any]
 SubscriptionKey: TypeAlias = tuple[str, tuple[str, ...], str | None]
 """Session, filters and cursor."""
 
-_GONE: Final[dict[type, str]] = {TopicGone: "topic", FeedGone: "feed", IdentityGone: "identity", QueryGone: "query"}
+_GONE: Final[dict[type, str]] = {
+    TopicDeleted: "topic",
+    SubscriptionDeleted: "feed",
+    IdentityDeleted: "identity",
+    QueryDeleted: "query",
+}
 """The kind of row that each of these changes deletes; its fields are the key."""
 JOB_ROWS: Final = ("job", "payload", "task")
 """The kinds of rows that belong to a job; the job's number follows in the key."""
@@ -53,25 +58,25 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
     rows = dict(rows)
     for change in changes:
         match change:
-            case TopicKept():
+            case TopicRow():
                 rows["topic", change.name] = change
-            case RetainedKept():
+            case RetainedRow():
                 rows["retained", change.topic] = change
                 if not change.payload:
                     del rows["retained", change.topic]
-            case SessionKept():
+            case SessionRow():
                 rows["session", change.name] = change
-            case SessionGone():
+            case SessionDeleted():
                 rows.pop(("session", change.name), None)
                 for key in [key for key in rows if key[:2] == ("feed", change.name)]:
                     del rows[key]
-            case FeedKept():
+            case SubscriptionRow():
                 rows["feed", change.session, change.filters, change.cursor] = change
-            case IdentityKept():
+            case IdentityRow():
                 rows["identity", change.owner, change.publisher, change.topic] = change
-            case QueryDone():
+            case QueryRow():
                 rows["query", change.query] = change
-            case TopicGone() | FeedGone() | IdentityGone() | QueryGone():
+            case TopicDeleted() | SubscriptionDeleted() | IdentityDeleted() | QueryDeleted():
                 rows.pop((_GONE[type(change)], *msgspec.structs.astuple(change)), None)
             case _:
                 _apply_work(rows, change)
@@ -80,24 +85,24 @@ def apply(rows: Rows, changes: Sequence[Change]) -> Rows:
 
 def _apply_work(rows: Rows, change: Change) -> None:
     match change:
-        case NextJob():
+        case NextJobRow():
             rows["next job",] = change
-        case JobKept():
+        case JobRow():
             rows["job", change.job] = change
-        case JobPayload():
+        case JobPayloadRow():
             rows["payload", change.job] = change
-        case TaskKept():
+        case TaskRow():
             rows["task", change.job, change.number] = change
-        case JobGone():
+        case JobDeleted():
             for key in [key for key in rows if key[0] in JOB_ROWS and key[1] == change.job]:
                 del rows[key]
 
 
-def rows_of(state: State) -> Rows:
+def rows_of(state: StoredState) -> Rows:
     """Return the rows of the state that a store returns when it is opened."""
     lists: list[Sequence[Change]] = [
-        state.topics, state.retained, state.sessions, state.feeds, state.identities, state.queries, state.jobs,
-        state.payloads, state.tasks, [NextJob(state.next_job)] if state.next_job > 1 else [],
+        state.topics, state.retained, state.sessions, state.subscriptions, state.identities, state.queries, state.jobs,
+        state.payloads, state.tasks, [NextJobRow(state.next_job)] if state.next_job > 1 else [],
     ]  # fmt: skip
     return apply({}, [change for changes in lists for change in changes])
 
@@ -119,7 +124,7 @@ class StoreContents:
     first_offset: int
     next_offset: int
     entries: list[tuple[int, Entry]]
-    state: State
+    state: StoredState
     damaged: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -341,7 +346,7 @@ class RestartChecker:
                 problem = "is gone" if kept is None else f"is at {kept.resume_at}"
                 raise self._violation(f"cursor {key} {problem}, the commit of {offset} was answered")
 
-    def check_retained(self, state: State, by_log: dict[str, bytes]) -> None:
+    def check_retained(self, state: StoredState, by_log: dict[str, bytes]) -> None:
         """Check that topics retain what the log implies: the last retained message of each topic that has one.
 
         Call it after the log's checker has learned the batches that `reopened` returned.
@@ -354,13 +359,13 @@ class RestartChecker:
                 f"{topic!r} retains {there.get(topic, b'')[:16]!r}, by the log it is {by_log.get(topic, b'')[:16]!r}"
             )
 
-    def check_quiet(self, state: State, next_offset: int | None = None) -> None:
+    def check_quiet(self, state: StoredState, next_offset: int | None = None) -> None:
         """Check that offsets stored as skipped by a subscription did not match it. Call it after check_retained.
 
         `next_offset` is the end of the log that the state is from, if that is not the end of the whole log.
         """
         log_end = self.log.next_offset if next_offset is None else next_offset
-        for kept in state.feeds:
+        for kept in state.subscriptions:
             quiet_from = kept.resume_at if kept.quiet_from is None else kept.quiet_from
             end = log_end if kept.is_settled else kept.resume_at
             passed = [
@@ -375,7 +380,7 @@ class RestartChecker:
 
 def _unsettled(row: Any, end: int) -> Any:
     """Return a row as it is after the log lost the messages from `end` on, some of which may match the subscription."""
-    if isinstance(row, FeedKept) and row.is_settled:
+    if isinstance(row, SubscriptionRow) and row.is_settled:
         return msgspec.structs.replace(row, resume_at=end, is_settled=False)
     return row
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from godwit.limits import AMPLIFICATION
-from godwit.transport.train import Address
+from godwit.transport.events import Address
 from godwit_sim.network import Host, Observer, addressed_to, answers, challenges
 
 Flow: TypeAlias = tuple[str, str, int]

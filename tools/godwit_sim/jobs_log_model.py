@@ -18,9 +18,8 @@ from typing import Final, TypeAlias
 import msgspec
 
 from godwit.limits import MAX_LOSSES, MAX_RETRY_DELAY_S, MAX_RETURN_PAUSE_S, PATIENCE_S, RETURN_PAUSE_S
-from godwit.wire.changes import JobKept, TaskKept
-from godwit.wire.jobs import Ref
-from godwit.wire.work import Submission
+from godwit.wire.changes import JobRow, TaskRow
+from godwit.wire.jobs import JobSpec, Ref
 from godwit_sim.broker_restarts import JOB_ROWS, Rows
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_workers import WorkerModel
@@ -32,7 +31,7 @@ from godwit_sim.jobs_workers import WorkerModel
 class JobRequest:
     """One submission of a job."""
 
-    submission: Submission
+    submission: JobSpec
     payload: bytes
     asked_s: float
 
@@ -89,7 +88,7 @@ class JobRecords:
         self.cancels: set[int] = set()
         """Jobs for which a cancel was requested."""
 
-    def request(self, controller: str, submission: Submission, payload: bytes, now: float) -> RequestedJob:
+    def request(self, controller: str, submission: JobSpec, payload: bytes, now: float) -> RequestedJob:
         """Record that a controller submits a job."""
         requested_job = self.requested_jobs.setdefault(
             (controller, submission.key), RequestedJob(controller, submission.key)
@@ -191,7 +190,7 @@ class ExpectedTask:
 class ExpectedJob:
     """The expected state of one job, and its history."""
 
-    row: JobKept
+    row: JobRow
     """The row as it was first stored; the requested options do not change."""
     requested_job: RequestedJob
     request: JobRequest
@@ -336,7 +335,7 @@ class JobLogModel:
 
     def _submitted(self, kind: str, event: JobEvent, rows: Rows, newest: int) -> None:
         row = rows.get(("job", event.job))
-        if not isinstance(row, JobKept):
+        if not isinstance(row, JobRow):
             raise self._violation(event, "it is not stored")
         if event.job <= newest:
             raise self._violation(event, f"there was a job {newest} already: a number was given twice")
@@ -364,7 +363,7 @@ class JobLogModel:
             raise self._violation(event, f"waits, though {certain_workers[0]} was there for it")
         job.note()
 
-    def _find_request(self, requested_job: RequestedJob, row: JobKept, rows: Rows) -> JobRequest | None:
+    def _find_request(self, requested_job: RequestedJob, row: JobRow, rows: Rows) -> JobRequest | None:
         """Return the request that the stored row comes from, or None."""
         payload = rows.get(("payload", row.job))
         for request in requested_job.requests:
@@ -593,7 +592,7 @@ class JobLogModel:
             raise ViolationError(self.NAME, f"{job}, ended at {job.ended_us}, is no longer stored")
         job.is_removed = True
 
-    def _compare_task(self, job: ExpectedJob, task: ExpectedTask, stored: TaskKept | None) -> None:
+    def _compare_task(self, job: ExpectedJob, task: ExpectedTask, stored: TaskRow | None) -> None:
         if _status_of(stored) != task.status:
             raise ViolationError(self.NAME, f"task {task.number} of {job} is {task.status}, but {stored} is stored")
         if stored is None:
@@ -627,7 +626,7 @@ class JobLogModel:
         )
 
 
-def _status_of(stored: TaskKept | None) -> TaskStatus:
+def _status_of(stored: TaskRow | None) -> TaskStatus:
     """Return the status of a stored task; a task that was never leased has no row."""
     if stored is None:
         return "waiting", "", 0, 0, 0

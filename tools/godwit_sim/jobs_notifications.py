@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from godwit.client.comparing import JobView
-from godwit.client.leasing import Lease
+from godwit.client.jobs import JobView
+from godwit.client.worker import Lease
 from godwit.wire.jobs import JobInfo, TaskInfo
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_log_model import ExpectedJob, ExpectedTask, JobLogModel, JobRecords, RequestedJob, TaskRun

@@ -15,10 +15,10 @@ from typing import Any, Final
 from godwit.broker.session import made_name
 from godwit.errors import DecodeError
 from godwit.transport.events import Closed, Connected, Received
-from godwit.wire.codes import Code
 from godwit.wire.control import Login, Work, decode_control
+from godwit.wire.control_base import Code
 from godwit.wire.jobs import Ref, Volunteer
-from godwit.wire.work import Outcome, Report, decode_from_client
+from godwit.wire.work import ReportGroup, TaskOutcome, decode_from_client
 
 MARGIN_S: Final = 0.000_01
 """This close to a change, either side of it is possible."""
@@ -74,7 +74,7 @@ class _Worker:
     clean_closes_s: list[float] = field(default_factory=list)
     resumed: list[tuple[float, frozenset[Ref]]] = field(default_factory=list)
     """When it volunteered on a new connection, and the leases that it still had."""
-    outcomes: dict[Ref, list[tuple[Outcome, bytes]]] = field(default_factory=dict)
+    outcomes: dict[Ref, list[tuple[TaskOutcome, bytes]]] = field(default_factory=dict)
 
 
 def client_name(login: Login) -> str:
@@ -162,7 +162,7 @@ class WorkerModel:
 
     def _on_work(self, conn: _WorkerConnection, record: bytes, now: float) -> None:
         head, payloads = decode_from_client(record)
-        if not isinstance(head, Report):
+        if not isinstance(head, ReportGroup):
             return
         worker = self._worker(conn.name)
         worker.message_times_s.append(now)
@@ -173,7 +173,7 @@ class WorkerModel:
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
-    def outcomes(self, name: str, ref: Ref) -> list[tuple[Outcome, bytes]]:
+    def outcomes(self, name: str, ref: Ref) -> list[tuple[TaskOutcome, bytes]]:
         """Return the outcomes that the worker reported for this lease, repeats included."""
         return self._worker(name).outcomes.get(ref, [])
 

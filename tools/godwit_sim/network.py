@@ -26,8 +26,8 @@ from typing import Any, Protocol
 from godwit.errors import DecodeError
 from godwit.impairment import ImpairedLink
 from godwit.limits import MAX_TRAIN_BYTES, MAX_TRAIN_DATAGRAMS
-from godwit.transport.train import Address, Train
-from godwit.wire import frames as f
+from godwit.transport.events import Address, Train
+from godwit.wire import packet as f
 from godwit.wire.packet import decode_packet
 
 # -- traces -----------------------------------------------------------------------------------------------------------
@@ -85,9 +85,9 @@ def challenges(datagram: bytes) -> list[bytes]:
     """Return the cookies and path challenges in a datagram, which only its receiver can know."""
     found = []
     for frame in frames_of(datagram):
-        if isinstance(frame, f.Cookie):
+        if isinstance(frame, f.CookieFrame):
             found.append(frame.cookie)
-        elif isinstance(frame, f.PathProbe):
+        elif isinstance(frame, f.PathProbeFrame):
             found.append(frame.challenge)
     return found
 
@@ -96,9 +96,9 @@ def answers(datagram: bytes) -> list[bytes]:
     """Return the challenges that this datagram returns."""
     found = []
     for frame in frames_of(datagram):
-        if isinstance(frame, f.Connect):
+        if isinstance(frame, f.ConnectFrame):
             found.append(frame.cookie)
-        elif isinstance(frame, f.PathResponse):
+        elif isinstance(frame, f.PathResponseFrame):
             found.append(frame.challenge)
     return found
 
@@ -116,22 +116,22 @@ def describe(datagram: bytes) -> str:
 
 def _describe_frame(frame: f.Frame) -> str:
     match frame:
-        case f.Data(flags, channel, record, offset, position, body):
+        case f.DataFrame(flags, channel, record, offset, position, body):
             mode = "unreliable" if flags & f.UNRELIABLE else "data"
             marks = ("." if flags & (f.WHOLE | f.LAST) else "") + (" end" if flags & f.END else "")
             place = "" if position is None else f" position {position}"
             return f"{mode} {channel}/{record}+{offset}:{offset + len(body)}{marks}{place}"
-        case f.Ack(_, ranges, next_position):
+        case f.AckFrame(_, ranges, next_position):
             spans = " ".join(f"{first}-{last}" if first != last else f"{first}" for first, last in ranges[:4])
             more = f" and {len(ranges) - 4} more" if len(ranges) > 4 else ""
             return f"ack {spans}{more}" + ("" if next_position is None else f" next {next_position}")
-        case f.Credit(channel, limit):
+        case f.CreditFrame(channel, limit):
             return f"credit {channel} to {limit}"
-        case f.Blocked(channel, limit):
+        case f.BlockedFrame(channel, limit):
             return f"blocked {channel} at {limit}"
-        case f.Confirm(channel, sequence, reached):
+        case f.ConfirmFrame(channel, sequence, reached):
             return f"confirm {channel} up to {sequence} reached {reached}"
-        case f.Close(code, reason):
+        case f.CloseFrame(code, reason):
             return f"close {code} {reason!r}"
     return type(frame).__name__.lower()
 

@@ -19,9 +19,8 @@ from godwit.limits import MIB
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected, Received, Writable
-from godwit.transport.train import Address
-from godwit.wire.frames import UNRELIABLE, Data
+from godwit.transport.events import Address, Closed, Connected, Received, Writable
+from godwit.wire.packet import UNRELIABLE, DataFrame
 from godwit.wire.parameters import Arq
 from godwit_sim.checkers import DeliveryChecker, ViolationError
 from godwit_sim.network import Host, Network, Observer, frames_of
@@ -102,7 +101,7 @@ class _Line(Observer):
             return
         fresh = False
         for frame in frames_of(datagram):
-            if not isinstance(frame, Data) or frame.flags & UNRELIABLE:
+            if not isinstance(frame, DataFrame) or frame.flags & UNRELIABLE:
                 continue
             if self.first_data_s is None:
                 self.first_data_s = now

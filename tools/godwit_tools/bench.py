@@ -125,7 +125,7 @@ def spark(
 
     Takes some minutes. It needs `pip install 'godwit[spark]'` and Java.
     """
-    from godwit.cli.pipeline_spark import require_java, require_packages
+    from godwit.cli.pipeline_run import require_java, require_packages
 
     require_packages()
     require_java(is_installed_unasked=False)

@@ -11,7 +11,14 @@ from tests.sim.broker_models import Models
 from godwit.errors import DiskError
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.changes import FeedKept, IdentityKept, RetainedKept, SessionGone, SessionKept, TopicKept
+from godwit.wire.changes import (
+    IdentityRow,
+    RetainedRow,
+    SessionDeleted,
+    SessionRow,
+    SubscriptionRow,
+    TopicRow,
+)
 from godwit_sim.broker_restarts import RestartChecker
 from godwit_sim.disk import DiedError, Disk, Trouble
 from godwit_sim.network import Network
@@ -107,16 +114,20 @@ class StoreRuns:
     def append(self, watched: WatchedDurableStore) -> None:
         rng = self._rng
         entries: list[Entry] = []
-        changes: list[Change] = [TopicKept("a/b", rng.randrange(100), rng.randrange(100), 1)]
+        changes: list[Change] = [TopicRow("a/b", rng.randrange(100), rng.randrange(100), 1)]
         for _ in range(rng.choice((0, 1, 3))):
             payload = b"%d " % self._models.time_us + rng.randbytes(rng.choice((10, 1000, 30_000)))
             made = self._models.publish(payload=payload, retain=rng.random() < 0.3)
             entries.append(self._models.entry(made))
             if made.retain:
-                changes.append(RetainedKept("a/b", payload, "Alice", self._models.time_us))
-        session = SessionKept(rng.choice("xyz"), rng.randbytes(16), False, 5, None)
-        changes += [session, FeedKept(session.name, ("a/#",), None, rng.randrange(100)), SessionGone(rng.choice("xyz"))]
-        changes.append(IdentityKept("x", "p", "a/b", 0, rng.randrange(100), 1))
+                changes.append(RetainedRow("a/b", payload, "Alice", self._models.time_us))
+        session = SessionRow(rng.choice("xyz"), rng.randbytes(16), False, 5, None)
+        changes += [
+            session,
+            SubscriptionRow(session.name, ("a/#",), None, rng.randrange(100)),
+            SessionDeleted(rng.choice("xyz")),
+        ]
+        changes.append(IdentityRow("x", "p", "a/b", 0, rng.randrange(100), 1))
         watched.append(entries, changes)
 
     def end(self) -> None:

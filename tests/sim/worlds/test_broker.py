@@ -23,19 +23,19 @@ from tests.sim.worlds.broker_world import (
     run,
 )
 
-from godwit.broker import commits
 from godwit.broker.admission import Admission
+from godwit.broker.catalogue import Catalogue
 from godwit.broker.delivery import Delivery
-from godwit.broker.effects import Append, Confirm, Send
-from godwit.broker.feed import Feed
+from godwit.broker.effects import Append
 from godwit.broker.identities import Identities
-from godwit.broker.lane import Lane
-from godwit.client.client import Client
+from godwit.broker.subscription import BrokerSubscription
+from godwit.client.protocol import ClientProtocol
 from godwit.client.subscription import Subscription
 from godwit.impairment import LinkSettings
 from godwit.limits import KIB
+from godwit.native.effects import ConfirmRecord, SendRecord
+from godwit.native.subscriber_channel import NativeOutbound
 from godwit.server.server import Server
-from godwit.wire.control import Gap
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Trace
 from godwit_sim.worlds import WORLDS, run_seed
@@ -146,20 +146,28 @@ class Spoils(Server):
 
     count = 0
 
-    def _send(self, effect: Send) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._apply[SendRecord] = self._send
+
+    def _send(self, effect: SendRecord) -> None:
         self.count += effect.channel > 0 and effect.reliable
         if self.count == 10 and effect.channel and effect.reliable:
             self.count += 1
             effect = self.spoil(effect)
-        super()._send(effect)
+        self.native._send(effect)
 
-    def spoil(self, effect: Send) -> Send:
+    def spoil(self, effect: SendRecord) -> SendRecord:
         return msgspec.structs.replace(effect, body=effect.body[:-1] + bytes((effect.body[-1] ^ 1,)))
 
 
 class TellsTooMany(Server):
-    def _confirm(self, effect: Confirm) -> None:
-        super()._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._apply[ConfirmRecord] = self._confirm
+
+    def _confirm(self, effect: ConfirmRecord) -> None:
+        self.native._confirm(msgspec.structs.replace(effect, reached=effect.reached + 1))
 
 
 class ConfirmsWhatItLoses(Server):
@@ -179,15 +187,15 @@ class Leaks(Server):
 
 
 class Raises(Server):
-    def turn(self) -> Any:
+    def run_turn(self) -> Any:
         raise ZeroDivisionError("on purpose")
 
 
 class Sleeps(Server):
     """Stop after a while."""
 
-    def turn(self) -> Any:
-        return super().turn() if self._now < 6.0 else []
+    def run_turn(self) -> Any:
+        return super().run_turn() if self._now < 6.0 else []
 
 
 @pytest.mark.parametrize(
@@ -221,20 +229,14 @@ def nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def silent(say: Callable[..., int]) -> Callable[..., int]:
+def silent(_: Callable[..., None]) -> Callable[..., None]:
     """Send no gaps."""
-    return lambda lane, message, *offsets: 0 if isinstance(message, Gap) else say(lane, message, *offsets)
+    return nothing
 
 
-def belittled(say: Callable[..., int]) -> Callable[..., int]:
+def belittled(gap: Callable[..., None]) -> Callable[..., None]:
     """Send gaps with too small a count."""
-
-    def wrong(lane: Lane, message: Any, *offsets: int) -> int:
-        if isinstance(message, Gap):
-            message = msgspec.structs.replace(message, count=message.count - 1)
-        return say(lane, message, *offsets)
-
-    return wrong
+    return lambda self, count, next_offset: gap(self, count - 1, next_offset)
 
 
 def early(on_gone: Callable[..., None]) -> Callable[..., None]:
@@ -282,16 +284,22 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (PLAN, commits, "retain", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
+        (PLAN, Catalogue, "retain_last", lambda _: lambda *_: True, "(retained|liveness): .*(never came|is retained)"),
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(skipped|waits for offsets)"),
         (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
-        (SLOW, Lane, "say", silent, "(stream|liveness): .*(skipped|waits for offsets)"),
-        (SLOW, Lane, "say", belittled, "stream: .*reported missing"),
-        (STALE, Feed, "is_resumed_from", lambda _: lambda *_: False, "stream: .*none that matches it is gone"),
+        (SLOW, NativeOutbound, "gap", silent, "(stream|liveness): .*(skipped|waits for offsets)"),
+        (SLOW, NativeOutbound, "gap", belittled, "stream: .*reported missing"),
+        (
+            STALE,
+            BrokerSubscription,
+            "is_resumed_from",
+            lambda _: lambda *_: False,
+            "stream: .*none that matches it is gone",
+        ),
         (PLAN, Subscription, "take", twice, "stream: .*(behind offset|came twice)"),
-        (PLAN, Client, "next_timer", lambda _: nothing, "timers: "),
+        (PLAN, ClientProtocol, "next_timer", lambda _: nothing, "timers: "),
     ],
 )
 def test_a_broken_part_is_caught(

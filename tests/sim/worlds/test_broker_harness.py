@@ -15,8 +15,7 @@ from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
 from godwit.store.port import Entry
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Connected
-from godwit.transport.train import Train
+from godwit.transport.events import Connected, Train
 from godwit_sim.broker_log_model import SHARED_TIME_US, Publication
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, Network
@@ -175,5 +174,5 @@ def test_the_connection_model_gets_the_broker_s_events() -> None:
     checkers, server, _ = serve(1)
     connection: Any = type("Alice", (), {"peer_address": ("a", 1)})()
     server.listeners[0].endpoint._events.append(Connected(connection, b""))
-    server.turn()
+    server.run_turn()
     assert [conn.connection for conn in checkers.connections.records] == [connection]

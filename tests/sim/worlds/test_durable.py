@@ -23,23 +23,23 @@ from tests.sim.worlds.broker_world import READER, SENDER, client
 from tests.sim.worlds.durable_world import HastyStore, SplitStore, StoreRuns, opener_of
 from tests.store.entries import LOG_ID, make_entry
 
-from godwit.broker import catching_up
+from godwit.broker import delivery
 from godwit.broker.admission import Admission
+from godwit.broker.append_queue import AppendQueue
 from godwit.broker.catalogue import Catalogue
-from godwit.broker.commits import Commits
 from godwit.broker.delivery import Delivery
+from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Losing
 from godwit.broker.identities import Identities
-from godwit.broker.journal import Journal
-from godwit.broker.quiet import QuietSubscriptions
-from godwit.broker.subscribing import Subscribing
+from godwit.broker.subscription import QuietSubscriptions
+from godwit.broker.subscriptions import SubscriptionRequests
 from godwit.client.subscription import Subscription
 from godwit.errors import DiskError, LogDamagedError
 from godwit.server.server import Server
 from godwit.store.port import Change, Entry
 from godwit.store.sqlite import SqliteStore
 from godwit.store.witness import Witness
-from godwit.wire.changes import FeedKept
+from godwit.wire.changes import SubscriptionRow
 from godwit.wire.epochs import Epoch
 from godwit_sim.checkers import ViolationError
 from godwit_sim.disk import DAMAGES, Damage, DiedError, Disk, Trouble
@@ -564,7 +564,7 @@ def test_copies_that_are_put_back() -> None:
 @pytest.mark.parametrize(
     ("where", "name", "wrong", "text"),
     [
-        (Subscribing, "_known_below", nothing, "stream: .*that was not reported|refused: .*does not exist"),
+        (SubscriptionRequests, "_known_below", nothing, "stream: .*that was not reported|refused: .*does not exist"),
         (SqliteStore, "epochs", [Epoch(b"the same", 0)], "stream: .*(that was not reported|behind offset)|refused: "),
         (Subscription, "_compare", nothing, "stream: .*that was not reported|liveness: "),
     ],
@@ -625,14 +625,14 @@ def test_a_store_that_swallows_errors_is_caught() -> None:
 # -- planted faults: an incorrect broker ------------------------------------------------------------------------------
 
 
-RESTORE = Subscribing.restore
+RESTORE = SubscriptionRequests.restore
 
 
 def no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def unsettled(self: Subscribing, session: Any, kept: FeedKept) -> None:
+def unsettled(self: SubscriptionRequests, session: Any, kept: SubscriptionRow) -> None:
     """Begin at the position of the row when it was written, as 0.5.0 did."""
     RESTORE(self, session, replace_struct(kept, quiet_from=None, is_settled=False))
 
@@ -655,14 +655,14 @@ def rots(seed: int) -> DurablePlan:
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (storm, Journal, "identity", nothing, "log: .*already"),
+        (storm, DirtyState, "identity", nothing, "log: .*already"),
         (storm, Identities, "restore", nothing, "log: .*already"),
         (fails, Identities, "rewind", nothing, "log: .*is not in the log"),
-        (storm, Journal, "feed", no, "restart: .*cursor .* is gone|session: .*resumed=False"),
-        (storm, Journal, "session", no, "session: .*resumed=False|will: |liveness: .*will"),
+        (storm, DirtyState, "subscription", no, "restart: .*cursor .* is gone|session: .*resumed=False"),
+        (storm, DirtyState, "session", no, "session: .*resumed=False|will: |liveness: .*will"),
         (storm, Admission, "restore", nothing, "session: .*resumed=False|will: |liveness: .*will"),
-        (storm, Commits, "_retained", lambda *_: [], "restart: .*by the log it is"),
-        (storm, Catalogue, "keep", nothing, "liveness: .*is retained|retained: "),
+        (storm, AppendQueue, "_retained", lambda *_: [], "restart: .*by the log it is"),
+        (storm, Catalogue, "retain", nothing, "liveness: .*is retained|retained: "),
         (
             storm,
             QuietSubscriptions,
@@ -670,9 +670,9 @@ def rots(seed: int) -> DurablePlan:
             nothing,
             "restart: .*skips offset",
         ),
-        (trims, Subscribing, "restore", unsettled, "stream: .*none that matches it is gone"),
+        (trims, SubscriptionRequests, "restore", unsettled, "stream: .*none that matches it is gone"),
         (trims, Delivery, "on_losing", nothing, "(stream|liveness): .*(skipped|waits for offsets)"),
-        (rots, catching_up, "_pass_damage", nothing, "(stream|liveness): .*(skipped|waits for offsets)"),
+        (rots, delivery, "_pass_damage", nothing, "(stream|liveness): .*(skipped|waits for offsets)"),
     ],
 )
 def test_a_broken_part_is_caught(

@@ -13,16 +13,14 @@ import msgspec
 import pytest
 from tests.sim.worlds.jobs_world import QUIET, controller, jobs, quiet, run, storm, worker
 
-from godwit.broker.commits import Commits
-from godwit.broker.jobs import ends, marks, restore
-from godwit.broker.jobs.board import Board
-from godwit.broker.jobs.crew import Crew
-from godwit.broker.jobs.dispatch import Dispatch
-from godwit.broker.jobs.ends import Ends
-from godwit.broker.jobs.ready import Queue
-from godwit.broker.jobs.shelf import Shelf
-from godwit.broker.jobs.starts import Starts
-from godwit.broker.journal import Journal
+from godwit.broker.append_queue import AppendQueue
+from godwit.broker.dirty_state import DirtyState
+from godwit.broker.jobs import job_table, lifecycle
+from godwit.broker.jobs.dispatch import Dispatcher
+from godwit.broker.jobs.job_table import JobTable
+from godwit.broker.jobs.lifecycle import JobLifecycle
+from godwit.broker.jobs.queue import JobQueue
+from godwit.broker.jobs.scheduler import Scheduler, WorkerPool
 from godwit.client import jobs as client_jobs
 from godwit.client.worker import Leases
 from godwit_sim.checkers import ViolationError
@@ -53,7 +51,7 @@ def test_the_same_seed_is_the_same_world_in_any_process() -> None:
 
 
 def test_a_violation_shows_the_events_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Board, "_held", held_by_any_worker)
+    monkeypatch.setattr(Scheduler, "_leased_task", held_by_any_worker)
     violation = next(violation for seed in range(10, 40) if (violation := run_seed("jobs", seed).violation))
     assert re.search(r"job log: finished job (\d+) .*(?s:.*)before that:(?s:.*)\"job\":\1", violation)
 
@@ -244,11 +242,11 @@ def held_by_any_worker(self: Any, name: str, ref: Any) -> Any:
     return task if task is not None and task.state == "leased" else None
 
 
-def forgets_agreed(job: Any, made: Any = marks._job) -> Any:
+def forgets_agreed(job: Any, made: Any = job_table.job_row) -> Any:
     return msgspec.structs.replace(made(job), agreed=None)
 
 
-def forgets_results(task: Any, row: Any, lay_over: Any = restore._lay_over) -> None:
+def forgets_results(task: Any, row: Any, lay_over: Any = job_table.apply_task_row) -> None:
     """Repeat finished tasks."""
     lay_over(task, row)
     if task.state == "finished" and task.job.state == "running":
@@ -256,7 +254,7 @@ def forgets_results(task: Any, row: Any, lay_over: Any = restore._lay_over) -> N
         task.job.finished -= 1
 
 
-def forgets_keys(self: Any, job: Any, put: Any = Shelf.put) -> None:
+def forgets_keys(self: Any, job: Any, put: Any = JobTable.add) -> None:
     put(self, job)
     self.keys.clear()
 
@@ -265,52 +263,58 @@ def confirms_at_once(self: Any, on_safe: Any, on_failed: Any) -> None:
     on_safe(0)
 
 
-def counts_from_one(self: Any, *state_and_time: Any, restored: Any = Board.restore) -> None:
+def counts_from_one(self: Any, *state_and_time: Any, restored: Any = Scheduler.restore) -> None:
     restored(self, *state_and_time)
     self.next_job = 1
 
 
-def takes_more(self: Any, *arguments: Any, volunteer: Any = Crew.volunteer) -> Any:
+def takes_more(self: Any, *arguments: Any, volunteer: Any = WorkerPool.volunteer) -> Any:
     name, instance, kinds, capacity, now_us = arguments
     return volunteer(self, name, instance, kinds, capacity + 3, now_us)
 
 
-def by_age_alone(self: Any, job: Any, push: Any = Queue.push) -> None:
-    priority, job.priority = job.priority, 0
+def by_age_alone(self: Any, job: Any, push: Any = JobQueue.push) -> None:
+    spec, job.spec = job.spec, msgspec.structs.replace(job.spec, priority=0)
     push(self, job)
-    job.priority = priority
+    job.spec = spec
 
 
-def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = Ends.fail, **how: Any) -> None:
-    task.job.retries = 99
+def tries_for_ever(self: Any, task: Any, *why: Any, fail: Any = JobLifecycle.fail, **how: Any) -> None:
+    task.job.spec = msgspec.structs.replace(task.job.spec, retries=99)
     fail(self, task, *why, **how)
 
 
 @pytest.mark.parametrize(
     ("plan", "where", "name", "wrong", "text"),
     [
-        (stalls, Board, "_held", held_by_any_worker, "job log: finished .*it is leased|notification: .*never reported"),
-        (deaf, Board, "_held", held_by_any_worker, "job log: finished .*(reported no result|it is leased)"),
-        (storm, marks, "_job", forgets_agreed, "job log: .*agreed"),
-        (storm, restore, "_lay_over", forgets_results, "job log: .*it is finished"),
-        (quits, Queue, "fresh", lambda *_: 0, "job log: leased .*had the job before"),
-        (quits, Crew, "volunteer", takes_more, "job log: leased .*and takes"),
-        (mixed, Queue, "push", by_age_alone, "job log: leased .*priority [01], while"),
-        (restarts, Shelf, "put", forgets_keys, "job log: submitted .*the key is that of"),
-        (storm, Board, "restore", counts_from_one, "job log: submitted .*(given twice|is stored)"),
-        (slow, Commits, "wait", confirms_at_once, "notification: .*not durable"),
-        (slow, Crew, "heard", nothing, "job log: lost .*active in time"),
-        (fails, ends, "_MAX_RETRY_DELAY_MS", 0, "job log: leased .*it was to wait until"),
-        (fails, Ends, "fail", tries_for_ever, "job log: leased .*with 2 retries"),
-        (limited, Dispatch, "limit", nothing, "job log: finished .*longer than 100 ms"),
-        (late, Ends, "miss_deadline", nothing, "job log: (finished|leased) .*its deadline"),
-        (stalls, Crew, "on_silence", nothing, "job log: .*it was idle for"),
-        (vanishes, Crew, "on_silence", nothing, "liveness: .*has not ended"),
-        (waits, Starts, "settle", nothing, "liveness: .*has not ended"),
-        (cancels, Ends, "cancel", nothing, "notification: .*is over"),
-        (storm, Journal, "work", nothing, "job log: submitted .*it is not stored"),
+        (
+            stalls,
+            Scheduler,
+            "_leased_task",
+            held_by_any_worker,
+            "job log: finished .*it is leased|notification: .*never reported",
+        ),
+        (deaf, Scheduler, "_leased_task", held_by_any_worker, "job log: finished .*(reported no result|it is leased)"),
+        (storm, job_table, "job_row", forgets_agreed, "job log: .*agreed"),
+        (storm, job_table, "apply_task_row", forgets_results, "job log: .*it is finished"),
+        (quits, JobQueue, "eligible_count", lambda *_: 0, "job log: leased .*had the job before"),
+        (quits, WorkerPool, "volunteer", takes_more, "job log: leased .*and takes"),
+        (mixed, JobQueue, "push", by_age_alone, "job log: leased .*priority [01], while"),
+        (restarts, JobTable, "add", forgets_keys, "job log: submitted .*the key is that of"),
+        (storm, Scheduler, "restore", counts_from_one, "job log: submitted .*(given twice|is stored)"),
+        (slow, AppendQueue, "wait", confirms_at_once, "notification: .*not durable"),
+        (slow, WorkerPool, "renew_leases", nothing, "job log: lost .*active in time"),
+        (fails, lifecycle, "_MAX_RETRY_DELAY_MS", 0, "job log: leased .*it was to wait until"),
+        (fails, JobLifecycle, "fail", tries_for_ever, "job log: leased .*with 2 retries"),
+        (limited, Dispatcher, "start_time_limit", nothing, "job log: finished .*longer than 100 ms"),
+        (late, JobLifecycle, "miss_deadline", nothing, "job log: (finished|leased) .*its deadline"),
+        (stalls, WorkerPool, "handle_lease_timer", nothing, "job log: .*it was idle for"),
+        (vanishes, WorkerPool, "handle_lease_timer", nothing, "liveness: .*has not ended"),
+        (waits, JobLifecycle, "settle_queue", nothing, "liveness: .*has not ended"),
+        (cancels, JobLifecycle, "cancel", nothing, "notification: .*is over"),
+        (storm, DirtyState, "work", nothing, "job log: submitted .*it is not stored"),
         (storm, Leases, "on_reported", nothing, "liveness: .*is not over"),
-        (storm, client_jobs.Jobs, "attach", nothing, "liveness: .*(follows|is not over)"),
+        (storm, client_jobs.JobTracker, "attach", nothing, "liveness: .*(follows|is not over)"),
     ],
 )
 def test_a_broken_part_is_caught(

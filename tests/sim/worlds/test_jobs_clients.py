@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.sim.worlds.jobs_world import QUIET, controller, jobs, quiet, run, worker
 
-from godwit.client.comparing import JobView
-from godwit.client.events import JobRefused, Leased, Reply, VolunteerRefused, WorkRoom
-from godwit.wire.codes import Code
+from godwit.client.events import JobRefused, Leased, Reply, VolunteerRefused, WorkBufferAvailable
+from godwit.client.jobs import JobView
 from godwit.wire.control import Done
+from godwit.wire.control_base import Code
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Trace
 from godwit_sim.worlds.jobs import JobsWorld
@@ -71,7 +71,7 @@ def test_unexpected_events_of_a_worker() -> None:
     with pytest.raises(ViolationError, match="may not work: no"):
         world.workers[0].on_event(VolunteerRefused(1, "no"))
     with pytest.raises(ViolationError, match="received an unexpected"):
-        world.workers[0].on_event(WorkRoom())
+        world.workers[0].on_event(WorkBufferAvailable())
 
 
 def test_a_full_buffer_is_waited_for() -> None:

@@ -13,20 +13,19 @@ from tests.sim.worlds.jobs_world import QUIET, quiet, run, worker
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.broker.session import made_name
 from godwit.client.events import Ended, Leased, Online
-from godwit.client.leasing import Lease
+from godwit.client.worker import Lease
 from godwit.errors import DiskError
-from godwit.wire.batch import Batch, encode_batch, encode_head
-from godwit.wire.changes import JobKept, JobPayload
-from godwit.wire.codes import Code
-from godwit.wire.entry import Entry
-from godwit.wire.work import Submission
+from godwit.wire.batch import Batch, Entry, encode_batch, encode_head
+from godwit.wire.changes import JobPayloadRow, JobRow
+from godwit.wire.control_base import Code
+from godwit.wire.jobs import JobSpec
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Network, Trace
 from godwit_sim.worlds.broker_harness import EPOCH_US, Checkers
 from godwit_sim.worlds.jobs import JobsWorld
 from godwit_sim.worlds.jobs_harness import TAIL, Actor, DelayedLog, JobCheckers, describe
 
-ENTRY = Entry("a/b", "boss", 0, 0, 0, None, 0, 1, b"body")
+ENTRY = Entry(topic="a/b", publisher="boss", flags=0, published_us=0, received_us=0, count=1, rest=b"body")
 COMMIT_US = 20_000
 
 
@@ -96,7 +95,7 @@ def test_appends_after_a_failure_fail_too(parts: tuple[DelayedLog, Any, Any]) ->
     assert broker.handle_events[-1] == Committed(0)
 
 
-JOB_ROW = JobKept(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
+JOB_ROW = JobRow(1, "boss", "key", "mail", 1, 0, EPOCH_US, EPOCH_US, None, 3, 1000, None, "waiting", None, None)
 
 
 def entry(topic: str, *payloads: bytes) -> Entry:
@@ -105,19 +104,27 @@ def entry(topic: str, *payloads: bytes) -> Entry:
     flags = body[0]
     head = encode_head(flags, EPOCH_US, None, None)
     assert body.startswith(head)
-    return Entry(topic, "$broker", flags, EPOCH_US, EPOCH_US, None, 0, len(payloads), body[len(head) :])
+    return Entry(
+        topic=topic,
+        publisher="$broker",
+        flags=flags,
+        published_us=EPOCH_US,
+        received_us=EPOCH_US,
+        count=len(payloads),
+        rest=body[len(head) :],
+    )
 
 
 def checkers() -> JobCheckers:
     made = Checkers(1, Network())
-    made.restarts.attempted([], [JOB_ROW, JobPayload(1, b"x")])
+    made.restarts.attempted([], [JOB_ROW, JobPayloadRow(1, b"x")])
     made.restarts.succeeded(0)
     return JobCheckers(QUIET, made)
 
 
 def test_events_are_learned() -> None:
     made = checkers()
-    made.records.request("boss", Submission(key="key", of_kind="mail", size=1), b"x", 0.0)
+    made.records.request("boss", JobSpec(key="key", of_kind="mail", size=1), b"x", 0.0)
     event = {"event": "submitted", "job": 1, "controller": "boss", "at_us": EPOCH_US, "payload_bytes": 1}
     made.learn([entry("other", b"no event"), entry("$jobs/mail", msgspec.json.encode(event))])
     assert made.log_model.jobs[1].state == "waiting"

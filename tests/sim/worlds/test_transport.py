@@ -14,8 +14,7 @@ import pytest
 from godwit.errors import ConnectionClosedError, SendBufferFullError
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, PathChanged, Received, Writable
-from godwit.transport.train import Train
+from godwit.transport.events import ChannelConfirmed, Closed, Connected, PathChanged, Received, Train, Writable
 from godwit_sim.attacker import BLIND, AttackPlan
 from godwit_sim.checkers import ViolationError
 from godwit_sim.network import Host, LivelockError, Network, Trace
@@ -159,11 +158,11 @@ def test_other_events_reach_the_checkers() -> None:
     rig = Rig()
     rig.connect()
     rig.checkers.confirms.given(("c0.1", "up", 1), 3, 1)
-    rig.end.handle(Confirmed(rig.connection, 1, 3, 1), 0.0)
+    rig.end.handle(ChannelConfirmed(rig.connection, 1, 3, 1), 0.0)
     rig.end.handle(PathChanged(rig.connection, ("b", 2)), 0.0)
     rig.checkers.confirms.complete()
     with pytest.raises(ViolationError, match="never confirmed"):
-        rig.end.handle(Confirmed(rig.connection, 1, 4, 1), 0.0)
+        rig.end.handle(ChannelConfirmed(rig.connection, 1, 4, 1), 0.0)
 
 
 def test_closing() -> None:

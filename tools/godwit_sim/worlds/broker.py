@@ -27,8 +27,7 @@ from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server, endpoint_config
 from godwit.transport.config import EndpointConfig
-from godwit.transport.events import Event
-from godwit.transport.train import Address
+from godwit.transport.events import Address, Event
 from godwit_sim.broker_connections import ConnectionRecord
 from godwit_sim.checkers import MemoryWatcher, TimerWatcher, ViolationError
 from godwit_sim.network import Host, LivelockError, Network, Trace

@@ -17,14 +17,15 @@ from random import Random
 from typing import Any, TypeAlias
 
 from godwit.client import events as client_events
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
 from godwit.client.message import Message
+from godwit.client.protocol import ClientProtocol
 from godwit.client.publisher import Publisher
 from godwit.client.subscription import Subscription
 from godwit.errors import BufferFullError
-from godwit.transport.train import Address
-from godwit.wire.control import Code, Done, Error, Will
+from godwit.transport.events import Address
+from godwit.wire.control import Done, Error, Will
+from godwit.wire.control_base import Code
 from godwit_sim.broker_connections import LiveChecker
 from godwit_sim.broker_log_model import Publication
 from godwit_sim.broker_restarts import SubscriptionKey
@@ -93,7 +94,7 @@ class Reader:
         self._is_lasting = plan.session_expiry_s >= LASTING_S
         self._drain = drain
         self._at_once = False
-        self._client: Client
+        self._client: ClientProtocol
         self._label = ""
         self._pump: Callable[[], None]
         self._former: dict[Key, ClientSubscription] = {}
@@ -103,7 +104,7 @@ class Reader:
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, client: Client, label: str, pump: Callable[[], None]) -> None:
+    def begin(self, client: ClientProtocol, label: str, pump: Callable[[], None]) -> None:
         """Begin a run. `pump` drains the host after a call from outside."""
         self._client, self._label, self._pump = client, label, pump
 
@@ -308,7 +309,7 @@ class Reader:
         now = self.checkers.network.now
         self.checkers.network.at(now + ASKS_AGAIN_S, self._subscribe_again, sub.plan, self._client)
 
-    def _subscribe_again(self, plan: SubscriptionPlan, client: Client) -> None:
+    def _subscribe_again(self, plan: SubscriptionPlan, client: ClientProtocol) -> None:
         if self._client is client:
             self.subscribe(plan)
 
@@ -347,7 +348,7 @@ class ClientApp:
         self.plan = plan
         self.host = host
         self.todo = deque(plan.publications)
-        self.client: Client | None = None
+        self.client: ClientProtocol | None = None
         self.is_online = False
         self.is_closing = False
         self.reader = Reader(checkers, plan, self._drain)
@@ -386,7 +387,9 @@ class ClientApp:
         self._runs += 1
         self.is_closing = self._blocked = self.is_online = False
         entropy = Random(f"{checkers.seed} entropy {self.label}").randbytes
-        client = Client(self._config(fresh), entropy=entropy, random=Random(f"{checkers.seed} random {self.label}"))
+        client = ClientProtocol(
+            self._config(fresh), entropy=entropy, random=Random(f"{checkers.seed} random {self.label}")
+        )
         self.client = client
         self._register(client)
         if fresh:
@@ -421,7 +424,7 @@ class ClientApp:
             endpoint=plan.endpoint,
         )
 
-    def _register(self, client: Client) -> None:
+    def _register(self, client: ClientProtocol) -> None:
         """Register the new run at the checkers."""
         checkers = self.checkers
         checkers.connections.honest.add(client.instance)
@@ -555,7 +558,7 @@ class ClientApp:
             match event:
                 case client_events.Confirmed():
                     self._on_confirmed(event, now)
-                case client_events.Room():
+                case client_events.BufferAvailable():
                     self._blocked = False
                     self.checkers.network.at(now, self.work)
                 case client_events.Online():

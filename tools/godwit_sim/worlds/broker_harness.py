@@ -10,9 +10,8 @@ from typing import Any, Final
 from godwit.server.server import Listener
 from godwit.store.memory import MemoryStore, entry_bytes
 from godwit.store.port import Change
-from godwit.transport.events import Event
-from godwit.transport.train import Train
-from godwit.wire.entry import Entry
+from godwit.transport.events import Event, Train
+from godwit.wire.batch import Entry
 from godwit_sim.broker_connections import ConnectionModel, ReachChecker, RetainedChecker, SessionChecker, WillChecker
 from godwit_sim.broker_log_model import SHARED_TIME_US, LogChecker, PublishedMessages
 from godwit_sim.broker_restarts import RestartChecker

@@ -16,11 +16,10 @@ from godwit.limits import MAX_UNRELIABLE_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Connected
-from godwit.transport.train import Address
+from godwit.transport.events import Address, Closed, Connected
 from godwit.wire import control
 from godwit.wire.batch import Batch, Route, encode_batch
-from godwit.wire.feed import encode_in_band
+from godwit.wire.control import encode_in_band
 from godwit_sim.network import Host
 from godwit_sim.worlds.broker_harness import Checkers
 from godwit_sim.worlds.broker_plan import BrokerPlan, HostileKind
@@ -122,7 +121,7 @@ class Hostile:
         channel = self._channels.get((topic, qos))
         if channel is None:
             channel = self._channels[topic, qos] = connection.open_channel()
-            connection.send(channel, control.encode_control(control.Open(topic=topic, qos=qos)))
+            connection.send(channel, control.encode_control(control.PublishOpen(topic=topic, qos=qos)))
         return channel
 
     def _batch(self, qos: int, size_bytes: int, **other: Any) -> bytes:
@@ -211,8 +210,8 @@ class Hostile:
                     control.encode_control(control.Ping(request=number)),
                     control.encode_control(control.Clients(request=number)),
                     control.encode_control(control.Topics(request=number, filter=rng.choice((None, "#", "a/#/b")))),
-                    control.encode_control(control.Commit(request=number, subscription=number, offset=2**40)),
-                    control.encode_control(control.Progress(request=number, topic="#")),
+                    control.encode_control(control.CursorCommit(request=number, subscription=number, offset=2**40)),
+                    control.encode_control(control.ProgressQuery(request=number, topic="#")),
                     control.encode_control(control.Subscribe(request=number, subscription=number, filters=["a/#/b"])),
                     control.encode_control(control.Pong(request=0xFFFFFFFF)),
                     control.encode_control(control.Welcome(request=number, name="you", max_message_bytes=0)),
@@ -225,5 +224,5 @@ class Hostile:
         rng = self._rng
         for _ in range(BURST):
             topic = rng.choice(("#", "", "a/+", "$sys/x", "x" * 1024, f"hostile/{rng.randrange(10**6)}", "\0"))
-            message = control.Open(topic=topic, qos=rng.choice((0, 1, 2)), epoch=rng.choice((0, 2**40)))
+            message = control.PublishOpen(topic=topic, qos=rng.choice((0, 1, 2)), epoch=rng.choice((0, 2**40)))
             connection.send(connection.open_channel(), control.encode_control(message))

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from godwit.impairment import LinkSettings
 from godwit.limits import KIB
 from godwit.transport.config import EndpointConfig
-from godwit.wire.control import Qos
+from godwit.wire.control_base import Qos
 from godwit.wire.parameters import Arq
 from godwit_sim.worlds.transport_plan import HostPlan
 

@@ -24,10 +24,11 @@ from godwit.impairment import LinkSettings
 from godwit.limits import KIB
 from godwit.server.direct_log import DirectLog
 from godwit.server.server import Listener, Server
-from godwit.store.port import Change, Entry, Slice, State, Store
-from godwit.store.retention import Retention, Rule, Trimmed
+from godwit.store.port import Change, Entry, Slice, Store
+from godwit.store.retention import Deletion, Retention, RetentionRule
 from godwit.store.sqlite import SqliteStore
 from godwit.transport.config import EndpointConfig
+from godwit.wire.changes import StoredState
 from godwit.wire.epochs import Epoch
 from godwit_sim.broker_log_model import LogBackup, Publication
 from godwit_sim.broker_restarts import StoreBackup, StoreContents
@@ -227,7 +228,7 @@ class WatchedDurableStore:
         self._rng = rng
         self._retention: Retention | None = None
         if isinstance(store, SqliteStore) and plan.max_age_s is not None:
-            self._retention = Retention(store, [Rule(max_age_s=plan.max_age_s)])
+            self._retention = Retention(store, [RetentionRule(max_age_s=plan.max_age_s)])
 
     @property
     def log_id(self) -> bytes:
@@ -245,7 +246,7 @@ class WatchedDurableStore:
     def epochs(self) -> Sequence[Epoch]:
         return self._store.epochs
 
-    def state(self) -> State:
+    def state(self) -> StoredState:
         return self._store.state()
 
     def read(self, offset: int, max_bytes: int) -> Slice:
@@ -273,7 +274,7 @@ class WatchedDurableStore:
                 self._store.checkpoint(truncate=self._rng.random() < 0.5)
         return first_offset
 
-    def trim(self, now_us: int) -> list[Trimmed]:
+    def trim(self, now_us: int) -> list[Deletion]:
         """Delete messages that are too old, as far as one step does."""
         if self._retention is None:
             return []

@@ -14,14 +14,13 @@ from random import Random
 from typing import Any, Final
 
 from godwit.client import events as client_events
-from godwit.client.comparing import JobView
-from godwit.client.leasing import Lease
+from godwit.client.jobs import JobView
+from godwit.client.worker import Lease
 from godwit.errors import BufferFullError
-from godwit.transport.train import Address
-from godwit.wire.codes import Code
+from godwit.transport.events import Address
 from godwit.wire.control import Done, Error
-from godwit.wire.jobs import Cancel, Job, JobList, Jobs, JobShown, Ref
-from godwit.wire.work import Submission
+from godwit.wire.control_base import Code
+from godwit.wire.jobs import CancelJob, JobDetails, JobList, JobSpec, ListJobs, Ref, ShowJob
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_log_model import RequestedJob, TaskRun
 from godwit_sim.jobs_notifications import JobObservation
@@ -115,7 +114,7 @@ class WorkerActor(Actor):
                     self.checkers.notifications.reported(self._holding.pop(event.lease))
             case client_events.VolunteerRefused():
                 raise ViolationError("worker", f"{self.label} may not work: {event.text}")
-            case client_events.Volunteered() | client_events.WorkIdle():
+            case client_events.VolunteerAccepted() | client_events.WorkIdle():
                 pass
             case _:
                 raise ViolationError("worker", f"{self.label} received an unexpected {event}")
@@ -356,8 +355,8 @@ class ControllerActor(Actor):
             number = numbers[0]
             self._seen.add(number)
             self._watch(number, None)
-            self._questions.add(self.client.request(lambda request: Job(request=request, job=number)))
-            self._questions.add(self.client.request(lambda request: Jobs(request=request)))
+            self._questions.add(self.client.request(lambda request: ShowJob(request=request, job=number)))
+            self._questions.add(self.client.request(lambda request: ListJobs(request=request)))
         if not self.checkers.is_healed:
             self.later(LOOK_INTERVAL_S, self._look)
 
@@ -373,7 +372,7 @@ class ControllerActor(Actor):
             return
         number = own_job.number
         self.checkers.records.cancels.add(number)
-        request = self.client.request(lambda request: Cancel(request=request, job=number, reason="not needed"))
+        request = self.client.request(lambda request: CancelJob(request=request, job=number, reason="not needed"))
         self._cancels[request] = number
 
     # -- notifications ------------------------------------------------------------------------------------------------
@@ -429,7 +428,7 @@ class ControllerActor(Actor):
     def _on_shown(self, message: object) -> None:
         if self.checkers.is_storage_failing:
             return  # then a list may show states that are not durable
-        if isinstance(message, JobShown):
+        if isinstance(message, JobDetails):
             self.checkers.notifications.listed(self.label, message.job, message.tasks)
         elif isinstance(message, JobList):
             for info in message.jobs:
@@ -446,8 +445,8 @@ class ControllerActor(Actor):
         self.checkers.notifications.over(self.label, number)
 
 
-def _submission(plan: JobPlan, key: str, payload: bytes) -> Submission:
-    return Submission(
+def _submission(plan: JobPlan, key: str, payload: bytes) -> JobSpec:
+    return JobSpec(
         key=key,
         of_kind=plan.kind,
         size=len(payload),

@@ -16,13 +16,12 @@ from godwit.broker.admission import RESTART_GRACE_US
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.broker.session import made_name
 from godwit.client import events as client_events
-from godwit.client.client import Client
 from godwit.client.config import ClientConfig
+from godwit.client.protocol import ClientProtocol
 from godwit.errors import StorageError
-from godwit.transport.train import Address
-from godwit.wire.batch import decode_batch, encode_head
-from godwit.wire.codes import Code
-from godwit.wire.entry import Entry
+from godwit.transport.events import Address
+from godwit.wire.batch import Entry, decode_batch, encode_head
+from godwit.wire.control_base import Code
 from godwit_sim.checkers import ViolationError
 from godwit_sim.jobs_log_model import JobLogModel, JobRecords
 from godwit_sim.jobs_notifications import NotificationChecker
@@ -158,7 +157,7 @@ class Actor:
         self._server = server
         self._has_twin = has_twin
         self._runs = 0
-        self._client: Client | None = None
+        self._client: ClientProtocol | None = None
         self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """Actions that wait for room in the library's buffer."""
 
@@ -168,7 +167,7 @@ class Actor:
         return f"{self._base_label}.{self._runs}"
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ClientProtocol:
         assert self._client is not None, "only the living act"
         return self._client
 
@@ -189,7 +188,7 @@ class Actor:
         self._waiting.clear()
         entropy = Random(f"{checkers.seed} entropy {self.label}").randbytes
         config = ClientConfig(name=self.actor.name, endpoint=self.actor.endpoint)
-        self._client = Client(config, entropy=entropy, random=Random(f"{checkers.seed} random {self.label}"))
+        self._client = ClientProtocol(config, entropy=entropy, random=Random(f"{checkers.seed} random {self.label}"))
         checkers.note(f"life {self.label} as {self.name}")
         self._client.connect([self._server], self.host.clock(network.now))
         network.start(self.host, NodeAdapter(self._client), self._on_events)
@@ -253,7 +252,7 @@ class Actor:
                     self.is_online = False
                 case client_events.Ended():
                     self._on_ended(event)
-                case client_events.WorkRoom():
+                case client_events.WorkBufferAvailable():
                     waiting, self._waiting = self._waiting, []
                     for action, arguments in waiting:
                         self.later(0.0, action, *arguments)

@@ -23,8 +23,16 @@ from godwit.limits import CONTROL_WINDOW_BYTES, UNRELIABLE_QUEUE_BYTES
 from godwit.transport.config import EndpointConfig
 from godwit.transport.connection import Connection
 from godwit.transport.endpoint import Endpoint
-from godwit.transport.events import Closed, Confirmed, Connected, Event, PathChanged, Received, Writable
-from godwit.transport.train import Address
+from godwit.transport.events import (
+    Address,
+    ChannelConfirmed,
+    Closed,
+    Connected,
+    Event,
+    PathChanged,
+    Received,
+    Writable,
+)
 from godwit_sim.attacker import Attacker
 from godwit_sim.checkers import (
     AmplificationWatcher,
@@ -157,7 +165,7 @@ class End:
             case Received(_, channel, record, body, reliable, last):
                 lifecycle.active(self.name, "Received")
                 self._received(channel, record, body, reliable, last, now)
-            case Confirmed(_, channel, sequence, reached):
+            case ChannelConfirmed(_, channel, sequence, reached):
                 lifecycle.active(self.name, "Confirmed")
                 self.checkers.confirms.got((self.label, self.sends, channel), sequence, reached)
             case Writable():

@@ -160,7 +160,6 @@ class ControlRouter:
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def _login(self, peer: NativePeer, message: control.Login, now_us: int) -> None:
-        binding = peer.connection.binding
         credentials = NativeCredentials(
             name=message.name,
             instance=message.instance,
@@ -168,7 +167,7 @@ class ControlRouter:
             is_clean=message.fresh,
             will=message.will,
             proof=message.proof,
-            binding=binding,
+            connection=peer.connection,
         )
         self._broker.login(peer, credentials, partial(self._welcome, peer, message.request), now_us)
 

@@ -35,10 +35,10 @@ class NativeCredentials(Credentials, kw_only=True):
     """A login whose proof is an HMAC over the connection's binding, see godwit.wire.control."""
 
     proof: bytes
-    binding: bytes
+    connection: Connection
 
     def proves(self, secret: bytes) -> bool:
-        return is_proof(self.proof, secret, "client", self.binding, self.name or "")
+        return is_proof(self.proof, secret, "client", self.connection.binding, self.name or "")
 
 
 class NativePeer(Peer):

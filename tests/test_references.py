@@ -329,17 +329,26 @@ ROWS = [
     Row(
         "R4",
         "the table of `home/bedroom/*`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
+        """
+        wire/test_protocol_examples.py::test_the_filters
+        broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree
+        """,
     ),
     Row(
         "R4",
         "the table of `*/temperature`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
+        """
+        wire/test_protocol_examples.py::test_the_filters
+        broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree
+        """,
     ),
     Row(
         "R4",
         "the table of `home/*/temperature`",
-        "wire/test_protocol_examples.py::test_the_filters broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree",
+        """
+        wire/test_protocol_examples.py::test_the_filters
+        broker/test_topics.py::test_the_vectors_hold_for_trie_and_tree
+        """,
     ),
     Row(
         "R4",
@@ -449,7 +458,7 @@ ROWS = [
     ),
     Row(
         "R5",
-        "no worker gets the same job twice, unless nobody else is left",
+        "no worker gets the same job twice, unless no other worker is left",
         """
         broker/jobs/test_dispatch.py::test_the_tasks_of_a_job_go_to_different_workers
         broker/jobs/test_dispatch.py::test_no_worker_gets_a_job_twice_while_another_is_only_busy

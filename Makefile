@@ -59,15 +59,15 @@ $(STAMP): pyproject.toml tools/pyproject.toml $(LOCK) | writable
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable . --editable tools
 	touch $@
 
-demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever goes on until Ctrl-C)
+demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever runs until Ctrl-C)
 	@$(BIN)/godwit demo --report $(BUILD)/demo.html $(if $(filter forever,$(DEMO)),--forever)
 
-# The protocol's own tests come first and under coverage: they are quick, and what they miss is a gap to close.
+# The protocol's own tests come first and under coverage: they are quick, and lines that they miss need a test.
 PROTOCOL_TESTS := tests/wire tests/transport
 test: $(STAMP) ## Run the tests, with the coverage gate on wire and transport (95 %)
 	@rm -rf $(BUILD)/results
 	mkdir -p $(BUILD)/results
-	trap '$(BIN)/python tests/summary.py $(BUILD)/results/{wire,transport,others}.xml' EXIT # whatever fails: what ran, and what was skipped and why
+	trap '$(BIN)/python tests/summary.py $(BUILD)/results/{wire,transport,others}.xml' EXIT # also after a failure: the tests that ran, and why others were skipped
 	$(BIN)/coverage erase
 	$(BIN)/coverage run --parallel-mode $(PYTEST) --junitxml=$(BUILD)/results/wire.xml tests/wire > $(BUILD)/tests-wire.txt 2>&1 & wire=$$!
 	$(BIN)/coverage run --parallel-mode $(PYTEST) --junitxml=$(BUILD)/results/transport.xml tests/transport

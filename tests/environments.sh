@@ -97,7 +97,7 @@ run() { # in the folder of the environment, as its user: the tests, to their end
   return "$code"
 }
 
-environment() { # one environment: made, run, told in a line
+environment() { # create one environment, run its tests, and print one line
   local name=$1 folder=$WORK/$1 log=$WORK/$1.log code=0 verdict=passed counts
   rm -rf "$folder"
   mkdir -p "$folder/home" "$folder/made"

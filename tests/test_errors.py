@@ -84,10 +84,10 @@ def test_a_closed_connection_says_why() -> None:
     ],
 )
 def test_the_brokers_codes_have_their_classes(code: int, kind: type[BrokerError]) -> None:
-    error = broker_error(code, "no: ask somebody else")
+    error = broker_error(code, "no: ask another broker")
     for same in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(same) is kind
-        assert (same.code, same.text, str(same)) == (code, "no: ask somebody else", "no: ask somebody else")
+        assert (same.code, same.text, str(same)) == (code, "no: ask another broker", "no: ask another broker")
 
 
 def test_a_bad_name_is_the_same_error_wherever_it_is_found() -> None:

@@ -30,7 +30,7 @@ PLUS = b'{"filters": ["t/+"]}'
 
 
 class Stand:
-    """A log, its stages, and somebody who appends."""
+    """A log with its folder of staged files, and a store that appends to it."""
 
     def __init__(self, folder: Path, store: SqliteStore) -> None:
         self.store = store
@@ -91,7 +91,7 @@ def test_topics_in_pages(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     pages = [json.loads(page)["topics"] for page in stand.actions.answer("topics", PLUS, TokenRights())]
     assert [[topic["name"] for topic in page] for page in pages] == [["t/0", "t/1"], ["t/2"]]
     assert pages[1][0] == {"name": "t/2", "messages": 2, "payload_bytes": 10, "last_us": 5}
-    assert stand.ask("topics", filters=["nobody"]) == {"topics": []}
+    assert stand.ask("topics", filters=["unused"]) == {"topics": []}
 
 
 def test_an_action_that_is_not_there(stand: Stand) -> None:

@@ -258,7 +258,7 @@ def test_no_answer_in_time(broker: Broker) -> None:
     assert broker.pipe.commit("q", 1, [], RIGHTS, 0.01) is None
     late = broker.hear()
     assert isinstance(late, Commit)
-    broker.say(encode_message(CommitDone(late.key)))  # is nobody's any more
+    broker.say(encode_message(CommitDone(late.key)))  # its caller has given up
     broker.pipe.ready("still there")
     assert broker.hear() == Ready("still there")
 
@@ -267,7 +267,7 @@ def test_the_end_of_the_pipe_is_the_end(broker: Broker) -> None:
     os.close(broker.writes_fd)
     assert broker.ended.wait(PATIENCE_S)
     os.close(broker.reads_fd)
-    broker.pipe.log("info", "to nobody")  # and no error
+    broker.pipe.log("info", "too late")  # not an error
 
 
 def test_a_broker_that_talks_nonsense_is_no_broker(broker: Broker) -> None:
@@ -330,7 +330,7 @@ def test_it_ends_with_its_broker_whatever_its_clients_do(tmp_path: Path) -> None
         for _ in range(30):
             store.append([logs.make_entry(payloads=[bytes(10_000)] * 100)])
         with archive_of(tmp_path) as (process, client):
-            assert next(client.read()).num_rows  # it goes on reading, and nobody takes it
+            assert next(client.read()).num_rows  # the archive reads ahead, and the client does not
             os.kill(process.pid, signal.SIGINT)  # Ctrl-C in a terminal goes to all processes in it
             assert client.info()["next_offset"] == 3000
             assert process.leave() == 0

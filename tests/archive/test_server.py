@@ -91,7 +91,7 @@ def names(error: pytest.ExceptionInfo[BaseException]) -> str:
 
 
 def fill(store: SqliteStore, count: int, payload_bytes: int = 10, topic: str = "home/a") -> None:
-    """So many messages in blocks of a few hundred."""
+    """Append `count` messages, in blocks of up to 500."""
     while count > 0:
         part = min(count, 500)
         store.append([logs.make_entry(topic, [bytes(payload_bytes)] * part)])
@@ -343,11 +343,11 @@ def test_errors_tell_a_client_nothing_of_files_and_code(serving: Serving, monkey
     assert str(serving.folder) in serving.told[0]
 
     def fail(*_: object) -> None:
-        raise KeyError("nobody thought of this")
+        raise KeyError("an unexpected error")
 
     monkeypatch.setattr(serving.server._actions, "answer", fail)
     assert isinstance(ask(client.info), flight.FlightInternalError)
-    assert "KeyError: 'nobody thought of this'" in serving.told[1]
+    assert "KeyError: 'an unexpected error'" in serving.told[1]
     for text in said:
         assert "Traceback" not in text
         assert ".py" not in text

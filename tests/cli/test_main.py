@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 import godwit
-from godwit.cli.main import COMMANDS, ENTRY_POINTS, build_app, run
+from godwit.cli.main import COMMANDS, DEVELOPMENT_COMMANDS, ENTRY_POINTS, build_app, run
 from godwit.errors import GodwitError
 
 SCRIPT = Path(sys.executable).with_name("godwit")
@@ -175,6 +175,20 @@ def test_the_list_of_commands_loads_no_other_distribution(entries: dict[str, Fak
         assert re.search(rf"{name} +Command of godwit-extra 1\.2\.", text)
     assert text.count(" pub ") == 1
     assert [entry.loads for entry in entries.values()] == [0] * len(entries)
+
+
+@pytest.mark.parametrize("name", DEVELOPMENT_COMMANDS)
+def test_development_tools_that_are_not_installed(
+    entries: dict[str, FakeEntry], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert exit_code_of(build_app(name), monkeypatch, name, "run") == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(
+        f"godwit: godwit {name} is a development tool and not installed: run make setup in a checkout"
+    )
+    entries[name] = FakeEntry(name, group())
+    assert CliRunner().invoke(build_app(name), [name, "one"]).stdout == "1\n"
 
 
 def test_own_commands_come_first_and_look_for_no_others(

@@ -31,12 +31,14 @@ from godwit.errors import (
     TopicError,
     UsageError,
 )
+from godwit.net import archive_process
 from godwit.net import service as serve_module
 from godwit.net.archive_process import ArchiveProcess
 from godwit.net.client import connect
 from godwit.net.service import (
     Service,
     archive_address,
+    archive_not_installed,
     archive_open_to_all,
     archive_without_tls,
     is_local,
@@ -507,6 +509,28 @@ def test_an_archive_that_cannot_start_does_not_keep_the_broker_from_it(tmp_path:
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("section", "kind"), [(ArchiveSection(), "log"), (ArchiveSection(listen="127.0.0.1:0"), "warning")]
+)
+def test_an_archive_that_is_not_installed_is_reported_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: ArchiveSection, kind: str
+) -> None:
+    monkeypatch.setattr(archive_process, "ARCHIVE_PACKAGES", ("msgspec", "no_such_package"))
+
+    async def test() -> None:
+        notices = Notices()
+        config = replace(durable(tmp_path), archive=section)
+        async with Service(config, notices=notices) as broker:
+            await notices.until("listening")
+            broker.reload(config)
+            await notices.until("reloaded")
+            assert broker.archive_url == ""
+            reported = [(event, text) for event, text, _ in notices.seen if "the archive" in text]
+            assert reported == [(kind, archive_not_installed(["no_such_package"]))]
+
+    run(test)
+
+
 def test_an_invalid_address_of_the_archive_is_refused_before_anything_is_opened(tmp_path: Path) -> None:
     async def test() -> None:
         path = tmp_path / "data"
@@ -650,7 +674,7 @@ def test_whatever_goes_wrong_at_the_end_the_log_is_closed(
         await broker.start()
         with monkeypatch.context() as patch:
             if part == "turn":
-                patch.setattr(broker.server, "turn", fail_at_once)
+                patch.setattr(broker.server, "run_turn", fail_at_once)
             elif part == "archive":
                 patch.setattr(ArchiveProcess, "stop", fail)
             else:

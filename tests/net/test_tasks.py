@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from unittest.mock import Mock
@@ -614,6 +615,37 @@ def test_a_hurried_close_does_not_wait() -> None:
         await turns(10)
         await hurried.bench.close(is_hurried=True)
         assert cancels == [1, 1, 2, 2]
+
+    run(test)
+
+
+def test_a_hurried_close_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a second Ctrl-C while the last reports are flushed: a handler has had no time to end."""
+    monkeypatch.setattr(tasks, "HURRIED_CLOSE_TIMEOUT_S", 0.01)
+
+    async def test() -> None:
+        gate = asyncio.Event()
+        cancels: list[int] = []
+
+        async def stubborn(task: Task) -> None:
+            while not gate.is_set():
+                try:
+                    await gate.wait()
+                except asyncio.CancelledError:
+                    cancels.append(task.job)
+
+        bench = Bench(work=stubborn)
+        bench.give(7)
+        await turns(10)
+        (runner,) = bench.bench._runners
+        bench.bench.return_all("enough")
+        await turns(10)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            await bench.bench.close(is_hurried=True)
+        assert (caught, cancels, runner.done()) == ([], [7, 7], False)
+        gate.set()
+        await runner
 
     run(test)
 

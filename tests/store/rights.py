@@ -12,7 +12,7 @@ NOBODY: Final = 65534
 
 @contextmanager
 def ordinary_rights() -> Iterator[None]:
-    """Those of somebody who owns nothing, if there are more; else what there is."""
+    """Run the block without the rights of root; other users keep theirs."""
     owner = os.geteuid()
     if owner == 0:
         os.seteuid(NOBODY)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from godwit.errors import DiskError, StorageError
+from godwit.store import atomic_file
 from godwit.store.atomic_file import create_file, move_into_place, write_bytes
 from godwit.store.witness import COMPANIONS
 
@@ -100,3 +104,18 @@ def test_small_files_are_for_their_owner_only(tmp_path: Path) -> None:
         assert (tmp_path / "key").read_bytes() == content
     assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
     assert names(tmp_path) == ["key"]
+
+
+@pytest.mark.parametrize(("number", "is_ignored"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_some_file_systems_cannot_sync_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_ignored: bool
+) -> None:
+    def refuse(path: Path) -> None:
+        if path.is_dir():
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(atomic_file, "sync", refuse)
+    (tmp_path / "new").write_text("content")
+    with nullcontext() if is_ignored else pytest.raises(OSError, match=os.strerror(number)):
+        move_into_place(tmp_path / "new", tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "content"

@@ -53,7 +53,7 @@ def numbered(entries: list[Entry], first_offset: int = 0) -> list[tuple[int, Ent
 
 
 def with_new_checksum(data: bytes) -> bytes:
-    """With a checksum that is right, as somebody with bad intentions would make it."""
+    """Return the block with a correct checksum, as an attacker would forge it."""
     return data[:-4] + struct.pack("<I", crc32c(data[:-4]))
 
 
@@ -210,7 +210,7 @@ def test_any_bytes_are_a_block_or_damaged(data: bytes) -> None:
 
 @given(LISTS, st.data())
 def test_a_forged_block_gives_entries_or_is_damaged(entries: list[Entry], data: st.DataObject) -> None:
-    """Its checksum is right, so somebody meant it: still nothing but DamagedBlockError comes of it."""
+    """An attacker can make the checksum correct: decoding still raises nothing but DamagedBlockError."""
     forged = bytearray(encode_block(numbered(entries)).body)
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(4, len(forged) - 5))

@@ -30,7 +30,7 @@ def opened(path: Path, letter: bytes) -> SqliteStore:
 
 
 def run_broker(path: Path, letter: bytes, messages: int) -> None:
-    """One run that appends so many messages, one at a time."""
+    """Open the log, append `messages` messages one at a time, and close it."""
     store = opened(path, letter)
     for _ in range(messages):
         store.append([make_entry(received_us=7 + store.next_offset)])

@@ -189,6 +189,6 @@ def test_a_lock_makes_nothing_else(tmp_path: Path) -> None:
 
 
 def test_where_files_cannot_be_locked_the_module_is_there() -> None:
-    """A broker in memory runs there, and nobody needs its lock."""
+    """A broker in memory runs there, because it needs no lock."""
     program = "import sys; sys.modules['fcntl'] = None; import godwit.store.folder, godwit.net.service"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

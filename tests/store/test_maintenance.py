@@ -223,7 +223,7 @@ def test_what_is_in_the_wal_only_is_kept(store: SqliteStore) -> None:
 
 
 def compact_while_open(store: SqliteStore) -> None:
-    """As after a kill: the WAL is there, and nobody has the file open."""
+    """Compact a copy that has a WAL and is not open, as after a kill."""
     folder = store.path.parent / "killed"
     folder.mkdir()
     for ending in ("", "-wal"):

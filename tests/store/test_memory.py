@@ -33,12 +33,12 @@ def make_entry(**changes: Any) -> Entry:
 
 
 def sized(size_bytes: int, **changes: Any) -> Entry:
-    """An entry that counts for so many bytes."""
+    """Return an entry whose cost is `size_bytes`."""
     return make_entry(rest=bytes(size_bytes - entry_bytes(make_entry())), **changes)
 
 
 def newest(rows: list[tuple[int, Entry]], max_bytes: int) -> list[tuple[int, Entry]]:
-    """The last rows, as many as so many bytes hold."""
+    """Return the last rows that fit into `max_bytes`."""
     count = 0
     for _, entry in reversed(rows):
         max_bytes -= entry_bytes(entry)
@@ -49,7 +49,7 @@ def newest(rows: list[tuple[int, Entry]], max_bytes: int) -> list[tuple[int, Ent
 
 
 def after(rows: list[tuple[int, Entry]], max_bytes: int, more_bytes: int) -> list[tuple[int, Entry]]:
-    """What a ring keeps when so much more comes: all if there is room, else a step less than it could hold."""
+    """Return the rows that a ring keeps when `more_bytes` arrive: all if there is room, else a step less than fits."""
     if sum(entry_bytes(entry) for _, entry in rows) + more_bytes <= max_bytes:
         return rows
     return newest(rows, max_bytes - max_bytes // STEPS - more_bytes)

@@ -141,7 +141,7 @@ def outcome(killed: Killed) -> Outcome:
 
 
 def cut(ending: str, to: float | int) -> Callable[[Killed], None]:
-    """Cut a file: to a share of its length, or to so many bytes."""
+    """Truncate a file to a share of its length (a float) or to a number of bytes (an int)."""
 
     def damage(killed: Killed) -> None:
         file = killed.file(ending)

@@ -114,7 +114,7 @@ def test_a_log_whose_writer_has_closed_it(path: Path) -> None:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """Not in tmp_path, which nobody else can enter."""
+    """A folder that all users can enter, unlike tmp_path."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder

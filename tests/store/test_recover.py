@@ -595,7 +595,7 @@ def test_without_any_tree_all_blocks_are_found(tmp_path: Path, seed: int) -> Non
 
 
 def test_a_block_that_begins_in_an_overflow_page(tmp_path: Path) -> None:
-    """So many topics that they fill the leaf."""
+    """The topic index of the block fills the leaf page."""
     store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
     for number in range(3):
         store.append([make_entry(b"x", topic=f"{number}/{index}/{'x' * 30}") for index in range(1000)])
@@ -638,7 +638,7 @@ def test_a_row_that_says_nothing(tmp_path: Path) -> None:
 
 
 def test_a_block_in_a_message_is_no_block(tmp_path: Path) -> None:
-    """Somebody publishes what looks like a piece of the log."""
+    """A client publishes a payload that looks like a block of the log."""
     forged = encode_blocks([make_entry(b"forged", topic="bank/transfer")], 1_000_000)[0].body
     store = SqliteStore.open(tmp_path / "log", new_log_id=LOG_ID, now_us=1)
     store.append([make_entry(forged * 3)])
@@ -719,7 +719,7 @@ def test_a_row_with_numbers_that_cannot_be_says_nothing(tmp_path: Path) -> None:
 
 
 def test_the_stamp_of_a_log_that_does_not_tell_it(tmp_path: Path) -> None:
-    """From the tree, or from a leaf that nothing leads to; never from what somebody published."""
+    """It is read from the tree or from an orphaned leaf, never from a published payload."""
     path = tmp_path / "log"
     forged = encode_blocks([make_entry(b"x")], 0, b"forged!!")[0].body
     make_sized_log(path, [10] * 50 + [20_000] * 100)

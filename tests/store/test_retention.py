@@ -358,7 +358,7 @@ def mixed_block(store: SqliteStore) -> None:
     "rules", [[RetentionRule(max_age_s=1.0)], [RetentionRule("a", max_age_s=1.0), RetentionRule()]]
 )
 def test_who_stands_within_a_block_hears_of_what_it_loses(store: SqliteStore, rules: list[RetentionRule]) -> None:
-    """Somebody has got 4 of the 10 messages: 6 are lost to it, whatever stands before them."""
+    """A subscriber has received 4 of the 10 messages: it loses 6, whatever precedes them in the block."""
     mixed_block(store)
     told = work_off(store, rules, now_us=HOUR_US)
     losing = next(each for each in told if each.entries)

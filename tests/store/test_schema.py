@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def alter(path: Path, statement: str) -> bytes:
-    """Change the file as somebody else can; what it is then."""
+    """Change the file as another program can, and return its content."""
     connection = apsw.Connection(str(path))
     connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 0)
     connection.pragma("writable_schema", 1)
@@ -116,7 +116,7 @@ def test_a_file_of_an_older_version_has_the_schema_of_that(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_empty", [False, True])
 def test_a_wal_without_its_file_is_not_written_over(path: Path, is_empty: bool) -> None:
-    """Somebody has moved the one and forgotten the other: what is in it was confirmed."""
+    """The log was moved without its WAL, which contains confirmed messages."""
     store = SqliteStore.open(path, new_log_id=LOG_ID, now_us=1)
     store.append([make_entry()])
     wal = Path(f"{path}-wal")

@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """Not in tmp_path, which nobody else can enter."""
+    """A folder that all users can enter, unlike tmp_path."""
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     yield folder
@@ -184,7 +184,7 @@ def numbered(path: Path) -> None:
 
 
 def waiting(path: Path) -> None:
-    """Somebody else's, with a WAL that is not in the file yet."""
+    """Create the database of another application, with a WAL that is not in the file yet."""
     connection = apsw.Connection(str(path))
     connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.pragma("journal_mode", "wal")
@@ -301,7 +301,7 @@ def test_a_disk_that_fails_for_a_while(path: Path, vfs: _FailingVfs, operation: 
 
 
 def test_a_disk_that_cannot_be_read_is_no_damage(path: Path, vfs: _FailingVfs) -> None:
-    """What is not read now may be read later: nobody is told that it is lost."""
+    """The messages may be readable later, so they are not reported as lost."""
     store = open_log(path)
     store.append([make_entry(bytes(200_000))])
     store.close()

@@ -20,7 +20,7 @@ from godwit.transport.connection_state import Statistics
 from godwit.transport.events import Address
 
 AT_ONCE = 50
-"""So many log in side by side: what they send at once fits the broker's receive buffer."""
+"""Number of clients that log in at the same time: their datagrams fit the broker's receive buffer."""
 SUBSCRIPTIONS = 2
 NICENESS = 5
 """Thousands of devices would not share the broker's processors."""
@@ -77,7 +77,7 @@ class Member:
 
 
 async def crowd(orders: Orders, *, broker: str, name: str, first: int, count: int) -> None:
-    """Connects so many clients, each subscribed to `crowd/all` and to `crowd/NUMBER`, then says `connected`.
+    """Connect `count` clients, each subscribed to `crowd/all` and to `crowd/NUMBER`, then report `connected`.
 
     Orders: `until N` has it say `reached` once N messages have come in all; `tell` has it say `told`, how many are
     online and what they have sent and received; `stop` has all say goodbye.

@@ -48,17 +48,17 @@ REQUESTS_A_TURN = 2_000
 DATAGRAMS_A_TURN = 20
 DATAGRAM_TURN_S = 0.005
 LIE_PATIENCE_S = 1.0
-"""So long a liar waits for the broker to send it away; then it goes by itself."""
+"""A client that violates the protocol waits this long for the broker to close the connection, then closes it."""
 
 
 async def begin(orders: Orders) -> None:
-    """Waits for the test's word, so that everybody else is ready."""
+    """Wait until the test sends `begin`, when all other clients are ready."""
     say("ready")
     assert await orders.next() == "begin"
 
 
 async def _until_stopped(orders: Orders, work: Callable[[], Awaitable[int]], enough: int) -> None:
-    """Calls `work` again and again until the test says `stop`. Says `enough` when it has done so much."""
+    """Call `work` until the test sends `stop`. Report `enough` when the sum of its results reaches `enough`."""
     done = 0
     stopping = asyncio.create_task(orders.next())
     while not stopping.done():
@@ -216,7 +216,7 @@ def _spoiled_request(rng: random.Random, connection: Connection) -> None:
         PublishOpen(topic="lies/open"),
         CursorCommit(request=4, subscription=rng.randrange(4), offset=2**63 - 1),
         Unsubscribe(request=5, subscription=rng.randrange(4)),
-        Kick(request=6, client="nobody", reason="x" * 1024),
+        Kick(request=6, client="unknown", reason="x" * 1024),
     ]
     data = bytearray(encode_control(rng.choice(messages)))
     for _ in range(rng.randrange(3)):

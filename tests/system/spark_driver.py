@@ -105,7 +105,7 @@ def _write(spark: SparkSession, archive: str, topic: str, trouble: Callable[...,
 
 
 def _stream_in_parts(spark: SparkSession, archive: str, checkpoint: str, parts: int, *, is_broken: bool = False) -> str:
-    """One micro-batch of all messages of in/#, in so many partitions. Gives why it failed."""
+    """Run one micro-batch of all messages of in/# in `parts` partitions, and return the error if it failed."""
     stream = spark.readStream.format("godwit").options(archive=archive, topics="in/#", minPartitions=str(parts))
     rows = stream.load().selectExpr("'out/stream' topic", "payload")
     if is_broken:

@@ -56,7 +56,7 @@ def run(test: Callable[[], Awaitable[None]], *, within_s: float) -> None:
 
 
 async def until(condition: Callable[[], bool], what: str, *, within_s: float = PATIENCE_S) -> None:
-    """Waits for a condition that nobody tells about."""
+    """Poll until a condition is true that sends no event."""
     ends = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < ends, f"within {within_s:g} s it did not come true: {what}"
@@ -264,7 +264,7 @@ async def bad_way(broker: Broker, *, seed: int, **settings: Any) -> AsyncIterato
 
 
 class ReservedPort:
-    """A port that the system chose, kept until somebody else may have it; it hears who knocks meanwhile."""
+    """A free port, reserved until a broker uses it. Datagrams that arrive meanwhile are counted by sender."""
 
     def __init__(self) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -274,7 +274,7 @@ class ReservedPort:
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
 
     async def knocked(self, clients: int) -> None:
-        """Waits until so many different clients have sent something."""
+        """Wait until datagrams of `clients` different addresses have arrived."""
         await until(lambda: self._knocked() >= clients, f"{clients} clients knock at {self.address}")
 
     def _knocked(self) -> int:

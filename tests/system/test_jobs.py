@@ -81,7 +81,7 @@ def test_a_controller_that_comes_back_finds_its_jobs_by_its_name(tmp_path: Path)
             broker = await stage.broker(data=tmp_path)
             boss = await godwit.connect(broker.address, name="boss")
             numbers = [(await boss.submit("reverse", payload)).number for payload in (b"drawer", b"stressed")]
-            boss.abort()  # it dies: nobody hears a goodbye
+            boss.abort()  # it dies without closing the connection
             await worker(stage, broker.address, "anna", "--exec", "rev")
             async with godwit.connect(broker.address, name="boss") as boss:
                 assert {info.job for info in await boss.jobs(controller="boss")} == set(numbers)

@@ -81,7 +81,7 @@ def test_all_work_is_done_and_counted_once(tmp_path: Path, storm: Storm) -> None
 
 
 class Kill(NamedTuple):
-    """Somebody dies when so many tasks are done."""
+    """Kill a process when `after_tasks` tasks are done."""
 
     after_tasks: int
     is_of_broker: bool
@@ -141,7 +141,7 @@ class Office:
         self._rng = rng
 
     async def work(self, tasks: int) -> None:
-        """Until at least so many tasks are done."""
+        """Submit jobs until at least `tasks` tasks are done."""
         async with asyncio.TaskGroup() as group:
             for _ in range(GROUPS_UNDER_WAY):
                 group.create_task(self._work(tasks))

@@ -17,7 +17,7 @@ QOS = (1, 1, 2, 2)
 LONGEST_LIFE_S = 1.0
 """At full rate; a broker is killed at a random moment of it."""
 EARLY_SHARE = 0.25
-"""So many are killed once more while they start: what recovery does must survive that too."""
+"""Share of brokers that are killed again while they start: an interrupted recovery must lose nothing either."""
 LONGEST_START_S = 0.6
 
 
@@ -81,7 +81,7 @@ async def told(publishers: dict[str, Worker]) -> dict[str, int]:
 
 
 async def confirmed_more(publishers: dict[str, Worker]) -> None:
-    """Waits until the broker has confirmed something to everybody: all are connected and at work."""
+    """Wait until the broker has confirmed a message of every publisher: all are connected and publishing."""
     before = await told(publishers)
     while any(count <= before[topic] for topic, count in (await told(publishers)).items()):
         await asyncio.sleep(0.02)

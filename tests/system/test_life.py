@@ -75,7 +75,7 @@ def test_a_killed_subscriber_gets_what_it_missed(tmp_path: Path, messages: int) 
             taken = [int(line) for line in log.read_text().splitlines()]
             assert taken == list(range(len(taken)))
             assert len(taken) < messages, "it was killed too late to miss anything"
-            await publisher.hear("confirmed", within_s=120)  # all the rest, while nobody listens
+            await publisher.hear("confirmed", within_s=120)  # all other messages, while no subscriber is connected
 
             second = await stage.worker("subscribe", "archive", **shared)
             second.tell(upto(a=messages))
@@ -135,7 +135,7 @@ def test_clients_are_told_of_a_stop_and_come_back_after_a_restart() -> None:
 
 
 @needs_linux
-@pytest.mark.soak  # nobody says goodbye, so it takes the idle time-out: half a minute
+@pytest.mark.soak  # no side closes the connection, so it takes the idle timeout: half a minute
 def test_a_killed_broker_is_noticed_and_its_successor_is_found() -> None:
     async def test() -> None:
         async with Stage() as stage:

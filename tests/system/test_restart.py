@@ -31,7 +31,7 @@ async def restart(stage: Stage, broker: Broker, end: str, data: Path) -> Broker:
 
 
 async def take(messages: AsyncSubscription, count: int) -> list[bytes]:
-    """The payloads of so many messages."""
+    """Return the payloads of the next `count` messages."""
     async with asyncio.timeout(PATIENCE_S):
         return [(await anext(messages)).payload for _ in range(count)]
 
@@ -132,7 +132,7 @@ def test_the_will_of_who_does_not_come_back_is_published(tmp_path: Path, end: st
             lost = await godwit.connect(broker.address, name="lost", will=will["lost"])
             async with godwit.connect(broker.address, name="faithful", will=will["faithful"]) as faithful:
                 await finish(broker, end)
-                lost.abort()  # nobody hears its goodbye
+                lost.abort()  # without closing the connection
                 await stage.broker(data=tmp_path, listen=(broker.address,), name="next broker")
                 async with faithful.subscribe("wills/#", start="earliest") as messages:
                     assert (await anext(messages)).topic == "wills/lost"

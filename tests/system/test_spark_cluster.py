@@ -103,7 +103,7 @@ def test_the_sink_writes_once_whatever_its_tasks_do(standalone: Cluster, tmp_pat
 
 
 def write_log(data: Path, topic: str = "halls/{}/temperature") -> None:
-    """Readings of all sensors in turns, and some that nobody can read."""
+    """Write a log with readings of all sensors in turns, and some unreadable ones."""
     data.mkdir()
     store = SqliteStore.open(data / "log.sqlite", new_log_id=logs.LOG_ID, now_us=logs.NOW_US)
     try:

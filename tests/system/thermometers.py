@@ -41,7 +41,7 @@ def number_of(payload: bytes) -> int:
 
 
 async def measure(orders: Orders, *, broker: str, name: str, sensors: list[int], interval_s: float) -> None:
-    """Each sensor tells a reading every so many seconds, at QoS 2, over breaks of the connection.
+    """Publish a reading of each sensor every `interval_s` seconds at QoS 2, also after reconnects.
 
     Orders: `go` begins, `halt` ends and says `confirmed` with the number of readings of each sensor, `stop` ends.
     """

@@ -24,7 +24,7 @@ PROGRESS_MESSAGES = 100
 
 
 def body(seed: int, topic: str, number: int) -> bytes:
-    """The number, then bytes that nobody can guess who does not know the seed. Now and then it needs many datagrams."""
+    """Return the number and then random bytes that depend on the seed. Some payloads need many datagrams."""
     rng = random.Random(f"{seed} {topic} {number}")
     size = LARGE_BYTES if rng.random() < LARGE_SHARE else SMALL_BYTES
     return b"%d " % number + rng.randbytes(rng.randrange(size))
@@ -130,8 +130,8 @@ async def subscribe(
 ) -> None:
     """Says `subscribed`, then `first`, `progress` and `gap` as they come. `interval_s` makes it a slow one.
 
-    Orders: `tell` has it say `told`; `until {topic: count, ...}` has it say `complete` once it has so much; `stop` ends
-    it, and the broker keeps its session if it has a name.
+    Orders: `tell` has it say `told`; `until {topic: count, ...}` makes it report `complete` once it has received these;
+    `stop` ends it, and the broker keeps its session if it has a name.
     """
     ledger = Ledger(seed, log)
     async with (

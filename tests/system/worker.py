@@ -34,7 +34,7 @@ class Orders:
         """The next one."""
         line = await self._stream.readline()
         if not line:
-            os._exit(0)  # the test is gone: nobody is interested in an orderly end
+            os._exit(0)  # the test has ended, so no orderly end is needed
         return line.decode().strip()
 
 

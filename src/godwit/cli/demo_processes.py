@@ -301,7 +301,7 @@ LEASE_S: Final = 3.0
 
 
 class BrokerAddresses(NamedTuple):
-    """Addresses of the broker and of its archive."""
+    """Addresses of the broker and of its archive, which is empty if the archive is not installed."""
 
     address: Address
     archive: str
@@ -314,17 +314,19 @@ def broker_main(connection: Pipe, data: str) -> None:
 
 async def run_broker(pipe: ParentPipe, data: Path) -> None:
     from godwit.broker.settings import Settings
+    from godwit.net.archive_process import missing_archive_packages
     from godwit.net.service import Service
     from godwit.server.configuration import ArchiveSection, Configuration
 
+    has_archive = not missing_archive_packages()  # else the demo ends without tables and a report
     configuration = Configuration(
         listen=["127.0.0.1:0"],  # any free port of this machine
         settings=Settings(lease_s=LEASE_S),
         data=data,
-        archive=ArchiveSection(listen="127.0.0.1:0"),
+        archive=ArchiveSection(is_on=has_archive, listen="127.0.0.1:0"),
     )
     async with Service(configuration) as service:
-        while not service.archive_url:
+        while has_archive and not service.archive_url:
             pipe.has_received("")  # exits if the pipe is closed
             await asyncio.sleep(TICK_S)
         pipe.send(BrokerAddresses(service.addresses[0], service.archive_url))

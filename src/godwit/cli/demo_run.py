@@ -420,7 +420,7 @@ def missing_requirement() -> str | None:
 
     packages = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if packages:
-        return f"the pipeline needs {' and '.join(packages)}: run pip install 'godwit[spark]'"
+        return f"the pipeline needs {', '.join(packages)}: run pip install 'godwit[spark]'"
     from godwit.pipeline import java
 
     return None if java.find_java(os.environ) else java.missing_text(os.getuid())

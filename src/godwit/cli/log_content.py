@@ -7,7 +7,6 @@ must not grow because of a reader. Blocks without a requested topic are skipped 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 import msgspec
 import typer
 
-from godwit.archive.range_reader import Ranges, gone_below
 from godwit.broker.topics import check_filter
 from godwit.cli.connection import guarded, print_notice, run
 from godwit.cli.message_lines import MessageFormatter
@@ -32,6 +30,7 @@ from godwit.cli.text import count, iso_time, parse_position, safe, size
 from godwit.client.message import Message
 from godwit.errors import GodwitError, StorageError, UsageError
 from godwit.limits import MIB
+from godwit.net.archive_process import missing_archive_packages
 from godwit.store.block import BlockRow, DamagedBlockError, decode_block, decode_topic_index
 from godwit.store.folder import DataFolder, is_in_use
 from godwit.store.port import joined
@@ -45,6 +44,7 @@ from godwit.wire.retention_floors import BROKER_WIDE
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from godwit.archive.range_reader import Ranges
     from godwit.archive.requests import ReadRequest
     from godwit.wire.batch import Entry
 
@@ -459,11 +459,11 @@ def run_export(folder: Path, request: ExportRequest, *, as_json: bool) -> None:
     """Write the file and print its size.
 
     Raises:
-        UsageError: An argument is invalid, or pyarrow is not installed.
+        UsageError: An argument is invalid, or the packages of the archive are not installed.
         StorageError: Messages had to be left out.
     """
-    if importlib.util.find_spec("pyarrow") is None:
-        raise UsageError("godwit log export needs pyarrow: run pip install 'godwit[archive]'")
+    if missing := missing_archive_packages():
+        raise UsageError(f"godwit log export needs {' and '.join(missing)}: run pip install 'godwit[archive]'")
     for each in request.filters:
         check_filter(each)
     if str(request.output) == "-":
@@ -488,6 +488,7 @@ def run_export(folder: Path, request: ExportRequest, *, as_json: bool) -> None:
 
 def read_request(reader: LogReader, request: ExportRequest) -> ReadRequest:
     """Return the range to read. Print a notice if retention has already deleted a part of it."""
+    from godwit.archive.range_reader import gone_below
     from godwit.archive.requests import ReadRequest
 
     start, stop = position_offset(reader, "--from", request.start), position_offset(reader, "--to", request.stop)

@@ -39,6 +39,9 @@ Each module has a function `register(app)` that adds its commands (`app.command(
 imported, so that the command starts quickly.
 """
 
+DEVELOPMENT_COMMANDS: Final = ("sim", "bench")
+"""Commands of a development checkout, which adds them as entry points. An installed Godwit does not have them."""
+
 ENTRY_POINTS: Final = "godwit.commands"
 """Entry point group through which other distributions add commands.
 
@@ -62,7 +65,16 @@ class RootGroup(TyperGroup):
         return None if entry is None else TyperCommand(cmd_name, help=f"Command of {distribution_name(entry)}.")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command to run, loaded."""
+        """Return the command to run, loaded.
+
+        Raises:
+            GodwitError: It is a development tool that is not installed, or cannot be loaded.
+        """
+        if args[0] in DEVELOPMENT_COMMANDS and self.get_command(ctx, args[0]) is None:
+            raise GodwitError(
+                f"godwit {args[0]} is a development tool and not installed: run make setup in a checkout of the "
+                "repository, and use the command there"
+            )
         name, command, rest = super().resolve_command(ctx, args)
         if name is not None and name not in self.commands:
             command = self.commands[name] = load_command(self._entries[name])

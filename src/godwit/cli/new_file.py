@@ -10,6 +10,7 @@ from pathlib import Path
 
 from godwit.cli.text import safe
 from godwit.errors import GodwitError
+from godwit.store.atomic_file import move_into_place
 
 
 @contextmanager
@@ -25,11 +26,7 @@ def new_file(path: Path, *, force: bool) -> Iterator[Path]:
     part = path.with_name(f".godwit-{os.getpid()}.part")
     try:
         yield part
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
-        if not force:
-            path.open("xb").close()  # reserve the name; the next line replaces the empty file
-        part.replace(path)
+        move_into_place(part, path, is_new=not force)
     except FileExistsError:
         raise _exists(path) from None
     except OSError as error:

@@ -128,7 +128,7 @@ def require_packages() -> None:
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"the pipeline needs {' and '.join(missing)}: run pip install 'godwit[spark]'")
+        raise UsageError(f"the pipeline needs {', '.join(missing)}: run pip install 'godwit[spark]'")
 
 
 def require_java(*, is_installed_unasked: bool) -> None:

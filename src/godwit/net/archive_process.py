@@ -7,6 +7,7 @@ staged messages. It ends when its standard input is closed, so it does not outli
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import sys
@@ -38,6 +39,8 @@ from godwit.wire.batch import Entry
 
 _logger = logging.getLogger(__name__)
 
+ARCHIVE_PACKAGES: Final = ("numpy", "pyarrow")
+"""Packages of the extra `archive`. The archive process imports them, and the broker does not."""
 NICENESS: Final = 19
 """On two processors, two busy processes of normal priority halve the broker's rate; at this one they hardly matter."""
 UNINTERRUPTED: Final = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
@@ -50,6 +53,11 @@ END_TIMEOUT_S: Final = 2.0
 MAX_IMPORT_BYTES: Final = 256 * MIB
 """Maximum size of one commit: it is one transaction, and held in memory meanwhile."""
 _READ_BYTES: Final = 64 * KIB
+
+
+def missing_archive_packages() -> list[str]:
+    """Return which packages of the archive are not installed. Without one of them the archive cannot run."""
+    return [name for name in ARCHIVE_PACKAGES if importlib.util.find_spec(name) is None]
 
 
 def archive_command(log_path: Path, stages_path: Path, listen: str, section: ArchiveSection) -> list[str]:

@@ -23,6 +23,7 @@ import msgspec
 from godwit.client.files import PART_PATTERN, FileHeader, numbered, part_name, safe_name, unseen
 from godwit.errors import FileTransferError
 from godwit.limits import KIB, MIB
+from godwit.store.atomic_file import move_into_place
 
 MAX_PARTS: Final = 256
 """Maximum of incomplete files in a folder. One more, and the one that was idle for longest is deleted."""
@@ -106,15 +107,14 @@ class _PartFile:
         """Rename the complete file to `name`, or to the next numbered name that is free."""
         with _open(self.path, os.O_RDWR) as file:
             file.truncate(self.size_bytes)  # an earlier run may have left more bytes
-            os.fsync(file.fileno())
         for number in range(_MAX_NUMBER):
             target = self.path.with_name(numbered(name, number))
-            try:
-                _open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL).close()
-            except FileExistsError:
+            if os.path.lexists(target):  # also a broken link
                 continue
-            # An empty file reserves the name, and is replaced atomically.
-            self.path.replace(target)
+            try:
+                move_into_place(self.path, target, is_new=True)
+            except FileExistsError:  # another process was faster
+                continue
             return target
         raise FileTransferError(f"{_MAX_NUMBER:,} files in {self.path.parent} are called like {name}: remove some")
 

@@ -25,12 +25,12 @@ from typing import Any, Final, Protocol
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
-from godwit.net.archive_process import ArchiveProcess, archive_command
+from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
 from godwit.net.diagnostics import log_drops
 from godwit.net.driver import EndpointDriver
 from godwit.net.durable_log import LOG_ID_BYTES, DurableLog
 from godwit.net.udp import UdpSocket
-from godwit.server.configuration import Configuration
+from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.server.log import Log
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Listener, Server, endpoint_config
@@ -112,6 +112,8 @@ class Service:
         self._durable: DurableLog | None = None
         self._archive: ArchiveProcess | None = None
         self._announcing: asyncio.Task[None] | None = None
+        self._is_archive_missing = False
+        """Whether a line has reported that the packages of the archive are not installed."""
 
     @property
     def urls(self) -> list[str]:
@@ -237,6 +239,12 @@ class Service:
     def _archive_command(self, folder: DataFolder) -> Sequence[str] | None:
         section = self.configuration.archive
         if not section.is_on:
+            return None
+        if missing := missing_archive_packages():
+            if not self._is_archive_missing:  # once, and not each time the configuration is read again
+                self._is_archive_missing = True
+                is_configured = section != ArchiveSection()
+                self._notices.write("warning" if is_configured else "log", archive_not_installed(missing), {})
             return None
         if not self.configuration.settings.access.is_open and section.token_file is None:
             self._notices.write(
@@ -514,6 +522,11 @@ def is_local(listen: str) -> bool:
         return host == "localhost" or is_loopback((host, 0))
     except ValueError:
         return False
+
+
+def archive_not_installed(missing: Sequence[str]) -> str:
+    """Return the line of a broker without the packages of the archive."""
+    return f"the archive is off because it needs {' and '.join(missing)}: run pip install 'godwit[archive]'"
 
 
 def archive_without_tls(listen: str) -> str:

@@ -252,7 +252,8 @@ class TaskExecutor:
     async def close(self, *, is_hurried: bool = False) -> None:
         """Wait a few seconds for async handlers that were cancelled. Handlers in threads are not waited for.
 
-        Handlers that do not end are abandoned with a warning. If it is hurried or cancelled it hardly waits.
+        Handlers that do not end are abandoned with a warning. If it is hurried or cancelled it hardly waits, and does
+        not warn: the handlers had no time to end.
         """
         self._threads.stop()
         if not self._runners:
@@ -268,6 +269,8 @@ class TaskExecutor:
                 for runner in self._runners:
                     runner.cancel()
                 await asyncio.wait(self._runners, timeout=HURRIED_CLOSE_TIMEOUT_S)
+        if is_hurried:
+            return
         stubborn = [task for task in self._lingering if task.runner in self._runners]
         if stubborn:
             names = ", ".join(f"task {task.number} of job {task.job} ({task.kind!r})" for task in stubborn)

@@ -6,8 +6,10 @@ in the project that does so.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,11 +19,22 @@ from godwit.errors import DiskError, StorageError
 
 def sync(path: Path) -> None:
     """Sync a file, or the names in a folder, to disk."""
-    file = os.open(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDWR if sys.platform == "win32" else os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _sync_folder(path: Path) -> None:
+    """Sync the names in a folder, where the system can: Windows and some network file systems cannot."""
+    if sys.platform == "win32":
+        return
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
 
 
 def move_into_place(temporary: Path, path: Path, *, is_new: bool = False) -> None:
@@ -36,7 +49,7 @@ def move_into_place(temporary: Path, path: Path, *, is_new: bool = False) -> Non
     if is_new:
         path.open("xb").close()  # reserves the name with an empty file, which is then replaced
     temporary.replace(path)
-    sync(path.parent)
+    _sync_folder(path.parent)
 
 
 def write_bytes(path: Path, data: bytes) -> None:

@@ -1,0 +1,145 @@
+"""The installed package: which modules and requirements the wheel has, and which commands work without extras."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
+
+ROOT = Path(__file__).resolve().parent.parent
+EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "google.protobuf", "matplotlib")
+"""Packages that a plain `pip install godwit` does not install."""
+HIDE = f"import sys\nfor name in {EXTRAS}:\n    sys.modules[name] = None\n"
+"""Python runs `sitecustomize` at its start. With None in sys.modules an import fails as if nothing were installed."""
+ARCHIVE_OFF = "the archive is off because it needs numpy and pyarrow: run pip install 'godwit[archive]'"
+
+
+# -- the wheel --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
+    (path,) = folder.glob("godwit-*.whl")
+    with zipfile.ZipFile(path) as opened:
+        yield opened
+
+
+def test_the_wheel_has_the_product_and_no_development_tools(wheel: zipfile.ZipFile) -> None:
+    names = wheel.namelist()
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"godwit"}
+    layers = {name.split("/")[1] for name in names if name.startswith("godwit/") and name.count("/") > 1}
+    assert layers == {
+        path.name for path in (ROOT / "src" / "godwit").iterdir() if path.is_dir() and any(path.rglob("*.py"))
+    }
+    assert not layers & {"sim", "bench", "tools", "tests"}
+    assert "godwit/py.typed" in names
+    (commands,) = (name for name in names if name.endswith("entry_points.txt"))
+    assert wheel.read(commands).decode().split() == ["[console_scripts]", "godwit", "=", "godwit.cli:main"]
+
+
+def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> None:
+    (path,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    required = Parser().parsestr(wheel.read(path).decode()).get_all("Requires-Dist") or []
+    of_extra = {
+        extra: {re.split(r"[^\w-]", line)[0] for line in required if re.search(rf"extra == '{extra}'", line)}
+        for extra in ("archive", "spark")
+    }
+    assert of_extra["archive"] == {"numpy", "pyarrow"}
+    assert of_extra["spark"] == {"deltalake", "numpy", "pandas", "protobuf", "pyarrow", "pyspark"}
+    base = {re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line}
+    assert base == {"apsw", "cbor2", "crc32c", "msgspec", "prompt-toolkit", "rich", "typer", "uvloop"}
+
+
+# -- without extras ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The PYTHONPATH of processes that find no package of an extra."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "sitecustomize.py").write_text(HIDE)
+    return str(folder)
+
+
+def run(bare: str, *arguments: str) -> tuple[int, str, str]:
+    """Run a command to its end. Return its exit code, output and error output."""
+    done = subprocess.run(
+        [*GODWIT, *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONPATH=bare),
+        timeout=120,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_packages_are_hidden(bare: str) -> None:
+    command = [sys.executable, "-c", "import pyarrow"]
+    done = subprocess.run(command, check=False, capture_output=True, env=environment(PYTHONPATH=bare))
+    assert b"ModuleNotFoundError" in done.stderr
+
+
+@needs_posix
+def test_a_broker_with_its_log_needs_no_extra(bare: str, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with ExitStack() as stack:
+        broker = stack.enter_context(running("broker", "--listen", "127.0.0.1:0", "--data", data, PYTHONPATH=bare))
+        to_broker = ("--broker", address_of(broker))
+        assert run(bare, "pub", "home/temp", "21.5", *to_broker)[0] == 0
+        code, out, _ = run(bare, "sub", "home/#", "--from", "earliest", "--count", "1", *to_broker)
+        assert (code, out) == (0, "home/temp: 21.5\n")
+        worker = stack.enter_context(
+            running("worker", "anna", "--kind", "shout", "--exec", "tr a-z A-Z", *to_broker, PYTHONPATH=bare)
+        )
+        code, out, _ = run(bare, "job", "submit", "shout", "quiet", "--wait", *to_broker)
+        assert (code, out) == (0, "anna: QUIET\n")
+        worker.interrupt()
+        assert broker.interrupt() == 0
+        broker.out.until("the broker has stopped")
+        (line,) = (line for line in broker.out.seen if "archive" in line)
+        assert line.endswith(f" {ARCHIVE_OFF}")
+        assert "WARNING" not in line
+    for command in ("info", "tail", "verify"):
+        code, out, error = run(bare, "log", command, "--data", data)
+        assert (code, error) == (0, ""), command
+        assert out
+
+
+def test_commands_of_an_extra_name_it_in_one_line(bare: str, tmp_path: Path) -> None:
+    output = str(tmp_path / "out.parquet")
+    for arguments, needed in (
+        (("log", "export", "--data", str(tmp_path), "--output", output), "numpy and pyarrow: .*archive"),
+        (("pipeline", "run", "--lake", str(tmp_path)), "pyspark, deltalake, pyarrow, pandas: .*spark"),
+        (("pipeline", "status", "--lake", str(tmp_path)), "pyspark, deltalake, pyarrow, pandas: .*spark"),
+    ):
+        code, out, error = run(bare, *arguments)
+        assert (code, out) == (1, "")
+        assert re.fullmatch(rf"godwit: .* needs {needed}\]'\n", error), error
+    for command in ("", "log", "pipeline run", "demo"):
+        code, _, error = run(bare, *command.split(), "--help")
+        assert (code, error) == (0, "")
+
+
+@needs_posix
+def test_the_demo_ends_without_a_report(bare: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    code, out, error = run(bare, "demo", "--seconds", "1", "--report", str(report))
+    assert code == 0, out + error
+    assert "No report: the pipeline needs pyspark, deltalake, pyarrow, pandas: run pip install 'godwit[spark]'." in out
+    assert not report.exists()

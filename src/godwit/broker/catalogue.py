@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from godwit.broker.dirty_state import DirtyState
-from godwit.broker.entries import last_message
 from godwit.broker.quotas import Usage, over_quota, owner_of
 from godwit.broker.settings import Policy, Settings
 from godwit.broker.topics import TopicTree, check_topic
 from godwit.limits import MAX_TOPIC_NODES
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.batch import QOS_SHIFT, Entry, last_message, make_entry
 from godwit.wire.changes import RetainedRow, TopicRow
 from godwit.wire.filters import RESERVED
 
@@ -110,15 +109,14 @@ class RetainedMessage(msgspec.Struct, frozen=True):
 
     def entry(self, topic: str) -> Entry:
         """Return the message as a batch of its own."""
-        flags = LONE | RETAIN | self.qos << QOS_SHIFT
-        return Entry(
-            topic=topic,
-            publisher=self.publisher,
-            flags=flags,
+        return make_entry(
+            topic,
+            self.publisher,
+            [self.payload],
+            qos=self.qos,
+            retain=True,
+            now_us=self.received_us,
             published_us=self.published_us,
-            received_us=self.received_us,
-            count=1,
-            rest=self.payload,
         )
 
 

@@ -9,12 +9,20 @@ from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
-from godwit.broker.entries import last_message, longest_message, make_entry, without_first
 from godwit.broker.identities import Identities
 from godwit.broker.ports import Publication, Receipt, RequestFailure
 from godwit.broker.session import Session
 from godwit.errors import BadTopicError
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.batch import (
+    QOS_SHIFT,
+    RETAIN,
+    Entry,
+    last_message,
+    longest_message,
+    make_entry,
+    payload_bytes,
+    without_first,
+)
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
 from godwit.wire.filters import RESERVED
@@ -116,13 +124,13 @@ class Publications:
         `receipt` gets the outcome. None (with QoS 0 only): the messages may be dropped if the client exceeds its rate.
         `size_bytes`: as received, for the figures.
         """
-        count = payload_bytes = 0
+        count = all_bytes = 0
         max_bytes = self._catalogue.settings.max_message_bytes
         is_plain = publication.key is None
         for entry in entries:
             count += entry.count
             rest_bytes = len(entry.rest)
-            payload_bytes += rest_bytes - (4 * entry.count + 4 if entry.count > 1 else 0)
+            all_bytes += rest_bytes if entry.count == 1 else payload_bytes(entry)
             if entry.flags & RETAIN or rest_bytes > max_bytes:
                 is_plain = False
         if not is_plain:
@@ -142,7 +150,7 @@ class Publications:
         self.messages_in += count
         self.bytes_in += size_bytes
         topic.messages += count
-        topic.payload_bytes += payload_bytes
+        topic.payload_bytes += all_bytes
         topic.last_us = now_us
         if publication.qos:
             self._fresh.append(Pending(receipt, topic, session.publisher_number, size_bytes, entries))
@@ -242,13 +250,5 @@ class Publications:
 
     def publish_figure(self, topic: Topic, payload: bytes, publisher: int, publisher_name: str, now_us: int) -> None:
         """Publish one of the broker's own figures: QoS 0, retained."""
-        entry = Entry(
-            topic=topic.name,
-            publisher=publisher_name,
-            flags=LONE | RETAIN,
-            published_us=now_us,
-            received_us=now_us,
-            count=1,
-            rest=payload,
-        )
+        entry = make_entry(topic.name, publisher_name, [payload], qos=0, retain=True, now_us=now_us)
         self._queue.forward_live(topic, publisher, [entry])

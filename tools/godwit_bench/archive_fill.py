@@ -7,15 +7,16 @@ each in turn, on a topic of their own, so that every message is a batch.
 from __future__ import annotations
 
 import os
-import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import LONE, QOS_SHIFT, Entry
+from godwit.wire.batch import Entry, make_entry
 
 MESSAGE_BYTES: Final = 100
 FULL_BATCH_MESSAGES: Final = 600
@@ -23,7 +24,6 @@ FULL_BATCH_MESSAGES: Final = 600
 FULL_BATCHES_A_COMMIT: Final = 10
 """Measured: so many came in from a publisher at full rate while the disk was busy with the ones before."""
 PUBLISHERS: Final = 10_000
-_QOS_1: Final = 1 << QOS_SHIFT
 _LOG_ID_BYTES: Final = 16
 
 
@@ -55,19 +55,11 @@ def _fill(data: Path, commits: Iterator[list[Entry]], messages: int) -> int:
 
 
 def _full_batches() -> Iterator[list[Entry]]:
-    lengths = struct.pack(f">{FULL_BATCH_MESSAGES + 1}I", FULL_BATCH_MESSAGES, *[MESSAGE_BYTES] * FULL_BATCH_MESSAGES)
-    rest = lengths + os.urandom(FULL_BATCH_MESSAGES * MESSAGE_BYTES)
+    payloads = [os.urandom(MESSAGE_BYTES) for _ in range(FULL_BATCH_MESSAGES)]
+    ready = make_entry("bench/topic", "publisher", payloads, qos=1, now_us=0)
     while True:
         now_us = time.time_ns() // 1000
-        entry = Entry(
-            topic="bench/topic",
-            publisher="publisher",
-            flags=_QOS_1,
-            published_us=now_us,
-            received_us=now_us,
-            count=FULL_BATCH_MESSAGES,
-            rest=rest,
-        )
+        entry = replace(ready, published_us=now_us, received_us=now_us)
         yield [entry] * FULL_BATCHES_A_COMMIT
 
 
@@ -78,15 +70,7 @@ def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
     while True:
         now_us = time.time_ns() // 1000
         yield [
-            Entry(
-                topic=topic,
-                publisher=publisher,
-                flags=_QOS_1 | LONE,
-                published_us=now_us,
-                received_us=now_us,
-                count=1,
-                rest=payload,
-            )
+            make_entry(topic, publisher, [payload], qos=1, now_us=now_us)
             for topic, publisher in (devices[number % PUBLISHERS] for number in range(turn, turn + a_commit))
         ]
         turn += a_commit

@@ -6,24 +6,24 @@ It tells what of `godwit_8k` is the log's and what is the publisher's, the trans
 from __future__ import annotations
 
 import os
-import struct
 import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from godwit.broker.effects import Append, Committed, Failed
 from godwit.errors import GodwitError
 from godwit.limits import CHANNEL_WINDOW_BYTES
 from godwit.net.log_writer import Answer, LogWriter, PendingAppend
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import QOS_SHIFT, Entry
+from godwit.wire.batch import make_entry
 
 BATCH_BYTES: Final = 60_000
 """About what one train carries, as from a publisher."""
 _LOG_ID_BYTES: Final = 16
-_QOS_1: Final = 1 << QOS_SHIFT
 
 
 def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
@@ -32,8 +32,8 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
     As much waits to be committed as the broker would take of one publisher.
     """
     count = BATCH_BYTES // message_bytes
-    rest = struct.pack(f">{count + 1}I", count, *[message_bytes] * count) + os.urandom(count * message_bytes)
-    room = threading.Semaphore(CHANNEL_WINDOW_BYTES // len(rest))
+    ready = make_entry("bench/log", "publisher", [os.urandom(message_bytes) for _ in range(count)], qos=1, now_us=0)
+    room = threading.Semaphore(CHANNEL_WINDOW_BYTES // len(ready.rest))
     problems: list[str] = []
 
     def on_answers(answers: list[Answer]) -> None:
@@ -49,19 +49,11 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
         began = time.perf_counter()
         while time.perf_counter() < began + seconds and not problems:
             now_us = time.time_ns() // 1000
-            entry = Entry(
-                topic="bench/log",
-                publisher="publisher",
-                flags=_QOS_1,
-                published_us=now_us,
-                received_us=now_us,
-                count=count,
-                rest=rest,
-            )
+            entry = replace(ready, published_us=now_us, received_us=now_us)
             room.acquire()
-            writer.append(PendingAppend(Append([entry], []), len(rest), 0))
+            writer.append(PendingAppend(Append([entry], []), len(ready.rest), 0))
             appends += 1
-        for _ in range(CHANNEL_WINDOW_BYTES // len(rest)):  # when all its room is free again, all is committed
+        for _ in range(CHANNEL_WINDOW_BYTES // len(ready.rest)):  # when all its room is free again, all is committed
             room.acquire()
         elapsed_s = time.perf_counter() - began
         writer.end()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from godwit.errors import DecodeError
-from godwit.wire.batch import RETAIN, Entry, decode_batch, encode_head
+from godwit.wire.batch import QOS_SHIFT, RETAIN, Entry, decode_entry
 from godwit_sim.broker_ledger import Lane, Ledger, Publication, fits_any
 from godwit_sim.checkers import ViolationError
 
@@ -139,7 +139,7 @@ class LogChecker:
         found = []
         for offset, (payload, published_us) in enumerate(self._contents(entry), self.next_offset):
             where = f"offset {offset}"
-            qos = entry.flags >> 6
+            qos = entry.flags >> QOS_SHIFT
             if entry.topic.startswith("$jobs/"):
                 self._ledger.announce(entry.topic, payload, published_us)
             publication = self._ledger.recognise(
@@ -154,7 +154,7 @@ class LogChecker:
 
     def _contents(self, entry: Entry) -> list[tuple[bytes, int]]:
         try:
-            batch, _ = decode_batch(encode_head(entry.flags, entry.published_us, None, None) + entry.rest)
+            batch = decode_entry(entry)
         except DecodeError as error:
             raise ViolationError(self.NAME, f"a batch on {entry.topic!r} that cannot be read: {error}") from None
         if len(batch.payloads) != entry.count:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from godwit.broker.admission import RESTART_GRACE_US
-from godwit.wire.batch import Entry, decode_batch, encode_head
+from godwit.wire.batch import Entry, decode_entry
 from godwit_sim.jobs_chronicle import Chronicle
 from godwit_sim.jobs_ledger import JobLedger
 from godwit_sim.jobs_roster import WorkRoster
@@ -60,13 +60,8 @@ class JobBooks:
             (entry.topic.removeprefix(TOPIC), payload)
             for entry in entries
             if entry.topic.startswith(TOPIC)
-            for payload in _payloads(entry)
+            for payload in decode_entry(entry).payloads
         ]
         for kind, payload in messages:
             self._tail.append((self.network.now, f"log {kind} {payload.decode(errors='replace')}"))
         self.chronicle.learn(messages, self._books.restarts.rows, self.network.now)
-
-
-def _payloads(entry: Entry) -> list[bytes]:
-    batch, _ = decode_batch(encode_head(entry.flags, entry.published_us, None, None) + entry.rest)
-    return list(batch.payloads)

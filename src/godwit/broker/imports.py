@@ -17,7 +17,8 @@ from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
 from godwit.broker.catalogue import Catalogue, PublisherNumbers, TooManyTopicsError, Topic
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Import, Imported
-from godwit.broker.publications import LATEST_US
+from godwit.broker.ports import RequestFailure
+from godwit.broker.publications import LATEST_US, check_extension
 from godwit.broker.session import check_name
 from godwit.broker.topics import check_topic, shown
 from godwit.errors import BadTopicError, UsageError
@@ -169,12 +170,16 @@ class Imports:
                     f"a message for {shown(entry.topic)} is longer than the {most_bytes} bytes that this broker takes"
                 )
         try:
+            for entry in entries:
+                check_extension(entry)
             for publisher in {entry.publisher for entry in entries}:
                 check_name(publisher)
             for name in {entry.topic for entry in entries}:
                 topic = self._require_topic(name)
                 topic.publishers += 1
                 held.append(topic)
+        except RequestFailure as failure:
+            raise _ImportError(failure.text) from None
         except (UsageError, TooManyTopicsError) as error:
             raise _ImportError(str(error)) from None
 

@@ -12,11 +12,14 @@ from godwit.broker.effects import Effect, Notice
 from godwit.broker.identities import Identities
 from godwit.broker.ports import Publication, Receipt, RequestFailure
 from godwit.broker.session import Session
-from godwit.errors import BadTopicError
+from godwit.broker.topics import shown
+from godwit.errors import BadTopicError, DecodeError
 from godwit.wire.batch import (
+    HAS_EXTENSION,
     QOS_SHIFT,
     RETAIN,
     Entry,
+    extension_of,
     last_message,
     longest_message,
     make_entry,
@@ -25,6 +28,7 @@ from godwit.wire.batch import (
 )
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
+from godwit.wire.extension import decode_extension
 from godwit.wire.filters import RESERVED
 
 LATEST_US: Final = 2**62
@@ -37,6 +41,19 @@ MAX_UNRELIABLE_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of QoS 0 on its way into the log: its publishers are not slowed down, so it is dropped beyond this."""
 MAX_WILLS_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of wills on their way into the log: they wait while the disk fails, and are dropped beyond this."""
+_SCREENED: Final = RETAIN | HAS_EXTENSION
+
+
+def check_extension(entry: Entry) -> bytes:
+    """Return the extension of a batch, empty without one. Raises RequestFailure if it is malformed or too long."""
+    extension = extension_of(entry)
+    if extension is None:
+        return b""
+    try:
+        decode_extension(extension)
+    except DecodeError as error:
+        raise RequestFailure(Code.MALFORMED, f"a batch for {shown(entry.topic)} is not accepted: {error}") from None
+    return extension
 
 
 class Publications:
@@ -131,7 +148,7 @@ class Publications:
             count += entry.count
             rest_bytes = len(entry.rest)
             all_bytes += rest_bytes if entry.count == 1 else payload_bytes(entry)
-            if entry.flags & RETAIN or rest_bytes > max_bytes:
+            if entry.flags & _SCREENED or rest_bytes > max_bytes:
                 is_plain = False
         if not is_plain:
             try:
@@ -139,6 +156,9 @@ class Publications:
             except RequestFailure as failure:
                 if receipt is not None:
                     receipt.refused(failure.code, failure.text)
+                elif failure.code is Code.MALFORMED:
+                    self.close(publication)
+                    publication.ended(failure.code, failure.text)
                 return
         bucket = publication.peer.bucket
         if bucket is not None and not bucket.take(count, now_us) and receipt is None:
@@ -177,15 +197,14 @@ class Publications:
             if len(entry.rest) > max_bytes and longest_message(entry.flags, entry.count, entry.rest) > max_bytes:
                 text = f"a message is longer than the {max_bytes} bytes that this broker takes"
                 raise RequestFailure(Code.TOO_LARGE, text)
+            extension = check_extension(entry)
             if entry.flags & RETAIN and publication.qos:  # QoS 0 is delivered even if it is not retained
                 self._queue.is_retaining = True
                 payload, _ = last_message(entry)
-                problem = (
-                    self._catalogue.retain_problem(publication.topic, entry.publisher, len(payload))
-                    if payload
-                    else None
-                )
-                if problem is not None:
+                size_bytes = len(payload) + len(extension)
+                if payload and (
+                    problem := self._catalogue.retain_problem(publication.topic, entry.publisher, size_bytes)
+                ):
                     raise RequestFailure(Code.TOO_MANY, problem)
         key = publication.key
         if key is None:

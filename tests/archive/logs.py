@@ -56,7 +56,7 @@ def make_entry(
     )
 
 
-def rows_of(entries: Sequence[tuple[int, Entry]]) -> list[dict[str, Any]]:
+def rows_of(entries: Sequence[tuple[int, Entry]], *, with_extensions: bool = False) -> list[dict[str, Any]]:
     """What the archive must give for these, one message after the other."""
     rows = []
     for offset, entry in entries:
@@ -73,7 +73,8 @@ def rows_of(entries: Sequence[tuple[int, Entry]]) -> list[dict[str, Any]]:
                 batch.retain,
                 payload,
             )
-            rows.append(dict(zip(COLUMNS, values, strict=True)))
+            row = dict(zip(COLUMNS, values, strict=True))
+            rows.append(row | {"extension": batch.extension} if with_extensions else row)
     return rows
 
 

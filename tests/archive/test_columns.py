@@ -12,7 +12,7 @@ from tests.archive import logs
 
 from godwit.archive import columns
 from godwit.archive.columns import (
-    COLUMNS,
+    ALL_COLUMNS,
     LOG_ID,
     ROW_BYTES,
     SHORT_BYTES,
@@ -56,13 +56,13 @@ def check_blocks(found: list[tuple[BlockRow, list[tuple[int, Entry]]]]) -> None:
 def test_any_run_of_rows_in_any_columns(
     found: list[tuple[BlockRow, list[tuple[int, Entry]]]], data: st.DataObject
 ) -> None:
-    rows = MessageColumns(opened(*[row for row, _ in found]))
+    rows = MessageColumns(opened(*[row for row, _ in found]), with_extensions=True)
     start = data.draw(st.integers(0, len(rows)))
     stop = data.draw(st.integers(start, len(rows)))
-    chosen = data.draw(st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True))
+    chosen = data.draw(st.lists(st.sampled_from(ALL_COLUMNS), min_size=1, unique=True))
     batch = rows.record_batch(schema_of(logs.LOG_ID, chosen), start, stop)
     batch.validate(full=True)
-    expected = logs.rows_of([pair for _, pairs in found for pair in pairs])[start:stop]
+    expected = logs.rows_of([pair for _, pairs in found for pair in pairs], with_extensions=True)[start:stop]
     assert batch.to_pylist() == [{name: row[name] for name in chosen} for row in expected]
 
 
@@ -71,6 +71,26 @@ def test_only_wanted_topics(found: list[tuple[BlockRow, list[tuple[int, Entry]]]
     rows = MessageColumns(opened(*[row for row, _ in found]), lambda names: [name in wanted for name in names])
     expected = logs.rows_of([pair for _, pairs in found for pair in pairs if pair[1].topic in wanted])
     assert whole(rows).to_pylist() == expected
+
+
+@given(logs.blocks(), st.sets(st.sampled_from(logs.TOPICS)))
+def test_extensions_of_wanted_topics(found: list[tuple[BlockRow, list[tuple[int, Entry]]]], wanted: set[str]) -> None:
+    blocks = opened(*[row for row, _ in found])
+    rows = MessageColumns(blocks, lambda names: [name in wanted for name in names], with_extensions=True)
+    batch = rows.record_batch(schema_of(logs.LOG_ID, ALL_COLUMNS), 0, len(rows))
+    batch.validate(full=True)
+    pairs = [pair for _, pairs in found for pair in pairs if pair[1].topic in wanted]
+    assert batch.to_pylist() == logs.rows_of(pairs, with_extensions=True)
+
+
+def test_long_extensions_make_small_pieces() -> None:
+    """An extension is stored once for a batch, and repeated for each of its messages in Arrow."""
+    entry = logs.make_entry("t", [b""] * 60_000, extension=bytes(4096))
+    rows = MessageColumns(opened(encode_block([(0, entry)])), with_extensions=True)
+    schema = schema_of(logs.LOG_ID, ["extension"])
+    cuts = list(rows.cuts(0, len(rows), 8 * 1024 * 1024))
+    assert len(cuts) > 28
+    assert all(rows.record_batch(schema, *cut).nbytes <= 8 * 1024 * 1024 for cut in cuts[:3])
 
 
 @given(logs.blocks(), st.data())

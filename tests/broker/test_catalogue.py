@@ -12,13 +12,12 @@ from tests.broker.world import Peer, World
 from godwit.broker import catalogue as catalogues
 from godwit.broker.catalogue import Catalogue, PublisherNumbers, RetainedMessage, TooManyTopicsError, Topic
 from godwit.broker.dirty_state import DirtyState
-from godwit.broker.entries import last_message
 from godwit.broker.settings import Settings
 from godwit.errors import BadTopicError
 from godwit.limits import KIB
 from godwit.wire import changes as ch
 from godwit.wire import control as c
-from godwit.wire.batch import Batch, Entry, decode_head, encode_batch
+from godwit.wire.batch import Batch, Entry, decode_head, encode_batch, last_message
 from godwit.wire.control_base import Code
 
 NO_JOURNAL = DirtyState({}, is_durable=False)

@@ -11,7 +11,8 @@ from godwit.broker.effects import Import, Imported
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_BATCH_MESSAGES
 from godwit.wire import control as c
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry, make_entry
+from godwit.wire.extension import encode_extension
 
 ONE = LONE | 1 << QOS_SHIFT
 
@@ -56,6 +57,15 @@ def test_they_are_appended_once_and_delivered() -> None:
     late = world.client("late")
     late.subscribe("alerts")
     assert late.payloads == [b"c"]
+
+
+def test_a_malformed_extension_is_refused() -> None:
+    world = DurableWorld()
+    good = make_entry("alerts", "spark", [b"a"], qos=1, now_us=7, extension=encode_extension({300: 5}))
+    bad = make_entry("alerts", "spark", [b"a"], qos=1, now_us=7, extension=b"\xff")
+    (refused,) = bring(world, 1, good, bad)
+    assert "'alerts' is not accepted: extension" in refused.problem
+    assert bring(world, 1, good) == [Imported(1, count=1)]
 
 
 def test_one_without_messages_is_done_and_not_remembered() -> None:

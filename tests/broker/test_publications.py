@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import cbor2
 import pytest
 from tests.broker.world import World
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.settings import Settings
-from godwit.limits import MAX_RECORD_BATCHES
+from godwit.limits import MAX_EXTENSION_BYTES, MAX_EXTENSION_ITEMS, MAX_RECORD_BATCHES
 from godwit.wire import control as c
 from godwit.wire.batch import Batch, Route, encode_batch, encode_joinable
 from godwit.wire.control import encode_control
 from godwit.wire.control_base import Code
+from godwit.wire.extension import encode_extension
 
 
 def test_a_publication_is_confirmed_with_the_number_reached() -> None:
@@ -34,7 +36,9 @@ def test_a_confirm_says_that_the_log_has_it() -> None:
     world = World()
     alice = world.client("alice")
     channel = alice.open("news")
-    record = encode_joinable(Batch([b"1"], 5)) + encode_batch(Batch([b"2", b"3"], 6, extension=b"x"))
+    record = encode_joinable(Batch([b"1"], 5)) + encode_batch(
+        Batch([b"2", b"3"], 6, extension=encode_extension({300: 2}))
+    )
     alice.record(channel, record)
     assert channel not in alice.confirmed
     world.run()
@@ -136,6 +140,50 @@ def test_the_end_of_a_channel() -> None:
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
+
+
+HOSTILE_EXTENSIONS = {
+    "not CBOR": b"\xff",
+    "not a map": cbor2.dumps([1, 2]),
+    "too long": cbor2.dumps({300: bytes(MAX_EXTENSION_BYTES)}),
+    "too many values": cbor2.dumps({300: [0] * MAX_EXTENSION_ITEMS}),
+    "an array of billions": b"\xa1\x19\x01\x2c\x9a\xff\xff\xff\xff",
+    "deep": b"\xa1\x19\x01\x2c" + b"\x81" * 3000 + b"\x00",
+    "a key that is a text": cbor2.dumps({"expiry": 5}),
+    "a known key with another type": cbor2.dumps({1: 5}),
+}
+
+
+@pytest.mark.parametrize("extension", HOSTILE_EXTENSIONS.values(), ids=HOSTILE_EXTENSIONS)
+@pytest.mark.parametrize(("qos", "reliable"), [(0, False), (0, True), (1, True), (2, True)])
+def test_a_malformed_extension_is_refused(extension: bytes, qos: c.Qos, reliable: bool) -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("news")
+    channel = alice.open("news", qos)
+    first, second = (None, None) if qos == 1 else (0, 1)
+    record = encode_joinable(Batch([b"1"], 5, qos, sequence=first))
+    record += encode_batch(Batch([b"2"], 5, qos, sequence=second, extension=extension))
+    alice.record(channel, record, reliable=reliable)
+    world.run()
+    refused = alice.last(c.PublishRefused)
+    assert (refused.channel, refused.code) == (channel, Code.MALFORMED)
+    assert "'news' is not accepted: extension" in refused.text
+    assert not bob.payloads
+    assert not alice.closed
+    alice.publish(alice.open("news"), b"3")
+    assert bob.payloads == [b"3"]
+
+
+def test_a_valid_extension_is_forwarded_as_it_is() -> None:
+    world = World()
+    alice, bob = world.client("alice"), world.client("bob")
+    bob.subscribe("news")
+    channel = alice.open("news")
+    extensions = [b"", encode_extension({300: [1, {"a": b"b"}]}), cbor2.dumps({"file": {"name": "of version 0.5"}})]
+    for extension in extensions:
+        alice.publish(channel, b"one", b"two", extension=extension)
+    assert [got.extension for got in bob.got] == [extension for extension in extensions for _ in range(2)]
 
 
 @pytest.mark.parametrize("topic", ["", "a/+", "#", "a*", "a\nb", "t" * 1024 + "\u00fc", "/".join("a" * 65)])

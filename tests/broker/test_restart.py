@@ -21,6 +21,7 @@ from godwit.store.sqlite import SqliteStore
 from godwit.wire import control as c
 from godwit.wire.batch import LONE, Entry
 from godwit.wire.control_base import Code, Qos
+from godwit.wire.extension import encode_extension
 
 LONG: dict[str, Any] = {"session_expiry_s": 1000}
 GRACE_S = RESTART_GRACE_US / 1e6
@@ -450,6 +451,27 @@ def test_random_histories_on_disk(seed: int, tmp_path: Path) -> None:
     world = DiskWorld(tmp_path)
     History(seed, world).run()
     world.opened[-1].close()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_retained_message_has_its_extension_after_a_restart(qos: Qos, tmp_path: Path) -> None:
+    world = DiskWorld(tmp_path)
+    alice = world.client("alice")
+    extension = encode_extension({300: "until noon"})
+    sequence = 0 if qos == 2 else None
+    channel = alice.open("a", qos)
+    alice.publish(channel, b"first", b"last", qos=qos, retain=True, sequence=sequence, extension=extension)
+    alice.publish(alice.open("b", qos), b"plain", qos=qos, retain=True, sequence=sequence)
+    expected = [("a", b"last", extension), ("b", b"plain", None)]
+    assert retained(world) == expected
+    world.pass_s(2)
+    world.restart()
+    assert retained(world) == expected
+    world.opened[-1].close()
+
+
+def retained(world: DurableWorld) -> list[tuple[str, bytes, bytes | None]]:
+    return sorted((got.topic, got.payload, got.extension) for got in subscriber(world).got if got.topic < "c")
 
 
 def test_the_greatest_values_that_come_from_outside_can_be_written(tmp_path: Path) -> None:

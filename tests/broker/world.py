@@ -52,6 +52,7 @@ class Got(msgspec.Struct, frozen=True):
     published_us: int = 0
     received_us: int = 0
     live: bool = False
+    extension: bytes | None = None
 
 
 class Lane:
@@ -184,6 +185,7 @@ class Peer:
                 batch.published_us + delta_us,
                 route.received_us,
                 lane.feed.live,
+                batch.extension,
             )
             self.got.append(found)
             self.order.append(found)

@@ -6,18 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from godwit.client.batches import (
-    HEAD_BYTES,
-    LENGTH_BYTES,
-    MAX_CACHED_COUNT,
-    ChannelDecoder,
-    UnknownLabelError,
-    pack_batch,
-)
+from godwit.client.batches import ChannelDecoder, UnknownLabelError
 from godwit.client.message import Message
 from godwit.errors import DecodeError
 from godwit.limits import MAX_LABELS
-from godwit.wire.batch import LONE, Batch, Route, decode_batches, encode_batch, encode_joinable
+from godwit.wire.batch import MAX_CACHED_FORMAT, Batch, Route, decode_batches, encode_batch, encode_joinable
 from godwit.wire.control import Labels
 
 TOPICS = {1: "a/b", 2: "c"}
@@ -166,7 +159,7 @@ def test_labels_are_bounded() -> None:
         one.learn(Labels(publishers=[(number, "x") for number in range(MAX_LABELS + 1)]))
 
 
-@pytest.mark.parametrize("sizes", [[7] * (MAX_CACHED_COUNT + 1), [0] * 3, [0, 1, 0], [5]])
+@pytest.mark.parametrize("sizes", [[7] * (MAX_CACHED_FORMAT + 1), [0] * 3, [0, 1, 0], [5]])
 def test_batches_of_any_shape(sizes: list[int]) -> None:
     payloads = [bytes(size) for size in sizes]
     assert [m.payload for m in reader().decode(encode_joinable(batch(payloads, 0)))] == payloads
@@ -189,42 +182,3 @@ def test_batches_of_any_shape(sizes: list[int]) -> None:
 def test_a_record_without_routed_batches_is_an_error(record: bytes) -> None:
     with pytest.raises(DecodeError):
         reader().decode(record)
-
-
-PAYLOADS = st.lists(st.binary(max_size=40), min_size=1, max_size=30)
-TIMES = st.integers(0, 2**62)
-
-
-@given(PAYLOADS, st.integers(0, 2), TIMES, st.booleans(), st.booleans(), st.none() | st.binary(max_size=50))
-def test_same_bytes_as_the_plain_encoder(
-    payloads: list[bytes], qos: int, published_us: int, retain: bool, with_deltas: bool, extension: bytes | None
-) -> None:
-    sequence = 7 if qos == 2 else None
-    deltas = list(range(len(payloads))) if with_deltas else None
-    plain = Batch(
-        list(payloads),
-        published_us,
-        qos,
-        retain,
-        sequence,
-        None,
-        tuple(deltas) if deltas is not None else None,
-        extension,
-    )
-    packed = pack_batch(
-        list(payloads), qos, published_us, retain=retain, sequence=sequence, deltas_us=deltas, extension=extension
-    )
-    assert packed == encode_batch(plain)
-    assert decode_batches(packed) == [plain]
-
-
-def test_one_message_makes_a_lone_batch() -> None:
-    packed = pack_batch([b"hello"], 1, 5, retain=False, sequence=None)
-    assert packed[0] & LONE
-    assert len(packed) == 9 + 5
-
-
-def test_size_is_at_most_the_counted_bytes() -> None:
-    payloads = [b"12345"] * 100
-    packed = pack_batch(list(payloads), 2, 5, retain=False, sequence=0)
-    assert len(packed) == HEAD_BYTES + 100 * (LENGTH_BYTES + 5)

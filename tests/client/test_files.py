@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from godwit.client.files import (
     CHUNK_BYTES,
     FALLBACK_NAME,
-    MAX_HEADER_BYTES,
     MAX_NAME_BYTES,
     MAX_WIRE_NAME_BYTES,
     ChunkRange,
@@ -33,6 +32,8 @@ from godwit.client.files import (
     wire_name,
 )
 from godwit.errors import DecodeError
+from godwit.limits import MAX_EXTENSION_BYTES
+from godwit.wire.extension import ExtensionKey, encode_extension
 
 TOPIC = "plant/drawings"
 
@@ -62,19 +63,27 @@ def test_identity_follows_from_content_name_and_topic() -> None:
 
 def test_messages_without_a_file_header() -> None:
     assert decode_header(None, TOPIC, 5) is None
-    assert decode_header(cbor2.dumps({"expiry": 5}), TOPIC, 5) is None
-    assert decode_header(cbor2.dumps({"file": None}), TOPIC, 5) is None
+    assert decode_header(b"", TOPIC, 5) is None
+    assert decode_header(encode_extension({300: 5}), TOPIC, 5) is None
+
+
+def test_a_header_is_read_by_key_and_by_the_name_of_version_0_5() -> None:
+    fields = msgspec.to_builtins(header(), builtin_types=(bytes,))
+    assert encode_header(header()) == cbor2.dumps({"file": fields})
+    for extension in (encode_header(header()), encode_extension({ExtensionKey.FILE: fields, 300: 5})):
+        assert decode_header(extension, TOPIC, 5) == header()
 
 
 @pytest.mark.parametrize(
     "extension",
     [
-        b"",
         b"\xff",
+        cbor2.dumps({"expiry": 5}),
+        cbor2.dumps({"file": None}),
         cbor2.dumps([1]),
         cbor2.dumps({"file": 5}),
         cbor2.dumps({"file": {}}),
-        cbor2.dumps({"file": {"name": "x" * MAX_HEADER_BYTES}}),
+        cbor2.dumps({"file": {"name": "x" * MAX_EXTENSION_BYTES}}),
         cbor2.dumps({"file": msgspec.to_builtins(header(), builtin_types=(bytes,)) | {"id": b"x"}}),
         cbor2.dumps({"file": msgspec.to_builtins(header(), builtin_types=(bytes,)) | {"size": -1}}),
         cbor2.dumps({"file": msgspec.to_builtins(header(), builtin_types=(bytes,)) | {"size": 2**63}}),

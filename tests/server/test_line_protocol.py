@@ -13,10 +13,10 @@ from tests.broker.world import Peer as NativeClient
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.broker import Broker
-from godwit.broker.entries import decode_entry, make_entry
 from godwit.broker.ports import Credentials, Outbound, OutboundBatch, Peer, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.broker.settings import Settings
+from godwit.wire.batch import decode_entry, make_entry
 from godwit.wire.control_base import Code
 
 WINDOW = 3

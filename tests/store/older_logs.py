@@ -71,6 +71,8 @@ def columns_of(row: StateRow) -> tuple[Any, ...]:
     match row:
         case TopicRow():
             return row.name, row.messages, row.payload_bytes, row.last_us, int(row.is_created)
+        case RetainedRow():
+            return msgspec.structs.astuple(row)[:7]  # it had no extension
         case SessionRow():
             will = None if row.will is None else msgspec.msgpack.encode(row.will)
             return row.name, row.instance, int(row.is_proved), row.expiry_s, row.ends_at_us, will

@@ -18,7 +18,6 @@ from godwit.store import block as block_module
 from godwit.store.block import (
     BLOCK_BYTES,
     HEAD_BYTES,
-    MAX_PIECES,
     NO_SECRET,
     DamagedBlockError,
     TopicShare,
@@ -31,7 +30,6 @@ from godwit.store.block import (
     encode_topic_index,
     has_valid_numbers,
     is_row_valid,
-    join_bodies,
     join_with_checksum,
     make_row,
     open_block,
@@ -41,7 +39,6 @@ from godwit.store.block import (
     read_u64,
     row_of,
     secret_of,
-    split_bodies,
     verify_checksum,
 )
 from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, Entry
@@ -315,7 +312,7 @@ LONE_WITH_EXTENSION = make_entry(b"one", extension=b"more")
 
 
 def split(*entries: Entry) -> None:
-    split_bodies(entries, {entry.flags for entry in entries})
+    encode_blocks(entries, 0)
 
 
 def changed(entry: Entry, **fields: object) -> Entry:
@@ -343,9 +340,9 @@ def changed(entry: Entry, **fields: object) -> Entry:
     ],
 )
 def test_a_batch_that_does_not_match_its_flags(entry: Entry) -> None:
-    with pytest.raises(ValueError, match="'a/b' does not match its flags"):
+    with pytest.raises(ValueError, match="'a/b' does not have the layout"):
         split(entry)
-    with pytest.raises(ValueError, match="does not match its flags"):
+    with pytest.raises(ValueError, match="does not have the layout"):
         split(FULL, entry)
 
 
@@ -353,18 +350,11 @@ def test_whole_ones_are_taken() -> None:
     split(FULL, WITH_ALL, LONE_WITH_EXTENSION, make_entry(b""))
 
 
-def test_many_bodies_become_one_piece() -> None:
-    few = split_bodies([FULL] * MAX_PIECES, {FULL.flags})
-    many = split_bodies([FULL] * (MAX_PIECES + 1), {FULL.flags})
-    assert (len(few.bodies), len(many.bodies)) == (MAX_PIECES, 1)
-    assert b"".join(many.bodies) == b"onethree" * (MAX_PIECES + 1)
-    assert many.bodies_bytes == 8 * (MAX_PIECES + 1)
-
-
 def test_deltas_that_a_block_does_not_have() -> None:
-    layout = open_block(encode_block([(0, make_entry())]).body)
+    body = bytearray(encode_block([(0, FULL)]).body)
+    body[open_block(bytes(body)).flags_at] |= HAS_DELTAS
     with pytest.raises(DamagedBlockError, match="deltas"):
-        join_bodies(bytes(1000), layout, bytes([HAS_DELTAS]), [1], [5], [0])
+        decode_block(with_new_checksum(bytes(body)))
 
 
 SHARES = st.builds(

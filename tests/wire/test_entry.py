@@ -13,6 +13,7 @@ from godwit.wire.batch import (
     LONE,
     MAX_BODY_CHUNKS,
     MAX_CACHED_FORMAT,
+    MAX_PUBLISHED_HEAD_BYTES,
     RETAIN,
     ROUTED,
     Batch,
@@ -28,6 +29,7 @@ from godwit.wire.batch import (
     join_rests,
     last_message,
     longest_message,
+    make_entry,
     pack_batch,
     pack_rest,
     payload_bytes,
@@ -139,6 +141,20 @@ def test_a_rest_is_packed_from_payloads(payloads: list[bytes], extension: bytes 
     flags, rest = pack_rest(payloads, extension=extension)
     record = encode_batch(Batch(payloads, 7, extension=extension))
     assert (record[0] & 0x3F, record[9:]) == (flags, rest)
+
+
+@given(PAYLOADS)
+def test_sizes_of_plain_batches_are_exact(payloads: list[bytes]) -> None:
+    assert payload_bytes(make_entry("a", "b", payloads, qos=1, now_us=7)) == sum(map(len, payloads))
+    packed = pack_batch([*payloads, b""], 7, qos=2, sequence=0)
+    assert len(packed) == MAX_PUBLISHED_HEAD_BYTES + sum(LENGTH_BYTES + len(each) for each in [*payloads, b""])
+
+
+@given(PAYLOADS, st.none() | st.binary(max_size=9), st.booleans())
+def test_an_entry_is_made_from_payloads(payloads: list[bytes], extension: bytes | None, retain: bool) -> None:
+    entry = make_entry("a", "b", payloads, qos=1, retain=retain, now_us=7, published_us=5, extension=extension)
+    assert (entry.topic, entry.publisher, entry.received_us, entry.count) == ("a", "b", 7, len(payloads))
+    assert decode_entry(entry) == Batch(payloads, 5, retain=retain, extension=extension)
 
 
 @given(batches(), st.data())

@@ -17,11 +17,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from godwit.errors import LogDamagedError
 from godwit.limits import KIB
 from godwit.store.block import BlockLayout, decode_names
-from godwit.wire.batch import QOS_SHIFT, RETAIN
+from godwit.wire.batch import HAS_EXTENSION, QOS_SHIFT, RETAIN
 
 LOG_ID: Final = b"godwit.log_id"
 """Key of the log id in the metadata of the schema; the value is in hexadecimal digits."""
@@ -42,8 +43,11 @@ _FIELDS: Final[dict[str, pa.DataType]] = {
     "qos": pa.int8(),
     "retained": pa.bool_(),
     "payload": pa.binary(),
+    "extension": pa.binary(),
 }
-COLUMNS: Final = tuple(_FIELDS)
+ALL_COLUMNS: Final = tuple(_FIELDS)
+COLUMNS: Final = tuple(name for name in ALL_COLUMNS if name != "extension")
+"""The columns of a request that does not name any. Readers such as Spark have a fixed schema: none is added here."""
 
 _Numbers: TypeAlias = "npt.NDArray[Any]"
 Choice: TypeAlias = Callable[[Sequence[str]], Sequence[bool]]
@@ -65,14 +69,18 @@ class OpenBlock(NamedTuple):
 class MessageColumns:
     """The messages of one or more consecutive blocks as columns, from which record batches are made."""
 
-    def __init__(self, blocks: Sequence[OpenBlock], choice: Choice | None = None) -> None:
+    def __init__(
+        self, blocks: Sequence[OpenBlock], choice: Choice | None = None, *, with_extensions: bool = False
+    ) -> None:
         """Read the columns of blocks. Raise LogDamagedError if they do not fit each other.
 
         Args:
             blocks: At least one.
             choice: Selects topics; messages of the others are left out.
+            with_extensions: Read the column `extension`, too.
         """
         joined = _JoinedBlocks(blocks)
+        offset = blocks[0].at.first_offset
         self._counts = joined.u32("count_at", joined.batches)
         self._offsets = joined.offsets()
         self._published = joined.times("published_at")
@@ -83,11 +91,16 @@ class MessageColumns:
         self._deltas = joined.deltas()
         self._data = joined.bodies()
         if int(self._counts.sum()) != len(self._lengths) or int(self._lengths.sum()) != self._data.size:
-            offset = blocks[0].at.first_offset
-            raise LogDamagedError(
-                f"columns of blocks from offset {offset} on do not fit each other, although their checksums are right: "
-                "run `godwit log verify`"
-            )
+            raise _contradiction(offset)
+        self._extensions: Any = None
+        if with_extensions:
+            lengths = joined.u32("extension_bytes_at", joined.batches)
+            data = joined.extensions()
+            if int(lengths.sum()) != data.size:
+                raise _contradiction(offset)
+            has_one = np.packbits((self._flags & HAS_EXTENSION) != 0, bitorder="little")
+            buffers = [pa.py_buffer(has_one), pa.py_buffer(_stops(lengths)), data]
+            self._extensions = pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
         if choice is not None:
             self._choose(blocks, choice)
         self._row_ends = np.cumsum(self._counts, dtype=np.int64)
@@ -115,10 +128,14 @@ class MessageColumns:
         if start >= stop:
             return
         name_bytes = np.diff(np.frombuffer(self._names.buffers()[1], np.int32))
-        if (stop - start) * (ROW_BYTES + 2 * int(name_bytes.max())) + self._data.size <= max_bytes:
+        extension_bytes: _Numbers = np.zeros(1, np.int32)
+        if self._extensions is not None:
+            extension_bytes = pc.fill_null(pc.binary_length(self._extensions), 0).to_numpy()
+        longest = ROW_BYTES + 2 * int(name_bytes.max()) + int(extension_bytes.max())
+        if (stop - start) * longest + self._data.size <= max_bytes:
             yield start, stop
             return
-        batch_bytes = name_bytes[self._topics] + name_bytes[self._publishers] + ROW_BYTES
+        batch_bytes = name_bytes[self._topics] + name_bytes[self._publishers] + extension_bytes + ROW_BYTES
         ends = np.cumsum(np.repeat(batch_bytes, self._counts) + self._lengths, dtype=np.int64)
         while start < stop:
             before = int(ends[start - 1]) if start else 0
@@ -152,6 +169,7 @@ class MessageColumns:
         self._data = payloads.buffers()[2] or pa.py_buffer(b"")
         self._lengths = self._lengths[rows]
         self._deltas = None if self._deltas is None else self._deltas[rows]
+        self._extensions = None if self._extensions is None else self._extensions.filter(pa.array(keep))
         for name in ("_counts", "_offsets", "_published", "_received", "_flags", "_topics", "_publishers"):
             setattr(self, name, getattr(self, name)[keep])
 
@@ -201,6 +219,10 @@ class _RowRange:
     def payload(self) -> Any:
         buffers = [None, pa.py_buffer(self._rows._stops), self._rows._data]
         return pa.Array.from_buffers(pa.binary(), self._stop - self._start, buffers, offset=self._start)
+
+    def extension(self) -> Any:
+        batches = np.arange(len(self._rows._counts))[self._batches]
+        return self._rows._extensions.take(pa.array(self._repeated(batches)))
 
     def _repeated(self, values: _Numbers) -> _Numbers:
         """Repeat values of batches for each of their messages."""
@@ -272,6 +294,17 @@ class _JoinedBlocks:
     def bodies(self) -> pa.Buffer:
         """Return all bodies one after the other; those of a single block without a copy."""
         return pa.py_buffer(self.column("bodies_at", [at.bodies_bytes for at in self._ats]))
+
+    def extensions(self) -> pa.Buffer:
+        """Return all extensions one after the other."""
+        return pa.py_buffer(self.column("extensions_at", [at.extensions_bytes for at in self._ats]))
+
+
+def _contradiction(offset: int) -> LogDamagedError:
+    return LogDamagedError(
+        f"columns of blocks from offset {offset} on do not fit each other, although their checksums are right: "
+        "run `godwit log verify`"
+    )
 
 
 def _stops(lengths: _Numbers) -> _Numbers:

@@ -18,7 +18,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from godwit.archive.columns import COLUMNS
+from godwit.archive.columns import ALL_COLUMNS, COLUMNS
 from godwit.broker.topics import check_filter, shown
 from godwit.errors import BadFilterError, UsageError
 from godwit.limits import KIB, MAX_CLIENT_NAME_BYTES, MAX_FILTERS, MAX_TOPIC_BYTES, MIB
@@ -122,10 +122,10 @@ def read_request(body: bytes) -> ReadRequest:
     request = _decoded(body or b"{}", ReadRequest, MAX_REQUEST_BYTES)
     _check_filters(request.filters)
     if not request.columns:
-        raise BadRequestError(f"columns is empty: leave it out for all, or choose from {', '.join(COLUMNS)}")
+        raise BadRequestError(f"columns is empty: leave it out, or choose from {', '.join(ALL_COLUMNS)}")
     for name in request.columns:
-        if name not in COLUMNS:
-            raise BadRequestError(f"there is no column {shown(name)}: choose from {', '.join(COLUMNS)}")
+        if name not in ALL_COLUMNS:
+            raise BadRequestError(f"there is no column {shown(name)}: choose from {', '.join(ALL_COLUMNS)}")
     if len(set(request.columns)) < len(request.columns):
         raise BadRequestError("columns names a column twice: name each once")
     if request.start is not None and request.end is not None and request.end < request.start:

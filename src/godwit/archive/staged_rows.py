@@ -10,7 +10,6 @@ Rows are untrusted: their arrays are validated before use. Types that store a va
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -30,14 +29,11 @@ from godwit.errors import BadTopicError
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MIB
 from godwit.server.archive_pipe import MAX_COMMIT_BATCHES, join_blocks
 from godwit.store.block import encode_blocks
-from godwit.wire.batch import HAS_DELTAS, LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.batch import LENGTH_BYTES, MAX_DELTA_US, QOS_SHIFT, RETAIN, Entry, join_rest
 from godwit.wire.filters import RESERVED
 
 BATCH_BYTES: Final = 64 * KIB
 """Limit of a batch, as publishers use it; a longer message makes a longer batch."""
-LENGTH_BYTES: Final = 4
-"""Size of a message in a batch in addition to its payload."""
-MAX_DELTA_US: Final = 2**32 - 1
 
 GATHERED_ROWS: Final = 65_536
 """Limit of rows that are converted at once."""
@@ -115,7 +111,7 @@ def _cut(topics: list[str], kinds: Integers, published: Integers, payloads: pa.A
     """Return the batches of rows that are sorted by kind (topic and flags)."""
     count = len(kinds)
     _, offsets, data = payloads.buffers()
-    stops = np.frombuffer(offsets, np.int32, count + 1, payloads.offset * LENGTH_BYTES).astype(np.int64)
+    stops = np.frombuffer(offsets, np.int32, count + 1, payloads.offset * np.int32().itemsize).astype(np.int64)
     lengths = np.diff(stops)
     longest = int(lengths.max())
     if longest > MAX_MESSAGE_BYTES:
@@ -131,21 +127,14 @@ def _cut(topics: list[str], kinds: Integers, published: Integers, payloads: pa.A
         body = bytes(bodies[stops[first] : stops[stop]])
         times = published[first:stop]
         base_us = int(times.min())
-        flags = kind & 0xFF
-        if stop - first == 1:
-            flags |= LONE
-            rest = body
-        else:
-            parts = [struct.pack(">I", stop - first), packed[first * LENGTH_BYTES : stop * LENGTH_BYTES]]
-            if int(times.max()) != base_us:
-                flags |= HAS_DELTAS
-                parts.append((times - base_us).astype(">u4").tobytes())
-            rest = b"".join((*parts, body))
+        deltas = (times - base_us).astype(">u4").tobytes() if int(times.max()) != base_us else None
+        lengths_of_batch = packed[first * LENGTH_BYTES : stop * LENGTH_BYTES]
+        shape, rest = join_rest(stop - first, lengths_of_batch, deltas, body)
         entries.append(
             Entry(
                 topic=topics[kind >> 8],
                 publisher=publisher,
-                flags=flags,
+                flags=kind & 0xFF | shape,
                 published_us=base_us,
                 received_us=0,
                 count=stop - first,

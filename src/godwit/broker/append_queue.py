@@ -24,10 +24,9 @@ from godwit.broker.catalogue import Catalogue, RetainedMessage, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtySet, DirtyState
 from godwit.broker.effects import Append, Committed, Effect, Failed
-from godwit.broker.entries import payload_bytes
 from godwit.broker.identities import Identities, PublisherKey
 from godwit.broker.ports import Peer, Receipt
-from godwit.wire.batch import RETAIN, Entry
+from godwit.wire.batch import RETAIN, Entry, payload_bytes
 from godwit.wire.changes import Change, IdentityRow, RetainedRow
 from godwit.wire.control_base import Code
 

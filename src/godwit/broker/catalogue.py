@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from godwit.broker.dirty_state import DirtyState
-from godwit.broker.entries import last_message
 from godwit.broker.quotas import Usage, over_quota, owner_of
 from godwit.broker.settings import Policy, Settings
 from godwit.broker.topics import TopicTree, check_topic
 from godwit.limits import MAX_TOPIC_NODES
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.batch import QOS_SHIFT, Entry, extension_of, last_message, make_entry
 from godwit.wire.changes import RetainedRow, TopicRow
 from godwit.wire.filters import RESERVED
 
@@ -88,6 +87,12 @@ class RetainedMessage(msgspec.Struct, frozen=True):
     """Its offset in the log; 0 for QoS 0, which is not in the log."""
     version: int
     """Grows with every retained message of the broker."""
+    extension: bytes | None = None
+
+    @property
+    def cost_bytes(self) -> int:
+        """The memory that counts against the quotas."""
+        return len(self.payload) + len(self.extension or b"") + RETAINED_COST_BYTES
 
     @classmethod
     def of(cls, entry: Entry, offset: int, version: int) -> RetainedMessage | None:
@@ -96,34 +101,59 @@ class RetainedMessage(msgspec.Struct, frozen=True):
         if not payload:
             return None
         qos = entry.flags >> QOS_SHIFT
-        return cls(payload, entry.publisher, published_us, entry.received_us, qos, offset if qos else 0, version)
+        return cls(
+            payload,
+            entry.publisher,
+            published_us,
+            entry.received_us,
+            qos,
+            offset if qos else 0,
+            version,
+            extension_of(entry),
+        )
 
     @classmethod
     def from_row(cls, row: RetainedRow, version: int) -> RetainedMessage:
-        return cls(row.payload, row.publisher, row.published_us, row.received_us, row.qos, row.offset, version)
+        return cls(
+            row.payload,
+            row.publisher,
+            row.published_us,
+            row.received_us,
+            row.qos,
+            row.offset,
+            version,
+            row.extension,
+        )
 
     def row(self, topic: str) -> RetainedRow:
         """Return the message as it is stored."""
         return RetainedRow(
-            topic, self.payload, self.publisher, self.published_us, self.received_us, self.qos, self.offset
+            topic,
+            self.payload,
+            self.publisher,
+            self.published_us,
+            self.received_us,
+            self.qos,
+            self.offset,
+            self.extension,
         )
 
     def entry(self, topic: str) -> Entry:
         """Return the message as a batch of its own."""
-        flags = LONE | RETAIN | self.qos << QOS_SHIFT
-        return Entry(
-            topic=topic,
-            publisher=self.publisher,
-            flags=flags,
+        return make_entry(
+            topic,
+            self.publisher,
+            [self.payload],
+            qos=self.qos,
+            retain=True,
+            now_us=self.received_us,
             published_us=self.published_us,
-            received_us=self.received_us,
-            count=1,
-            rest=self.payload,
+            extension=self.extension,
         )
 
 
 def _cost_bytes(message: RetainedMessage | None) -> int:
-    return 0 if message is None else len(message.payload) + RETAINED_COST_BYTES
+    return 0 if message is None else message.cost_bytes
 
 
 class TooManyTopicsError(Exception):
@@ -305,18 +335,20 @@ class Catalogue:
         Return False if there is no room: it was used up after the check when the message arrived.
         """
         message = RetainedMessage.of(entry, offset, self.retained_version + 1)
-        if message is not None and self.retain_problem(topic, message.publisher, len(message.payload)):
+        if message is not None and self.retain_problem(
+            topic, message.publisher, message.cost_bytes - RETAINED_COST_BYTES
+        ):
             return False
         self.retain(topic, message)
         return True
 
-    def retain_problem(self, topic: Topic, publisher: str, payload_bytes: int) -> str | None:
-        """Return why there is no room for a retained message of this client and length, or None if there is."""
+    def retain_problem(self, topic: Topic, publisher: str, size_bytes: int) -> str | None:
+        """Return why there is no room for a message of this client and size, with its extension; None if there is."""
         if topic.name.startswith(RESERVED):
             return None  # the broker's own figures are few
         settings = self.settings
         freed_bytes = _cost_bytes(topic.retained)
-        more_bytes = payload_bytes + RETAINED_COST_BYTES
+        more_bytes = size_bytes + RETAINED_COST_BYTES
         if self._retained_bytes - freed_bytes + more_bytes > settings.max_retained_bytes:
             return f"the retained messages here take all of their {settings.max_retained_bytes} bytes: clear some first"
         owner = owner_of(publisher, settings.access)

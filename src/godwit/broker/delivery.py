@@ -8,11 +8,10 @@ from typing import Final
 from godwit.broker.catalogue import Catalogue, PublisherNumbers, Topic
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Found, Losing, Read
-from godwit.broker.entries import without_first
 from godwit.broker.ports import READ_BYTES, Outbound, OutboundBatch, Peer
 from godwit.broker.subscription import BrokerSubscription, QuietSubscriptions, late_subscriptions, lose
 from godwit.broker.topics import FilterTrie
-from godwit.wire.batch import RETAIN, Entry
+from godwit.wire.batch import RETAIN, Entry, without_first
 from godwit.wire.filters import is_pattern, matches
 from godwit.wire.retention_floors import lost_below
 

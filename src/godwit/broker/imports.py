@@ -17,13 +17,13 @@ from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
 from godwit.broker.catalogue import Catalogue, PublisherNumbers, TooManyTopicsError, Topic
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Import, Imported
-from godwit.broker.entries import longest_message, payload_bytes
-from godwit.broker.publications import LATEST_US
+from godwit.broker.ports import RequestFailure
+from godwit.broker.publications import LATEST_US, check_extension
 from godwit.broker.session import check_name
 from godwit.broker.topics import check_topic, shown
 from godwit.errors import BadTopicError, UsageError
 from godwit.limits import MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_RECORD_BYTES
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, QOS_SHIFT, RETAIN, Entry
+from godwit.wire.batch import HEAD_FLAGS, QOS_SHIFT, RETAIN, Entry, longest_message, payload_bytes
 from godwit.wire.changes import QueryDeleted, QueryRow
 from godwit.wire.filters import RESERVED
 
@@ -170,12 +170,16 @@ class Imports:
                     f"a message for {shown(entry.topic)} is longer than the {most_bytes} bytes that this broker takes"
                 )
         try:
+            for entry in entries:
+                check_extension(entry)
             for publisher in {entry.publisher for entry in entries}:
                 check_name(publisher)
             for name in {entry.topic for entry in entries}:
                 topic = self._require_topic(name)
                 topic.publishers += 1
                 held.append(topic)
+        except RequestFailure as failure:
+            raise _ImportError(failure.text) from None
         except (UsageError, TooManyTopicsError) as error:
             raise _ImportError(str(error)) from None
 
@@ -206,7 +210,7 @@ def _received(entry: Entry, now_us: int) -> Entry:
     return Entry(
         topic=entry.topic,
         publisher=entry.publisher,
-        flags=entry.flags & ~(HAS_SEQUENCE | HAS_ROUTE),
+        flags=entry.flags & ~HEAD_FLAGS,
         published_us=entry.published_us,
         received_us=now_us,
         count=entry.count,

@@ -9,15 +9,26 @@ from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.effects import Effect, Notice
-from godwit.broker.entries import last_message, longest_message, make_entry, without_first
-from godwit.broker.entries import payload_bytes as payload_bytes_of
 from godwit.broker.identities import Identities
 from godwit.broker.ports import Publication, Receipt, RequestFailure
 from godwit.broker.session import Session
-from godwit.errors import BadTopicError
-from godwit.wire.batch import LONE, QOS_SHIFT, RETAIN, Entry
+from godwit.broker.topics import shown
+from godwit.errors import BadTopicError, DecodeError
+from godwit.wire.batch import (
+    HAS_EXTENSION,
+    QOS_SHIFT,
+    RETAIN,
+    Entry,
+    extension_of,
+    last_message,
+    longest_message,
+    make_entry,
+    payload_bytes,
+    without_first,
+)
 from godwit.wire.control import Will
 from godwit.wire.control_base import Code
+from godwit.wire.extension import decode_extension
 from godwit.wire.filters import RESERVED
 
 LATEST_US: Final = 2**62
@@ -30,6 +41,19 @@ MAX_UNRELIABLE_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of QoS 0 on its way into the log: its publishers are not slowed down, so it is dropped beyond this."""
 MAX_WILLS_WAITING_BYTES: Final = 8 * 1024 * 1024
 """Of wills on their way into the log: they wait while the disk fails, and are dropped beyond this."""
+_SCREENED: Final = RETAIN | HAS_EXTENSION
+
+
+def check_extension(entry: Entry) -> bytes:
+    """Return the extension of a batch, empty without one. Raises RequestFailure if it is malformed or too long."""
+    extension = extension_of(entry)
+    if extension is None:
+        return b""
+    try:
+        decode_extension(extension)
+    except DecodeError as error:
+        raise RequestFailure(Code.MALFORMED, f"a batch for {shown(entry.topic)} is not accepted: {error}") from None
+    return extension
 
 
 class Publications:
@@ -117,14 +141,14 @@ class Publications:
         `receipt` gets the outcome. None (with QoS 0 only): the messages may be dropped if the client exceeds its rate.
         `size_bytes`: as received, for the figures.
         """
-        count = payload_bytes = 0
+        count = all_bytes = 0
         max_bytes = self._catalogue.settings.max_message_bytes
         is_plain = publication.key is None
         for entry in entries:
             count += entry.count
             rest_bytes = len(entry.rest)
-            payload_bytes += rest_bytes - (4 * entry.count + 4 if entry.count > 1 else 0)
-            if entry.flags & RETAIN or rest_bytes > max_bytes:
+            all_bytes += rest_bytes if entry.count == 1 else payload_bytes(entry)
+            if entry.flags & _SCREENED or rest_bytes > max_bytes:
                 is_plain = False
         if not is_plain:
             try:
@@ -132,11 +156,14 @@ class Publications:
             except RequestFailure as failure:
                 if receipt is not None:
                     receipt.refused(failure.code, failure.text)
+                elif failure.code is Code.MALFORMED:
+                    self.close(publication)
+                    publication.ended(failure.code, failure.text)
                 return
         received = count
         if not is_plain:  # without repeats of QoS 2
             count = sum([entry.count for entry in entries])
-            payload_bytes = sum([payload_bytes_of(entry) for entry in entries])
+            all_bytes = sum([payload_bytes(entry) for entry in entries])
         bucket = publication.peer.bucket
         if bucket is not None and not bucket.take(received, now_us) and receipt is None:
             self.dropped += received
@@ -147,7 +174,7 @@ class Publications:
         self.messages_in += count
         self.bytes_in += size_bytes
         topic.messages += count
-        topic.payload_bytes += payload_bytes
+        topic.payload_bytes += all_bytes
         topic.last_us = now_us
         if publication.qos:
             self._fresh.append(Pending(receipt, topic, session.publisher_number, size_bytes, entries))
@@ -174,15 +201,14 @@ class Publications:
             if len(entry.rest) > max_bytes and longest_message(entry.flags, entry.count, entry.rest) > max_bytes:
                 text = f"a message is longer than the {max_bytes} bytes that this broker takes"
                 raise RequestFailure(Code.TOO_LARGE, text)
+            extension = check_extension(entry)
             if entry.flags & RETAIN and publication.qos:  # QoS 0 is delivered even if it is not retained
                 self._queue.is_retaining = True
                 payload, _ = last_message(entry)
-                problem = (
-                    self._catalogue.retain_problem(publication.topic, entry.publisher, len(payload))
-                    if payload
-                    else None
-                )
-                if problem is not None:
+                size_bytes = len(payload) + len(extension)
+                if payload and (
+                    problem := self._catalogue.retain_problem(publication.topic, entry.publisher, size_bytes)
+                ):
                     raise RequestFailure(Code.TOO_MANY, problem)
         key = publication.key
         if key is None:
@@ -247,13 +273,5 @@ class Publications:
 
     def publish_figure(self, topic: Topic, payload: bytes, publisher: int, publisher_name: str, now_us: int) -> None:
         """Publish one of the broker's own figures: QoS 0, retained."""
-        entry = Entry(
-            topic=topic.name,
-            publisher=publisher_name,
-            flags=LONE | RETAIN,
-            published_us=now_us,
-            received_us=now_us,
-            count=1,
-            rest=payload,
-        )
+        entry = make_entry(topic.name, publisher_name, [payload], qos=0, retain=True, now_us=now_us)
         self._queue.forward_live(topic, publisher, [entry])

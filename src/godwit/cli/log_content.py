@@ -37,7 +37,7 @@ from godwit.store.port import joined
 from godwit.store.reader import EpochRow, LogReader, TopicSelection
 from godwit.store.schema import refuse_lone_wal
 from godwit.store.sqlite import refuse_missing
-from godwit.wire.batch import decode_batch, encode_head
+from godwit.wire.batch import decode_entry
 from godwit.wire.epochs import same_below
 from godwit.wire.retention_floors import BROKER_WIDE
 
@@ -350,7 +350,7 @@ def scan_messages(reader: LogReader, start: int, stop: int, chosen: TopicSelecti
 
 def messages_of(offset: int, entry: Entry) -> list[Message]:
     """Return the messages of a batch whose first message has this offset."""
-    batch, _ = decode_batch(encode_head(entry.flags, entry.published_us, None, None) + entry.rest)
+    batch = decode_entry(entry)
     return [
         Message(
             entry.topic,

@@ -19,10 +19,9 @@ import msgspec
 from godwit.errors import DecodeError
 from godwit.limits import KIB
 from godwit.wire import cbor
+from godwit.wire.extension import ExtensionKey, decode_field
 
 CHUNK_BYTES: Final = 256 * KIB
-MAX_HEADER_BYTES: Final = 4 * KIB
-"""Limit for the extension of a chunk; a longer one is not decoded."""
 MAX_WIRE_NAME_BYTES: Final = 1024
 MAX_NAME_BYTES: Final = 200
 """Limit for the name of a received file: file systems allow 255, and a number may have to be inserted."""
@@ -52,7 +51,7 @@ class FileHeader(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Extension(msgspec.Struct, frozen=True):
-    file: FileHeader | None = None
+    file: FileHeader
 
 
 class ChunkRange(msgspec.Struct, frozen=True):
@@ -107,7 +106,7 @@ def plan(size_bytes: int, known_epoch: int, known_next: int) -> ChunkRange:
 
 
 def encode_header(header: FileHeader) -> bytes:
-    """Return the extension of a chunk's batch."""
+    """Return the extension of a chunk's batch, with the name that receivers of version 0.5 read in place of the key."""
     return cbor.encode(_Extension(header))
 
 
@@ -119,11 +118,7 @@ def decode_header(extension: bytes | None, topic: str, chunk_bytes: int) -> File
 
     Raises DecodeError for a header that is invalid or contradicts itself, the topic or the length of the chunk.
     """
-    if extension is None:
-        return None
-    if len(extension) > MAX_HEADER_BYTES:
-        raise DecodeError("file", f"an extension of {len(extension)} bytes, at most {MAX_HEADER_BYTES}")
-    header = cbor.decode(extension, _Extension).file
+    header = decode_field(extension, ExtensionKey.FILE, FileHeader)
     if header is None:
         return None
     if header.id != file_id(header.sha256, header.name, topic):

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, TypeAlias
 from weakref import WeakValueDictionary
 
-from godwit.client.batches import HEAD_BYTES, LENGTH_BYTES, Payload, pack_batch, to_bytes
+from godwit.client.batches import Payload, to_bytes
 from godwit.client.events import BufferAvailable, ClientEvent, Confirmed, Refused
 from godwit.errors import (
     BufferFullError,
@@ -30,12 +30,12 @@ from godwit.errors import (
 )
 from godwit.limits import KIB, MAX_BATCH_MESSAGES, MAX_MESSAGE_BYTES, MAX_UNRELIABLE_BYTES, RECORD_COST_BYTES
 from godwit.transport.connection import Connection
+from godwit.wire.batch import LENGTH_BYTES, MAX_DELTA_US, MAX_PUBLISHED_HEAD_BYTES, SEQUENCE_BYTES, pack_batch
 from godwit.wire.control import PublishOpen, encode_control
 from godwit.wire.control_base import Code, Qos
 
 TOGETHER_US: Final = 1000
 """Messages of a batch that were published within this time share its time."""
-MAX_DELTA_US: Final = 2**32 - 1
 LARGEST_BATCH_BYTES: Final = LENGTH_BYTES * MAX_BATCH_MESSAGES
 """Limit for any length of train: a batch of empty messages is full before it has too many of them."""
 OFFLINE_BATCH_BYTES: Final = 24 * KIB
@@ -205,7 +205,7 @@ class Publisher:
         """Messages published from `_since_us` to `_until_us` share the batch's time."""
         self._deltas_us: list[int] | None = None
         self._retain = False
-        self._head_bytes = HEAD_BYTES - 8 if qos == 1 else HEAD_BYTES
+        self._head_bytes = MAX_PUBLISHED_HEAD_BYTES - (SEQUENCE_BYTES if qos == 1 else 0)
         """With a sequence at QoS 2, which identifies repeats, and at QoS 0, where it identifies late batches."""
         # Packed batches, in the order of their sequences: those in `_sent` precede those in `_waiting`.
         self._waiting: deque[PackedBatch] = deque()
@@ -274,16 +274,15 @@ class Publisher:
         if self._payloads:
             self.cut()
         state = self._state
-        record_bytes = HEAD_BYTES + LENGTH_BYTES + len(extension) + len(payload) + RECORD_COST_BYTES
+        record_bytes = MAX_PUBLISHED_HEAD_BYTES + LENGTH_BYTES + len(extension) + len(payload) + RECORD_COST_BYTES
         state.reserve(self, record_bytes, record_bytes)
         state.active.pop(self, None)
         state.active[self] = None
         sequence = self._before + 1
         body = pack_batch(
             [payload],
-            self.qos,
             published_us,
-            retain=False,
+            qos=self.qos,
             sequence=sequence if self.qos != 1 else None,
             extension=extension,
         )
@@ -428,8 +427,8 @@ class Publisher:
         first = self._before + 1
         body = pack_batch(
             payloads,
-            self.qos,
             self._since_us,
+            qos=self.qos,
             retain=self._retain,
             sequence=first if self.qos != 1 else None,
             deltas_us=self._deltas_us,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -17,17 +16,13 @@ from godwit.limits import MAX_RECORD_BATCHES
 from godwit.native.effects import ConfirmRecord, ReturnCredit
 from godwit.native.peer import NativePeer
 from godwit.transport.events import Received
-from godwit.wire.batch import HAS_ROUTE, HAS_SEQUENCE, LONE, QOS_SHIFT, Entry, decode_head
+from godwit.wire.batch import HAS_ROUTE, HEAD, HEAD_FLAGS, LONE_QOS_1, QOS_SHIFT, Entry, decode_head
 from godwit.wire.control import Opened, PublishOpen, PublishRefused
 from godwit.wire.control_base import Code
 
 if TYPE_CHECKING:
     from godwit.broker.broker import Broker
 
-_U64: Final = struct.Struct(">Q")
-_ONE_OF_QOS_1: Final = LONE | 1 << QOS_SHIFT
-_HEAD_BYTES: Final = 9
-_NOT_IN_LOG: Final = HAS_SEQUENCE | HAS_ROUTE
 BAD_TIME: Final = "published at a time that no clock shows"
 
 
@@ -118,18 +113,18 @@ class PublishChannel(Publication):
         else:
             if self.qos and not event.reliable:
                 raise DecodeError("batch", f"an unreliable record on a channel that was opened for QoS {self.qos}")
-            if body[0] == _ONE_OF_QOS_1 and self.qos == 1 and body_bytes >= _HEAD_BYTES:
+            if body[0] == LONE_QOS_1 and self.qos == 1 and body_bytes >= HEAD.size:
                 # The usual record of a small sender, a single message, is decoded without a detour.
-                (published_us,) = _U64.unpack_from(body, 1)
+                flags, published_us = HEAD.unpack_from(body)
                 if published_us > LATEST_US:
                     raise DecodeError("batch", BAD_TIME)
                 topic, publisher = self.topic.name, self.session.name
-                rest = body[_HEAD_BYTES:]
+                rest = body[HEAD.size :]
                 entries = [
                     Entry(
                         topic=topic,
                         publisher=publisher,
-                        flags=_ONE_OF_QOS_1,
+                        flags=flags,
                         published_us=published_us,
                         received_us=now_us,
                         count=1,
@@ -173,12 +168,11 @@ class PublishChannel(Publication):
                 if sequence < self.next_sequence:
                     continue
                 self.next_sequence = sequence + head.count
-            flags &= ~_NOT_IN_LOG
             entries.append(
                 Entry(
                     topic=topic,
                     publisher=publisher,
-                    flags=flags,
+                    flags=flags & ~HEAD_FLAGS,
                     published_us=head.published_us,
                     received_us=now_us,
                     sequence=sequence,

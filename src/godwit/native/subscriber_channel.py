@@ -6,7 +6,6 @@ not logged.
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final
@@ -22,7 +21,7 @@ from godwit.limits import (
 )
 from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
-from godwit.wire.batch import HAS_EXTENSION, HAS_ROUTE, LONE
+from godwit.wire.batch import route_entry
 from godwit.wire.control import ControlMessage, DeliveryOpen, Gap, Kicked, Labels, encode_control, encode_in_band
 
 if TYPE_CHECKING:
@@ -38,30 +37,12 @@ LABEL_COST_BYTES: Final = 16
 NATIVE: Final = "native"
 """The key of the encoded form of a batch, see OutboundBatch.encodings."""
 
-_HEAD: Final = struct.Struct(">BQIIQQ")
-_LONE_HEAD: Final = struct.Struct(">BQIIQQII")
-_U32: Final = struct.Struct(">I")
 _record: Final = itemgetter(0)
 
 
 def encode_routed(batch: OutboundBatch, offset: int) -> tuple[bytes, bytes, int]:
-    """Return a batch for subscribers in two parts, a head with the route and the rest as it came, and their length.
-
-    A lone batch gets its length written out, because another one may follow it in the record.
-    """
-    entry = batch.entry
-    rest = entry.rest
-    flags = batch.flags | HAS_ROUTE
-    labels = batch.topic.number, batch.publisher_number, offset, entry.received_us
-    if not flags & LONE:
-        head = _HEAD.pack(flags, entry.published_us, *labels)
-    elif flags & HAS_EXTENSION:
-        stop = _U32.size + _U32.unpack_from(rest)[0]
-        head = _HEAD.pack(flags & ~LONE, entry.published_us, *labels)
-        head += rest[:stop] + struct.pack(">II", 1, len(rest) - stop)
-        rest = rest[stop:]
-    else:
-        head = _LONE_HEAD.pack(flags & ~LONE, entry.published_us, *labels, 1, len(rest))
+    """Return a batch for subscribers in two parts, see route_entry, and their length."""
+    head, rest = route_entry(batch.entry, batch.flags, batch.topic.number, batch.publisher_number, offset)
     return head, rest, len(head) + len(rest)
 
 

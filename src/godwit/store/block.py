@@ -36,14 +36,14 @@ from __future__ import annotations
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Final
 
 import msgspec
 from crc32c import crc32c
 
 from godwit.limits import MIB
-from godwit.wire.batch import HAS_DELTAS, HAS_EXTENSION, HAS_ROUTE, HAS_SEQUENCE, LONE, Entry
+from godwit.wire.batch import HAS_SEQUENCE, HEAD_FLAGS, Entry, StoredColumns, join_rests, split_entries
 
 BLOCK_BYTES: Final = 1 * MIB
 """A commit is split into blocks of at most this size. A longer batch makes a longer block."""
@@ -52,8 +52,6 @@ MAGIC: Final = b"GWB1"
 SECRET_BYTES: Final = 8
 NO_SECRET: Final = bytes(SECRET_BYTES)
 """In blocks outside a log, as in staged files."""
-MAX_PIECES: Final = 256
-"""Bodies are joined first if there are more, because each piece costs a call when the block is assembled."""
 
 _HEAD: Final = struct.Struct(">4s8sQQIIIIIIQI")
 HEAD_BYTES: Final = _HEAD.size
@@ -61,10 +59,7 @@ _INDEX_HEAD: Final = struct.Struct(">II")
 _INDEX_ENTRY_BYTES: Final = 8 + 4 + 4
 _ROW_NUMBERS: Final = struct.Struct(">QQQQ")
 _CHECKSUM: Final = struct.Struct("<I")
-_U32: Final = struct.Struct(">I")
 _HAS_DELTA_COLUMN: Final = 1
-_LAYOUT_FLAGS: Final = LONE | HAS_DELTAS | HAS_EXTENSION
-"""The flags that determine how the body of a batch is laid out."""
 _BATCH_BYTES: Final = 4 * 8 + 6 * 4 + 1 + 4 + (8 + 2 * 4) + 4
 """Size of a batch without its body and names: its columns, one length, and those of a topic and a publisher."""
 
@@ -191,9 +186,9 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry], secret: bytes) -> 
     sequences = [entry.sequence for entry in entries]
     flags = bytes([entry.flags for entry in entries])
     distinct_flags = set(flags)
-    if any(flag & (HAS_SEQUENCE | HAS_ROUTE) for flag in distinct_flags):
+    if any(flag & HEAD_FLAGS for flag in distinct_flags):
         raise ValueError("the flags of an entry must not include those for a sequence or a route")
-    columns = split_bodies(entries, distinct_flags)
+    columns = split_entries(entries, distinct_flags)
     if sequences.count(None) != len(sequences):
         has = [0 if sequence is None else HAS_SEQUENCE for sequence in sequences]
         flags = bytes([flag | more for flag, more in zip(flags, has, strict=True)])
@@ -205,7 +200,7 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry], secret: bytes) -> 
     publishers = _numbered(publisher_names)
     topic_lengths, topics_utf8 = _utf8(topics)
     publisher_lengths, publishers_utf8 = _utf8(publishers)
-    topic_messages, topic_bytes = _topic_totals(len(topics), batch_topics, counts, columns.batch_bytes)
+    topic_messages, topic_bytes = _topic_totals(len(topics), batch_topics, counts, columns.body_bytes)
 
     head = _HEAD.pack(
         MAGIC,
@@ -231,7 +226,7 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry], secret: bytes) -> 
         pack_u32(counts),
         pack_u32(batch_topics),
         pack_u32([publishers[name] for name in publisher_names]),
-        pack_u32(columns.batch_bytes),
+        pack_u32(columns.body_bytes),
         pack_u32(columns.extension_bytes),
         pack_u32(topic_lengths),
         pack_u32(publisher_lengths),
@@ -348,7 +343,21 @@ def decode_block(body: bytes) -> list[tuple[int, Entry]]:
     sums = (sum(counts), sum(batch_bytes), sum(extension_bytes))
     if not batches or sums != (at.messages, at.bodies_bytes, at.extensions_bytes):
         raise DamagedBlockError("its batches do not fill its sections")
-    bodies = join_bodies(body, at, flags, counts, batch_bytes, extension_bytes)
+    stored = StoredColumns(
+        data=body,
+        length_at=at.length_at,
+        delta_at=at.delta_at if at.has_deltas else None,
+        extensions_at=at.extensions_at,
+        bodies_at=at.bodies_at,
+        flags=flags,
+        counts=counts,
+        body_bytes=batch_bytes,
+        extension_bytes=extension_bytes,
+    )
+    try:
+        rests = join_rests(stored)
+    except ValueError as error:
+        raise DamagedBlockError(str(error)) from None
     sequences: Sequence[int | None] = read_u64(body, at.sequence_at, batches)
     sequences = [number if flag & HAS_SEQUENCE else None for number, flag in zip(sequences, flags, strict=True)]
     columns = zip(
@@ -360,7 +369,7 @@ def decode_block(body: bytes) -> list[tuple[int, Entry]]:
         sequences,
         read_u64(body, at.epoch_at, batches),
         counts,
-        bodies,
+        rests,
         strict=True,
     )
     try:
@@ -384,142 +393,6 @@ def decode_block(body: bytes) -> list[tuple[int, Entry]]:
     if offsets[0] != at.first_offset or offsets[-1] + counts[-1] != at.end_offset:
         raise DamagedBlockError("its batches do not have the offsets in its header")
     return list(zip(offsets, entries, strict=True))
-
-
-# -- batch bodies -----------------------------------------------------------------------------------------------------
-# `Entry.rest` of a batch is split into columns: lengths and time deltas of all messages, extensions, bodies. A batch
-# takes four slices, whatever it contains, and a lone message takes none. Nothing here loops over messages.
-
-
-class BodyColumns(msgspec.Struct, frozen=True):
-    """The bodies of batches, split into columns."""
-
-    lengths: bytes
-    """One per message."""
-    deltas: bytes | None
-    """One per message, zero in batches without deltas; None if no batch has any."""
-    batch_bytes: Sequence[int]
-    """Payload bytes of each batch."""
-    extension_bytes: Sequence[int]
-    """Extension bytes of each batch, zero for one without."""
-    extensions: bytes
-    bodies: Sequence[bytes | memoryview]
-    """At most MAX_PIECES pieces."""
-    bodies_bytes: int
-
-
-def split_bodies(entries: Sequence[Entry], distinct_flags: set[int]) -> BodyColumns:
-    """Split the bodies of entries into columns.
-
-    Args:
-        entries: Batches.
-        distinct_flags: The flags that occur among them.
-
-    Raises:
-        ValueError: A body does not match its flags and count.
-    """
-    if all(flags & _LAYOUT_FLAGS == LONE for flags in distinct_flags):
-        return _split_lone(entries)
-    return _split(entries, any(flags & HAS_DELTAS for flags in distinct_flags))
-
-
-def _split_lone(entries: Sequence[Entry]) -> BodyColumns:
-    """Split lone messages, as many small publishers send them: each body is a payload."""
-    for entry in entries:
-        if entry.count != 1:
-            raise _malformed(entry)
-    bodies = [entry.rest for entry in entries]
-    lengths = list(map(len, bodies))
-    return BodyColumns(pack_u32(lengths), None, lengths, [0] * len(lengths), b"", [b"".join(bodies)], sum(lengths))
-
-
-def _split(entries: Sequence[Entry], has_deltas: bool) -> BodyColumns:
-    lengths: list[bytes] = []
-    deltas: list[bytes] = []
-    batch_bytes: list[int] = []
-    extension_bytes: list[int] = []
-    extensions: list[bytes] = []
-    bodies: list[bytes | memoryview] = []
-    for entry in entries:
-        rest, flags, count = entry.rest, entry.flags, entry.count
-        at = 0
-        if flags & HAS_EXTENSION:
-            at = _U32.size + int.from_bytes(rest[: _U32.size], "big")
-            extensions.append(rest[_U32.size : at])
-        extension_bytes.append(max(at - _U32.size, 0))
-        if flags & LONE:
-            column = _U32.pack(max(len(rest) - at, 0))
-            is_valid = count == 1 and not flags & HAS_DELTAS
-        else:
-            is_valid = rest[at : at + _U32.size] == _U32.pack(count)
-            at += _U32.size
-            column = rest[at : at + _U32.size * count]
-            at += _U32.size * count
-        if flags & HAS_DELTAS:
-            deltas.append(rest[at : at + _U32.size * count])
-            at += _U32.size * count
-        elif has_deltas:
-            deltas.append(bytes(_U32.size * count))
-        if not is_valid or at > len(rest) or _sum_u32(column, count) != len(rest) - at:
-            raise _malformed(entry)
-        lengths.append(column)
-        batch_bytes.append(len(rest) - at)
-        bodies.append(memoryview(rest)[at:] if at else rest)
-    return BodyColumns(
-        b"".join(lengths),
-        b"".join(deltas) if has_deltas else None,
-        batch_bytes,
-        extension_bytes,
-        b"".join(extensions),
-        bodies if len(bodies) <= MAX_PIECES else [b"".join(bodies)],
-        sum(batch_bytes),
-    )
-
-
-def _malformed(entry: Entry) -> ValueError:
-    return ValueError(f"the body of a batch on {entry.topic!r} does not match its flags and its count")
-
-
-def _sum_u32(column: bytes, count: int) -> int:
-    """Return the sum of a column of lengths, which are often all equal."""
-    first = column[: _U32.size]
-    if column == first * count:
-        return count * int.from_bytes(first, "big")
-    return sum(struct.unpack(f">{count}I", column))
-
-
-def join_bodies(
-    data: bytes,
-    at: BlockLayout,
-    flags: bytes,
-    counts: Sequence[int],
-    batch_bytes: Sequence[int],
-    extension_bytes: Sequence[int],
-) -> list[bytes]:
-    """Return the bodies of the batches of a block. The sums of the columns must be those in the header."""
-    stops = accumulate(batch_bytes, initial=at.bodies_at)
-    if all(flag & _LAYOUT_FLAGS == LONE for flag in set(flags)):
-        return [data[start:stop] for start, stop in pairwise(stops)]
-    bodies = []
-    extension_at = at.extensions_at
-    column_at = 0
-    for flag, count, own_extension_bytes, (start, stop) in zip(
-        flags, counts, extension_bytes, pairwise(stops), strict=True
-    ):
-        pieces = []
-        if flag & HAS_EXTENSION:
-            pieces += [_U32.pack(own_extension_bytes), data[extension_at : extension_at + own_extension_bytes]]
-            extension_at += own_extension_bytes
-        column_end = column_at + _U32.size * count
-        if not flag & LONE:
-            pieces += [_U32.pack(count), data[at.length_at + column_at : at.length_at + column_end]]
-        if flag & HAS_DELTAS:
-            if not at.has_deltas:
-                raise DamagedBlockError("the deltas of a batch are missing")
-            pieces.append(data[at.delta_at + column_at : at.delta_at + column_end])
-        column_at = column_end
-        bodies.append(b"".join((*pieces, memoryview(data)[start:stop])) if pieces else data[start:stop])
-    return bodies
 
 
 # -- the topic index --------------------------------------------------------------------------------------------------

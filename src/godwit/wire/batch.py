@@ -46,7 +46,9 @@ ROUTED: Final = struct.Struct(">BQIIQQII")
 """Head, route, count and the first length of a routed batch without extension and sequence."""
 LENGTH_BYTES: Final = 4
 """The overhead of a message in a batch; twice that if the batch has deltas."""
-MAX_PUBLISHED_HEAD_BYTES: Final = HEAD.size + 8 + 4
+SEQUENCE_BYTES: Final = 8
+MAX_DELTA_US: Final = 2**32 - 1
+MAX_PUBLISHED_HEAD_BYTES: Final = HEAD.size + SEQUENCE_BYTES + LENGTH_BYTES
 """The longest head of a publisher's batch, with its sequence, and the count after it."""
 MAX_CACHED_FORMAT: Final = 4096
 """Formats for batches of more messages are not cached, because they are long."""
@@ -161,8 +163,35 @@ def pack_batch(
 def pack_rest(payloads: Sequence[bytes], *, extension: bytes | None = None) -> tuple[int, bytes]:
     """Return the shape flags and the rest of an Entry with these messages."""
     count = len(payloads)
+    if count == 1 and extension is None:
+        return LONE, payloads[0]
     lengths = struct.pack(f">{count}I", *map(len, payloads))
     return join_rest(count, lengths, None, b"".join(payloads), extension=extension)
+
+
+def make_entry(
+    topic: str,
+    publisher: str,
+    payloads: Sequence[bytes],
+    *,
+    qos: int,
+    now_us: int,
+    retain: bool = False,
+    published_us: int | None = None,
+    extension: bytes | None = None,
+) -> Entry:
+    """Return an entry with these messages, at least one. `published_us`: by the publisher's clock, by default
+    `now_us`."""
+    shape, rest = pack_rest(payloads, extension=extension)
+    return Entry(
+        topic=topic,
+        publisher=publisher,
+        flags=shape | qos << QOS_SHIFT | (RETAIN if retain else 0),
+        published_us=now_us if published_us is None else published_us,
+        received_us=now_us,
+        count=len(payloads),
+        rest=rest,
+    )
 
 
 def join_rest(

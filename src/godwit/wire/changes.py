@@ -44,6 +44,7 @@ class RetainedRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
     received_us: int = 0
     qos: int = 0
     offset: int = 0
+    extension: bytes | None = None
 
 
 class SessionRow(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -2,9 +2,8 @@
 
 An extension is a CBOR map (RFC 8949) from key numbers to values. Each known key has one type; the values of unknown
 keys are plain CBOR and are carried unchanged, so that a newer publisher and a newer subscriber can use a key that the
-broker
-between them does not know. An extension without bytes is an empty map. Version 0.5 wrote the text "file" for key 1,
-which is still read.
+broker between them does not know. An extension without bytes is an empty map. Version 0.5 wrote the text "file" for
+key 1, which is still read.
 
 A broker refuses a batch whose extension is not valid (see decode_extension), so that every subscriber can rely on it.
 """

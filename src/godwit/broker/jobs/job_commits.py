@@ -9,7 +9,6 @@ Turns are numbered. A reply that depends on a turn is sent when `stored_turn` ha
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -23,10 +22,9 @@ from godwit.broker.catalogue import BROKER_NAME, JOBS, Catalogue, PublisherNumbe
 from godwit.broker.dirty_state import DirtyState
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobEvent, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
-from godwit.wire.batch import LONE, QOS_SHIFT, Entry
+from godwit.wire.batch import make_entry
 
 MESSAGES_PER_BATCH: Final = 1024
-_QOS: Final = 1 << QOS_SHIFT
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -44,7 +42,7 @@ class JobEventPublisher:
             topic = self._catalogue.adopt(JOBS + kind)
             payloads = [*map(_encode, of_kind)]
             entries = [
-                _batch_entry(topic.name, payloads[at : at + MESSAGES_PER_BATCH], now_us)
+                make_entry(topic.name, BROKER_NAME, payloads[at : at + MESSAGES_PER_BATCH], qos=1, now_us=now_us)
                 for at in range(0, len(payloads), MESSAGES_PER_BATCH)
             ]
             topic.messages += len(payloads)
@@ -52,24 +50,6 @@ class JobEventPublisher:
             topic.last_us = now_us
             # After a failed append, JobCommits publishes them again, except for events of discarded jobs.
             self._commits.fresh.append(Pending(None, topic, self._number, 0, entries, OnFailure.DROPPED))
-
-
-def _batch_entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:
-    count = len(payloads)
-    if count == 1:
-        return Entry(
-            topic=topic,
-            publisher=BROKER_NAME,
-            flags=_QOS | LONE,
-            published_us=now_us,
-            received_us=now_us,
-            count=1,
-            rest=payloads[0],
-        )
-    rest = struct.pack(f">{count + 1}I", count, *map(len, payloads)) + b"".join(payloads)
-    return Entry(
-        topic=topic, publisher=BROKER_NAME, flags=_QOS, published_us=now_us, received_us=now_us, count=count, rest=rest
-    )
 
 
 class JobListener(Protocol):

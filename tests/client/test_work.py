@@ -78,7 +78,7 @@ class Bench:
         self.channel.attach(self.connection.real, MIB)
 
     def _on_full(self) -> None:
-        assert not self.channel.has_begun, "the next group is about to fill"
+        assert self.channel.is_filling, "the next group is about to fill"
         self.calls.append("full")
 
     def submit(self, number: int, payload: bytes = b"payload", kind: str = "kind") -> None:
@@ -112,7 +112,8 @@ def test_parts_of_one_turn_are_one_record() -> None:
     assert bench.connection.sent == []
     assert bench.calls == ["begun", "begun"]
     bench.channel.cut()
-    assert not bench.channel.has_begun
+    assert not bench.channel.jobs_bytes
+    assert not bench.channel.report_bytes
     assert isinstance(decode_control(bench.connection.sent[0].body), Work)
     (submit, payloads), (report, results) = bench.groups
     assert isinstance(submit, SubmitGroup)
@@ -287,7 +288,8 @@ def test_nothing_of_a_connection_outlives_it() -> None:
     bench.channel.detach()
     bench.submit(4)
     bench.report(5)
-    assert not bench.channel.has_begun
+    assert not bench.channel.jobs_bytes
+    assert not bench.channel.report_bytes
     bench.connection = StubConnection()
     bench.channel.attach(bench.connection.real, MIB)
     bench.channel.cut()

@@ -80,15 +80,16 @@ class ClientProtocol:
         """The client's name; assigned by the broker if the configuration has none."""
         self.instance = entropy(INSTANCE_BYTES)
         """Identifies this run of the client."""
-        self._events: list[ClientEvent] = []
+        self.pending_events: list[ClientEvent] = []
+        """What the next call of `events` returns; always the same list."""
         self._requests = RequestQueue()
-        self._publishers = Publishers(config.send_buffer_bytes, self._events, self.instance.hex())
+        self._publishers = Publishers(config.send_buffer_bytes, self.pending_events, self.instance.hex())
         self._sending = self._publishers.state
         self._work = ClientWork(
-            config.send_buffer_bytes, self._requests, self._events, self.instance, self._note_violation
+            config.send_buffer_bytes, self._requests, self.pending_events, self.instance, self._note_violation
         )
         self._subscriptions = Subscriptions(
-            self._requests, self._events, self._note_violation, self._work.handle_opened
+            self._requests, self.pending_events, self._note_violation, self._work.handle_opened
         )
         self._endpoint = Endpoint(config.endpoint, entropy=entropy)
         self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
@@ -341,9 +342,10 @@ class ClientProtocol:
     def handle_timers(self, now: float) -> None:
         """Handle all timers that are due."""
         self._endpoint.handle_timers(now)
-        self._dialer.handle_timers(now)
-        if self.state == "offline" and self._dialer.is_dialing:
-            self.state = "connecting"
+        if self._dialer.due_at is not None and now >= self._dialer.due_at:
+            self._dialer.handle_timers(now)
+            if self.state == "offline" and self._dialer.is_dialing:
+                self.state = "connecting"
         if self._login_by is not None and now >= self._login_by:
             self._drop_connection(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
         self._process_events(now)
@@ -352,8 +354,8 @@ class ClientProtocol:
 
     def events(self) -> list[ClientEvent]:
         """Return the events since the last call."""
-        events = self._events[:]
-        self._events.clear()
+        events = self.pending_events[:]
+        self.pending_events.clear()
         self._subscriptions.announced.clear()
         return events
 
@@ -380,7 +382,7 @@ class ClientProtocol:
             work.poll(connection, now)
         if sending.open_batches and not sending.is_filling and not connection.has_unsent:
             self._publishers.cut_open_batches()
-        return self._endpoint.next_train(now)
+        return self._endpoint.next_train(now) if connection.is_awake else None
 
     def next_timer(self) -> float | None:
         """Return when to call handle_timers, if nothing else happens before."""
@@ -427,10 +429,9 @@ class ClientProtocol:
                 self._violation = None
                 if connection is self._connection:
                     self._drop_connection(now, Code.PROTOCOL, reason)
-            events = self._endpoint.events()
-            if not events:
+            if not self._endpoint.pending_events:
                 break
-            for event in events:
+            for event in self._endpoint.events():
                 try:
                     self._handle_event(event, now)
                 except DecodeError as error:
@@ -485,7 +486,7 @@ class ClientProtocol:
             self._backoff.reset()
         self._detach()
         self.state = "offline"
-        self._events.append(Offline(code, reason, self._dialer.retry(now)))
+        self.pending_events.append(Offline(code, reason, self._dialer.retry(now)))
 
     def _detach(self) -> None:
         self._connection = self._login = self._login_by = self._online_since = None
@@ -503,7 +504,7 @@ class ClientProtocol:
         self._subscriptions.close()
         if connection is not None:
             connection.close(now, Code.NORMAL)
-        self._events.append(Ended(code, reason))
+        self.pending_events.append(Ended(code, reason))
 
     def _drop_connection(self, now: float, code: int, reason: str) -> None:
         if self._connection is not None:
@@ -546,7 +547,7 @@ class ClientProtocol:
         self._was_online = True
         self.state = "online"
         self.name = message.name
-        self._events.append(Online(message.resumed, message.name))
+        self.pending_events.append(Online(message.resumed, message.name))
         self._requests.attach(connection)
         self._work.attach(connection, message.log, message.max_message_bytes, now)
         self._subscriptions.attach(connection, message.log, message.epochs)
@@ -575,7 +576,7 @@ class ClientProtocol:
             return
         if self._requests.handle_answer(request):
             has_ended = self._subscriptions.handle_answer(request) and is_error
-            self._events.append(Reply(request, Done(request=request) if has_ended else message))
+            self.pending_events.append(Reply(request, Done(request=request) if has_ended else message))
 
 
 def make_login(config: ClientConfig, request: int, instance: bytes, binding: bytes, *, is_first: bool) -> Login:

@@ -22,7 +22,6 @@ from godwit.wire.epochs import MAX_EPOCHS_TOLD
 WATCHES_PER_REQUEST: Final = 64
 """This number of jobs that a client begins to watch costs as much as a request."""
 ListRequest = control.Topics | control.Clients | jobs.ListJobs | jobs.ShowJob
-JOB_MESSAGES: Final = frozenset((jobs.Volunteer, jobs.WatchJobs, jobs.UnwatchJobs, jobs.CancelJob))
 
 
 class SubscribeResponder(msgspec.Struct):
@@ -136,8 +135,6 @@ class ControlRouter:
         if session is None:
             raise RequestFailure(Code.NOT_LOGGED_IN, "log in first")
         kind = type(message)
-        if kind in JOB_MESSAGES:
-            self._queue.has_job_news = True
         action = self._actions.get(kind)
         if action is not None:
             request: int = message.request  # type: ignore[union-attr,assignment]  # all of these are requests

@@ -78,12 +78,14 @@ class NativeProtocol:
         """Take the events of all endpoints."""
         handlers = self._event_handlers
         for endpoint in self.endpoints:
-            for event in endpoint.events():
-                handlers[type(event)](event, now_us)
+            if endpoint.pending_events:
+                for event in endpoint.events():
+                    handlers[type(event)](event, now_us)
 
     def handle(self, event: Event, now_us: int) -> None:
         """Take one event."""
-        self._event_handlers[type(event)](event, self._broker.advance(now_us))
+        self._broker.now_us = now_us = max(now_us, self._broker.now_us)
+        self._event_handlers[type(event)](event, now_us)
 
     def close(self, now: float) -> None:
         """Notify all clients that the broker is being stopped; clients that connect from now on are refused."""
@@ -131,7 +133,6 @@ class NativeProtocol:
             elif number == 0:
                 self._router.handle(peer, event.body, now_us)
             elif peer.party is not None and peer.party.channel == number:
-                self._broker.append_queue.has_job_news = True
                 self._jobs.handle_record(peer.party, event, now_us)
             elif event.reliable:
                 self._on_first_record(peer, event, now_us)
@@ -175,7 +176,6 @@ class NativeProtocol:
             return
         party = peer.party
         if party is not None and party.work_channel.channel == event.channel:
-            self._broker.append_queue.has_job_news = True
             self._jobs.handle_confirm(party, event.sequence)
 
     def _on_path_changed(self, event: PathChanged, now_us: int) -> None:

@@ -86,6 +86,6 @@ def test_what_is_fed_to_one_listener_wakes_the_others() -> None:
 def test_the_roster_hears_what_the_broker_hears() -> None:
     books, server, _ = serve(1)
     connection: Any = type("Somebody", (), {"peer_address": ("a", 1)})()
-    server.listeners[0].endpoint._events.append(Connected(connection, b""))
+    server.listeners[0].endpoint.pending_events.append(Connected(connection, b""))
     server.run_turn()
     assert [seat.connection for seat in books.roster.seats] == [connection]

@@ -171,7 +171,7 @@ class JobService:
     def finish_turn(self, now_us: int) -> None:
         """Lease tasks, and add the changes of the turn to its append."""
         activity, commits = self.activity, self._commits
-        if not activity.is_active or not (activity.is_dirty or commits.is_retry_due(now_us)):
+        if not activity.is_dirty and (commits.retry is None or not commits.is_retry_due(now_us)):
             return
         activity.is_dirty = False
         scheduler = self._scheduler
@@ -187,8 +187,6 @@ class JobService:
     def send_output(self, now_us: int) -> None:
         """Send clients the replies, leases and updates whose changes are stored."""
         activity, commits, notifier = self.activity, self._commits, self._notifier
-        if not activity.is_active:
-            return
         if activity.has_commit_result:
             activity.has_commit_result = False
             self._receiver.confirm_stored()

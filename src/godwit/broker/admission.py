@@ -352,8 +352,7 @@ class Admission:
             self._publications.close(publication)
         for subscription in list(peer.subscriptions):
             self._delivery.detach(subscription)
-        if peer.party is not None:
-            self._jobs.handle_disconnect(peer.party.link, now_us)
+        self._jobs.handle_disconnect(peer, now_us)
         session.peer = None
 
     def _keep_for_later(self, session: Session, now_us: int) -> None:

@@ -214,7 +214,7 @@ class Broker:
                 problem = self.administration.apply_rules(peer, peer.session, settings.access, former)
                 if problem is not None:
                     self.close(peer, Code.NOT_ALLOWED, problem)
-        self.jobs.handle_settings([peer.party.link for peer in self._peers if peer.party is not None], self.now_us)
+        self.jobs.handle_settings(self.now_us)
 
     def _on_tick(self, event: Tick, now_us: int) -> None:
         for peer in list(self._not_logged_in):

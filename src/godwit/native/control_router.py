@@ -12,6 +12,7 @@ from godwit.broker.broker import Broker
 from godwit.broker.ports import RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
+from godwit.native.job_requests import JobRequests
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
 from godwit.native.subscriber_channel import NativeOutbound
 from godwit.wire import control, jobs
@@ -60,11 +61,10 @@ class SubscribeResponder(msgspec.Struct):
 class ControlRouter:
     """Input: handle. Replies are sent on channel 0."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, work: JobRequests) -> None:
         self._broker = broker
         self._queue = broker.append_queue
         self._administration = administration = broker.administration
-        work = broker.jobs.requests
         # Each returns the reply, or None if it is sent elsewhere or there is none.
         self._replies: dict[type[Any], Callable[[NativePeer, Session, Any, int], ControlMessage | None]] = {
             control.Ping: lambda peer, session, message, now_us: control.Pong(request=message.request),

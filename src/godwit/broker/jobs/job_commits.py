@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -72,8 +72,8 @@ def _batch_entry(topic: str, payloads: list[bytes], now_us: int) -> Entry:
     )
 
 
-class JobListener(Protocol):
-    """Receives the changes that the log has stored."""
+class JobListener:
+    """A port: receives the changes that the log has stored. A protocol that serves jobs overrides the methods."""
 
     def job_changed(self, job: Job) -> None:
         """Handle a new state of a job."""
@@ -148,7 +148,6 @@ class JobCommits:
         journal: DirtyState,
         commits: AppendQueue,
         publisher: JobEventPublisher,
-        listener: JobListener,
         unstored: dict[Job | JobTask, int],
         activity: JobActivity,
     ) -> None:
@@ -159,8 +158,7 @@ class JobCommits:
             journal: gets the rows to write.
             commits: the queue of appends.
             publisher: gets the job events.
-            listener: is notified when changes are stored.
-            unstored: an empty table, shared with the listener: for each job and task with changes that are not
+            unstored: an empty table, shared with the protocol: for each job and task with changes that are not
                 stored, the turn of the last one.
             activity: is marked when the log has answered.
         """
@@ -168,7 +166,8 @@ class JobCommits:
         self._journal = journal
         self._commits = commits
         self._publisher = publisher
-        self._listener = listener
+        self.listener = JobListener()
+        """Is notified when changes are stored."""
         self._unstored = unstored
         self._activity = activity
         self.last_turn = 0
@@ -243,7 +242,7 @@ class JobCommits:
         self._in_flight -= 1
         turn = batch.turn
         self._reach(turn)
-        listener = self._listener
+        listener = self.listener
         unstored = self._unstored
         for job in batch.new_jobs:
             job.is_stored = True
@@ -290,5 +289,5 @@ class JobCommits:
         if self._scheduler.jobs.get(number) is job:
             self._scheduler.discard(job)
         self._journal.forget_job(job)
-        self._listener.job_discarded(number)
+        self.listener.job_discarded(number)
         self._unstored.pop(job, None)

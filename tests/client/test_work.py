@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.stubs import StubConnection
-from tests.client.work_broker import WorkBroker, at_work, break_connection
+from tests.client.work_broker import WorkBroker, at_work, break_connection, spec
 from tests.client.world import Network, User
 from tests.transport.world import examples
 
@@ -336,7 +336,7 @@ def test_one_part_always_fits_and_reports_without_payload_too() -> None:
 def busy() -> tuple[Network, WorkBroker, User]:
     """A client with a job (number 1) and a lease (2, 0, 1)."""
     network, broker, user = at_work()
-    user.client.submit("resize", b"image")
+    user.client.submit(spec("resize"), b"image")
     user.client.volunteer(["resize"], 1)
     network.run(0.1)
     broker.lease((2, 0, 1))
@@ -375,7 +375,7 @@ def test_a_client_may_be_both() -> None:
 def test_a_broker_with_another_log_knows_none_of_the_jobs() -> None:
     network, broker, user = busy()
     broker.takes = False
-    pending = user.client.submit("resize", b"")
+    pending = user.client.submit(spec("resize"), b"")
     network.run(0.1)
     (view,) = [event.view for event in user.all(JobTaken)]
     user.client._work._log = b"the one before"
@@ -427,7 +427,7 @@ def task(ref: tuple[int, int, int], size: int = 0) -> LeasedTask:
 def test_a_violation_ends_the_connection_and_nothing_else(violate: Callable[[WorkBroker], None]) -> None:
     network, broker, user = busy()
     broker.takes = False
-    pending = user.client.submit("resize", b"second")
+    pending = user.client.submit(spec("resize"), b"second")
     network.run(0.1)
     link = broker.link
     violate(broker)
@@ -492,6 +492,6 @@ def test_any_groups_of_the_broker(words: list[bytes]) -> None:
     assert user.client._work.leases._running.keys() <= {(a, b, c) for a in range(4) for b in range(4) for c in range(4)}
     assert len(user.client._work.leases._running) <= 1
     break_connection(network, broker, user)
-    view = user.client.submit("resize", b"still here")
+    view = user.client.submit(spec("resize"), b"still here")
     network.run(0.2)
     assert broker.numbers[view.key] == view.number

@@ -56,6 +56,7 @@ from godwit.wire.control import (
     make_proof,
 )
 from godwit.wire.control_base import Code, Qos
+from godwit.wire.jobs import JobSpec
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
@@ -214,51 +215,20 @@ class ClientProtocol:
 
     # -- application calls: jobs --------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        kind: str,
-        payload: bytes,
-        *,
-        key: str | None = None,
-        workers: int = 1,
-        priority: int = 0,
-        delay_ms: int = 0,
-        deadline_ms: int | None = None,
-        retries: int = 3,
-        retry_delay_ms: int = 1000,
-        time_limit_ms: int | None = None,
-    ) -> JobView:
+    def submit(self, spec: JobSpec, payload: bytes) -> JobView:
         """Submit a job. JobTaken or JobRefused follows, then JobChanged for each change.
 
         Args:
-            kind: the kind of work, which decides the workers that can do it.
+            spec: the kind and the options. Its key identifies the job: the same key again is the same job; an empty
+                key is replaced by a new one. Its size is replaced by that of the payload.
             payload: the input of the job.
-            key: identifies the job: the same key again is the same job. None for a new key.
-            workers: the number of workers, each with a task of its own; 0 for all volunteers.
-            priority: jobs with a higher priority start first.
-            delay_ms: the job starts no earlier than this long after its submission.
-            deadline_ms: the job fails if it has not ended this long after its submission.
-            retries: the number of further attempts at a task after a failure.
-            retry_delay_ms: the pause before the first retry; it doubles with each further one.
-            time_limit_ms: the time limit of one attempt at a task; a longer attempt fails.
 
-        Returns the view of the job. Raises UsageError for an invalid argument, RecordTooLargeError for a payload that
+        Returns the view of the job. Raises UsageError for an invalid option, RecordTooLargeError for a payload that
         is too long, and BufferFullError if too much is not answered (wait for the event WorkBufferAvailable).
         """
         self._require_open()
         self._work.is_used = True
-        return self._work.jobs.submit(
-            kind,
-            payload,
-            key,
-            workers,
-            priority,
-            delay_ms,
-            deadline_ms,
-            retries,
-            retry_delay_ms,
-            time_limit_ms,
-        )
+        return self._work.jobs.submit(spec, payload)
 
     def watch(self, number: int) -> JobView:
         """Follow a job by its number. JobChanged reports its state, JobRefused that it does not exist."""

@@ -123,18 +123,7 @@ class ControllerActor(Actor):
     def _call(self, plan: JobPlan, payload: bytes, key: str | None) -> JobView | None:
         """Hands it to the library; None if that has no room."""
         try:
-            return self.client.submit(
-                plan.kind,
-                payload,
-                key=key,
-                workers=plan.workers,
-                priority=plan.priority,
-                delay_ms=plan.delay_ms,
-                deadline_ms=plan.deadline_ms,
-                retries=plan.retries,
-                retry_delay_ms=plan.retry_delay_ms,
-                time_limit_ms=plan.time_limit_ms,
-            )
+            return self.client.submit(_wish(plan, key or "", payload), payload)
         except BufferFullError:
             return None
 

@@ -379,7 +379,8 @@ class ClientJobs:
     async def submit(self, spec: JobSpec, payload: Payload) -> AsyncJob:
         """Submit a job and wait until the broker has stored it. Raise its refusal."""
         check_kind(spec.of_kind)
-        (job,) = await self._submit_all([(spec, to_bytes(payload))])
+        body = payload if type(payload) is bytes else to_bytes(payload)
+        (job,) = await self._submit_all([(spec, body)])
         if job.refusal is not None:
             raise copy(job.refusal)
         return job

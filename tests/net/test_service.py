@@ -650,7 +650,7 @@ def test_whatever_goes_wrong_at_the_end_the_log_is_closed(
         await broker.start()
         with monkeypatch.context() as patch:
             if part == "turn":
-                patch.setattr(broker.server, "turn", fail_at_once)
+                patch.setattr(broker.server, "run_turn", fail_at_once)
             elif part == "archive":
                 patch.setattr(ArchiveProcess, "stop", fail)
             else:

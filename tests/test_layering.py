@@ -56,8 +56,6 @@ LAYERS: dict[str, tuple[str, str]] = {
 # A last will is a value that is defined beside these, because a login carries it.
 NOT_IN_CORE = ("control", "packet", "parameters", "parts", "work", "cbor")
 VALUES_IN_CORE = frozenset(("godwit.wire.control.Will",))
-# The jobs part of the core still has the native work channel in it.
-UNDIVIDED = "godwit.broker.jobs"
 
 # Time, bytes and randomness come into these layers as arguments: the whole system runs in one process, from one seed.
 SANS_IO = [
@@ -202,9 +200,7 @@ def violations(module: str, source: str, *, is_package: bool = False) -> Iterato
     for line, name in names.imported:
         top = name.partition(".")[0]
         if top == "godwit" or top in LAYERS:
-            if module.startswith(f"{UNDIVIDED}."):
-                below |= {"native", "transport"}
-            elif layer == "broker" and is_message(name):
+            if layer == "broker" and is_message(name):
                 yield f"{module}:{line}: the core may not import messages of the native protocol ({name})"
             if (target := layer_of(name)) != layer and target not in below:
                 yield f"{module}:{line}: {layer} may not import {target} ({name})"

@@ -406,9 +406,9 @@ ROWS = [
         "R5",
         "workers volunteer, quit, and volunteer again under their name",
         """
-        broker/jobs/test_job_requests.py::test_a_volunteer_learns_its_lease_time
-        broker/jobs/test_job_requests.py::test_a_client_that_withdraws_keeps_its_leases_and_gets_no_more
-        broker/jobs/test_service.py::test_a_worker_that_comes_back_continues_its_tasks
+        native/test_job_requests.py::test_a_volunteer_learns_its_lease_time
+        native/test_job_requests.py::test_a_client_that_withdraws_keeps_its_leases_and_gets_no_more
+        native/test_job_service.py::test_a_worker_that_comes_back_continues_its_tasks
         client/test_worker.py::test_the_last_call_holds
         net/test_worker.py::test_a_worker_may_be_run_again
         net/test_worker.py::test_a_name_is_one_worker
@@ -420,9 +420,9 @@ ROWS = [
         "R5",
         "controllers are called by their names, any number of them, and find their jobs when they come back",
         """
-        broker/jobs/test_work_channel.py::test_a_client_with_a_name_is_called_by_it
-        broker/jobs/test_work_channel.py::test_a_nameless_client_is_named_after_its_instance
-        broker/jobs/test_service.py::test_nameless_clients_keep_their_name_after_a_lost_connection
+        native/test_work_channel.py::test_a_client_with_a_name_is_called_by_it
+        native/test_work_channel.py::test_a_nameless_client_is_named_after_its_instance
+        native/test_job_service.py::test_nameless_clients_keep_their_name_after_a_lost_connection
         net/test_client_jobs.py::test_a_controller_that_comes_back_finds_its_jobs
         system/test_jobs.py::test_a_controller_that_comes_back_finds_its_jobs_by_its_name
         """,
@@ -431,7 +431,7 @@ ROWS = [
         "R5",
         "a job is for a number of workers, or for all",
         """
-        broker/jobs/test_service.py::test_all_volunteers_get_a_task_of_a_job_for_all
+        native/test_job_service.py::test_all_volunteers_get_a_task_of_a_job_for_all
         net/test_job_options.py::test_workers_are_counted_from_one
         net/test_client_jobs.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_results_of_all_workers
@@ -443,8 +443,8 @@ ROWS = [
         "the answer to a submission says how many workers agreed",
         """
         broker/jobs/test_lifecycle.py::test_agreed_is_the_smaller_of_the_requested_and_the_present_workers
-        broker/jobs/test_service.py::test_a_job_from_submission_to_result
-        broker/jobs/test_work_channel.py::test_a_result_holds_the_agreed_number_of_its_turn
+        native/test_job_service.py::test_a_job_from_submission_to_result
+        native/test_work_channel.py::test_a_result_holds_the_agreed_number_of_its_turn
         client/test_jobs.py::test_a_job_is_accepted_done_and_reported
         net/test_client_jobs.py::test_workers_are_as_many_as_there_are_or_as_wanted
         cli/test_job.py::test_the_number_of_the_job_and_of_its_workers_are_printed
@@ -465,10 +465,10 @@ ROWS = [
         "results, progress and failures are told to the controller; the job ends with the last of its tasks",
         """
         broker/jobs/test_model.py::test_a_job_changes_as_the_table_says_or_not_at_all
-        broker/jobs/test_work_channel.py::test_progress_is_sent_at_once_and_not_stored
-        broker/jobs/test_work_channel.py::test_a_failed_task_is_tried_again_until_its_retries_are_used_up
-        broker/jobs/test_notifier.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
-        broker/jobs/test_service.py::test_an_ended_job_is_kept_for_a_while
+        native/test_work_channel.py::test_progress_is_sent_at_once_and_not_stored
+        native/test_work_channel.py::test_a_failed_task_is_tried_again_until_its_retries_are_used_up
+        native/test_job_notifier.py::test_results_that_do_not_fit_one_record_end_the_job_with_the_last
+        native/test_job_service.py::test_an_ended_job_is_kept_for_a_while
         client/test_jobs.py::test_each_end_is_reported_once
         net/test_jobs.py::test_all_events_are_reported_in_order
         net/test_jobs.py::test_results_come_in_the_order_of_tasks
@@ -481,11 +481,11 @@ ROWS = [
         "the tasks of a worker that quits, dies, stalls or is cut off go to others; what was agreed holds",
         """
         broker/jobs/test_lifecycle.py::test_the_agreed_number_holds_when_volunteers_leave
-        broker/jobs/test_service.py::test_a_worker_that_closes_its_connection_returns_its_tasks
-        broker/jobs/test_service.py::test_a_worker_that_dies_holds_its_tasks_until_its_lease_time_ends
-        broker/jobs/test_service.py::test_a_worker_that_never_reports_loses_its_tasks_and_gets_no_more
-        broker/jobs/test_service.py::test_another_instance_of_a_worker_has_no_leases_of_the_one_before
-        broker/jobs/test_work_channel.py::test_a_late_report_changes_nothing
+        native/test_job_service.py::test_a_worker_that_closes_its_connection_returns_its_tasks
+        native/test_job_service.py::test_a_worker_that_dies_holds_its_tasks_until_its_lease_time_ends
+        native/test_job_service.py::test_a_worker_that_never_reports_loses_its_tasks_and_gets_no_more
+        native/test_job_service.py::test_another_instance_of_a_worker_has_no_leases_of_the_one_before
+        native/test_work_channel.py::test_a_late_report_changes_nothing
         net/test_worker.py::test_stop_hands_tasks_back_at_once
         cli/test_worker.py::test_ctrl_c_hands_tasks_back_at_once
         cli/test_shell.py::test_withdrawing_hands_tasks_back
@@ -498,7 +498,7 @@ ROWS = [
         "R5",
         "without a worker jobs wait at the broker, also through a restart",
         """
-        broker/jobs/test_service.py::test_a_job_without_workers_waits_also_through_a_restart
+        native/test_job_service.py::test_a_job_without_workers_waits_also_through_a_restart
         client/test_jobs.py::test_a_job_that_waits_settles_later
         net/test_client_jobs.py::test_a_job_waits_for_its_first_worker
         cli/test_job.py::test_a_job_without_workers_waits
@@ -509,8 +509,8 @@ ROWS = [
         "R5",
         "jobs of several controllers never mix",
         """
-        broker/jobs/test_work_channel.py::test_keys_of_different_controllers_never_mix
-        broker/jobs/test_service.py::test_numbers_are_never_used_twice
+        native/test_work_channel.py::test_keys_of_different_controllers_never_mix
+        native/test_job_service.py::test_numbers_are_never_used_twice
         client/test_jobs.py::test_keys_of_two_runs_differ
         sim/worlds/test_jobs_plan.py::test_two_controllers_have_equal_keys_and_two_workers_one_name
         """,

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.work_broker import WorkBroker, at_work, break_connection
+from tests.client.work_broker import WorkBroker, at_work, break_connection, spec
 from tests.client.world import Network, User
 from tests.transport.world import examples
 
 from godwit.client.config import ClientConfig
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkBufferAvailable, WorkIdle
 from godwit.client.jobs import (
-    DEFAULTS,
     MAX_CACHED_KINDS,
     Change,
     JobView,
@@ -36,7 +35,7 @@ from godwit.limits import (
 )
 from godwit.wire.control import Error
 from godwit.wire.control_base import Code
-from godwit.wire.jobs import JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs
+from godwit.wire.jobs import JobState, TaskState, UnwatchJobs, WatchJobs
 from godwit.wire.work import JobUpdate, SubmitReply, SubmitReplyGroup, TaskUpdate
 
 
@@ -54,7 +53,9 @@ def finished(fence: int = 1, worker: str = "anna") -> TaskUpdate:
 
 def test_a_job_is_accepted_done_and_reported() -> None:
     network, broker, user = at_work()
-    view = user.client.submit("resize", b"image", workers=0, priority=3, delay_ms=5, deadline_ms=6, time_limit_ms=7)
+    view = user.client.submit(
+        spec("resize", workers=0, priority=3, delay_ms=5, deadline_ms=6, time_limit_ms=7), b"image"
+    )
     assert (view.state, view.number, user.client.work_held) == ("sending", None, 1)
     network.run(0.1)
     ((submission, payload),) = broker.submitted
@@ -74,7 +75,7 @@ def test_a_job_is_accepted_done_and_reported() -> None:
 
 def test_many_jobs_travel_together() -> None:
     network, broker, user = at_work()
-    views = [user.client.submit("resize", b"%d" % number) for number in range(2000)]
+    views = [user.client.submit(spec("resize"), b"%d" % number) for number in range(2000)]
     network.run(1)
     assert [payload for _, payload in broker.submitted] == [b"%d" % number for number in range(2000)]
     assert len(broker.groups) < 10
@@ -87,13 +88,13 @@ def test_many_jobs_travel_together() -> None:
 def test_keys_of_two_runs_differ() -> None:
     _, _, one = at_work(seed=1)
     _, _, other = at_work(seed=2)
-    assert one.client.submit("k", b"").key != other.client.submit("k", b"").key
+    assert one.client.submit(spec("k"), b"").key != other.client.submit(spec("k"), b"").key
 
 
 def test_a_job_that_waits_settles_later() -> None:
     network, broker, user = at_work()
     broker.takes = False
-    view = user.client.submit("resize", b"")
+    view = user.client.submit(spec("resize"), b"")
     network.run(0.1)
     broker.take(broker.link, view.key, agreed=None)
     network.run(0.1)
@@ -107,7 +108,7 @@ def test_a_job_that_waits_settles_later() -> None:
 def test_a_refused_job_is_at_its_end() -> None:
     network, broker, user = at_work()
     broker.takes = False
-    view = user.client.submit("resize", b"image")
+    view = user.client.submit(spec("resize"), b"image")
     network.run(0.1)
     broker.send_group(SubmitReplyGroup(jobs=[SubmitReply(key=view.key, code=Code.NOT_ALLOWED, text="no right")]))
     network.run(0.1)
@@ -124,7 +125,7 @@ def test_a_refused_job_is_at_its_end() -> None:
 def test_pending_jobs_are_submitted_again_in_order_under_the_same_keys() -> None:
     network, broker, user = at_work()
     broker.takes = False
-    views = [user.client.submit("resize", b"%d" % number) for number in range(5)]
+    views = [user.client.submit(spec("resize"), b"%d" % number) for number in range(5)]
     network.run(0.1)
     broker.take(broker.link, views[1].key)
     network.run(0.1)
@@ -144,7 +145,7 @@ def test_a_confirm_is_no_answer() -> None:
     """The connection breaks between the two."""
     network, broker, user = at_work()
     broker.takes = False
-    view = user.client.submit("resize", b"image")
+    view = user.client.submit(spec("resize"), b"image")
     network.run(0.1)
     assert broker.confirms
     assert user.client.work_held == 1
@@ -158,7 +159,7 @@ def test_a_confirm_is_no_answer() -> None:
 def test_jobs_submitted_without_a_broker_go_when_it_comes() -> None:
     network = Network()
     user = User(network)
-    views = [user.client.submit("resize", b"") for _ in range(3)]
+    views = [user.client.submit(spec("resize"), b"") for _ in range(3)]
     network.run(3)
     broker = WorkBroker(network)
     network.run_until(lambda: all(view.number for view in views))
@@ -167,7 +168,7 @@ def test_jobs_submitted_without_a_broker_go_when_it_comes() -> None:
 
 def test_followed_jobs_are_watched_again_and_no_change_is_reported_twice() -> None:
     network, broker, user = at_work()
-    one, two = user.client.submit("resize", b""), user.client.submit("resize", b"")
+    one, two = user.client.submit(spec("resize"), b""), user.client.submit(spec("resize"), b"")
     network.run(0.1)
     broker.update(1, "running", leased())
     broker.update(2, "done", finished())
@@ -187,7 +188,7 @@ def test_followed_jobs_are_watched_again_and_no_change_is_reported_twice() -> No
 
 def test_a_job_that_the_broker_has_forgotten_ends() -> None:
     network, broker, user = at_work()
-    views = [user.client.submit("resize", b"") for _ in range(2)]
+    views = [user.client.submit(spec("resize"), b"") for _ in range(2)]
     network.run(0.1)
     broker.unknown = {2}
     break_connection(network, broker, user)
@@ -199,7 +200,7 @@ def test_a_job_that_the_broker_has_forgotten_ends() -> None:
 def test_many_jobs_are_watched_a_page_at_a_time() -> None:
     network, broker, user = at_work()
     for _ in range(MAX_WATCHED_AT_ONCE + 1):
-        user.client.submit("resize", b"")
+        user.client.submit(spec("resize"), b"")
     network.run(1)
     break_connection(network, broker, user)
     network.run(0.1)
@@ -245,7 +246,7 @@ def test_a_refused_watch() -> None:
 
 def test_an_unwatched_job_reports_nothing() -> None:
     network, broker, user = at_work()
-    one, two = user.client.submit("resize", b""), user.client.submit("resize", b"")
+    one, two = user.client.submit(spec("resize"), b""), user.client.submit(spec("resize"), b"")
     network.run(0.1)
     user.client.unwatch(one)
     user.client.unwatch(one)
@@ -262,7 +263,7 @@ def test_an_unwatched_job_reports_nothing() -> None:
 
 def test_unwatch_before_the_job_is_accepted() -> None:
     network, broker, user = at_work()
-    view = user.client.submit("resize", b"")
+    view = user.client.submit(spec("resize"), b"")
     user.client.unwatch(view)
     network.run(0.1)
     assert [event.view for event in user.all(JobTaken)] == [view]
@@ -272,10 +273,10 @@ def test_unwatch_before_the_job_is_accepted() -> None:
 def test_a_job_submitted_after_an_unwatch_is_watched() -> None:
     """The unwatch and the submission of a job travel on two channels, and may arrive in either order."""
     network, broker, user = at_work()
-    one = user.client.submit("resize", b"", key="k")
+    one = user.client.submit(spec("resize", key="k"), b"")
     network.run(0.1)
     user.client.unwatch(one)
-    again = user.client.submit("resize", b"", key="k")
+    again = user.client.submit(spec("resize", key="k"), b"")
     network.run(0.1)
     assert again.number == 1
     assert [type(message) for message in broker.link.received if isinstance(message, WatchJobs | UnwatchJobs)] == [
@@ -284,17 +285,17 @@ def test_a_job_submitted_after_an_unwatch_is_watched() -> None:
     ]
     user.client.unwatch(again)
     network.run(0.1)
-    user.client.submit("resize", b"", key="k")
+    user.client.submit(spec("resize", key="k"), b"")
     network.run(0.1)
     assert len(broker.link.all(WatchJobs)) == 1, "the broker had answered"
 
 
 def test_several_views_of_one_job() -> None:
     network, broker, user = at_work()
-    one, two = user.client.submit("resize", b"", key="k"), user.client.submit("resize", b"other", key="k")
+    one, two = user.client.submit(spec("resize", key="k"), b""), user.client.submit(spec("resize", key="k"), b"other")
     network.run(0.1)
     assert [job.key for job, _ in broker.submitted] == ["k"]
-    three, four = user.client.submit("resize", b"", key="k"), user.client.watch(1)
+    three, four = user.client.submit(spec("resize", key="k"), b""), user.client.watch(1)
     network.run(0.1)
     assert {event.view for event in user.all(JobTaken)} == {one, two, three}
     assert broker.link.all(WatchJobs) == []
@@ -317,7 +318,7 @@ def test_a_late_view_gets_all_changes_at_once() -> None:
     """Before the next update, which may contain the end of the job and only one task of many."""
     network, broker, user = at_work()
     broker.takes = False
-    one = user.client.submit("resize", b"", workers=3, key="k")
+    one = user.client.submit(spec("resize", workers=3, key="k"), b"")
     network.run(0.1)
     broker.take(broker.link, "k", agreed=3)
     failed = TaskUpdate(task=1, state="failed", worker="ben", fence=2, failures=1, error="no")
@@ -339,14 +340,14 @@ def test_the_callers_errors_are_found_before_anything_is_sent() -> None:
     network, broker, user = at_work()
     client = user.client
     with pytest.raises(RecordTooLargeError, match="send larger things as files"):
-        client.submit("resize", bytes(MAX_JOB_PAYLOAD_BYTES + 1))
+        client.submit(spec("resize"), bytes(MAX_JOB_PAYLOAD_BYTES + 1))
     for kind in ("", "a/+", "$jobs/x", "x" * 257, "a\nb"):
         with pytest.raises(BadKindError):
-            client.submit(kind, b"")
+            client.submit(spec(kind), b"")
     with pytest.raises(UsageError, match="workers is -1"):
-        client.submit("resize", b"", workers=-1)
+        client.submit(spec("resize", workers=-1), b"")
     with pytest.raises(UsageError, match="key"):
-        client.submit("resize", b"", key="x" * 65)
+        client.submit(spec("resize", key="x" * 65), b"")
     for number in (0, -1, 2**63):
         with pytest.raises(UsageError, match="no job has the number"):
             client.watch(number)
@@ -358,7 +359,7 @@ def test_the_callers_errors_are_found_before_anything_is_sent() -> None:
 def test_a_broker_with_a_lower_limit() -> None:
     network = Network()
     user = User(network)
-    early, short = user.client.submit("resize", bytes(50_000)), user.client.submit("resize", b"")
+    early, short = user.client.submit(spec("resize"), bytes(50_000)), user.client.submit(spec("resize"), b"")
     broker = WorkBroker(network)
     broker.max_message_bytes = 10_000
     user.until("online")
@@ -366,8 +367,8 @@ def test_a_broker_with_a_lower_limit() -> None:
     assert [(event.view, event.code) for event in user.all(JobRefused)] == [(early, Code.TOO_LARGE)]
     assert short.number == 1
     with pytest.raises(RecordTooLargeError, match="the broker accepts at most 10000"):
-        user.client.submit("resize", bytes(10_001))
-    user.client.submit("resize", bytes(10_000))
+        user.client.submit(spec("resize"), bytes(10_001))
+    user.client.submit(spec("resize"), bytes(10_000))
     network.run(0.1)
     assert user.client.work_held == 0
 
@@ -375,7 +376,7 @@ def test_a_broker_with_a_lower_limit() -> None:
 def test_kinds_are_not_remembered_without_bound() -> None:
     network, broker, user = at_work()
     for number in range(MAX_CACHED_KINDS + 1):
-        user.client.submit(f"kind/{number}", b"")
+        user.client.submit(spec(f"kind/{number}"), b"")
     network.run(1)
     assert len(broker.submitted) == MAX_CACHED_KINDS + 1
     assert len(user.client._work.jobs._kind_bytes) == 1
@@ -384,19 +385,19 @@ def test_kinds_are_not_remembered_without_bound() -> None:
 def test_the_buffer_is_bounded() -> None:
     network, broker, user = at_work(ClientConfig(send_buffer_bytes=100_000))
     broker.takes = False
-    views = [user.client.submit("resize", bytes(10_000)) for _ in range(9)]
+    views = [user.client.submit(spec("resize"), bytes(10_000)) for _ in range(9)]
     with pytest.raises(BufferFullError, match="wait for room"):
-        user.client.submit("resize", bytes(10_000))
+        user.client.submit(spec("resize"), bytes(10_000))
     network.run(0.1)
     broker.take(broker.link, *[view.key for view in views])
     network.run(0.1)
     assert len(user.all(WorkBufferAvailable)) == 1
-    user.client.submit("resize", bytes(10_000))
+    user.client.submit(spec("resize"), bytes(10_000))
 
 
 def test_answers_to_nothing_are_passed_over() -> None:
     network, broker, user = at_work()
-    view = user.client.submit("resize", b"")
+    view = user.client.submit(spec("resize"), b"")
     network.run(0.1)
     broker.take(broker.link, view.key, "unknown")
     broker.update(99, "done")
@@ -406,17 +407,8 @@ def test_answers_to_nothing_are_passed_over() -> None:
     assert broker.link.closed is None
 
 
-NAMES = ("workers", "priority", "delay_ms", "deadline_ms", "retries", "retry_delay_ms", "time_limit_ms")
-
-
-def options(**changed: Any) -> dict[str, Any]:
-    return dict(zip(NAMES, DEFAULTS, strict=True)) | changed
-
-
-def test_the_defaults_are_those_of_the_wire_and_may_be() -> None:
-    submission = JobSpec(key="k", of_kind="kind")
-    assert tuple(getattr(submission, name) for name in NAMES) == DEFAULTS
-    check_options(*DEFAULTS)
+def test_the_defaults_are_valid() -> None:
+    check_options(spec("kind"))
 
 
 @pytest.mark.parametrize(
@@ -442,7 +434,7 @@ def test_the_defaults_are_those_of_the_wire_and_may_be() -> None:
 )
 def test_invalid_options(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=name):
-        check_options(**options(**{name: value}))
+        check_options(spec("kind", **{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -456,7 +448,7 @@ def test_invalid_options(name: str, value: object) -> None:
     ],
 )
 def test_valid_options(changed: dict[str, int]) -> None:
-    check_options(**options(**changed))
+    check_options(spec("kind", **changed))
 
 
 def test_keys() -> None:

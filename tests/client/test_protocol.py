@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-from tests.client.work_broker import at_work
+from tests.client.work_broker import at_work, spec
 from tests.client.world import BROKER, FakeBroker, Network, User, online
 
 from godwit.client.config import ClientConfig
@@ -651,7 +651,7 @@ def test_a_closed_client_refuses_calls() -> None:
     network, _, user = at_work()
     user.client.close(network.now)
     calls: list[Callable[[ClientProtocol], object]] = [
-        lambda client: client.submit("resize", b""),
+        lambda client: client.submit(spec("resize"), b""),
         lambda client: client.watch(1),
         lambda client: client.volunteer(["resize"], 1),
         lambda client: client.withdraw(),
@@ -667,10 +667,10 @@ def test_callbacks_of_work_when_to_poll_for_trains() -> None:
     network, broker, user = at_work()
     called: list[str] = []
     user.client.on_sending(begun=lambda: called.append("begun"), full=lambda: called.append("full"))
-    user.client.submit("resize", b"")
-    user.client.submit("resize", b"")
+    user.client.submit(spec("resize"), b"")
+    user.client.submit(spec("resize"), b"")
     assert called == ["begun"]
-    user.client.submit("resize", bytes(100_000))
+    user.client.submit(spec("resize"), bytes(100_000))
     assert called == ["begun", "full"]
     network.run(0.1)
     called.clear()

@@ -9,13 +9,13 @@ import pytest
 from tests.client.test_with_server import Place
 from tests.client.world import User
 
-from godwit.broker.jobs.work_channel import JobPeer
 from godwit.broker.subscription import BrokerSubscription
 from godwit.client.config import ClientConfig
 from godwit.limits import KIB
 from godwit.native.peer import NativePeer
 from godwit.native.publish_channel import PublishChannel
 from godwit.native.subscriber_channel import SubscriberChannel
+from godwit.native.work_channel import JobPeer
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import Components
 from godwit.transport.receive_channels import Assembly, IncomingChannel

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.stubs import StubConnection
-from tests.client.work_broker import WorkBroker, at_work, break_connection
+from tests.client.work_broker import WorkBroker, at_work, break_connection, spec
 from tests.client.world import Network, User
 from tests.transport.world import examples
 
@@ -78,7 +78,7 @@ class Bench:
         self.channel.attach(self.connection.real, MIB)
 
     def _on_full(self) -> None:
-        assert not self.channel.has_begun, "the next group is about to fill"
+        assert self.channel.is_filling, "the next group is about to fill"
         self.calls.append("full")
 
     def submit(self, number: int, payload: bytes = b"payload", kind: str = "kind") -> None:
@@ -112,7 +112,8 @@ def test_parts_of_one_turn_are_one_record() -> None:
     assert bench.connection.sent == []
     assert bench.calls == ["begun", "begun"]
     bench.channel.cut()
-    assert not bench.channel.has_begun
+    assert not bench.channel.jobs_bytes
+    assert not bench.channel.report_bytes
     assert isinstance(decode_control(bench.connection.sent[0].body), Work)
     (submit, payloads), (report, results) = bench.groups
     assert isinstance(submit, SubmitGroup)
@@ -287,7 +288,8 @@ def test_nothing_of_a_connection_outlives_it() -> None:
     bench.channel.detach()
     bench.submit(4)
     bench.report(5)
-    assert not bench.channel.has_begun
+    assert not bench.channel.jobs_bytes
+    assert not bench.channel.report_bytes
     bench.connection = StubConnection()
     bench.channel.attach(bench.connection.real, MIB)
     bench.channel.cut()
@@ -334,7 +336,7 @@ def test_one_part_always_fits_and_reports_without_payload_too() -> None:
 def busy() -> tuple[Network, WorkBroker, User]:
     """A client with a job (number 1) and a lease (2, 0, 1)."""
     network, broker, user = at_work()
-    user.client.submit("resize", b"image")
+    user.client.submit(spec("resize"), b"image")
     user.client.volunteer(["resize"], 1)
     network.run(0.1)
     broker.lease((2, 0, 1))
@@ -373,7 +375,7 @@ def test_a_client_may_be_both() -> None:
 def test_a_broker_with_another_log_knows_none_of_the_jobs() -> None:
     network, broker, user = busy()
     broker.takes = False
-    pending = user.client.submit("resize", b"")
+    pending = user.client.submit(spec("resize"), b"")
     network.run(0.1)
     (view,) = [event.view for event in user.all(JobTaken)]
     user.client._work._log = b"the one before"
@@ -425,7 +427,7 @@ def task(ref: tuple[int, int, int], size: int = 0) -> LeasedTask:
 def test_a_violation_ends_the_connection_and_nothing_else(violate: Callable[[WorkBroker], None]) -> None:
     network, broker, user = busy()
     broker.takes = False
-    pending = user.client.submit("resize", b"second")
+    pending = user.client.submit(spec("resize"), b"second")
     network.run(0.1)
     link = broker.link
     violate(broker)
@@ -490,6 +492,6 @@ def test_any_groups_of_the_broker(words: list[bytes]) -> None:
     assert user.client._work.leases._running.keys() <= {(a, b, c) for a in range(4) for b in range(4) for c in range(4)}
     assert len(user.client._work.leases._running) <= 1
     break_connection(network, broker, user)
-    view = user.client.submit("resize", b"still here")
+    view = user.client.submit(spec("resize"), b"still here")
     network.run(0.2)
     assert broker.numbers[view.key] == view.number

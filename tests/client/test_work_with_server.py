@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from tests.client.test_with_durable_server import DurableBroker
 from tests.client.test_with_server import Place
+from tests.client.work_broker import spec
 from tests.client.world import User
 
 from godwit.broker.settings import Settings
@@ -85,7 +86,7 @@ def test_jobs_are_done() -> None:
     place = Place()
     boss = place.user(named("boss"))
     (anna,) = crew(place, "anna", capacity=50)
-    views = [boss.client.submit("shout", b"job %d" % number) for number in range(1000)]
+    views = [boss.client.submit(spec("shout"), b"job %d" % number) for number in range(1000)]
     place.network.run_until(lambda: all_ended(*views), 20)
     place.network.run(1)
     assert [view.tasks[0].result for view in views] == [b"JOB %d" % number for number in range(1000)]
@@ -101,7 +102,7 @@ def test_a_job_for_several_and_one_for_all() -> None:
     place = Place()
     boss = place.user()
     crew(place, "anna", "ben", "cleo")
-    two, everyone, many = (boss.client.submit("shout", b"x", workers=workers) for workers in (2, 0, 10))
+    two, everyone, many = (boss.client.submit(spec("shout", workers=workers), b"x") for workers in (2, 0, 10))
     place.network.run_until(lambda: all_ended(two, everyone, many), 10)
     assert (two.agreed, everyone.agreed, many.agreed) == (2, 3, 3)
     assert {task.worker for task in everyone.tasks.values()} == {"anna", "ben", "cleo"}
@@ -111,7 +112,7 @@ def test_a_job_for_several_and_one_for_all() -> None:
 def test_a_job_waits_for_its_first_worker() -> None:
     place = Place()
     boss = place.user()
-    view = boss.client.submit("shout", b"x", workers=2)
+    view = boss.client.submit(spec("shout", workers=2), b"x")
     place.network.run(5)
     assert (view.state, view.agreed) == ("waiting", None)
     crew(place, "anna", "ben")
@@ -125,7 +126,7 @@ def test_progress_failure_and_another_attempt() -> None:
     boss = place.user()
     (anna,) = crew(place, "anna")
     anna.is_quick = False
-    view = boss.client.submit("shout", b"x", retries=1, retry_delay_ms=500)
+    view = boss.client.submit(spec("shout", retries=1, retry_delay_ms=500), b"x")
     place.network.run_until(lambda: bool(anna.running), 5)
     (lease,) = anna.running
     anna.user.client.step(lease, 0.5, "half")
@@ -153,7 +154,7 @@ def test_a_task_that_is_handed_back_goes_to_another() -> None:
     boss = place.user()
     anna, ben = crew(place, "anna", "ben")
     anna.is_quick = ben.is_quick = False
-    view = boss.client.submit("shout", b"x")
+    view = boss.client.submit(spec("shout"), b"x")
     place.network.run_until(lambda: bool(anna.running or ben.running), 5)
     first, second = (anna, ben) if anna.running else (ben, anna)
     first.user.client.withdraw()
@@ -170,7 +171,7 @@ def test_a_cancelled_job_is_revoked() -> None:
     boss = place.user()
     (anna,) = crew(place, "anna")
     anna.is_quick = False
-    view = boss.client.submit("shout", b"x")
+    view = boss.client.submit(spec("shout"), b"x")
     place.network.run_until(lambda: bool(anna.running), 5)
     number = view.number
     assert number is not None
@@ -185,13 +186,13 @@ def test_the_same_key_is_the_same_job_also_in_another_run() -> None:
     place = Place()
     crew(place, "anna")
     boss = place.user(named("boss"))
-    one = boss.client.submit("shout", b"x", key="order 7")
+    one = boss.client.submit(spec("shout", key="order 7"), b"x")
     place.network.run_until(lambda: one.is_ended, 5)
-    again = boss.client.submit("shout", b"other", key="order 7")
+    again = boss.client.submit(spec("shout", key="order 7"), b"other")
     place.network.run_until(lambda: again.is_ended, 5)
     boss.client.close(place.network.now)
     place.network.run(1)
-    later = place.user(named("boss")).client.submit("shout", b"other", key="order 7")
+    later = place.user(named("boss")).client.submit(spec("shout", key="order 7"), b"other")
     place.network.run_until(lambda: later.is_ended, 5)
     assert [(view.number, view.state, view.tasks[0].result) for view in (one, again, later)] == [(1, "done", b"X")] * 3
 
@@ -201,10 +202,10 @@ def test_two_views_of_one_job_both_get_all_changes() -> None:
     boss = place.user(named("boss"))
     (anna,) = crew(place, "anna")
     anna.is_quick = False
-    one = boss.client.submit("shout", b"x", key="k")
+    one = boss.client.submit(spec("shout", key="k"), b"x")
     place.network.run_until(lambda: bool(anna.running), 5)
     place.network.run(0.2)
-    two, three = boss.client.submit("shout", b"x", key="k"), boss.client.watch(1)
+    two, three = boss.client.submit(spec("shout", key="k"), b"x"), boss.client.watch(1)
     place.network.run(0.2)
     assert [view.tasks[0].state for view in (one, two, three)] == ["leased"] * 3
     anna.finish_all()
@@ -216,7 +217,7 @@ def test_two_views_of_one_job_both_get_all_changes() -> None:
 def test_a_job_of_another_client_is_followed_or_refused() -> None:
     place = Place()
     boss, friend = place.user(named("boss")), place.user(named("friend"))
-    view = boss.client.submit("shout", b"x")
+    view = boss.client.submit(spec("shout"), b"x")
     place.network.run_until(lambda: view.number is not None, 5)
     seen, missing = friend.client.watch(1), friend.client.watch(2)
     place.network.run(0.2)
@@ -233,14 +234,14 @@ def test_a_broker_that_has_lost_everything() -> None:
     boss = place.user(named("boss"))
     (anna,) = crew(place, "anna")
     anna.is_quick = False
-    old = boss.client.submit("shout", b"old")
+    old = boss.client.submit(spec("shout"), b"old")
     place.network.run_until(lambda: bool(anna.running), 5)
     place.broker.stop()
     (lease,) = anna.running
     anna.user.client.finish(lease, b"OLD")
     anna.running.clear()
     place.broker.start()
-    new = boss.client.submit("shout", b"new")
+    new = boss.client.submit(spec("shout"), b"new")
     place.network.run_until(lambda: bool(anna.running), 60)
     anna.finish_all()
     place.network.run_until(lambda: all_ended(old, new), 60)
@@ -252,9 +253,9 @@ def test_a_broker_that_accepts_only_short_messages() -> None:
     place = Place(settings=Settings(max_message_bytes=1000))
     boss = place.user(named("boss"))
     crew(place, "anna", capacity=500)
-    views = [boss.client.submit("shout", b"x" * 1000, priority=number % 3) for number in range(500)]
+    views = [boss.client.submit(spec("shout", priority=number % 3), b"x" * 1000) for number in range(500)]
     with pytest.raises(RecordTooLargeError, match="the broker accepts at most 1000"):
-        boss.client.submit("shout", b"x" * 1001)
+        boss.client.submit(spec("shout"), b"x" * 1001)
     place.network.run_until(lambda: all_ended(*views), 20)
     assert {view.tasks[0].result for view in views} == {b"X" * 1000}
     assert boss.all(Offline) == []
@@ -288,7 +289,7 @@ def test_connections_that_break_cost_nothing(seed: int) -> None:
     for _ in range(40):
         for _ in range(10):
             key = f"job {len(views)}"
-            views.append(boss.client.submit("shout", key.encode(), key=key))
+            views.append(boss.client.submit(spec("shout", key=key), key.encode()))
         place.network.run(rng.choice([0.001, 0.01, 0.05]))
         if rng.random() < 0.3:
             place.broker.drop_connections()
@@ -307,7 +308,7 @@ def test_a_broker_that_is_killed_and_remembers(seed: int) -> None:
     for round_ in range(20):
         for _ in range(20):
             key = f"job {len(views)}"
-            views.append(boss.client.submit("shout", key.encode(), key=key))
+            views.append(boss.client.submit(spec("shout", key=key), key.encode()))
         place.network.run(rng.choice([0.001, 0.006, 0.02]))
         if round_ % 4 == 0:
             place.broker.stop()
@@ -325,7 +326,7 @@ def test_a_long_task_outlives_a_break() -> None:
     boss = place.user(named("boss"))
     (anna,) = crew(place, "anna")
     anna.is_quick = False
-    view = boss.client.submit("shout", b"x")
+    view = boss.client.submit(spec("shout"), b"x")
     place.network.run_until(lambda: bool(anna.running), 5)
     for _ in range(3):
         place.broker.stop()

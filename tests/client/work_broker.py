@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.client.world import FakeBroker, Link, Network, User
 
@@ -27,6 +28,11 @@ from godwit.wire.work import (
     decode_from_client,
     encode_group,
 )
+
+
+def spec(kind: str, **options: Any) -> JobSpec:
+    """Return a job to submit."""
+    return JobSpec(**{"key": "", "of_kind": kind, **options})
 
 
 class WorkBroker(FakeBroker):

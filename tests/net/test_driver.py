@@ -73,7 +73,8 @@ class Fake:
         self.changed.set()
 
     def events(self) -> list[str]:
-        events, self.pending_events = self.pending_events, []
+        events = self.pending_events[:]
+        self.pending_events.clear()
         return events
 
     def next_train(self, now: float) -> Train | None:

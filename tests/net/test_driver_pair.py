@@ -73,15 +73,16 @@ class Fake:
 
     def __init__(self) -> None:
         self.trains: list[Train] = []
-        self.pending: list[str] = []
+        self.pending_events: list[str] = []
 
     def receive(self, train: Train, now: float) -> None:
-        self.pending.append(train.data.decode())
+        self.pending_events.append(train.data.decode())
 
     def handle_timers(self, now: float) -> None: ...
 
     def events(self) -> list[str]:
-        events, self.pending = self.pending, []
+        events = self.pending_events[:]
+        self.pending_events.clear()
         return events
 
     def next_train(self, now: float) -> Train | None:
@@ -104,7 +105,7 @@ def test_events_are_never_delivered_inside_events() -> None:
             assert depth == 1
             seen.extend(events)
             if len(seen) < 3:
-                fake.pending.append(f"{events[0]}+")
+                fake.pending_events.append(f"{events[0]}+")
                 driver.flush()
             else:
                 over.set()

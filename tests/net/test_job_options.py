@@ -7,47 +7,43 @@ from typing import Any
 
 import pytest
 
-from godwit.client.protocol import ClientProtocol
 from godwit.errors import UsageError
 from godwit.limits import MAX_TASKS_OF_JOB
 from godwit.net.job_options import (
-    CoreOptions,
     JobOptions,
     check_number,
     check_states,
     check_submissions,
-    core_options,
+    job_spec,
 )
+from godwit.wire.jobs import JobSpec
 
 
-def test_what_is_left_out_is_as_the_client_has_it() -> None:
-    defaults = {
-        name: parameter.default
-        for name, parameter in inspect.signature(ClientProtocol.submit).parameters.items()
-        if name in CoreOptions.__annotations__
-    }
-    assert core_options() == defaults
+def test_the_defaults_are_those_of_the_wire() -> None:
+    assert job_spec("resize", "k") == JobSpec(key="k", of_kind="resize")
 
 
 def test_every_option_has_its_place() -> None:
-    assert set(JobOptions.__annotations__) == set(inspect.signature(core_options).parameters)
-    assert core_options(
+    assert {*JobOptions.__annotations__, "kind", "key"} == set(inspect.signature(job_spec).parameters)
+    assert job_spec(
         workers="all", priority=5, delay_s=2, deadline_s=60.0, retries=0, retry_delay_s=0.5, time_limit_s=0.0001
-    ) == {
-        "workers": 0,
-        "priority": 5,
-        "delay_ms": 2000,
-        "deadline_ms": 60_000,
-        "retries": 0,
-        "retry_delay_ms": 500,
-        "time_limit_ms": 1,
-    }
+    ) == JobSpec(
+        key="",
+        of_kind="",
+        workers=0,
+        priority=5,
+        delay_ms=2000,
+        deadline_ms=60_000,
+        retries=0,
+        retry_delay_ms=500,
+        time_limit_ms=1,
+    )
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, "some", "0", True, None, MAX_TASKS_OF_JOB + 1])
 def test_workers_are_counted_from_one(workers: Any) -> None:
     with pytest.raises(UsageError, match="give a number from 1 to 10000, or 'all'"):
-        core_options(workers=workers)
+        job_spec(workers=workers)
 
 
 @pytest.mark.parametrize("option", ["delay_s", "deadline_s", "retry_delay_s", "time_limit_s"])
@@ -55,14 +51,14 @@ def test_workers_are_counted_from_one(workers: Any) -> None:
 def test_times_are_seconds(option: str, value: Any) -> None:
     options: Any = {option: value}
     with pytest.raises(UsageError, match=f"{option} is .*: give seconds, from 0 to 31622400"):
-        core_options(**options)
+        job_spec(**options)
 
 
 @pytest.mark.parametrize("option", ["deadline_s", "time_limit_s"])
 def test_no_time_at_all_is_no_limit_but_a_mistake(option: str) -> None:
     options: Any = {option: 0}
     with pytest.raises(UsageError, match=f"{option} is 0: the job would fail"):
-        core_options(**options)
+        job_spec(**options)
 
 
 @pytest.mark.parametrize("option", ["priority", "retries"])
@@ -71,7 +67,7 @@ def test_numbers_are_whole(option: str, value: Any) -> None:
     """Also values that are equal to a valid number: the broker would not accept them."""
     options: Any = {option: value}
     with pytest.raises(UsageError, match=f"{option} is .*: give a whole number from "):
-        core_options(**options)
+        job_spec(**options)
 
 
 def test_numbers_of_jobs() -> None:
@@ -98,10 +94,10 @@ def test_states() -> None:
 
 
 def test_many_jobs_are_looked_at_as_a_whole() -> None:
-    assert check_submissions([("a", "ü"), ("b", b"2", "mine"), ("b", b"", None)]) == [
-        ("a", "ü".encode(), None),
-        ("b", b"2", "mine"),
-        ("b", b"", None),
+    assert check_submissions([("a", "ü"), ("b", b"2", "mine"), ("b", b"", None)], job_spec(retries=5)) == [
+        (job_spec("a", retries=5), "ü".encode()),
+        (job_spec("b", "mine", retries=5), b"2"),
+        (job_spec("b", retries=5), b""),
     ]
     wrong: list[tuple[Any, str]] = [
         ("resize", "'resize' is not a job: give"),
@@ -116,4 +112,4 @@ def test_many_jobs_are_looked_at_as_a_whole() -> None:
     ]
     for job, text in wrong:
         with pytest.raises(UsageError, match=text):
-            check_submissions([("a", b""), job])
+            check_submissions([("a", b""), job], job_spec())

@@ -25,7 +25,7 @@ from godwit.errors import (
 )
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.blocking import connect
-from godwit.net.job_options import core_options
+from godwit.net.job_options import job_spec
 from godwit.net.jobs import AsyncJob, ClientJobs, Countdown, TaskResult, Update
 from godwit.net.tasks import Task
 from godwit.net.worker import Worker
@@ -368,7 +368,7 @@ def test_a_countdown_of_nothing_does_not_wait() -> None:
     run(test)
 
 
-PLAIN = core_options()
+PLAIN = job_spec()
 
 
 class Stand:
@@ -413,9 +413,9 @@ class Stand:
 def test_a_submission_waits_for_its_answer() -> None:
     async def test() -> None:
         stand = Stand()
-        waiting = asyncio.create_task(stand.followed_jobs.submit("resize", "picture", "mine", PLAIN))
+        waiting = asyncio.create_task(stand.followed_jobs.submit(job_spec("resize", "mine"), "picture"))
         await turns()
-        assert stand.core.said == [("submit", "resize", b"picture", "mine", dict(PLAIN))]
+        assert stand.core.said == [("submit", job_spec("resize", "mine"), b"picture")]
         assert not waiting.done()
         stand.take(0)
         job = await waiting
@@ -431,7 +431,7 @@ def test_a_submission_waits_for_its_answer() -> None:
 def test_a_refusal_is_raised() -> None:
     async def test() -> None:
         stand = Stand()
-        waiting = asyncio.create_task(stand.followed_jobs.submit("resize", b"", None, PLAIN))
+        waiting = asyncio.create_task(stand.followed_jobs.submit(job_spec("resize"), b""))
         await turns()
         stand.refuse(0)
         with pytest.raises(AccessError):
@@ -445,7 +445,7 @@ def test_of_many_one_that_is_refused_stops_no_other() -> None:
         stand = Stand()
         waiting = asyncio.create_task(stand.followed_jobs.submit_many([("a", b"1"), ("b", "2"), ("a", b"3")], PLAIN))
         await turns()
-        assert [said[1:3] for said in stand.core.said] == [("a", b"1"), ("b", b"2"), ("a", b"3")]
+        assert [(said[1].of_kind, said[2]) for said in stand.core.said] == [("a", b"1"), ("b", b"2"), ("a", b"3")]
         stand.take(0, 2)
         await turns()
         assert not waiting.done()
@@ -537,7 +537,7 @@ def test_cancelled_waits_do_no_harm() -> None:
     async def test() -> None:
         stand = Stand()
         for _ in range(2):
-            waiting = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))
+            waiting = asyncio.create_task(stand.followed_jobs.submit(job_spec("a"), b""))
             await turns()
             waiting.cancel()
             await turns()
@@ -552,14 +552,14 @@ def test_cancelled_waits_do_no_harm() -> None:
 def test_all_waits_end_with_the_client() -> None:
     async def test() -> None:
         stand = Stand(room=2)
-        taken = asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN))
+        taken = asyncio.create_task(stand.followed_jobs.submit(job_spec("a"), b""))
         await turns()
         stand.take(0)
         job = await taken
         stand.core.work_held = 1
         waiting = [
             asyncio.create_task(job.results()),
-            asyncio.create_task(stand.followed_jobs.submit("a", b"", None, PLAIN)),
+            asyncio.create_task(stand.followed_jobs.submit(job_spec("a"), b"")),
             asyncio.create_task(stand.followed_jobs.submit_many([("a", b"")], PLAIN)),  # there is no room
         ]
         drained = asyncio.create_task(stand.followed_jobs.drained())

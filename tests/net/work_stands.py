@@ -16,6 +16,7 @@ from godwit.errors import BufferFullError
 from godwit.limits import MAX_JOB_PAYLOAD_BYTES
 from godwit.net.tasks import TaskExecutor
 from godwit.net.worker import Handlers
+from godwit.wire.jobs import JobSpec
 
 
 class Core:
@@ -51,12 +52,12 @@ class Core:
     def step(self, lease: Lease, progress: float | None, note: str = "") -> None:
         self.said.append(("step", lease.job, progress, note))
 
-    def submit(self, kind: str, payload: bytes, *, key: str | None = None, **options: Any) -> JobView:
+    def submit(self, spec: JobSpec, payload: bytes) -> JobView:
         if not self.room:
             raise BufferFullError("full")
         self.room -= 1
-        self.said.append(("submit", kind, payload, key, options))
-        return JobView(key or f"key-{len(self.said)}", kind)
+        self.said.append(("submit", spec, payload))
+        return JobView(spec.key or f"key-{len(self.said)}", spec.of_kind)
 
     def watch(self, number: int) -> JobView:
         self.said.append(("watch", number))

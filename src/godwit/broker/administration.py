@@ -10,7 +10,6 @@ import msgspec
 
 from godwit.broker.access import Access
 from godwit.broker.admission import Admission
-from godwit.broker.append_queue import AppendQueue
 from godwit.broker.catalogue import Catalogue, TooManyTopicsError, Topic
 from godwit.broker.delivery import Delivery
 from godwit.broker.effects import Effect, Notice
@@ -101,7 +100,6 @@ class Administration:
         publications: Publications,
         subscriptions: SubscriptionRequests,
         admission: Admission,
-        queue: AppendQueue,
         jobs: JobService,
         effects: list[Effect],
     ) -> None:
@@ -111,7 +109,6 @@ class Administration:
         self._publications = publications
         self._subscriptions = subscriptions
         self._admission = admission
-        self._queue = queue
         self._jobs = jobs
         self._effects = effects
 
@@ -215,7 +212,6 @@ class Administration:
         peer = target.peer
         target.expiry_s = 0  # a client that waits for the name begins a new session
         self._jobs.handle_leave(target, now_us)
-        self._queue.has_job_news = True
         if peer is not None:
             peer.close(Code.KICKED, f"{session.name} removed this client{why}")
             self._admission.on_gone(peer, now_us, was_expected=False, reason=f"kicked by {session.name}{why}")

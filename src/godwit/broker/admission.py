@@ -215,7 +215,6 @@ class Admission:
         peer.session = session
         peer.admit()
         self._jobs.handle_login(session, now_us)
-        self._queue.has_job_news = True
         if settings.messages_per_s is not None:
             peer.bucket = Bucket(settings.messages_per_s, settings.messages_per_s, now_us)
         if self._dirty.session(session):  # its will must be stored first
@@ -353,9 +352,7 @@ class Admission:
             self._publications.close(publication)
         for subscription in list(peer.subscriptions):
             self._delivery.detach(subscription)
-        if peer.party is not None:
-            self._jobs.handle_disconnect(peer.party.link, now_us)
-            self._queue.has_job_news = True
+        self._jobs.handle_disconnect(peer, now_us)
         session.peer = None
 
     def _keep_for_later(self, session: Session, now_us: int) -> None:

@@ -111,8 +111,6 @@ class AppendQueue:
         """Batches to retry."""
         self.retry_at_us = 0
         """When to retry, after a failed append, the changes that no client is waiting for."""
-        self.has_job_news = False
-        """Whether jobs may have changed in this turn, or the log has answered. The broker resets it."""
         self._under_way: deque[_SealedAppend] = deque()
 
     # -- callbacks ----------------------------------------------------------------------------------------------------
@@ -267,10 +265,8 @@ class AppendQueue:
                 self.will_bytes -= pending.size_bytes
         if offset > first_offset:
             delivery.next_offset = offset
-        if sealed.callbacks:
-            self.has_job_news = True
-            for callback in sealed.callbacks:
-                callback.stored(first_offset)
+        for callback in sealed.callbacks:
+            callback.stored(first_offset)
 
     def on_failed(self, failed: Failed, now_us: int) -> None:
         """The oldest append could not be written, and no append that was given out since will be."""
@@ -279,7 +275,6 @@ class AppendQueue:
         if oldest.is_failed:
             return  # it ended with an older one
         self.retry_at_us = now_us + RETRY_US
-        self.has_job_news = True
         ended = [oldest, *self._under_way, _SealedAppend(self.fresh[:], self.callbacks)]
         self.fresh.clear()
         self.is_retaining = False

@@ -63,6 +63,7 @@ class Broker:
         self.inputs = 0
         """How many events `handle` has had: if it has changed, end_turn is to be called."""
         self.now_us = now_us
+        """The time of the present turn. It never goes backwards."""
         self.log_id = log_id
         self.epochs = epochs
         self._peers: dict[Peer, None] = {}
@@ -86,6 +87,7 @@ class Broker:
         self._subscriptions = subscriptions = SubscriptionRequests(catalogue, delivery, queue, dirty, effects, epochs)
         self._imports = Imports(catalogue, numbers, queue, dirty, effects)
         self.jobs = jobs = JobService(catalogue, numbers, dirty, queue, effects)
+        self._job_activity = jobs.activity
         self._admission = admission = Admission(
             catalogue,
             numbers,
@@ -99,7 +101,7 @@ class Broker:
             entropy=entropy,
         )
         self.administration = Administration(
-            catalogue, delivery, identities, publications, subscriptions, admission, queue, jobs, effects
+            catalogue, delivery, identities, publications, subscriptions, admission, jobs, effects
         )
         self.lists = ListQueue()
         self.deferred_credit = DeferredCredit()
@@ -184,7 +186,6 @@ class Broker:
             return
         if was_expected and peer.session is not None:
             self.jobs.handle_leave(peer.session, now_us)
-            self.append_queue.has_job_news = True
         self._admission.on_gone(peer, now_us, was_expected=was_expected, reason=reason)
         self._expire_at_us = now_us
 
@@ -197,11 +198,6 @@ class Broker:
         self.effects.append(Notice("closed", f"closed {name}: {reason}", {**fields, "code": int(code)}))
 
     # -- the log's answers, time, settings ----------------------------------------------------------------------------
-
-    def advance(self, now_us: int) -> int:
-        """Set the time of a turn; return it, or the time before if that was later."""
-        self.now_us = now_us = max(now_us, self.now_us)
-        return now_us
 
     def handle(self, event: BrokerEvent, now_us: int) -> None:
         """Take one event."""
@@ -218,8 +214,7 @@ class Broker:
                 problem = self.administration.apply_rules(peer, peer.session, settings.access, former)
                 if problem is not None:
                     self.close(peer, Code.NOT_ALLOWED, problem)
-        self.jobs.handle_settings([peer.party.link for peer in self._peers if peer.party is not None], self.now_us)
-        self.append_queue.has_job_news = True
+        self.jobs.handle_settings(self.now_us)
 
     def _on_tick(self, event: Tick, now_us: int) -> None:
         for peer in list(self._not_logged_in):
@@ -233,7 +228,6 @@ class Broker:
             self._expire_at_us = self._admission.expire(now_us)
         if self.jobs.due_us is not None and self.jobs.due_us <= now_us:
             self.jobs.handle_timer(now_us)
-            self.append_queue.has_job_news = True
         if self.lists.waiting:
             self.lists.serve(now_us)
         if self._save_at_us is not None and self._save_at_us <= now_us:
@@ -251,14 +245,12 @@ class Broker:
         now_us = self.now_us
         queue = self.append_queue
         delivery = self._delivery
-        has_jobs = queue.has_job_news or self.jobs.due_us is not None
-        if has_jobs:
-            queue.has_job_news = False
+        job_activity = self._job_activity
+        if job_activity.is_active:
             self.jobs.finish_turn(now_us)
         if queue.fresh or queue.callbacks or queue.again or self._dirty.is_marked or delivery.quiet.candidates:
             queue.seal(now_us)
-        if has_jobs or queue.has_job_news:
-            queue.has_job_news = False
+        if job_activity.is_active:  # also if the append was answered at once
             self.jobs.send_output(now_us)
         if self._pay_at_us is None and self.deferred_credit.waiting:
             self._pay_at_us = now_us

@@ -24,6 +24,9 @@ and calls these functions of godwit.broker.broker.Broker:
     commit, unsubscribe                   move a named cursor; end or pause a subscription
     disconnect(peer, ...)                 the connection has ended
 
+A protocol that serves jobs also derives JobProtocol (godwit.broker.jobs.service) and JobListener
+(godwit.broker.jobs.job_commits), and attaches them to Broker.jobs.
+
 Functions that can fail at once raise RequestFailure. Results that need the log, the holder of a name or a budget of
 work come later, through the callback or receipt that was given. The core calls back only from within these functions,
 from within Broker.handle (the log's answers, time) and from Broker.end_turn.
@@ -44,7 +47,6 @@ from godwit.wire.epochs import Epoch
 if TYPE_CHECKING:
     from godwit.broker.catalogue import Topic
     from godwit.broker.identities import PublisherKey
-    from godwit.broker.jobs.work_channel import JobPeer
     from godwit.broker.quotas import Bucket
     from godwit.broker.session import Session
     from godwit.broker.subscription import BrokerSubscription, Lookup
@@ -85,7 +87,7 @@ class Peer:
     """One connection of a client. A protocol overrides the methods; the core maintains the attributes."""
 
     __slots__ = (
-        "address", "behind", "bucket", "host", "is_open", "login_by_us", "lookups", "messages_out", "party",
+        "address", "behind", "bucket", "host", "is_open", "login_by_us", "lookups", "messages_out",
         "pending_replies", "publications", "reads", "running_lookups", "session", "since_us", "subscriptions",
     )  # fmt: skip
 
@@ -116,8 +118,6 @@ class Peer:
         """Replies that wait for the log."""
         self.bucket: Bucket | None = None
         """The limit on messages per second, if there is one."""
-        self.party: JobPeer | None = None
-        """The connection's part in jobs, see godwit.broker.jobs."""
 
     def admit(self) -> None:
         """The login has succeeded: the client may use everything that its protocol offers."""

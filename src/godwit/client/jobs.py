@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -23,22 +24,17 @@ from godwit.client.requests import RequestQueue
 from godwit.errors import DecodeError, RecordTooLargeError, UsageError
 from godwit.limits import (
     MAX_JOB_KEY_BYTES,
-    MAX_JOB_TIME_MS,
-    MAX_PRIORITY,
-    MAX_RETRIES,
     MAX_TASKS_OF_JOB,
     MAX_WATCHED_AT_ONCE,
 )
 from godwit.wire.control_base import Code
-from godwit.wire.jobs import UNASKED, JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs, WatchReply
+from godwit.wire.jobs import OPTION_BOUNDS, UNASKED, JobSpec, JobState, TaskState, UnwatchJobs, WatchJobs, WatchReply
 from godwit.wire.work import JobUpdate, SubmitReplyGroup, TaskUpdate, UpdateGroup
 
 if TYPE_CHECKING:
     from godwit.client.work import WorkChannel
 
 PAYLOAD: Final = "the payload of a job"
-DEFAULTS: Final = (1, 0, 0, None, 3, 1000, None)
-"""Defaults of workers, priority, delay, deadline, retries, the delay of retries and time limit: not checked again."""
 OPTIONS_BYTES: Final = 128
 """Upper bound of the encoding of all options that differ from the defaults."""
 MAX_CACHED_KINDS: Final = 1024
@@ -89,30 +85,19 @@ def check_key(key: str) -> int:
     return size
 
 
-def check_options(
-    workers: int,
-    priority: int,
-    delay_ms: int,
-    deadline_ms: int | None,
-    retries: int,
-    retry_delay_ms: int,
-    time_limit_ms: int | None,
-) -> None:
+def check_options(spec: JobSpec) -> None:
     """Raise UsageError for the first option that is out of its range."""
-    for what, value, least, most in (
-        ("workers", workers, 0, MAX_TASKS_OF_JOB),
-        ("priority", priority, -MAX_PRIORITY, MAX_PRIORITY),
-        ("delay_ms", delay_ms, 0, MAX_JOB_TIME_MS),
-        ("deadline_ms", deadline_ms, 1, MAX_JOB_TIME_MS),
-        ("retries", retries, 0, MAX_RETRIES),
-        ("retry_delay_ms", retry_delay_ms, 0, MAX_JOB_TIME_MS),
-        ("time_limit_ms", time_limit_ms, 1, MAX_JOB_TIME_MS),
-    ):
-        if value is None and what in ("deadline_ms", "time_limit_ms"):
+    for bounds, value in zip(OPTION_BOUNDS, _read_options(spec), strict=True):
+        if value is None and bounds.is_optional:
             continue
-        if type(value) is not int or not least <= value <= most:
-            raise UsageError(f"{what} is {value!r}: it is a whole number between {least} and {most}")
+        if type(value) is not int or not bounds.least <= value <= bounds.most:
+            raise UsageError(
+                f"{bounds.option} is {value!r}: it is a whole number between {bounds.least} and {bounds.most}"
+            )
 
+
+_read_options: Final = attrgetter(*[bounds.option for bounds in OPTION_BOUNDS])
+_DEFAULTS: Final = _read_options(JobSpec(key="", of_kind=""))
 
 # -- the state of a job -----------------------------------------------------------------------------------------------
 
@@ -324,29 +309,18 @@ class JobTracker:
 
     # -- application calls --------------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        kind: str,
-        payload: bytes,
-        key: str | None,
-        workers: int,
-        priority: int,
-        delay_ms: int,
-        deadline_ms: int | None,
-        retries: int,
-        retry_delay_ms: int,
-        time_limit_ms: int | None,
-    ) -> JobView:
+    def submit(self, spec: JobSpec, payload: bytes) -> JobView:
         """Submit a job (see ClientProtocol.submit)."""
+        kind, key = spec.of_kind, spec.key
         kind_bytes = self._kind_bytes.get(kind) or self._check_kind(kind)
         channel = self._channel
         check_payload(PAYLOAD, payload, channel.max_payload_bytes)
         text_bytes = kind_bytes
-        if (workers, priority, delay_ms, deadline_ms, retries, retry_delay_ms, time_limit_ms) != DEFAULTS:
-            check_options(workers, priority, delay_ms, deadline_ms, retries, retry_delay_ms, time_limit_ms)
+        if _read_options(spec) != _DEFAULTS:
+            check_options(spec)
             text_bytes += OPTIONS_BYTES
         unwatches_before: int | None = None
-        if key is None:
+        if not key:
             channel.reserve(len(payload))
             self._submitted += 1
             key = f"{self._run}-{self._submitted}"
@@ -360,20 +334,9 @@ class JobTracker:
                 return view
             channel.reserve(len(payload))
             unwatches_before = self._unwatch_count if not (self._unwatch_requests or self.to_unwatch) else -1
-        submission = JobSpec(
-            key=key,
-            of_kind=kind,
-            size=len(payload),
-            workers=workers,
-            priority=priority,
-            delay_ms=delay_ms,
-            deadline_ms=deadline_ms,
-            retries=retries,
-            retry_delay_ms=retry_delay_ms,
-            time_limit_ms=time_limit_ms,
-        )
+        submission = msgspec.structs.replace(spec, key=key, size=len(payload))
         view = self._pending[key] = JobView(
-            key, kind, workers, submission=submission, payload=payload, unwatches_before=unwatches_before
+            key, kind, spec.workers, submission=submission, payload=payload, unwatches_before=unwatches_before
         )
         channel.add_submission(submission, payload, text_bytes)
         return view

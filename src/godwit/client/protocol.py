@@ -56,6 +56,7 @@ from godwit.wire.control import (
     make_proof,
 )
 from godwit.wire.control_base import Code, Qos
+from godwit.wire.jobs import JobSpec
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
@@ -80,15 +81,16 @@ class ClientProtocol:
         """The client's name; assigned by the broker if the configuration has none."""
         self.instance = entropy(INSTANCE_BYTES)
         """Identifies this run of the client."""
-        self._events: list[ClientEvent] = []
+        self.pending_events: list[ClientEvent] = []
+        """What the next call of `events` returns; always the same list."""
         self._requests = RequestQueue()
-        self._publishers = Publishers(config.send_buffer_bytes, self._events, self.instance.hex())
+        self._publishers = Publishers(config.send_buffer_bytes, self.pending_events, self.instance.hex())
         self._sending = self._publishers.state
         self._work = ClientWork(
-            config.send_buffer_bytes, self._requests, self._events, self.instance, self._note_violation
+            config.send_buffer_bytes, self._requests, self.pending_events, self.instance, self._note_violation
         )
         self._subscriptions = Subscriptions(
-            self._requests, self._events, self._note_violation, self._work.handle_opened
+            self._requests, self.pending_events, self._note_violation, self._work.handle_opened
         )
         self._endpoint = Endpoint(config.endpoint, entropy=entropy)
         self._backoff = Backoff(config.retry_min_s, config.retry_max_s, random)
@@ -213,51 +215,20 @@ class ClientProtocol:
 
     # -- application calls: jobs --------------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        kind: str,
-        payload: bytes,
-        *,
-        key: str | None = None,
-        workers: int = 1,
-        priority: int = 0,
-        delay_ms: int = 0,
-        deadline_ms: int | None = None,
-        retries: int = 3,
-        retry_delay_ms: int = 1000,
-        time_limit_ms: int | None = None,
-    ) -> JobView:
+    def submit(self, spec: JobSpec, payload: bytes) -> JobView:
         """Submit a job. JobTaken or JobRefused follows, then JobChanged for each change.
 
         Args:
-            kind: the kind of work, which decides the workers that can do it.
+            spec: the kind and the options. Its key identifies the job: the same key again is the same job; an empty
+                key is replaced by a new one. Its size is replaced by that of the payload.
             payload: the input of the job.
-            key: identifies the job: the same key again is the same job. None for a new key.
-            workers: the number of workers, each with a task of its own; 0 for all volunteers.
-            priority: jobs with a higher priority start first.
-            delay_ms: the job starts no earlier than this long after its submission.
-            deadline_ms: the job fails if it has not ended this long after its submission.
-            retries: the number of further attempts at a task after a failure.
-            retry_delay_ms: the pause before the first retry; it doubles with each further one.
-            time_limit_ms: the time limit of one attempt at a task; a longer attempt fails.
 
-        Returns the view of the job. Raises UsageError for an invalid argument, RecordTooLargeError for a payload that
+        Returns the view of the job. Raises UsageError for an invalid option, RecordTooLargeError for a payload that
         is too long, and BufferFullError if too much is not answered (wait for the event WorkBufferAvailable).
         """
         self._require_open()
         self._work.is_used = True
-        return self._work.jobs.submit(
-            kind,
-            payload,
-            key,
-            workers,
-            priority,
-            delay_ms,
-            deadline_ms,
-            retries,
-            retry_delay_ms,
-            time_limit_ms,
-        )
+        return self._work.jobs.submit(spec, payload)
 
     def watch(self, number: int) -> JobView:
         """Follow a job by its number. JobChanged reports its state, JobRefused that it does not exist."""
@@ -341,9 +312,10 @@ class ClientProtocol:
     def handle_timers(self, now: float) -> None:
         """Handle all timers that are due."""
         self._endpoint.handle_timers(now)
-        self._dialer.handle_timers(now)
-        if self.state == "offline" and self._dialer.is_dialing:
-            self.state = "connecting"
+        if self._dialer.due_at is not None and now >= self._dialer.due_at:
+            self._dialer.handle_timers(now)
+            if self.state == "offline" and self._dialer.is_dialing:
+                self.state = "connecting"
         if self._login_by is not None and now >= self._login_by:
             self._drop_connection(now, Code.TIMEOUT, f"the broker gave no welcome within {LOGIN_TIMEOUT_S:g} s")
         self._process_events(now)
@@ -352,8 +324,8 @@ class ClientProtocol:
 
     def events(self) -> list[ClientEvent]:
         """Return the events since the last call."""
-        events = self._events[:]
-        self._events.clear()
+        events = self.pending_events[:]
+        self.pending_events.clear()
         self._subscriptions.announced.clear()
         return events
 
@@ -380,7 +352,7 @@ class ClientProtocol:
             work.poll(connection, now)
         if sending.open_batches and not sending.is_filling and not connection.has_unsent:
             self._publishers.cut_open_batches()
-        return self._endpoint.next_train(now)
+        return self._endpoint.next_train(now) if connection.is_awake else None
 
     def next_timer(self) -> float | None:
         """Return when to call handle_timers, if nothing else happens before."""
@@ -427,10 +399,9 @@ class ClientProtocol:
                 self._violation = None
                 if connection is self._connection:
                     self._drop_connection(now, Code.PROTOCOL, reason)
-            events = self._endpoint.events()
-            if not events:
+            if not self._endpoint.pending_events:
                 break
-            for event in events:
+            for event in self._endpoint.events():
                 try:
                     self._handle_event(event, now)
                 except DecodeError as error:
@@ -485,7 +456,7 @@ class ClientProtocol:
             self._backoff.reset()
         self._detach()
         self.state = "offline"
-        self._events.append(Offline(code, reason, self._dialer.retry(now)))
+        self.pending_events.append(Offline(code, reason, self._dialer.retry(now)))
 
     def _detach(self) -> None:
         self._connection = self._login = self._login_by = self._online_since = None
@@ -503,7 +474,7 @@ class ClientProtocol:
         self._subscriptions.close()
         if connection is not None:
             connection.close(now, Code.NORMAL)
-        self._events.append(Ended(code, reason))
+        self.pending_events.append(Ended(code, reason))
 
     def _drop_connection(self, now: float, code: int, reason: str) -> None:
         if self._connection is not None:
@@ -546,7 +517,7 @@ class ClientProtocol:
         self._was_online = True
         self.state = "online"
         self.name = message.name
-        self._events.append(Online(message.resumed, message.name))
+        self.pending_events.append(Online(message.resumed, message.name))
         self._requests.attach(connection)
         self._work.attach(connection, message.log, message.max_message_bytes, now)
         self._subscriptions.attach(connection, message.log, message.epochs)
@@ -575,7 +546,7 @@ class ClientProtocol:
             return
         if self._requests.handle_answer(request):
             has_ended = self._subscriptions.handle_answer(request) and is_error
-            self._events.append(Reply(request, Done(request=request) if has_ended else message))
+            self.pending_events.append(Reply(request, Done(request=request) if has_ended else message))
 
 
 def make_login(config: ClientConfig, request: int, instance: bytes, binding: bytes, *, is_first: bool) -> Login:

@@ -98,40 +98,28 @@ class WorkChannel:
         self._held_bytes = 0
         self._is_starved = False
         self._connection: Connection | None = None
-        self._is_filling = False
-        self._waits_since: float | None = None
+        self.is_filling = False
+        """Whether on_full runs. The open group is not cut then: the next one is about to fill too."""
+        self.due_at: float | None = None
+        """When the open groups have waited long enough for a busy transport; None if they do not wait."""
         # The open groups.
         self._jobs: list[JobSpec] = []
         self._job_payloads: list[bytes] = []
-        self._jobs_bytes = 0
+        self.jobs_bytes = 0
+        """The size of the open group of submissions; 0 if there is none."""
         self._outcomes: list[TaskOutcome] = []
         self._results: list[bytes] = []
         self._returned: list[Ref] = []
         self._steps: list[ProgressReport] = []
         self._leases: list[Lease] = []
         """The leases that the open report ends."""
-        self._report_bytes = 0
+        self.report_bytes = 0
+        """The size of the open report, which counts as a heartbeat; 0 if there is none."""
         # Packed groups.
         self._waiting: deque[tuple[bytes, list[Lease]]] = deque()
         self._sent: deque[tuple[int, list[Lease]]] = deque()
         """Unconfirmed reports with their record numbers."""
         self._next_record = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether an open group may be cut. Not while on_full runs: the next group is about to fill too."""
-        return bool(self._jobs_bytes or self._report_bytes) and not self._is_filling
-
-    @property
-    def has_report(self) -> bool:
-        """Whether a report is open, which counts as a heartbeat."""
-        return self._report_bytes > 0
-
-    @property
-    def due_at(self) -> float | None:
-        """When the open group has waited long enough for a busy transport."""
-        since = self._waits_since if self.has_begun else None
-        return None if since is None else since + CUT_AFTER_S
 
     # -- the buffer ---------------------------------------------------------------------------------------------------
 
@@ -173,13 +161,13 @@ class WorkChannel:
             return
         size_bytes = len(payload) + text_bytes + PART_HEAD_BYTES
         jobs = self._jobs
-        is_full = len(jobs) >= MAX_GROUP or self._jobs_bytes + size_bytes > GROUP_BYTES
+        is_full = len(jobs) >= MAX_GROUP or self.jobs_bytes + size_bytes > GROUP_BYTES
         if is_full and jobs:
             self._cut_jobs()
             jobs = self._jobs
         jobs.append(submission)
         self._job_payloads.append(payload)
-        self._jobs_bytes += size_bytes
+        self.jobs_bytes += size_bytes
         if is_full:
             self._flush_full()
         elif len(jobs) == 1:
@@ -193,17 +181,17 @@ class WorkChannel:
         size_bytes = len(result) + PART_HEAD_BYTES
         if outcome is not None and outcome.error:
             size_bytes += len(outcome.error.encode())
-        is_full = len(self._leases) >= MAX_GROUP or self._report_bytes + size_bytes > GROUP_BYTES
-        if is_full and self._report_bytes:
+        is_full = len(self._leases) >= MAX_GROUP or self.report_bytes + size_bytes > GROUP_BYTES
+        if is_full and self.report_bytes:
             self._cut_report()
-        is_first = not self._report_bytes
+        is_first = not self.report_bytes
         if outcome is None:
             self._returned.append(lease.ref)
         else:
             self._outcomes.append(outcome)
             self._results.append(result)
         self._leases.append(lease)
-        self._report_bytes += size_bytes
+        self.report_bytes += size_bytes
         if is_full:
             self._flush_full()
         elif is_first:
@@ -212,48 +200,51 @@ class WorkChannel:
     def add_step(self, step: ProgressReport) -> None:
         """Add the progress of a task."""
         size_bytes = len(step.note.encode()) + PART_HEAD_BYTES
-        if len(self._steps) >= MAX_GROUP or self._report_bytes + size_bytes > GROUP_BYTES:
+        if len(self._steps) >= MAX_GROUP or self.report_bytes + size_bytes > GROUP_BYTES:
             self._cut_report()
         self._steps.append(step)
-        self._report_bytes += size_bytes
+        self.report_bytes += size_bytes
 
     def add_heartbeat(self) -> None:
         """Open a report without parts: its arrival keeps the leases."""
-        self._report_bytes += PART_HEAD_BYTES
+        self.report_bytes += PART_HEAD_BYTES
 
     def cut(self) -> None:
         """Pack all open groups and hand them to the transport."""
-        self._waits_since = None
         if self._jobs:
             self._cut_jobs()
-        if self._report_bytes:
+        if self.report_bytes:
             self._cut_report()
 
     def cut_if_late(self, now: float) -> None:
         """Cut the open groups if the transport was busy for CUT_AFTER_S: it may stay busy for long."""
-        if self._waits_since is None:
-            self._waits_since = now
-        elif now >= self._waits_since + CUT_AFTER_S:
+        if self.due_at is None:
+            self.due_at = now + CUT_AFTER_S
+        elif now >= self.due_at:
             self.cut()
 
     def _flush_full(self) -> None:
-        self._is_filling = True
+        self.is_filling = True
         try:
             self.on_full()
         finally:
-            self._is_filling = False
+            self.is_filling = False
 
     def _cut_jobs(self) -> None:
         jobs, payloads = self._jobs, self._job_payloads
         self._jobs, self._job_payloads = [], []
-        self._jobs_bytes = 0
+        self.jobs_bytes = 0
+        if not self.report_bytes:
+            self.due_at = None
         self._queue(SubmitGroup(jobs=jobs), payloads, [])
 
     def _cut_report(self) -> None:
         report = ReportGroup(outcomes=self._outcomes, steps=self._steps, returned=self._returned)
         results, leases = self._results, self._leases
         self._outcomes, self._steps, self._returned, self._results, self._leases = [], [], [], [], []
-        self._report_bytes = 0
+        self.report_bytes = 0
+        if not self.jobs_bytes:
+            self.due_at = None
         self._queue(report, results, leases)
 
     # -- the connection -----------------------------------------------------------------------------------------------
@@ -265,14 +256,14 @@ class WorkChannel:
 
     def detach(self) -> None:
         """Drop all groups: the connection is gone, and the parts will be added again."""
-        self._connection = self.channel = self._waits_since = None
+        self._connection = self.channel = self.due_at = None
         self.lacks_channel = False
         self._next_record = 0
         self._waiting.clear()
         self._sent.clear()
         self._jobs, self._job_payloads = [], []
         self._outcomes, self._steps, self._returned, self._results, self._leases = [], [], [], [], []
-        self._jobs_bytes = self._report_bytes = 0
+        self.jobs_bytes = self.report_bytes = 0
 
     def _queue(self, head: FromClient, payloads: list[bytes], leases: list[Lease]) -> None:
         self._waiting.append((encode_group(head, payloads), leases))
@@ -359,7 +350,10 @@ class ClientWork:
 
     def next_timer(self) -> float | None:
         """Return when to poll for trains, if nothing else happens before."""
-        group_at, lease_at = self.channel.due_at, self.leases.due_at
+        group_at = self.channel.due_at
+        if not self.leases.is_used:
+            return group_at
+        lease_at = self.leases.due_at
         if group_at is None or lease_at is None:
             return group_at if lease_at is None else lease_at
         return min(group_at, lease_at)
@@ -369,13 +363,13 @@ class ClientWork:
         channel = self.channel
         if channel.lacks_channel:
             channel.hand_over()
-        due_at = self.leases.due_at
+        due_at = self.leases.due_at if self.leases.is_used else None
         if due_at is not None and now >= due_at:
             self.leases.add_due(now)
             self.leases.handle_cut(now)
             channel.cut()
-        elif channel.has_begun:
-            if channel.has_report:
+        elif (channel.jobs_bytes or channel.report_bytes) and not channel.is_filling:
+            if channel.report_bytes:
                 self.leases.handle_cut(now)
             if connection.has_unsent:
                 channel.cut_if_late(now)

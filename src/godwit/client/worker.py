@@ -97,7 +97,8 @@ class Leases:
         """The largest capacity that was sent to the broker on this connection."""
         self._request: int | None = None
         """The number of the last request to volunteer, until it is answered."""
-        self._has_volunteered = False
+        self.is_used = False
+        """Whether the client has ever volunteered: without it there is nothing to report."""
         self._is_attached = False
         self._running: dict[Ref, Lease] = {}
         self._unconfirmed: dict[Ref, Lease] = {}
@@ -121,7 +122,7 @@ class Leases:
             raise UsageError(f"capacity is {capacity!r}: it is a whole number between 1 and {MAX_CAPACITY}")
         self._kinds = unique
         self._capacity = capacity
-        self._has_volunteered = True
+        self.is_used = True
         self._send_request()
 
     def withdraw(self) -> None:
@@ -189,7 +190,7 @@ class Leases:
         self._is_attached = True
         self._max_capacity = 0
         self._reported_at = now
-        if self._has_volunteered:
+        if self.is_used:
             self._send_request()
         most_bytes = self.channel.max_payload_bytes
         for lease in self._unconfirmed.values():
@@ -238,7 +239,7 @@ class Leases:
             for step in self._steps.values():
                 channel.add_step(step)
             self._steps.clear()
-        if not channel.has_report and now >= self._reported_at + self._lease_s / BEATS_PER_LEASE:
+        if not channel.report_bytes and now >= self._reported_at + self._lease_s / BEATS_PER_LEASE:
             channel.add_heartbeat()
 
     def handle_cut(self, now: float) -> None:

@@ -12,6 +12,7 @@ from godwit.broker.broker import Broker
 from godwit.broker.ports import RequestFailure, SubscribeRequest, SubscribeResult
 from godwit.broker.session import Session
 from godwit.limits import MAX_CONTROL_ITEMS, MAX_CONTROL_RECORD_BYTES, MAX_FIRST_ITEMS, MAX_LOGIN_BYTES
+from godwit.native.job_requests import JobRequests
 from godwit.native.peer import BYTES_PER_REQUEST, NAME_PING, NativeCredentials, NativePeer
 from godwit.native.subscriber_channel import NativeOutbound
 from godwit.wire import control, jobs
@@ -22,7 +23,6 @@ from godwit.wire.epochs import MAX_EPOCHS_TOLD
 WATCHES_PER_REQUEST: Final = 64
 """This number of jobs that a client begins to watch costs as much as a request."""
 ListRequest = control.Topics | control.Clients | jobs.ListJobs | jobs.ShowJob
-JOB_MESSAGES: Final = frozenset((jobs.Volunteer, jobs.WatchJobs, jobs.UnwatchJobs, jobs.CancelJob))
 
 
 class SubscribeResponder(msgspec.Struct):
@@ -61,11 +61,10 @@ class SubscribeResponder(msgspec.Struct):
 class ControlRouter:
     """Input: handle. Replies are sent on channel 0."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, work: JobRequests) -> None:
         self._broker = broker
         self._queue = broker.append_queue
         self._administration = administration = broker.administration
-        work = broker.jobs.requests
         # Each returns the reply, or None if it is sent elsewhere or there is none.
         self._replies: dict[type[Any], Callable[[NativePeer, Session, Any, int], ControlMessage | None]] = {
             control.Ping: lambda peer, session, message, now_us: control.Pong(request=message.request),
@@ -136,8 +135,6 @@ class ControlRouter:
         if session is None:
             raise RequestFailure(Code.NOT_LOGGED_IN, "log in first")
         kind = type(message)
-        if kind in JOB_MESSAGES:
-            self._queue.has_job_news = True
         action = self._actions.get(kind)
         if action is not None:
             request: int = message.request  # type: ignore[union-attr,assignment]  # all of these are requests

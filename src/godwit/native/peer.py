@@ -17,6 +17,7 @@ from godwit.wire.control_base import Code
 if TYPE_CHECKING:
     from godwit.native.publish_channel import PublishChannel
     from godwit.native.subscriber_channel import NativeOutbound
+    from godwit.native.work_channel import JobPeer
 
 NAME_PING: Final = 0xFFFFFFFF
 """The request number of the broker's own ping."""
@@ -45,8 +46,8 @@ class NativePeer(Peer):
     """One connection of the transport, with its channels in both directions."""
 
     __slots__ = (
-        "_effects", "_next_channel", "_opens", "_requests", "channels", "connection", "outbounds", "publish_channels",
-        "unconfirmed_bytes", "window_bytes",
+        "_effects", "_next_channel", "_opens", "_requests", "channels", "connection", "job_peer", "outbounds",
+        "publish_channels", "unconfirmed_bytes", "window_bytes",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, window_bytes: int, effects: list[Effect]) -> None:
@@ -59,6 +60,8 @@ class NativePeer(Peer):
         """By the numbers that the client gave its subscriptions, also while their start is looked up."""
         self.channels: dict[int, NativeOutbound] = {}
         """By the channels towards the client: each subscription has two."""
+        self.job_peer: JobPeer | None = None
+        """Its part in jobs, from its first request or work channel on."""
         self.window_bytes = window_bytes
         self.unconfirmed_bytes = 0
         """Sent or about to be sent, and not confirmed by the client's application."""

@@ -24,6 +24,7 @@ from godwit.native.effects import (
     ReturnCredit,
     SendRecord,
 )
+from godwit.native.job_service import NativeJobs
 from godwit.native.peer import FloodError, NativePeer, address_of
 from godwit.native.publish_channel import PublishChannel
 from godwit.transport.connection import Connection
@@ -50,9 +51,9 @@ class NativeProtocol:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._effects = broker.effects
-        self._jobs = broker.jobs
         self._peers: dict[Connection, NativePeer] = {}
-        self._router = ControlRouter(broker)
+        self._jobs = NativeJobs(broker.jobs, self._peers, broker.effects)
+        self._router = ControlRouter(broker, self._jobs.requests)
         self._is_stopping = False
         self.endpoints: list[Endpoint] = []
         self.now = 0.0
@@ -78,12 +79,14 @@ class NativeProtocol:
         """Take the events of all endpoints."""
         handlers = self._event_handlers
         for endpoint in self.endpoints:
-            for event in endpoint.events():
-                handlers[type(event)](event, now_us)
+            if endpoint.pending_events:
+                for event in endpoint.events():
+                    handlers[type(event)](event, now_us)
 
     def handle(self, event: Event, now_us: int) -> None:
         """Take one event."""
-        self._event_handlers[type(event)](event, self._broker.advance(now_us))
+        self._broker.now_us = now_us = max(now_us, self._broker.now_us)
+        self._event_handlers[type(event)](event, now_us)
 
     def close(self, now: float) -> None:
         """Notify all clients that the broker is being stopped; clients that connect from now on are refused."""
@@ -130,9 +133,8 @@ class NativeProtocol:
                 channel.handle(event, now_us)
             elif number == 0:
                 self._router.handle(peer, event.body, now_us)
-            elif peer.party is not None and peer.party.channel == number:
-                self._broker.append_queue.has_job_news = True
-                self._jobs.handle_record(peer.party, event, now_us)
+            elif peer.job_peer is not None and peer.job_peer.channel == number:
+                self._jobs.handle_record(peer.job_peer, event, now_us)
             elif event.reliable:
                 self._on_first_record(peer, event, now_us)
             # An unreliable record that has overtaken record 0 of its channel is lost, as it may be.
@@ -173,10 +175,9 @@ class NativeProtocol:
         if outbound is not None:
             outbound.handle_confirm(self._broker, event.channel, event.sequence)
             return
-        party = peer.party
-        if party is not None and party.work_channel.channel == event.channel:
-            self._broker.append_queue.has_job_news = True
-            self._jobs.handle_confirm(party, event.sequence)
+        job_peer = peer.job_peer
+        if job_peer is not None and job_peer.work_channel.channel == event.channel:
+            self._jobs.handle_confirm(job_peer, event.sequence)
 
     def _on_path_changed(self, event: PathChanged, now_us: int) -> None:
         peer = self._peers.get(event.connection)

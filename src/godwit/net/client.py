@@ -30,7 +30,7 @@ from godwit.errors import BrokerUnreachableError, UsageError
 from godwit.limits import MAX_WILL_BYTES, SESSION_EXPIRY_S
 from godwit.net.address import parse_broker, resolve_all
 from godwit.net.files import FileReceiver, OnFileProgress, OnProgress, SentFile, send_file
-from godwit.net.job_options import JobLike, JobOptions, check_number, check_states, core_options
+from godwit.net.job_options import JobLike, JobOptions, check_number, check_states, job_spec
 from godwit.net.jobs import AsyncJob
 from godwit.net.publisher import AsyncPublisher
 from godwit.net.runtime import ClientRuntime, OnState
@@ -360,8 +360,7 @@ class AsyncClient:
             payload: The input of the job: bytes, or a str that is sent as UTF-8.
             key: Makes a repeated submission harmless, also in a later run of a client with the same name: the broker
                 returns the job that it has under this key already.
-            options: workers=1 (or more, or "all"), priority=0, delay_s=0, deadline_s=None, retries=3, retry_delay_s=1,
-                time_limit_s=None; see godwit.net.job_options.JobOptions.
+            options: Number of workers, priority, times and retries; see godwit.net.job_options.JobOptions.
 
         Returns:
             The job. `job.agreed` is the number of workers that do it; `await job.results()` waits for its end.
@@ -371,7 +370,7 @@ class AsyncClient:
             BrokerError: The broker refused the job, for example AccessError.
         """
         self.runtime.require_open()
-        return await self.runtime.jobs.submit(kind, payload, key, core_options(**options))
+        return await self.runtime.jobs.submit(job_spec(kind, key, **options), payload)
 
     async def submit_many(self, jobs: Iterable[JobLike], **options: Unpack[JobOptions]) -> list[AsyncJob]:
         """Submit many jobs with the same options, and wait until all are answered. Much faster than one by one.
@@ -387,7 +386,7 @@ class AsyncClient:
             UsageError: A job or an option is invalid; then none was submitted.
         """
         self.runtime.require_open()
-        return await self.runtime.jobs.submit_many(jobs, core_options(**options))
+        return await self.runtime.jobs.submit_many(jobs, job_spec(**options))
 
     async def job(self, number: int) -> AsyncJob:
         """Return a job that was submitted before, also by another program or an earlier run, and follow it.

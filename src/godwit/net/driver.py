@@ -11,7 +11,7 @@ import math
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from godwit.limits import KIB
@@ -37,6 +37,10 @@ class SansIoEndpoint(Protocol[E]):
     def next_train(self, now: float) -> Train | None: ...
     def next_timer(self) -> float | None: ...
 
+    @property
+    def pending_events(self) -> Sequence[object]:
+        """Not empty if `events` has something to do after a call of `next_train`. Always the same object."""
+
 
 class EndpointDriver(Generic[E]):
     """Run an endpoint on a socket in the running event loop. The driver owns the socket.
@@ -61,7 +65,6 @@ class EndpointDriver(Generic[E]):
         self._timer = LoopTimer(self._loop, self._on_timer)
         self._unsent: Train | None = None
         """A train that the kernel had no room for. No other train is sent before it."""
-        self._undelivered: list[E] = []
         self._flush_scheduled = False
         self._delivering = False
         self._closed = False
@@ -73,7 +76,13 @@ class EndpointDriver(Generic[E]):
         if self._closed or self._delivering:
             return
         try:
-            self._deliver()
+            events = self.endpoint.events()
+            if events:
+                self._delivering = True
+                try:
+                    self._on_events(events)
+                finally:
+                    self._delivering = False
         finally:  # also when the application's callback raised an error, which must not affect the peers
             if not self._closed:  # the callback may have closed it
                 self._transmit()
@@ -88,7 +97,7 @@ class EndpointDriver(Generic[E]):
         """Send the packets that are ready (such as a close), then stop and close the socket. May be repeated."""
         if self._closed:
             return
-        self._send_ready(self.clock())
+        self._transmit()
         self._closed = True
         self._timer.cancel()
         self._loop.remove_reader(self.udp.fileno())
@@ -134,41 +143,25 @@ class EndpointDriver(Generic[E]):
         self._flush_scheduled = False
         self.flush()
 
-    # -- steps --------------------------------------------------------------------------------------------------------
-
-    def _deliver(self) -> None:
-        events = self._undelivered + self.endpoint.events()
-        if events:
-            self._undelivered = []
-            self._delivering = True
-            try:
-                self._on_events(events)
-            finally:
-                self._delivering = False
-
     def _transmit(self) -> None:
+        """Send all trains that may be sent now, and set the timer."""
         now = self.clock()
-        self._send_ready(now)
-        when = self.endpoint.next_timer()
-        if self._unsent is not None and when is not None:
-            # The pacer may allow sending while the kernel is full: the loop must not spin until the kernel has room.
-            when = max(when, now + RESOLUTION_S)
-        self._timer.arm(when, now)
-        # Sending, or the callback, may have caused events. They are delivered in the loop's next turn, because an
-        # application that causes a new event for each event must not block the loop.
-        self._undelivered += self.endpoint.events()
-        if self._undelivered:
-            self.schedule_flush()
-
-    def _send_ready(self, now: float) -> None:
-        if self._unsent is not None:
-            return
+        endpoint = self.endpoint
         # One train at a time: the receiver processes the first one while the next is being built.
-        while (train := self.endpoint.next_train(now)) is not None:
+        while self._unsent is None and (train := endpoint.next_train(now)) is not None:
             self._unsent = self.udp.send(train)
             if self._unsent is not None:
                 self._loop.add_writer(self.udp.fileno(), self._on_writable)
-                return
+        when = endpoint.next_timer()
+        if self._unsent is not None and when is not None:
+            # The pacer may allow sending while the kernel is full: the loop must not spin until the kernel has room.
+            when = max(when, now + RESOLUTION_S)
+        if when is not None and when < self._timer.arms_before:
+            self._timer.arm(when, now)
+        # Sending, or the callback, may have caused events. They are delivered in the loop's next turn, because an
+        # application that causes a new event for each event must not block the loop.
+        if endpoint.pending_events:
+            self.schedule_flush()
 
 
 RESOLUTION_S = 0.001
@@ -187,18 +180,19 @@ class LoopTimer:
         self._loop = loop
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
-        self._armed_for = math.inf
+        self.arms_before = math.inf
+        """`arm` makes a new timer only for a time before this one."""
 
     def arm(self, when: float | None, now: float) -> None:
         """Schedule a call at `when`, or none if it is None."""
-        if when is None or when >= self._armed_for - RESOLUTION_S:
+        if when is None or when >= self.arms_before:
             return
         if self._handle is not None:
             self._handle.cancel()
         # A call that is due already happens in the loop's next turn. Other delays are rounded up to milliseconds:
         # uvloop rounds down, and would call early, several times, until the time has come.
         delay_s = math.ceil((when - now) / RESOLUTION_S) * RESOLUTION_S if when > now else 0.0
-        self._armed_for = now + delay_s
+        self.arms_before = now + delay_s - RESOLUTION_S
         self._handle = self._loop.call_later(delay_s, self._fire)
 
     def cancel(self) -> None:
@@ -206,11 +200,11 @@ class LoopTimer:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
-        self._armed_for = math.inf
+        self.arms_before = math.inf
 
     def _fire(self) -> None:
         self._handle = None
-        self._armed_for = math.inf
+        self.arms_before = math.inf
         self._callback()
 
 
@@ -231,6 +225,7 @@ class _Side(Generic[E]):
         self.receive = endpoint.receive
         self.handle_timers = endpoint.handle_timers
         self.events = endpoint.events
+        self.pending_events = endpoint.pending_events
         self.next_timer = endpoint.next_timer
 
     def next_train(self, now: float) -> Train | None:

@@ -1,4 +1,4 @@
-"""The options of a job: as an application passes them to `submit`, and as the sans-IO client takes them."""
+"""The options of a job as an application passes them to `submit`, and their conversion to a JobSpec."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final, Literal, TypeAlias, TypedDict, get_args
 
+from msgspec.structs import replace
+
 from godwit.broker.topics import check_kind
 from godwit.client.batches import Payload, to_bytes
 from godwit.client.jobs import check_key
 from godwit.errors import UsageError
-from godwit.limits import MAX_JOB_TIME_MS, MAX_PRIORITY, MAX_RETRIES, MAX_TASKS_OF_JOB
-from godwit.wire.jobs import JobState
+from godwit.limits import MAX_JOB_TIME_MS
+from godwit.wire.jobs import OPTION_BOUNDS, JobSpec, JobState
 
 Workers: TypeAlias = int | Literal["all"]
 JobLike: TypeAlias = tuple[str, Payload] | tuple[str, Payload, str | None]
 """(kind, payload) or (kind, payload, key)."""
-Submission: TypeAlias = tuple[str, bytes, str | None]
-"""A checked JobLike: (kind, payload, key or None)."""
+Submission: TypeAlias = tuple[JobSpec, bytes]
+"""A checked job and its payload."""
 JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 MAX_TIME_S: Final = MAX_JOB_TIME_MS / 1000
 MAX_JOB_NUMBER: Final = 2**63 - 1
+_BOUNDS: Final = {bounds.option: bounds for bounds in OPTION_BOUNDS}
 
 
 class JobOptions(TypedDict, total=False):
@@ -42,19 +45,9 @@ class JobOptions(TypedDict, total=False):
     """None. An attempt that takes longer than this many seconds has failed."""
 
 
-class CoreOptions(TypedDict):
-    """The same options as godwit.client.protocol.ClientProtocol.submit takes them."""
-
-    workers: int
-    priority: int
-    delay_ms: int
-    deadline_ms: int | None
-    retries: int
-    retry_delay_ms: int
-    time_limit_ms: int | None
-
-
-def core_options(
+def job_spec(
+    kind: str = "",
+    key: str | None = None,
     *,
     workers: Workers = 1,
     priority: int = 0,
@@ -63,30 +56,40 @@ def core_options(
     retries: int = 3,
     retry_delay_s: float = 1.0,
     time_limit_s: float | None = None,
-) -> CoreOptions:
-    """Check the options and convert their units. Raise UsageError for an invalid one."""
-    return {
-        "workers": _number_of(workers),
-        "priority": _whole("priority", priority, -MAX_PRIORITY, MAX_PRIORITY),
-        "delay_ms": _milliseconds("delay_s", delay_s),
-        "deadline_ms": None if deadline_s is None else _limit("deadline_s", deadline_s),
-        "retries": _whole("retries", retries, 0, MAX_RETRIES),
-        "retry_delay_ms": _milliseconds("retry_delay_s", retry_delay_s),
-        "time_limit_ms": None if time_limit_s is None else _limit("time_limit_s", time_limit_s),
-    }
+) -> JobSpec:
+    """Return the job that the options of `submit` describe; without a key it has an empty one.
+
+    Raises:
+        UsageError: The key or an option is invalid.
+    """
+    if key is not None:
+        check_key(key)
+    return JobSpec(
+        key=key or "",
+        of_kind=kind,
+        workers=_number_of(workers),
+        priority=_whole("priority", priority),
+        delay_ms=_milliseconds("delay_s", delay_s),
+        deadline_ms=None if deadline_s is None else _limit("deadline_s", deadline_s),
+        retries=_whole("retries", retries),
+        retry_delay_ms=_milliseconds("retry_delay_s", retry_delay_s),
+        time_limit_ms=None if time_limit_s is None else _limit("time_limit_s", time_limit_s),
+    )
 
 
 def _number_of(workers: object) -> int:
     if workers == "all":
         return 0
-    if type(workers) is int and 1 <= workers <= MAX_TASKS_OF_JOB:
+    most = _BOUNDS["workers"].most
+    if type(workers) is int and 1 <= workers <= most:
         return workers
-    raise UsageError(f"workers is {workers!r}: give a number from 1 to {MAX_TASKS_OF_JOB}, or 'all'")
+    raise UsageError(f"workers is {workers!r}: give a number from 1 to {most}, or 'all'")
 
 
-def _whole(what: str, value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise UsageError(f"{what} is {value!r}: give a whole number from {least} to {most}")
+def _whole(what: str, value: object) -> int:
+    bounds = _BOUNDS[what]
+    if type(value) is not int or not bounds.least <= value <= bounds.most:
+        raise UsageError(f"{what} is {value!r}: give a whole number from {bounds.least} to {bounds.most}")
     return value
 
 
@@ -129,8 +132,12 @@ def check_states(states: Iterable[str] | None) -> list[JobState] | None:
     return found
 
 
-def check_submissions(jobs: Iterable[object]) -> list[Submission]:
-    """Check all jobs given to `submit_many`, and encode their payloads. Raise UsageError for the first invalid one."""
+def check_submissions(jobs: Iterable[object], spec: JobSpec) -> list[Submission]:
+    """Return the jobs given to `submit_many`, each with the options of `spec`, and their encoded payloads.
+
+    Raises:
+        UsageError: A job is invalid.
+    """
     found: list[Submission] = []
     checked_kind: str | None = None
     for job in jobs:
@@ -149,5 +156,6 @@ def check_submissions(jobs: Iterable[object]) -> list[Submission]:
             checked_kind = kind
         if key is not None:
             check_key(key)
-        found.append((kind, payload if type(payload) is bytes else to_bytes(payload), key))
+        body = payload if type(payload) is bytes else to_bytes(payload)
+        found.append((replace(spec, of_kind=kind, key=key or ""), body))
     return found

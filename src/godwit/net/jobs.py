@@ -16,16 +16,17 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from godwit.client.batches import Payload
+from godwit.broker.topics import check_kind
+from godwit.client.batches import Payload, to_bytes
 from godwit.client.events import JobChanged, JobRefused, JobTaken, WorkIdle
 from godwit.client.jobs import PAYLOAD, Change, JobView, TaskView, ViewState, check_payload
 from godwit.client.protocol import ClientProtocol
 from godwit.errors import BufferFullError, GodwitError, JobCancelledError, JobFailedError, UsageError, broker_error
-from godwit.net.job_options import CoreOptions, JobLike, Submission, check_number, check_submissions
+from godwit.net.job_options import JobLike, Submission, check_number, check_submissions
 from godwit.net.loop import LoopThread
 from godwit.wire.control import ControlMessage, Done
 from godwit.wire.control_base import MAX_TEXT_CHARACTERS
-from godwit.wire.jobs import CancelJob, JobInfo
+from godwit.wire.jobs import CancelJob, JobInfo, JobSpec
 
 What: TypeAlias = Literal[
     "accepted", "settled", "progress", "result", "failure", "reassigned", "done", "failed", "cancelled"
@@ -375,36 +376,37 @@ class ClientJobs:
             WorkIdle: self._on_idle,
         }
 
-    async def submit(self, kind: str, payload: Payload, key: str | None, options: CoreOptions) -> AsyncJob:
+    async def submit(self, spec: JobSpec, payload: Payload) -> AsyncJob:
         """Submit a job and wait until the broker has stored it. Raise its refusal."""
-        (job,) = await self._submit_all(check_submissions([(kind, payload, key)]), options)
+        check_kind(spec.of_kind)
+        body = payload if type(payload) is bytes else to_bytes(payload)
+        (job,) = await self._submit_all([(spec, body)])
         if job.refusal is not None:
             raise copy(job.refusal)
         return job
 
-    async def submit_many(self, jobs: Iterable[JobLike], options: CoreOptions) -> list[AsyncJob]:
-        """Submit jobs and wait until all are answered. A refused job has its `refusal` set."""
-        submissions = check_submissions(jobs)  # all are checked before the first one is sent
-        longest = max((body for _, body, _ in submissions), key=len, default=b"")
+    async def submit_many(self, jobs: Iterable[JobLike], spec: JobSpec) -> list[AsyncJob]:
+        """Submit jobs with the options of `spec`, and wait until all are answered. A refused one has its `refusal`."""
+        submissions = check_submissions(jobs, spec)  # all are checked before the first one is sent
+        longest = max((body for _, body in submissions), key=len, default=b"")
         check_payload(PAYLOAD, longest, self._core.max_payload_bytes)
-        return await self._submit_all(submissions, options)
+        return await self._submit_all(submissions)
 
-    async def _submit_all(self, submissions: list[Submission], options: CoreOptions) -> list[AsyncJob]:
+    async def _submit_all(self, submissions: list[Submission]) -> list[AsyncJob]:
         answer = Countdown(len(submissions))
         submitted: list[AsyncJob] = []
-        for kind, body, key in submissions:
+        for spec, body in submissions:
             while True:
                 try:
-                    view = self._core.submit(kind, body, key=key, **options)
+                    view = self._core.submit(spec, body)
                 except BufferFullError:
                     await self._room()
                 else:
                     break
-            submitted.append(self._follow(view, answer))
-        if delay_ms := options["delay_ms"]:
-            begins_us = time.time_ns() // 1000 + delay_ms * 1000
-            for job in submitted:
-                job.begins_us = begins_us
+            job = self._follow(view, answer)
+            if spec.delay_ms:
+                job.begins_us = time.time_ns() // 1000 + spec.delay_ms * 1000
+            submitted.append(job)
         await answer.wait()
         if self._ended is not None:
             raise copy(self._ended)

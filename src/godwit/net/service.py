@@ -66,6 +66,7 @@ class _SharedListener:
         self.listener = listener
         self.others: list[EndpointDriver[Notice]] = []
         self.events = listener.events
+        self.pending_events = listener.pending_events
         self.next_train = listener.next_train
         self.next_timer = listener.next_timer
 

@@ -10,7 +10,7 @@ All listeners and protocols share one core: input of one may give another someth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from godwit import limits
@@ -146,7 +146,7 @@ class Server:
             if endpoint.now > now:
                 now = endpoint.now
         self._now = native.now = now
-        now_us = broker.advance(int(now * 1e6) + self._wall_us)
+        broker.now_us = now_us = max(int(now * 1e6) + self._wall_us, broker.now_us)
         native.handle_input(now_us)
         for protocol in self._protocols:
             protocol.handle_input(now_us)
@@ -192,6 +192,8 @@ class Listener:
         self.next_train: Callable[[float], Train | None] = endpoint.next_train
         self.events: Callable[[], list[Notice]] = server.run_turn
         """The driver's name for a turn: it hands the result to the application."""
+        self.pending_events: Sequence[object] = endpoint.pending_events
+        """Input for the next turn. The log and timers ask for a turn in other ways."""
 
     def next_timer(self) -> float | None:
         """Return when a turn is needed, if nothing else happens before."""

@@ -68,7 +68,8 @@ class Endpoint:
             entropy=entropy,
             max_connections=config.max_connections,
         )
-        self._events: list[Event] = []
+        self.pending_events: list[Event] = []
+        """What the next call of `events` returns; always the same list. A caller that polls often tests it first."""
         self._answers: deque[Train] = deque()
         self._awake: deque[Connection] = deque()
         """Connections that may have something to send or a new timer, in order of arrival."""
@@ -136,8 +137,8 @@ class Endpoint:
 
     def events(self) -> list[Event]:
         """Return and clear the events since the last call."""
-        events = self._events[:]
-        self._events.clear()
+        events = self.pending_events[:]
+        self.pending_events.clear()
         return events
 
     def next_train(self, now: float) -> Train | None:
@@ -208,7 +209,7 @@ class Endpoint:
         return Connection(
             components,
             address,
-            events=self._events,
+            events=self.pending_events,
             awake=self._awake,
             budget=self._budget,
             unadmitted=self._unadmitted if needs_admission else None,

@@ -12,9 +12,11 @@ Submissions, leases and reports travel on channels of their own: see godwit.wire
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
+import msgspec.inspect
 
 from godwit.limits import (
     MAX_CAPACITY,
@@ -75,6 +77,33 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     """The pause before the first retry; it doubles with each further one."""
     time_limit_ms: LimitMs | None = None
     """The time limit of one attempt at a task; a longer attempt fails."""
+
+
+class OptionBounds(msgspec.Struct, frozen=True):
+    """The range of a numeric option of JobSpec."""
+
+    option: str
+    least: int
+    most: int
+    is_optional: bool
+    """Whether it may be None."""
+
+
+def _option_bounds() -> Iterator[OptionBounds]:
+    """Yield the options of JobSpec with the bounds in their types."""
+    spec = msgspec.inspect.type_info(JobSpec)
+    assert isinstance(spec, msgspec.inspect.StructType)
+    for field in spec.fields:
+        is_optional = isinstance(field.type, msgspec.inspect.UnionType)
+        for kind in field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,):
+            if isinstance(kind, msgspec.inspect.IntType) and field.name != "size":
+                assert kind.ge is not None
+                assert kind.le is not None
+                yield OptionBounds(field.name, kind.ge, kind.le, is_optional)
+
+
+OPTION_BOUNDS: Final = tuple(_option_bounds())
+"""For checks before a job is encoded; decoding applies the same bounds."""
 
 
 class Volunteer(BaseControlMessage, frozen=True, kw_only=True, tag="volunteer"):

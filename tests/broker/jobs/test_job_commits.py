@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import Peer, World
+from tests.native.job_clients import JobClient, job_service
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.jobs import job_commits
@@ -212,7 +212,7 @@ def test_a_job_that_ends_with_its_submission_is_discarded_with_it() -> None:
     world.fail()
     assert [job.code for job in ann.taken] == [Code.STORAGE]
     world.pass_s(2)
-    commits = job_service(world)._commits
+    commits = job_service(world).commits
     assert (ann.updates, world.keeping.of("job"), commits._unstored) == ([], {}, {})
 
 

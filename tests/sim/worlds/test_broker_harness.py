@@ -173,6 +173,6 @@ def test_input_to_one_listener_wakes_the_others() -> None:
 def test_the_connection_model_gets_the_broker_s_events() -> None:
     checkers, server, _ = serve(1)
     connection: Any = type("Alice", (), {"peer_address": ("a", 1)})()
-    server.listeners[0].endpoint._events.append(Connected(connection, b""))
+    server.listeners[0].endpoint.pending_events.append(Connected(connection, b""))
     server.run_turn()
     assert [conn.connection for conn in checkers.connections.records] == [connection]

@@ -307,18 +307,7 @@ class ControllerActor(Actor):
     def _call(self, plan: JobPlan, payload: bytes, key: str | None) -> JobView | None:
         """Pass the job to the library; return None if its buffer is full."""
         try:
-            return self.client.submit(
-                plan.kind,
-                payload,
-                key=key,
-                workers=plan.workers,
-                priority=plan.priority,
-                delay_ms=plan.delay_ms,
-                deadline_ms=plan.deadline_ms,
-                retries=plan.retries,
-                retry_delay_ms=plan.retry_delay_ms,
-                time_limit_ms=plan.time_limit_ms,
-            )
+            return self.client.submit(_submission(plan, key or "", payload), payload)
         except BufferFullError:
             return None
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -52,8 +52,8 @@ class JobEventPublisher:
             self._commits.fresh.append(Pending(None, topic, self._number, 0, entries, OnFailure.DROPPED))
 
 
-class JobListener(Protocol):
-    """Receives the changes that the log has stored."""
+class JobListener:
+    """A port: receives the changes that the log has stored. A protocol that serves jobs overrides the methods."""
 
     def job_changed(self, job: Job) -> None:
         """Handle a new state of a job."""
@@ -128,7 +128,6 @@ class JobCommits:
         journal: DirtyState,
         commits: AppendQueue,
         publisher: JobEventPublisher,
-        listener: JobListener,
         unstored: dict[Job | JobTask, int],
         activity: JobActivity,
     ) -> None:
@@ -139,8 +138,7 @@ class JobCommits:
             journal: gets the rows to write.
             commits: the queue of appends.
             publisher: gets the job events.
-            listener: is notified when changes are stored.
-            unstored: an empty table, shared with the listener: for each job and task with changes that are not
+            unstored: an empty table, shared with the protocol: for each job and task with changes that are not
                 stored, the turn of the last one.
             activity: is marked when the log has answered.
         """
@@ -148,7 +146,8 @@ class JobCommits:
         self._journal = journal
         self._commits = commits
         self._publisher = publisher
-        self._listener = listener
+        self.listener = JobListener()
+        """Is notified when changes are stored."""
         self._unstored = unstored
         self._activity = activity
         self.last_turn = 0
@@ -223,7 +222,7 @@ class JobCommits:
         self._in_flight -= 1
         turn = batch.turn
         self._reach(turn)
-        listener = self._listener
+        listener = self.listener
         unstored = self._unstored
         for job in batch.new_jobs:
             job.is_stored = True
@@ -270,5 +269,5 @@ class JobCommits:
         if self._scheduler.jobs.get(number) is job:
             self._scheduler.discard(job)
         self._journal.forget_job(job)
-        self._listener.job_discarded(number)
+        self.listener.job_discarded(number)
         self._unstored.pop(job, None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient, peer_of
 from tests.broker.world import World
+from tests.native.job_clients import JobClient, peer_of
 
 from godwit.broker.access import Access, Rule
-from godwit.broker.jobs import job_requests, notifier
 from godwit.broker.settings import Settings
 from godwit.limits import LEASE_S, MAX_CAPACITY, MAX_JOB_PAYLOAD_BYTES
+from godwit.native import job_notifier, job_requests
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire.control_base import Code
@@ -172,7 +172,7 @@ def test_a_client_watches_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> N
     world = DurableWorld()
     ann, eve = JobClient.of(world, "ann"), JobClient.of(world, "eve")
     ann.submit("resize", b"1", b"2", b"3")
-    monkeypatch.setattr(notifier, "MAX_WATCHED", 2)
+    monkeypatch.setattr(job_notifier, "MAX_WATCHED", 2)
     assert eve.watch(1, 2) == []
     assert eve.peer.refusal(j.WatchJobs(request=60, jobs=[2, 3])) == Code.TOO_MANY
     assert eve.watch(1) == []

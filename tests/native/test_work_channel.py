@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import FULL, DurableWorld
-from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import World
+from tests.native.job_clients import JobClient, job_service
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.effects import Effect
-from godwit.broker.jobs import job_table, notifier, work_channel
+from godwit.broker.jobs import job_table
 from godwit.broker.jobs.model import Job
 from godwit.broker.jobs.queue import JobQueue
-from godwit.broker.jobs.work_channel import OutgoingWorkChannel, SubmitResult, job_name, job_peer
+from godwit.broker.jobs.service import job_name
 from godwit.broker.session import Session
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
+from godwit.native import job_notifier, work_channel
 from godwit.native.effects import OpenChannel, SendRecord
 from godwit.native.peer import NativePeer
+from godwit.native.work_channel import OutgoingWorkChannel, SubmitResult, job_peer
 from godwit.wire import control as c
 from godwit.wire import jobs as j
 from godwit.wire import work as w
@@ -109,7 +111,7 @@ def test_a_connection_has_one_peer() -> None:
     link = make_link()
     ann = session("ann", bytes(16), is_remembered=True)
     peer = job_peer(link, ann, [])
-    assert job_peer(link, ann, []) is peer is link.party
+    assert job_peer(link, ann, []) is peer is link.job_peer
     assert peer.name == "ann"
 
 
@@ -258,7 +260,7 @@ def test_a_submission_with_a_field_that_cannot_be_closes_the_connection(submissi
     ann, _ = pair(world)
     ann.send(w.SubmitGroup(jobs=[j.JobSpec(**submission)]))  # type: ignore[arg-type]
     assert ann.peer.end == Code.PROTOCOL
-    assert job_service(world)._scheduler.jobs == {}
+    assert job_service(world).scheduler.jobs == {}
 
 
 def test_a_group_has_a_bounded_number_of_parts() -> None:
@@ -438,7 +440,7 @@ def test_a_submission_that_the_disk_refuses_never_was() -> None:
         (key, 0, Code.STORAGE, FULL) for key in ("x", "x", "y")
     ]
     assert ann.confirmed == 2
-    assert job_service(world)._scheduler.jobs == {}
+    assert job_service(world).scheduler.jobs == {}
     world.pass_s(5)
     assert (ann.updates, bob.leases, world.keeping.of("job")) == ([], [], {})
     ann.submit("resize", b"x")
@@ -534,7 +536,7 @@ def test_the_same_key_many_times_in_a_record_has_one_update() -> None:
 
 
 def test_a_client_that_does_not_read_its_updates_cannot_submit_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "MAX_WATCHED", 2)
+    monkeypatch.setattr(job_notifier, "MAX_WATCHED", 2)
     world = DurableWorld()
     ann = JobClient.of(world, "ann")
     ann.submit("resize", b"a", b"b")

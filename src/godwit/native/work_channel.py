@@ -17,8 +17,9 @@ from godwit.broker.effects import Effect
 from godwit.broker.jobs.job_commits import JobCommits
 from godwit.broker.jobs.model import Job, JobActivity, JobTask
 from godwit.broker.jobs.scheduler import Scheduler
+from godwit.broker.jobs.service import job_name
 from godwit.broker.ports import RequestFailure
-from godwit.broker.session import Session, made_name
+from godwit.broker.session import Session
 from godwit.broker.topics import check_kind, shown
 from godwit.errors import BadKindError, DecodeError
 from godwit.limits import MAX_CAPACITY, MAX_JOB_KEY_BYTES, RECORD_COST_BYTES, WORK_WINDOW_BYTES
@@ -39,7 +40,7 @@ from godwit.wire.work import (
 )
 
 if TYPE_CHECKING:
-    from godwit.broker.jobs.notifier import JobNotifier
+    from godwit.native.job_notifier import JobNotifier
 
 NOT_HELD: Final = "the task is not, or no longer, yours"
 MAX_PENDING_REVOKES: Final = 4 * MAX_CAPACITY
@@ -159,16 +160,11 @@ class JobPeer:
         """The ends of jobs that were deleted before the client received their updates."""
 
 
-def job_name(session: Session) -> str:
-    """Return the name of a controller or worker. A client without a name gets one that outlives its connections."""
-    return session.name if session.is_remembered else made_name(session.instance)
-
-
 def job_peer(link: NativePeer, session: Session, effects: list[Effect]) -> JobPeer:
     """Return the JobPeer of a connection; create it if necessary."""
-    peer = link.party
+    peer = link.job_peer
     if peer is None:
-        peer = link.party = JobPeer(link, session, effects)
+        peer = link.job_peer = JobPeer(link, session, effects)
     return peer
 
 

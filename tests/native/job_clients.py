@@ -8,7 +8,9 @@ from typing import Any
 from tests.broker.world import M, Peer, World
 
 from godwit.broker.jobs.service import JobService
-from godwit.broker.jobs.work_channel import JobPeer
+from godwit.native.job_notifier import JobNotifier
+from godwit.native.peer import NativePeer
+from godwit.native.work_channel import JobPeer
 from godwit.wire import jobs as j
 from godwit.wire import work as w
 from godwit.wire.control import Work, encode_control
@@ -20,12 +22,17 @@ def job_service(world: World) -> JobService:
     return world.server.broker.jobs
 
 
+def job_notifier(world: World) -> JobNotifier:
+    """Return the part of the native protocol that collects the output about jobs."""
+    return world.server.native._jobs._notifier
+
+
 def peer_of(world: World, name: str) -> JobPeer:
     """Return the part that a connected client takes in jobs."""
     link = world.server.broker.sessions[name].peer
-    assert link is not None
-    assert link.party is not None
-    return link.party
+    assert isinstance(link, NativePeer)
+    assert link.job_peer is not None
+    return link.job_peer
 
 
 class JobClient:

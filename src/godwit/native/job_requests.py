@@ -13,12 +13,13 @@ from godwit.broker.catalogue import JOBS, Catalogue
 from godwit.broker.effects import Effect, Notice
 from godwit.broker.jobs.lifecycle import require_valid_kind
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask
-from godwit.broker.jobs.notifier import MAX_WATCHED, JobNotifier
 from godwit.broker.jobs.scheduler import Scheduler
-from godwit.broker.jobs.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_name, job_peer
+from godwit.broker.jobs.service import job_name
 from godwit.broker.ports import RequestFailure
 from godwit.broker.session import Session
+from godwit.native.job_notifier import MAX_WATCHED, JobNotifier
 from godwit.native.peer import NativePeer
+from godwit.native.work_channel import MAX_PENDING_REVOKES, NOT_HELD, JobPeer, job_peer
 from godwit.wire import jobs as wire
 from godwit.wire.control_base import Code
 
@@ -111,7 +112,7 @@ class JobRequests:
 
     def unwatch(self, link: NativePeer, request: wire.UnwatchJobs) -> None:
         """Send a client no more changes of jobs."""
-        peer = link.party
+        peer = link.job_peer
         if peer is not None:
             for number in request.jobs:
                 self._notifier.unwatch(peer, number)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient, job_service, peer_of
 from tests.broker.world import World
+from tests.native.job_clients import JobClient, job_notifier, job_service, peer_of
 
-from godwit.broker.jobs import notifier
 from godwit.broker.settings import Settings
 from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES
+from godwit.native import job_notifier as job_notifier_module
 from godwit.wire import jobs as j
 from godwit.wire import work as w
 from godwit.wire.control import Done
@@ -79,7 +79,7 @@ def test_long_payloads_have_records_of_their_own() -> None:
 
 
 def test_a_job_with_more_tasks_than_a_group_may_have_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notifier, "MAX_GROUP", 4)
+    monkeypatch.setattr(job_notifier_module, "MAX_GROUP", 4)
     world = World()
     ann, eve = JobClient.of(world, "ann"), JobClient.of(world, "eve")
     hands = [JobClient.of(world, f"w{number}") for number in range(9)]
@@ -129,7 +129,7 @@ def test_a_quick_task_has_one_update() -> None:
     bob.finish((2, 0, 1))
     world.pass_s(1)
     assert ann.states[2:] == [(2, "done")]
-    assert not job_service(world)._notifier.delayed
+    assert not job_notifier(world).delayed
 
 
 def test_progress_and_later_leases_are_sent_at_once() -> None:
@@ -155,7 +155,7 @@ def test_a_client_that_has_left_gets_no_delayed_updates() -> None:
     assert bob.leases[-1] == (4, 0, 1)
     ann.peer.die()
     world.pass_s(1)
-    assert not job_service(world)._notifier.delayed
+    assert not job_notifier(world).delayed
 
 
 # -- windows ----------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_a_deleted_job_is_reported_to_a_slow_client_without_results() -> None:
     assert eve.watch(1, 2) == []
     bob.finish((2, 0, 1), result=b"lost")
     world.pass_s(3)
-    assert job_service(world)._scheduler.jobs == {}
+    assert job_service(world).scheduler.jobs == {}
     assert not peer_of(world, "eve").updates
     eve.peer.confirms_itself = True
     world.run()
@@ -283,4 +283,4 @@ def test_all_watching_clients_get_updates(count: int) -> None:
     others[0].peer.die()
     bob.finish(*bob.leases)
     assert [one.states[-1] for one in others] == [(1, "running")] + [(1, "done")] * (count - 1)
-    assert job_service(world)._notifier._watchers == {}
+    assert job_notifier(world)._watchers == {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from tests.broker.durable import DurableWorld
-from tests.broker.jobs.clients import JobClient, job_service
 from tests.broker.world import World
+from tests.native.job_clients import JobClient, job_service
 
 from godwit.broker.access import Access, Rule
 from godwit.broker.session import made_name
@@ -376,7 +376,7 @@ def test_the_job_part_is_inactive_without_jobs() -> None:
     channel = alice.open("news")
     alice.publish(channel, b"x")
     assert not job_service(world).activity.is_active
-    assert job_service(world)._commits.last_turn == 0
+    assert job_service(world).commits.last_turn == 0
     assert job_service(world).due_us is None
 
 

@@ -18,8 +18,8 @@ from itertools import islice
 from typing import Final
 
 from godwit.broker.effects import Effect
+from godwit.broker.jobs.job_commits import JobListener
 from godwit.broker.jobs.model import ENDED, Job, JobActivity, JobTask
-from godwit.broker.jobs.work_channel import AllTasks, JobPeer
 from godwit.limits import (
     MAX_CLIENT_NAME_BYTES,
     MAX_GROUP,
@@ -28,6 +28,7 @@ from godwit.limits import (
     MAX_WORK_HEAD_BYTES,
 )
 from godwit.native.effects import ReturnCredit, SendRecord
+from godwit.native.work_channel import AllTasks, JobPeer
 from godwit.wire.control import encode_control
 from godwit.wire.jobs import UNASKED, JobState, Ref, WatchReply
 from godwit.wire.work import (
@@ -60,7 +61,7 @@ assert RECORD_BYTES + 2 * LONGEST_ITEM_BYTES < MAX_WORK_HEAD_BYTES
 assert RECORD_BYTES < MAX_JOB_PAYLOAD_BYTES
 
 
-class JobNotifier:
+class JobNotifier(JobListener):
     """Collects the output for clients. `send_pending`, at the end of a turn, sends as much as fits their windows.
 
     Args:

@@ -76,11 +76,11 @@ test: $(STAMP) ## Run the tests, with the coverage gate on wire and transport (9
 	$(BIN)/coverage report --include='src/godwit/wire/*,src/godwit/transport/*' --fail-under=95
 	$(BIN)/python $(PYTEST) -n 2 --dist loadfile --junitxml=$(BUILD)/results/others.xml $(addprefix --ignore=,$(PROTOCOL_TESTS))
 
-check: $(STAMP) ## Lint, formatting, types, layering
+check: $(STAMP) ## Lint, formatting, types, layering, names, language
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python $(PYTEST) tests/test_layering.py
+	$(BIN)/python $(PYTEST) tests/test_layering.py tests/test_names.py tests/test_language.py
 
 soak: $(STAMP) ## The long versions: hundreds of seeds, all scenarios, slow tests
 	@$(BIN)/godwit sim run --seeds 500

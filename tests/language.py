@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections import Counter
@@ -38,14 +37,13 @@ _FENCE: Final = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 def files(*under: str) -> list[Path]:
     """Return the Python and Markdown files of the project under these paths, but for the history in CHANGELOG.md."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *under]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    left_out = ("CHANGELOG.md", "tests/language.py", "tests/test_language.py")  # the last two quote the phrases
-    return [
-        ROOT / name
-        for name in names
-        if name.endswith((".py", ".md")) and name not in left_out and (ROOT / name).exists()
-    ]
+    found = {file for pattern in under for path in ROOT.glob(pattern) for file in (path, *path.rglob("*"))}
+    left_out = {ROOT / name for name in ("CHANGELOG.md", "tests/language.py", "tests/test_language.py")}
+    return sorted(
+        file
+        for file in found - left_out
+        if file.suffix in (".py", ".md") and file.is_file() and ".venv" not in file.parts
+    )
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:

@@ -452,7 +452,7 @@ ROWS = [
     ),
     Row(
         "R5",
-        "no worker gets the same job twice, unless nobody else is left",
+        "no worker gets the same job twice, unless no other worker is left",
         """
         broker/jobs/test_dispatch.py::test_the_tasks_of_a_job_go_to_different_workers
         broker/jobs/test_dispatch.py::test_no_worker_gets_a_job_twice_while_another_is_only_busy

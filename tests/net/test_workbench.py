@@ -618,6 +618,29 @@ def test_who_does_not_want_to_wait_need_not() -> None:
     run(test)
 
 
+def test_a_hurried_close_does_not_warn_of_handlers_that_run_on() -> None:
+    """They were cancelled a moment ago, and the user does not want to wait for them."""
+
+    async def test() -> None:
+        gate = asyncio.Event()
+
+        async def stubborn(task: Task) -> None:
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+
+        bench = Bench(work=stubborn)
+        bench.give(1)
+        await turns(10)
+        (runner,) = bench.bench._runners
+        bench.bench.hand_back("enough")
+        await bench.bench.close(is_hurried=True)  # a warning would be an error here
+        gate.set()
+        await runner
+
+    run(test)
+
+
 def test_the_end_of_the_client_ends_everything() -> None:
     async def test() -> None:
         bench = Bench(work=lambda task: time.sleep(0.01), wait=echo)

@@ -130,7 +130,7 @@ class Workbench:
                     runner.cancel()
                 await asyncio.wait(self._runners, timeout=HURRY_S)
         stubborn = [task for task in self._lingering if task.runner in self._runners]
-        if stubborn:
+        if stubborn and not is_hurried:
             names = ", ".join(f"task {task.number} of job {task.job} ({task.kind!r})" for task in stubborn)
             warnings.warn(
                 f"handlers run on although they were cancelled {CLOSE_PATIENCE_S:g} s ago: {names}; "

@@ -18,7 +18,7 @@ import msgspec
 from godwit.errors import GodwitError
 
 TICK_S: Final = 0.02
-START_PATIENCE_S: Final = 20.0
+START_PATIENCE_S: Final = 60.0
 STOP_PATIENCE_S: Final = 2.0
 
 

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 OWNERS = {
     ROOT / "src/godwit/wire/batch.py",
     ROOT / "src/godwit/store/block.py",
-    ROOT / "tools/godwit_bench/small_senders_godwit.py",  # its struct is a frame of the transport
+    ROOT / "tools/godwit_bench/small_senders.py",  # its structs are a frame of the transport and a field of MQTT
 }
 LAYOUT = {"LONE", "HAS_DELTAS", "HAS_SEQUENCE"}
 

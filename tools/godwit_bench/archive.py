@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import struct
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +26,7 @@ from pyarrow import flight
 from godwit.errors import GodwitError
 from godwit.store.folder import DataFolder
 from godwit.store.sqlite import SqliteStore
-from godwit.wire.batch import LONE, QOS_SHIFT, Entry
+from godwit.wire.batch import Entry, make_entry
 from godwit_bench import pairs
 from godwit_bench.log import durable_broker
 from godwit_bench.pairs import DATAGRAM_BYTES, pair_with
@@ -40,7 +39,6 @@ FULL_BATCH_MESSAGES: Final = 600
 FULL_BATCHES_A_COMMIT: Final = 10
 """Measured: the batches that arrived from a publisher at full rate while the disk wrote the ones before."""
 PUBLISHERS: Final = 10_000
-_QOS_1: Final = 1 << QOS_SHIFT
 _LOG_ID_BYTES: Final = 16
 
 
@@ -72,38 +70,20 @@ def _fill(data: Path, commits: Iterator[list[Entry]], messages: int) -> int:
 
 
 def _full_batches() -> Iterator[list[Entry]]:
-    lengths = struct.pack(f">{FULL_BATCH_MESSAGES + 1}I", FULL_BATCH_MESSAGES, *[MESSAGE_BYTES] * FULL_BATCH_MESSAGES)
-    body = lengths + os.urandom(FULL_BATCH_MESSAGES * MESSAGE_BYTES)
+    payloads = [os.urandom(MESSAGE_BYTES) for _ in range(FULL_BATCH_MESSAGES)]
     while True:
-        now_us = time.time_ns() // 1000
-        entry = Entry(
-            topic="bench/topic",
-            publisher="publisher",
-            flags=_QOS_1,
-            published_us=now_us,
-            received_us=now_us,
-            count=FULL_BATCH_MESSAGES,
-            rest=body,
-        )
+        entry = make_entry("bench/topic", "publisher", payloads, qos=1, now_us=time.time_ns() // 1000)
         yield [entry] * FULL_BATCHES_A_COMMIT
 
 
 def _lone_messages(a_commit: int) -> Iterator[list[Entry]]:
     devices = [(f"bench/{number}/reading", f"device-{number}") for number in range(PUBLISHERS)]
-    payload = os.urandom(MESSAGE_BYTES)
+    payloads = [os.urandom(MESSAGE_BYTES)]
     turn = 0
     while True:
         now_us = time.time_ns() // 1000
         yield [
-            Entry(
-                topic=topic,
-                publisher=publisher,
-                flags=_QOS_1 | LONE,
-                published_us=now_us,
-                received_us=now_us,
-                count=1,
-                rest=payload,
-            )
+            make_entry(topic, publisher, payloads, qos=1, now_us=now_us)
             for topic, publisher in (devices[number % PUBLISHERS] for number in range(turn, turn + a_commit))
         ]
         turn += a_commit

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import struct
 import tempfile
 import threading
 import time
@@ -47,7 +46,7 @@ from godwit.net.service import Service
 from godwit.server.configuration import ArchiveSection, Configuration
 from godwit.store.sqlite import SqliteStore
 from godwit.transport.config import EndpointConfig
-from godwit.wire.batch import QOS_SHIFT, Entry
+from godwit.wire.batch import QOS_SHIFT, Entry, pack_rest
 from godwit_bench import peers
 from godwit_bench.pairs import bursts
 from godwit_bench.processes import GIVE_UP_S, HOST, ProcessGroup, free_port, receive_reply, wait_for_listener
@@ -298,7 +297,7 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
     As much waits to be committed as the broker would accept from one publisher.
     """
     count = BATCH_BYTES // message_bytes
-    body = struct.pack(f">{count + 1}I", count, *[message_bytes] * count) + os.urandom(count * message_bytes)
+    shape, body = pack_rest([os.urandom(message_bytes) for _ in range(count)])
     room = threading.Semaphore(CHANNEL_WINDOW_BYTES // len(body))
     problems: list[str] = []
 
@@ -318,7 +317,7 @@ def write_and_commit(folder: Path, seconds: float, message_bytes: int) -> float:
             entry = Entry(
                 topic="bench/log",
                 publisher="publisher",
-                flags=_QOS_1,
+                flags=shape | _QOS_1,
                 published_us=now_us,
                 received_us=now_us,
                 count=count,

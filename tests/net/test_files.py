@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.net.running import both_loops, broker_and_client, lossy, run, service, turns
@@ -21,6 +22,7 @@ from godwit.net import files as files_module
 from godwit.net.client import AsyncClient, connect
 from godwit.net.file_inbox import ReceivedFile
 from godwit.net.files import WINDOW_CHUNKS, FileReceiver
+from godwit.wire.extension import ExtensionKey, encode_extension
 
 
 def make_file(path: Path, size_bytes: int, seed: int = 1) -> bytes:
@@ -370,7 +372,9 @@ def test_hostile_chunks_do_no_harm(tmp_path: Path) -> None:
             receiving = client.receive_files("#", folder=folder, on_problem=problems.append, max_file_bytes=1000)
             async with receiving as files:
                 lane = client.runtime.publishers.chunk_waiters("t", "evil", epoch=1, sequence=0)
-                for extension in (b"", b"\xff", b"\xa1dfile\x05", os.urandom(5000)):
+                hostile: list[dict[str, Any]] = [{}, {"id": 5}, {"run": "x"}, {"name": os.urandom(4000)}]
+                for fields in hostile:  # the broker refuses extensions that are not a map with a file in it
+                    extension = encode_extension({ExtensionKey.FILE: fields})
                     await client.runtime.publishers.send_chunk(lane, b"x", extension)
                 await lane.confirmed(4)
                 huge = header_of(good, "huge", "t")

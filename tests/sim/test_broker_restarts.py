@@ -140,7 +140,7 @@ def test_several_appends_that_failed() -> None:
     assert case.reopen() == []
     assert case.reopen() == [], "it has become a part of the log"
     case.state = StoredState()
-    with pytest.raises(ViolationError, match="expected was TopicKept"):
+    with pytest.raises(ViolationError, match="expected was TopicRow"):
         case.reopen()
 
 

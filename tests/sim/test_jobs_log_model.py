@@ -392,7 +392,7 @@ def back_in_time(models: Models) -> None:
         (same_number, "a number was given twice"),
         (same_key, "the key is that of job 1"),
         (unrequested_job, "which was never submitted"),
-        (another_wish, "but JobKept"),
+        (another_wish, "but JobRow"),
         (forgotten, "is no longer stored"),
         (forgotten_too_soon, "is no longer stored"),
         (too_few, "agreed on 1 of all, there were 2 to 2"),

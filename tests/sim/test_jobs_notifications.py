@@ -189,7 +189,7 @@ def confirmed_nothing(models: Models, observation: JobObservation) -> None:
         (lease_of_nothing, "this task is not durable"),
         (lease_never_given, "given as"),
         (other_payload, "not those of the job"),
-        (other_controller, "but it is JobKept"),
+        (other_controller, "but it is JobRow"),
         (confirmed_in_vain, "by the log it still has the task"),
         (confirmed_nothing, "it was not reported"),
     ],

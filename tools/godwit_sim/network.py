@@ -133,7 +133,7 @@ def _describe_frame(frame: f.Frame) -> str:
             return f"confirm {channel} up to {sequence} reached {reached}"
         case f.CloseFrame(code, reason):
             return f"close {code} {reason!r}"
-    return type(frame).__name__.lower()
+    return type(frame).__name__.removesuffix("Frame").lower()
 
 
 # -- hosts and the network --------------------------------------------------------------------------------------------

@@ -282,7 +282,7 @@ def caught(
 @pytest.mark.parametrize(
     ("opener", "text"),
     [
-        (opener_of(SqliteStore, "OFF"), "is not there"),
+        (opener_of(SqliteStore, "OFF"), "are damaged, and were not corrupted by the disk"),
         (opener_of(SqliteStore, "NORMAL"), "is not there"),
         (opener_of(SplitStore), "expected was"),
         (opener_of(HastyStore), "is not there"),

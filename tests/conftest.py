@@ -48,7 +48,7 @@ def missing_java() -> str:
     found = find_java(os.environ)
     if found is None:
         return missing_text(os.getuid())
-    os.environ["JAVA_HOME"] = str(found.home)
+    os.environ.update(found.variables)
     return ""
 
 

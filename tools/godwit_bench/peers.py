@@ -36,7 +36,7 @@ def require(
     if absent:
         raise GodwitError(
             f"the benchmark needs the Python packages {' and '.join(absent)}, which are not installed: "
-            "run `pip install 'godwit[bench]'`"
+            "run `make setup` in a checkout of Godwit"
         )
     missing = [program for program in programs if find(program) is None]
     if missing:

@@ -123,7 +123,7 @@ def spark(
 ) -> None:
     """The source for Spark against a bare Python source with the same rows, and the delay from publishing to bronze.
 
-    Takes some minutes. It needs `pip install 'godwit[spark]'` and Java.
+    Takes some minutes. It needs `pip install 'godwit-mq[spark]'` and Java.
     """
     from godwit.cli.pipeline_run import require_java, require_packages
 

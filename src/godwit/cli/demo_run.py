@@ -43,6 +43,7 @@ from godwit.cli.demo_processes import (
 from godwit.cli.house import ROOMS
 from godwit.errors import GodwitError
 from godwit.impairment import ImpairedLink, LinkSettings
+from godwit.install import pip_command
 from godwit.net.address import format_address
 from godwit.net.relay import Direction, Impairment, Relay
 from godwit.transport.events import Address
@@ -420,7 +421,7 @@ def missing_requirement() -> str | None:
 
     packages = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if packages:
-        return f"the pipeline needs {', '.join(packages)}: run pip install 'godwit[spark]'"
+        return f"the pipeline needs {', '.join(packages)}: run {pip_command('spark')}"
     from godwit.pipeline import java
 
     return None if java.find_java(os.environ) else java.missing_text(os.getuid())

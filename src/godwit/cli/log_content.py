@@ -29,6 +29,7 @@ from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, iso_time, parse_position, safe, size
 from godwit.client.message import Message
 from godwit.errors import GodwitError, StorageError, UsageError
+from godwit.install import pip_command
 from godwit.limits import MIB
 from godwit.net.archive_process import missing_archive_packages
 from godwit.store.block import BlockRow, DamagedBlockError, decode_block, decode_topic_index
@@ -463,7 +464,7 @@ def run_export(folder: Path, request: ExportRequest, *, as_json: bool) -> None:
         StorageError: Messages had to be left out.
     """
     if missing := missing_archive_packages():
-        raise UsageError(f"godwit log export needs {' and '.join(missing)}: run pip install 'godwit[archive]'")
+        raise UsageError(f"godwit log export needs {' and '.join(missing)}: run {pip_command('archive')}")
     for each in request.filters:
         check_filter(each)
     if str(request.output) == "-":

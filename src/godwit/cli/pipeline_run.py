@@ -27,6 +27,7 @@ from godwit.cli.connection import EXIT_TERMINATED, print_notice
 from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, parse_position, safe
 from godwit.errors import GodwitError, UsageError
+from godwit.install import pip_command
 from godwit.net.address import parse_broker
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def require_packages() -> None:
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"the pipeline needs {', '.join(missing)}: run pip install 'godwit[spark]'")
+        raise UsageError(f"the pipeline needs {', '.join(missing)}: run {pip_command('spark')}")
 
 
 def require_java(*, is_installed_unasked: bool) -> None:
@@ -148,7 +149,7 @@ def require_java(*, is_installed_unasked: bool) -> None:
         found = java.find_java(os.environ)
     if found is None:
         raise GodwitError(java.missing_text(user))
-    os.environ["JAVA_HOME"] = str(found.home)
+    os.environ.update(found.variables)
 
 
 def _agrees(command: list[str]) -> bool:

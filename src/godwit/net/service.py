@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 from godwit.broker.effects import Import, Notice
 from godwit.errors import GodwitError, SocketError, UsageError
+from godwit.install import pip_command
 from godwit.net.address import format_address, is_loopback, parse_broker, resolve_all
 from godwit.net.archive_process import ArchiveProcess, archive_command, missing_archive_packages
 from godwit.net.diagnostics import log_drops
@@ -527,7 +528,7 @@ def is_local(listen: str) -> bool:
 
 def archive_not_installed(missing: Sequence[str]) -> str:
     """Return the line of a broker without the packages of the archive."""
-    return f"the archive is off because it needs {' and '.join(missing)}: run pip install 'godwit[archive]'"
+    return f"the archive is off because it needs {' and '.join(missing)}: run {pip_command('archive')}"
 
 
 def archive_without_tls(listen: str) -> str:

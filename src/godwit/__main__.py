@@ -1,0 +1,5 @@
+"""`python -m godwit` is the command `godwit`."""
+
+from godwit.cli import main
+
+main()

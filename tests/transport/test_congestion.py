@@ -60,7 +60,7 @@ class Pipe:
             flight = control.begin_flight(self.now)
             for _ in range(size // DATAGRAM):
                 self._launch(flight)
-            self.pacer.handle_sent(size)
+            self.pacer.bucket_bytes -= size
         if not self.sends:
             control.handle_idle()
         return None
@@ -318,11 +318,10 @@ def test_a_lone_packet_begins_its_flight_in_one_step() -> None:
             one.handle_delivered(now, 48, mine, now - mine.sent_at)
             other.handle_delivered(now, 48, yours, now - yours.sent_at)
         else:
-            if other.in_flight_bytes < other.window_bytes:
-                other.handle_idle()
+            other.handle_idle()
             flight = other.begin_flight(now)
             other.handle_sent(48)
-            flights.append((one.begin_idle_flight(now, 48), flight))
+            flights.append((one.begin_lone_flight(now, 48, was_idle=True), flight))
         assert [mine == yours for mine, yours in flights] == [True] * len(flights)
     assert one.in_flight_bytes == other.in_flight_bytes
 
@@ -350,7 +349,7 @@ def test_what_tells_nothing_of_the_path_changes_nothing(seed: int, monkeypatch: 
     for _ in range(600):
         now += rng.choice((0.001, 0.03, 0.03, 2.0))
         size = rng.choice((48, 48, 48, 1200))
-        mine, yours = (control.begin_idle_flight(now, size) for control in (one, other))
+        mine, yours = (control.begin_lone_flight(now, size, was_idle=True) for control in (one, other))
         now += rng.uniform(0.005, 0.03)
         for control, flight in ((one, mine), (other, yours)):
             control.handle_delivered(now, size, flight, now - flight.sent_at)

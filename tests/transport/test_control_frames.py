@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from godwit.transport.arq import SelectiveRepeat
 from godwit.transport.config import EndpointConfig
 from godwit.transport.control_frames import LARGEST_FRAME_BYTES, MAX_RESPONSES, ControlFrames
 from godwit.transport.receive_channels import ReceiveChannels
+from godwit.transport.recovery import ControlFrameKey
 from godwit.transport.send_channels import SendChannels
 from godwit.wire import packet as wire
 
@@ -169,3 +171,44 @@ def test_a_confirm_that_is_all_there_is_to_say() -> None:
         assert control_frames.next_lone() is None
         control_frames.next_frames(ROOM)
         assert not control_frames.pending
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_has_others_is_right_after_every_call(seed: int) -> None:
+    control_frames, receive_channels, send_channels = parts()
+    send_channels.blocked = dict.fromkeys(range(4), 1)
+    rng = random.Random(seed)
+    keys: list[ControlFrameKey] = []
+
+    def send(room_bytes: int) -> None:
+        keys.extend(control_frames.next_frames(room_bytes)[1])
+
+    def send_lone() -> None:
+        if (lone := control_frames.next_lone()) is not None:
+            keys.append(("confirm", *lone[:2]))
+
+    calls: list[Callable[[], object]] = [
+        lambda: control_frames.confirm(rng.randrange(4), rng.randrange(3), 0),
+        control_frames.ping,
+        lambda: control_frames.respond(b""),
+        lambda: control_frames.block(range(rng.randrange(3))),
+        lambda: receive_channels.handle_blocked(0),
+        lambda: control_frames.repeat(rng.sample(keys, min(len(keys), 2))),
+        lambda: control_frames.handle_acked(rng.sample(keys, min(len(keys), 2))),
+        lambda: send(LARGEST_FRAME_BYTES * rng.randrange(4)),
+        lambda: send(ROOM),
+        send_lone,
+    ]
+    seen = set()
+    for _ in range(2000):
+        rng.choice(calls)()
+        others = (
+            control_frames._ping
+            or control_frames._pending_confirms
+            or control_frames._responses
+            or control_frames._blocked
+        )
+        assert control_frames.has_others is bool(others)
+        assert control_frames.pending is (bool(others) or bool(receive_channels.pending_credits))
+        seen.add(control_frames.has_others)
+    assert seen == {True, False}

@@ -55,7 +55,7 @@ def challenge(one: PathMigration, now: float = 1.0) -> bytes:
 
 def test_nobody_new() -> None:
     one, _ = migration()
-    assert one.due_at is None
+    assert one.candidate is None
     assert one.next_challenge(100.0) is None
 
 
@@ -63,7 +63,8 @@ def test_a_proved_answer_moves() -> None:
     one, parts = migration()
     assert not one.handle_packet(packet(size=1000), HERE, 1.0)
     assert parts.dropped == {"unproven_path": 1}
-    assert one.due_at == 1.0
+    assert one.candidate is not None
+    assert one.candidate.due_at == 1.0
     asked = challenge(one)
     answer = wire.PathResponseFrame(asked, path_mac(KEY, "client", asked))
     assert one.handle_packet(packet(wire.PingFrame(), answer, number=11), HERE, 1.05)
@@ -79,7 +80,7 @@ def test_a_wrong_proof_is_counted(sender: str) -> None:
     mac = path_mac(KEY, "server", asked) if sender == "server" else bytes(16)
     assert not one.handle_packet(packet(wire.PathResponseFrame(asked, mac)), HERE, 1.05)
     assert parts.dropped["forged_path_response"] == 1
-    assert one.due_at is not None
+    assert one.candidate is not None
 
 
 def test_the_answer_must_come_from_the_new_address() -> None:
@@ -95,7 +96,7 @@ def test_an_old_number_is_no_sign_of_a_move() -> None:
     one, parts = migration()
     for number in (0, 5, 9):
         assert not one.handle_packet(packet(number=number), HERE, 1.0)
-    assert one.due_at is None
+    assert one.candidate is None
     assert parts.dropped == {"unproven_path": 3}
 
 
@@ -105,7 +106,7 @@ def test_broken_packets_are_counted_by_their_fault() -> None:
     one.handle_packet(good[:-1] + bytes((good[-1] ^ 1,)), HERE, 1.0)
     one.handle_packet(encode_packet(5, 20, b"\x3f"), HERE, 1.0)
     assert parts.dropped == {"checksum": 1, "frame": 1}
-    assert one.due_at is None
+    assert one.candidate is None
 
 
 def test_it_asks_a_few_times_with_growing_patience() -> None:
@@ -113,8 +114,8 @@ def test_it_asks_a_few_times_with_growing_patience() -> None:
     one.handle_packet(packet(size=1000), HERE, 1.0)
     now = 1.0
     times = []
-    while one.due_at is not None:
-        now = one.due_at
+    while one.candidate is not None:
+        now = one.candidate.due_at
         if one.next_challenge(now) is not None:
             times.append(now)
     assert len(times) == MAX_CHALLENGES
@@ -129,8 +130,8 @@ def test_never_more_than_three_times_what_came() -> None:
     one.handle_packet(small, HERE, 1.0)
     received = len(small)
     sent = 0
-    while one.due_at is not None:
-        now = one.due_at
+    while one.candidate is not None:
+        now = one.candidate.due_at
         sent += CHALLENGE_PACKET_BYTES * (one.next_challenge(now) is not None)
         assert sent <= AMPLIFICATION * received
     assert sent > 0

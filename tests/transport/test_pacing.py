@@ -30,7 +30,7 @@ def test_the_rate_is_kept(rate: float, lateness_s: float) -> None:
     while now < duration_s:
         room = pacer.room_bytes(now, rate, size)
         if room >= size:
-            pacer.handle_sent(size)
+            pacer.bucket_bytes -= size
             sent += size
         else:
             then = pacer.ready_at(rate, size)
@@ -54,7 +54,7 @@ def test_ready_is_ready() -> None:
     now = 1e6
     for _ in range(1000):
         while pacer.room_bytes(now, rate, size) >= size:
-            pacer.handle_sent(size)
+            pacer.bucket_bytes -= size
         now = pacer.ready_at(rate, size)
         assert pacer.room_bytes(now, rate, size) >= size
 
@@ -63,6 +63,6 @@ def test_what_goes_outside_its_control_is_paid_back() -> None:
     pacer = Pacer(0.0)
     rate, size = 1e6, 2800
     pacer.room_bytes(0.0, rate, size)
-    pacer.handle_sent(100_000)
+    pacer.bucket_bytes -= 100_000
     assert pacer.room_bytes(0.0, rate, size) < 0
     assert pacer.ready_at(rate, size) == pytest.approx(0.1, rel=0.05)

@@ -43,7 +43,7 @@ def test_before_the_first_sample() -> None:
     assert not trip.has_sample
     assert trip.smoothed_s == INITIAL_ROUND_TRIP_S
     assert trip.variation_s == INITIAL_ROUND_TRIP_S / 2
-    assert trip.probe_timeout_s() == pytest.approx(3 * INITIAL_ROUND_TRIP_S + MAX_ACK_DELAY_S)
+    assert trip.probe_timeout_s == pytest.approx(3 * INITIAL_ROUND_TRIP_S + MAX_ACK_DELAY_S)
 
 
 def test_the_first_sample_counts_whole() -> None:
@@ -63,7 +63,7 @@ def test_worked_out_by_hand() -> None:
     # variation = 3/4 * 47.5 + 1/4 * 20 = 40.625; smoothed = 7/8 * 105 + 1/8 * 85 = 102.5
     assert trip.variation_s == pytest.approx(0.040625)
     assert trip.smoothed_s == pytest.approx(0.1025)
-    assert trip.probe_timeout_s() == pytest.approx(0.1025 + 4 * 0.040625 + MAX_ACK_DELAY_S)
+    assert trip.probe_timeout_s == pytest.approx(0.1025 + 4 * 0.040625 + MAX_ACK_DELAY_S)
 
 
 def test_the_delay_of_the_acknowledgement_is_taken_off_if_it_leaves_a_possible_round_trip() -> None:
@@ -81,7 +81,7 @@ def test_a_steady_path_is_still_given_a_millisecond() -> None:
     trip = RoundTrip(0.0002)
     for _ in range(200):
         trip.sample(0.0002, 0.0, 0.0002)
-    assert trip.probe_timeout_s() == pytest.approx(0.0002 + TIMER_GRANULARITY_S + MAX_ACK_DELAY_S, rel=1e-3)
+    assert trip.probe_timeout_s == pytest.approx(0.0002 + TIMER_GRANULARITY_S + MAX_ACK_DELAY_S, rel=1e-3)
 
 
 # -- losses -----------------------------------------------------------------------------------------------------------

@@ -173,21 +173,23 @@ class DirtyState:
         """Return the changes to write, and the marks that they stand for. `end_offset` is the log's end."""
         dirty, self._dirty = self._dirty, DirtySet()
         self.is_marked = False
-        changes: list[Change] = [TopicDeleted(name) for name in dirty.topics_gone]
+        changes: list[Change] = list(map(TopicDeleted, dirty.topics_gone))
         for topic in dirty.topics:
             if not topic.is_gone:
                 topic.is_stored = True
                 changes.append(_topic(topic))
-        changes += [_retained(topic) for topic in dirty.retained if not topic.is_gone]
-        changes += self._session_changes(dirty, end_offset)
+        for topic in dirty.retained:
+            if not topic.is_gone:
+                changes.append(_retained(topic))
+        if dirty.sessions or dirty.subscriptions:
+            changes += self._session_changes(dirty, end_offset)
         for key, progress in dirty.identities.items():
             if progress is None:
                 changes.append(IdentityDeleted(*key))
             else:
                 changes.append(IdentityRow(*key, progress.epoch, progress.next_sequence, progress.last_us))
         changes += dirty.queries.values()
-        if dirty.jobs:
-            changes += dirty.jobs.changes()
+        changes += dirty.jobs.changes()
         return changes, dirty
 
     def _session_changes(self, dirty: DirtySet, end_offset: int) -> list[Change]:

@@ -339,7 +339,7 @@ class ClientProtocol:
             work.jobs.send_requests()
         if self._requests.unsent:
             self._requests.pump(now)
-        train = self._endpoint.next_train(now)
+        train = self._endpoint.next_train(now) if self._endpoint.awake else None
         connection = self._connection
         if train is not None or connection is None or not is_online:
             return train
@@ -357,8 +357,10 @@ class ClientProtocol:
     def next_timer(self) -> float | None:
         """Return when to call handle_timers, if nothing else happens before."""
         next_at = self._endpoint.next_timer()
-        work_at = self._work.next_timer() if self._work.is_used else None
-        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, work_at):
+        work = self._work
+        group_at = work.channel.due_at
+        lease_at = work.leases.due_at if work.leases.is_used else None
+        for due_at in (self._dialer.due_at, self._login_by, self._requests.due_at, group_at, lease_at):
             if due_at is not None and (next_at is None or due_at < next_at):
                 next_at = due_at
         return next_at

@@ -307,7 +307,8 @@ class WorkChannel:
 class ClientWork:
     """The work of a client: its jobs, its leases and the channels in both directions.
 
-    Application calls go to `jobs` and `leases`. Input: attach, detach, poll, handle_*. Output: next_timer.
+    Application calls go to `jobs` and `leases`. Input: attach, detach, poll, handle_*. Poll again when `channel.due_at`
+    or `leases.due_at` has come.
     """
 
     def __init__(
@@ -347,16 +348,6 @@ class ClientWork:
         self.channel.detach()
         self.leases.detach()
         self.jobs.detach()
-
-    def next_timer(self) -> float | None:
-        """Return when to poll for trains, if nothing else happens before."""
-        group_at = self.channel.due_at
-        if not self.leases.is_used:
-            return group_at
-        lease_at = self.leases.due_at
-        if group_at is None or lease_at is None:
-            return group_at if lease_at is None else lease_at
-        return min(group_at, lease_at)
 
     def poll(self, connection: Connection, now: float) -> None:
         """Cut open groups and due reports, because trains are polled."""

@@ -105,6 +105,8 @@ class ThreadedLog:
         self._known_failures = 0
         """Number of failures that the writer will still report, and that were passed to the broker already."""
         self._has_begun = False
+        self.due_us: int | None = None
+        """0 if the last call of `work` has left results for the next turn. New ones wake the loop."""
         self.writer = LogWriter(store, self._on_answers, retention=retention, path=path)
         self._reader = _ReaderThread(self, reader)
 
@@ -120,7 +122,9 @@ class ThreadedLog:
         self._reader.start()
 
     def append(self, effect: Append, now_us: int) -> None:
-        size_bytes = sum([len(entry.rest) for entry in effect.entries])
+        size_bytes = 0
+        for entry in effect.entries:
+            size_bytes += len(entry.rest)
         self._unanswered.append(size_bytes)
         self._held_bytes += size_bytes
         self.writer.append(PendingAppend(effect, size_bytes, self._era))
@@ -150,6 +154,7 @@ class ThreadedLog:
                 broker.handle(answer, now_us)
         for _ in range(found):
             broker.handle(self._found.popleft(), now_us)
+        self.due_us = 0 if self._found else None
 
     def _on_failed(self, answer: Failed, now_us: int) -> None:
         """Fail all appends given so far: the writer does not try them, see godwit.net.log_writer."""
@@ -164,10 +169,6 @@ class ThreadedLog:
         self._broker.handle(answer, now_us)
         for _ in range(failed - 1):
             self._broker.handle(Failed(answer.text), now_us)
-
-    @property
-    def due_us(self) -> int | None:
-        return 0 if self._found else None
 
     @property
     def held_bytes(self) -> int:

@@ -244,14 +244,16 @@ class LogWriter:
                 self._fail(group, error)
             return
         self.commits += 1
-        self._written_bytes += sum([append.size_bytes for append in group]) + COMMIT_PAGES_BYTES
+        self._written_bytes += COMMIT_PAGES_BYTES
         now = time.monotonic()
         self._idle_at = now + IDLE_S
         self._retention_at = min(self._retention_at, now + RETENTION_S)
         answers: list[Answer] = []
         for append in group:
+            self._written_bytes += append.size_bytes
             answers.append(Committed(offset))
-            offset += sum([entry.count for entry in append.effect.entries])
+            for entry in append.effect.entries:
+                offset += entry.count
         self._answer(answers)
         if self._reported and entries and self._recovered_at is None:
             self._recovered_at = now + RECOVERED_S

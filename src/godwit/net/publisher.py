@@ -41,13 +41,12 @@ class SendTurn:
     that is full is flushed before the end of the turn.
     """
 
-    __slots__ = ("_flush", "_loop", "_schedule_flush", "_senders", "now_us")
+    __slots__ = ("_flush", "_loop", "_senders", "now_us")
 
-    def __init__(self, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
+    def __init__(self, flush: Callable[[], None]) -> None:
         self.now_us = 0
         """The time of this turn; 0 if no message was sent in it yet."""
         self._flush = flush
-        self._schedule_flush = schedule_flush
         self._senders: set[Publisher] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -65,9 +64,6 @@ class SendTurn:
         for sender in self._senders:
             sender.end_time_sharing()
         self._senders.clear()
-
-    def on_batch_begun(self) -> None:
-        self._schedule_flush()
 
     def on_batch_full(self) -> None:
         self._flush()
@@ -187,8 +183,8 @@ class ClientPublishers:
     def __init__(self, core: ClientProtocol, flush: Callable[[], None], schedule_flush: Callable[[], None]) -> None:
         self.schedule_flush = schedule_flush
         self._core = core
-        self._turn = SendTurn(flush, schedule_flush)
-        core.on_sending(begun=self._turn.on_batch_begun, full=self._turn.on_batch_full)
+        self._turn = SendTurn(flush)
+        core.on_sending(begun=schedule_flush, full=self._turn.on_batch_full)
         self._crowded_bytes = core.config.send_buffer_bytes * 3 // 4
         self._waiters: WeakValueDictionary[Publisher, PublishWaiters] = WeakValueDictionary()  # while in use
         self._ended: GodwitError | None = None

@@ -151,7 +151,7 @@ def to_result(result: object) -> bytes:
         return b""
     if not isinstance(result, bytes | bytearray | memoryview | str):
         raise UsageError(f"a result of type {type(result).__name__}: a handler returns bytes, a text or None")
-    return to_bytes(result)
+    return result if type(result) is bytes else to_bytes(result)
 
 
 def failure_text(error: BaseException) -> str:

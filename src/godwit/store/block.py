@@ -37,6 +37,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import or_
 from typing import Final
 
 import msgspec
@@ -180,26 +181,30 @@ def encode_block(rows: Sequence[tuple[int, Entry]], secret: bytes = NO_SECRET) -
 
 def _encode(offsets: Sequence[int], entries: Sequence[Entry], secret: bytes) -> BlockRow:
     first_offset = offsets[0]
+    # A list comprehension for each column is the fastest way for a block of many batches.
     counts = [entry.count for entry in entries]
     end_offset = offsets[-1] + counts[-1]
     received_us = [entry.received_us for entry in entries]
     sequences = [entry.sequence for entry in entries]
     flags = bytes([entry.flags for entry in entries])
     distinct_flags = set(flags)
-    if any(flag & HEAD_FLAGS for flag in distinct_flags):
-        raise ValueError("the flags of an entry must not include those for a sequence or a route")
+    for each in distinct_flags:
+        if each & HEAD_FLAGS:
+            raise ValueError("the flags of an entry must not include those for a sequence or a route")
     columns = split_entries(entries, distinct_flags)
     if sequences.count(None) != len(sequences):
         has = [0 if sequence is None else HAS_SEQUENCE for sequence in sequences]
-        flags = bytes([flag | more for flag, more in zip(flags, has, strict=True)])
+        flags = bytes(map(or_, flags, has))
 
     topic_names = [entry.topic for entry in entries]
     topics = _numbered(topic_names)
-    batch_topics = [topics[name] for name in topic_names]
     publisher_names = [entry.publisher for entry in entries]
     publishers = _numbered(publisher_names)
-    topic_lengths, topics_utf8 = _utf8(topics)
-    publisher_lengths, publishers_utf8 = _utf8(publishers)
+    batch_topics = list(map(topics.__getitem__, topic_names))
+    topics_utf8 = list(map(str.encode, topics))
+    publishers_utf8 = list(map(str.encode, publishers))
+    topic_lengths = list(map(len, topics_utf8))
+    names = b"".join(topics_utf8 + publishers_utf8)
     topic_messages, topic_bytes = _topic_totals(len(topics), batch_topics, counts, columns.body_bytes)
 
     head = _HEAD.pack(
@@ -211,45 +216,48 @@ def _encode(offsets: Sequence[int], entries: Sequence[Entry], secret: bytes) -> 
         sum(counts),
         len(topics),
         len(publishers),
-        len(topics_utf8) + len(publishers_utf8),
+        len(names),
         len(columns.extensions),
         columns.bodies_bytes,
         0 if columns.deltas is None else _HAS_DELTA_COLUMN,
     )
     sections = (
         head,
-        pack_u64([entry.published_us for entry in entries]),
-        pack_u64(received_us),
-        pack_u64([sequence or 0 for sequence in sequences]),
-        pack_u64([entry.epoch for entry in entries]),
-        pack_u32([offset - first_offset for offset in offsets]),
-        pack_u32(counts),
-        pack_u32(batch_topics),
-        pack_u32([publishers[name] for name in publisher_names]),
-        pack_u32(columns.body_bytes),
-        pack_u32(columns.extension_bytes),
-        pack_u32(topic_lengths),
-        pack_u32(publisher_lengths),
+        pack_u64(
+            [
+                *[entry.published_us for entry in entries],
+                *received_us,
+                *[sequence or 0 for sequence in sequences],
+                *[entry.epoch for entry in entries],
+            ]
+        ),
+        pack_u32(
+            [
+                *[offset - first_offset for offset in offsets],
+                *counts,
+                *batch_topics,
+                *map(publishers.__getitem__, publisher_names),
+                *columns.body_bytes,
+                *columns.extension_bytes,
+                *topic_lengths,
+                *map(len, publishers_utf8),
+            ]
+        ),
         columns.lengths,
         columns.deltas or b"",
         flags,
-        topics_utf8,
-        publishers_utf8,
+        names,
         columns.extensions,
     )
     body = join_with_checksum((b"".join(sections), *columns.bodies))
-    index = _pack_topic_index(topic_lengths, topics_utf8, topic_messages, topic_bytes)
+    index = _pack_topic_index(topic_lengths, b"".join(topics_utf8), topic_messages, topic_bytes)
     return make_row(first_offset, end_offset, received_us[0], received_us[-1], index, body)
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     """Return each distinct name with its number, in the order of first use."""
-    return {name: number for number, name in enumerate(dict.fromkeys(names))}
-
-
-def _utf8(names: dict[str, int]) -> tuple[list[int], bytes]:
-    encoded = [name.encode() for name in names]
-    return list(map(len, encoded)), b"".join(encoded)
+    distinct = dict.fromkeys(names)
+    return dict(zip(distinct, range(len(distinct)), strict=True))
 
 
 def _topic_totals(
@@ -418,7 +426,7 @@ def _pack_topic_index(
     name_lengths: Sequence[int], names: bytes, messages: Sequence[int], payload_bytes: Sequence[int]
 ) -> bytes:
     head = _INDEX_HEAD.pack(len(name_lengths), len(names))
-    return join_with_checksum((head, pack_u64(payload_bytes), pack_u32(messages), pack_u32(name_lengths), names))
+    return join_with_checksum((head, pack_u64(payload_bytes), pack_u32((*messages, *name_lengths)), names))
 
 
 def decode_topic_index(data: bytes) -> list[TopicShare]:

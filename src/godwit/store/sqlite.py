@@ -23,6 +23,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -328,7 +329,7 @@ def _create(path: Path) -> None:
 def _inodes(files: Sequence[Path]) -> list[tuple[int, int]]:
     """Return what identifies these files apart from their names; nothing if one is missing."""
     try:
-        return [(found.st_dev, found.st_ino) for found in map(Path.stat, files)]
+        return list(map(attrgetter("st_dev", "st_ino"), map(os.stat, files)))
     except OSError:
         return []
 

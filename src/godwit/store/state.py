@@ -20,8 +20,7 @@ log's own, and not one that a publisher put into a message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import apsw
@@ -137,8 +136,15 @@ def load_floors(connection: apsw.Connection) -> dict[str, int]:
 
 def apply_changes(connection: apsw.Connection, changes: Iterable[Change]) -> None:
     """Write changes in order, within the caller's transaction, with one executemany for each run of a statement."""
-    for statement, run in groupby(map(_statement, changes), key=itemgetter(0)):
-        connection.executemany(statement, [values for _, values in run])
+    runs: list[tuple[str, list[_Values]]] = []
+    for change in changes:
+        statement, values = _STATEMENTS[type(change)](change)
+        if runs and runs[-1][0] == statement:
+            runs[-1][1].append(values)
+        else:
+            runs.append((statement, [values]))
+    for statement, rows in runs:
+        connection.executemany(statement, rows)
 
 
 def load_state(connection: apsw.Connection) -> StoredState:
@@ -206,10 +212,6 @@ def decode_row(kind: Any, key: Any, value: Any, checksum: Any) -> StateRow:
 def _load_kind(connection: apsw.Connection, row_type: type) -> list[Any]:
     kind = _KINDS[row_type][0]
     return [decode_row(*row) for row in connection.execute(QUERIES["select_state_of_kind"], (kind,))]
-
-
-def _statement(change: Change) -> _Statement:
-    return _STATEMENTS[type(change)](change)
 
 
 def _replacement(kind: str, key_fields: tuple[str, ...]) -> Callable[[Any], _Statement]:

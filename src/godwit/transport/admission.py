@@ -94,11 +94,12 @@ REASON: Final = "too many unfinished records wait here: try again later"
 class ReceiveBudget:
     """The memory that unfinished records of all connections may use together."""
 
-    __slots__ = ("_entropy", "_held", "limit_bytes", "used_bytes")
+    __slots__ = ("_entropy", "held", "limit_bytes", "used_bytes")
 
     def __init__(self, entropy: Callable[[int], bytes], limit_bytes: int = MAX_UNFINISHED_BYTES) -> None:
         self._entropy = entropy
-        self._held: dict[Connection, int] = {}
+        self.held: dict[Connection, int] = {}
+        """The cost of the unfinished records of each connection that has any."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
@@ -107,14 +108,14 @@ class ReceiveBudget:
 
         Close connections while the total exceeds the limit. Their clients reconnect and send again.
         """
-        known_bytes = self._held.get(connection, 0)
+        known_bytes = self.held.get(connection, 0)
         if held_bytes == known_bytes:
             return
         self.used_bytes += held_bytes - known_bytes
         if held_bytes:
-            self._held[connection] = held_bytes
+            self.held[connection] = held_bytes
         else:
-            del self._held[connection]
+            del self.held[connection]
         while self.used_bytes > self.limit_bytes:
             self._choose().close(now, Code.BUSY, REASON)
 
@@ -125,7 +126,7 @@ class ReceiveBudget:
         those above the average: choosing the highest cost would always hit the long record that is closest to
         completion, and of many clients that send long records at once none would ever finish.
         """
-        held = self._held
+        held = self.held
         strangers = [connection for connection in held if not connection.is_admitted]
         if strangers:
             return max(strangers, key=held.__getitem__)

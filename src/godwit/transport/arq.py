@@ -92,7 +92,12 @@ class SelectiveRepeat:
         pass
 
     def handle_ack(self, arrived: Sequence[SentRun], next_position: int | None) -> list[OutgoingRecord]:
-        return [fragment.record for run in arrived for fragment in run.fragments if fragment.settle()]
+        completed = []
+        for run in arrived:
+            for fragment in run.fragments:
+                if fragment.settle():
+                    completed.append(fragment.record)
+        return completed
 
     def is_possible(self, next_position: int) -> bool:
         return False

@@ -144,16 +144,18 @@ class Congestion:
         limited = self._app_limited_until_bytes > self._delivered_bytes
         return Flight(now, self._delivered_bytes, self._delivered_at, self._first_sent_at, limited)
 
-    def begin_idle_flight(self, now: float, sent_bytes: int) -> Flight:
-        """Return the counters for a single packet, with nothing else to send before or after it.
+    def begin_lone_flight(self, now: float, sent_bytes: int, *, was_idle: bool = False) -> Flight:
+        """Return the counters for a single packet, with nothing else to send after it, nor before it if `was_idle`.
 
-        The same as handle_idle, begin_flight, handle_sent, handle_idle.
+        The same as begin_flight, handle_sent, handle_idle, and if `was_idle` handle_idle before these.
         """
         delivered_bytes = self._delivered_bytes
         if self.in_flight_bytes == 0:
             self._first_sent_at = self._delivered_at = now
             self._started_idle = True
-        limited = self.in_flight_bytes < self.window_bytes or self._app_limited_until_bytes > delivered_bytes
+        limited = self._app_limited_until_bytes > delivered_bytes
+        if was_idle and self.in_flight_bytes < self.window_bytes:
+            limited = True
         self.in_flight_bytes += sent_bytes
         if self.in_flight_bytes < self.window_bytes:
             self._app_limited_until_bytes = delivered_bytes + self.in_flight_bytes
@@ -163,8 +165,9 @@ class Congestion:
         self.in_flight_bytes += sent_bytes
 
     def handle_idle(self) -> None:
-        """Note that there is room to send but nothing to send, so packets in flight show little about the path."""
-        self._app_limited_until_bytes = self._delivered_bytes + max(self.in_flight_bytes, 1)
+        """Note that there is nothing to send: unless the window is full, packets in flight show little of the path."""
+        if self.in_flight_bytes < self.window_bytes:
+            self._app_limited_until_bytes = self._delivered_bytes + max(self.in_flight_bytes, 1)
 
     def handle_lost(self, lost_bytes: int, sent_at: float) -> None:
         """Remove lost packets from the path. The rate does not change: see the top of this module."""
@@ -353,29 +356,26 @@ SHORTEST_WAIT_S: Final = 1e-5
 
 
 class Pacer:
-    """A token bucket: room_bytes before a train, handle_sent after it; ready_at is when to try again."""
+    """A token bucket: ask for room_bytes before a train; ready_at is when to try again."""
 
-    __slots__ = ("_bucket_bytes", "_filled_at")
+    __slots__ = ("_filled_at", "bucket_bytes")
 
     def __init__(self, now: float) -> None:
-        self._bucket_bytes = float("inf")  # the first call of room_bytes cuts it to the depth
+        self.bucket_bytes = float("inf")  # the first call of room_bytes cuts it to the depth
+        """Subtract the bytes of a train that was sent. Packets that ignore the pacer (probes) may make it negative."""
         self._filled_at = now
 
     def room_bytes(self, now: float, rate_bytes_per_s: float, train_bytes: int) -> float:
         """Return how many bytes may be sent now."""
         depth = rate_bytes_per_s * DEPTH_S + train_bytes
-        self._bucket_bytes = min(self._bucket_bytes + (now - self._filled_at) * rate_bytes_per_s, depth)
+        self.bucket_bytes = min(self.bucket_bytes + (now - self._filled_at) * rate_bytes_per_s, depth)
         self._filled_at = now
         # One byte more, so that a timer for the exact moment is not too early by a rounding error.
-        return self._bucket_bytes + 1.0
-
-    def handle_sent(self, sent_bytes: int) -> None:
-        """Remove sent bytes from the bucket. Packets that ignore the pacer (probes) may make it negative."""
-        self._bucket_bytes -= sent_bytes
+        return self.bucket_bytes + 1.0
 
     def ready_at(self, rate_bytes_per_s: float, needed_bytes: int) -> float:
         """Return when `needed_bytes` may be sent."""
-        return self._filled_at + max((needed_bytes - self._bucket_bytes) / rate_bytes_per_s, SHORTEST_WAIT_S)
+        return self._filled_at + max((needed_bytes - self.bucket_bytes) / rate_bytes_per_s, SHORTEST_WAIT_S)
 
 
 def train_bytes(rate_bytes_per_s: float, datagram_bytes: int, limit_bytes: int) -> int:

@@ -230,7 +230,7 @@ class Connection:
             if state is ConnectionState.CLOSING:
                 mac = handshake.close_mac(components.key, self.role, code, reason)
                 frame = wire.encode_frame(wire.CloseFrame(code, reason, mac))
-            self._closing = ClosingState(frame, now, components.recovery.round_trip.probe_timeout_s())
+            self._closing = ClosingState(frame, now, components.recovery.round_trip.probe_timeout_s)
         self.state = state
         self._ended = code, reason
         self._components.release()
@@ -256,7 +256,9 @@ class Connection:
         self._idle_timer.handle_packets(self._components.acknowledger.packets, now)
         self._publish(received, now)
         self._components.receive_channels.settle()
-        self._budget.update(self, self._components.receive_channels.unfinished_bytes, now)
+        unfinished_bytes = self._components.receive_channels.unfinished_bytes
+        if unfinished_bytes != self._budget.held.get(self, 0):
+            self._budget.update(self, unfinished_bytes, now)
         self.wake()
         return at
 

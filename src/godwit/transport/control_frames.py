@@ -25,6 +25,7 @@ class ControlFrames:
 
     __slots__ = (
         "_blocked", "_confirms", "_pending_confirms", "_ping", "_receive_channels", "_responses", "_send_channels",
+        "has_others",
     )  # fmt: skip
 
     def __init__(self, receive_channels: ReceiveChannels, send_channels: SendChannels) -> None:
@@ -37,16 +38,12 @@ class ControlFrames:
         self._blocked: dict[int, None] = {}
         self._responses: list[bytes] = []
         self._ping = False
+        self.has_others = False
+        """Whether there are frames to send besides credit, which ReceiveChannels knows."""
 
     @property
     def pending(self) -> bool:
-        return bool(
-            self._ping
-            or self._pending_confirms
-            or self._responses
-            or self._blocked
-            or self._receive_channels.pending_credits
-        )
+        return self.has_others or bool(self._receive_channels.pending_credits)
 
     def confirm(self, channel: int, sequence: int, reached: int) -> None:
         self._confirms[channel] = (sequence, reached)
@@ -55,9 +52,10 @@ class ControlFrames:
             del self._confirms[oldest]
             self._pending_confirms.pop(oldest, None)
         self._pending_confirms[channel] = None
+        self.has_others = True
 
     def ping(self) -> None:
-        self._ping = True
+        self._ping = self.has_others = True
 
     @property
     def has_response_room(self) -> bool:
@@ -66,15 +64,18 @@ class ControlFrames:
     def respond(self, frame: bytes) -> None:
         """Queue a path response, if has_response_room. It is not repeated: the peer probes again."""
         self._responses.append(frame)
+        self.has_others = True
 
     def block(self, channels: Iterable[int]) -> None:
         self._blocked.update(dict.fromkeys(channels))
+        self._update()
 
     def repeat(self, keys: Iterable[ControlFrameKey]) -> None:
         """Send these again: their packet is lost."""
         for kind, channel, _ in keys:
             if kind == "confirm" and channel in self._confirms:
                 self._pending_confirms[channel] = None
+                self.has_others = True
             elif kind == "credit":
                 self._receive_channels.repeat_credit(channel)
 
@@ -85,6 +86,7 @@ class ControlFrames:
                 del self._confirms[channel]
                 if self._pending_confirms:
                     self._pending_confirms.pop(channel, None)
+                    self._update()
 
     def next_lone(self) -> tuple[int, int, int] | None:
         """Return a confirm (channel, sequence, reached) if it is the only frame to send, else None."""
@@ -97,6 +99,7 @@ class ControlFrames:
         ):
             return None
         channel, _ = self._pending_confirms.popitem()
+        self.has_others = False
         return channel, *self._confirms[channel]
 
     def next_frames(self, room_bytes: int) -> tuple[list[bytes], list[ControlFrameKey]]:
@@ -123,4 +126,8 @@ class ControlFrames:
         if self._ping and len(frames) < room:
             self._ping = False
             frames.append(encode_frame(PingFrame()))
+        self._update()
         return frames, keys
+
+    def _update(self) -> None:
+        self.has_others = bool(self._ping or self._pending_confirms or self._responses or self._blocked)

@@ -71,8 +71,9 @@ class Endpoint:
         self.pending_events: list[Event] = []
         """What the next call of `events` returns; always the same list. A caller that polls often tests it first."""
         self._answers: deque[Train] = deque()
-        self._awake: deque[Connection] = deque()
-        """Connections that may have something to send or a new timer, in order of arrival."""
+        self.awake: deque[Connection] = deque()
+        """Connections that may have something to send or a new timer, in order of arrival. While it is empty,
+        next_train of a client returns None; that of a server may return an answer to a packet without a connection."""
         self._timers: list[tuple[float, int]] = []
 
     # -- input --------------------------------------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class Endpoint:
         """Return the next train to send, or None. A train that the caller does not send counts as lost."""
         if self._answers:
             return self._answers.popleft()
-        awake = self._awake
+        awake = self.awake
         while awake:
             connection = awake[0]
             owner = connection if connection.state is _OPEN else self._dials.get(connection.id) or connection
@@ -158,7 +159,13 @@ class Endpoint:
             if connection.state is not _OPEN and owner.is_over:
                 self._forget(connection.id)
             elif connection.scheduled_at is None or connection.scheduled_at > connection.idle_until:
-                self._schedule(owner, connection.id, now)
+                # A timer that is scheduled for an earlier time will schedule this one again.
+                due = owner.idle_until if owner.idle_until > now else owner.next_timer()
+                if due is not None and (owner.scheduled_at is None or due < owner.scheduled_at):
+                    owner.scheduled_at = due
+                    heappush(self._timers, (due, connection.id))
+                    if len(self._timers) > 4 * (len(self._connections) + len(self._dials)) + 64:
+                        self._drop_old_timers()
             if train is not None:
                 return train
         return None
@@ -210,20 +217,10 @@ class Endpoint:
             components,
             address,
             events=self.pending_events,
-            awake=self._awake,
+            awake=self.awake,
             budget=self._budget,
             unadmitted=self._unadmitted if needs_admission else None,
         )
-
-    def _schedule(self, owner: Connection | Dial, connection_id: int, now: float) -> None:
-        """Schedule the next timer of a connection, unless an earlier one is scheduled: that one will schedule it
-        again."""
-        due = owner.idle_until if owner.idle_until > now else owner.next_timer()
-        if due is not None and (owner.scheduled_at is None or due < owner.scheduled_at):
-            owner.scheduled_at = due
-            heappush(self._timers, (due, connection_id))
-            if len(self._timers) > 4 * (len(self._connections) + len(self._dials)) + 64:
-                self._drop_old_timers()
 
     def _drop_old_timers(self) -> None:
         """Rebuild the heap without timers that an earlier one has replaced, before they become many."""

@@ -222,7 +222,7 @@ class FastSender:
 
     __slots__ = (
         "_acknowledger", "_components", "_confirm_layout", "_control_frames", "_packet_head", "_policy",
-        "_send_channels", "_transmitter", "idle_until",
+        "_receive_channels", "_send_channels", "_transmitter", "idle_until",
     )  # fmt: skip
 
     def __init__(self, components: Components, transmitter: Transmitter, policy: SelectiveRepeat) -> None:
@@ -232,6 +232,7 @@ class FastSender:
         self._acknowledger = components.acknowledger
         self._send_channels = components.send_channels
         self._control_frames = components.control_frames
+        self._receive_channels = components.receive_channels
         self._packet_head = HEADER.pack(FIRST_BYTE, components.peer_id, 0)[:9]
         self._confirm_layout = _SENT_PADDED_CONFIRM if components.role == "client" else _SENT_CONFIRM
         self.idle_until = 0.0
@@ -249,7 +250,7 @@ class FastSender:
             or (due_at is not None and acknowledger.has_gaps)
         ):
             return None
-        if self._control_frames.pending:
+        if self._control_frames.has_others or self._receive_channels.pending_credits:
             if send_channels.unsent_bytes or send_channels.unreliable:
                 return None
             confirm = self._control_frames.next_lone()
@@ -272,11 +273,14 @@ class FastSender:
             or send_channels.unreliable
             or self._policy.lost
             or (due_at is not None and due_at <= now)
-            or self._control_frames.pending
+            or self._control_frames.has_others
+            or self._receive_channels.pending_credits
             or (mtu.is_wanted and mtu.probe_bytes(now) is not None)
         ):
             return False
-        self._transmitter.handle_nothing_to_send()
+        self._transmitter.probes_due = 0
+        self._transmitter.paced_until = None
+        self._components.congestion.handle_idle()
         # With nothing in flight, a pending acknowledgement is the first timer.
         self.idle_until = due_at if due_at is not None and not self._components.recovery.sent.runs else 0.0
         return True
@@ -294,7 +298,7 @@ class FastSender:
                 CONFIRM, channel, sequence, reached,
             )  # fmt: skip
         size = len(packet) + CHECKSUM.size
-        flight = self._components.congestion.begin_idle_flight(now, size)
+        flight = self._components.congestion.begin_lone_flight(now, size, was_idle=True)
         return self._depart(packet, size, flight, (), (("confirm", channel, sequence),), now)
 
     def _reliable(self, now: float) -> bytes | None:
@@ -333,11 +337,7 @@ class FastSender:
 
     def _record(self, packet: bytes, fragments: Sequence[Fragment], now: float) -> bytes:
         size = len(packet) + CHECKSUM.size
-        congestion = self._components.congestion
-        flight = congestion.begin_flight(now)
-        congestion.in_flight_bytes += size
-        if congestion.in_flight_bytes < congestion.window_bytes:
-            congestion.handle_idle()
+        flight = self._components.congestion.begin_lone_flight(now, size)
         return self._depart(packet, size, flight, fragments, (), now)
 
     def _depart(
@@ -357,13 +357,15 @@ class FastSender:
         if recovery.loss_timer is not None or (mtu.is_wanted and mtu.probe_bytes(now) is not None):
             self.idle_until = 0.0
         else:
-            self.idle_until = now + recovery.round_trip.probe_timeout_s()
+            self.idle_until = now + recovery.round_trip.probe_timeout_s
         return packet + CHECKSUM.pack(crc32c(packet))
 
     def _ack(self, now: float) -> bytes:
         """Return a packet with only an acknowledgement. It is not acknowledged itself, so it is not stored."""
         transmitter = self._transmitter
-        transmitter.handle_nothing_to_send()
+        transmitter.probes_due = 0
+        transmitter.paced_until = None
+        self._components.congestion.handle_idle()
         self._components.congestion.begin_flight(now)
         delay_us, first, last = self._acknowledger.next_range(now)
         packet = _SENT_ACK.pack(

@@ -86,7 +86,7 @@ class PathMigration:
                         return True
                     components.dropped["forged_path_response"] += 1
         elif expand_number(truncated, components.acknowledger.largest + 1) > components.acknowledger.largest:
-            wait_s = components.recovery.round_trip.probe_timeout_s()
+            wait_s = components.recovery.round_trip.probe_timeout_s
             candidate = self.candidate = PathCandidate(address, self._components.entropy(PROBE_BYTES), now, wait_s)
         if candidate is not None and candidate.address == address:
             candidate.received_bytes += len(packet)
@@ -119,10 +119,6 @@ class PathMigration:
         if candidate.sent * CHALLENGE_PACKET_BYTES > AMPLIFICATION * candidate.received_bytes:
             return None
         return candidate.address, encode_frame(PathProbeFrame(candidate.challenge))
-
-    @property
-    def due_at(self) -> float | None:
-        return None if self.candidate is None else self.candidate.due_at
 
 
 TRIES: Final = 3

@@ -168,9 +168,10 @@ class PacketReceiver:
         except DecodeError as error:
             self._components.dropped[error.reason] += 1
             return
-        if any(isinstance(frame, _NOT_ON_A_CONNECTION) for frame in found):
-            self._components.dropped["late_handshake"] += 1
-            return
+        for frame in found:
+            if isinstance(frame, _NOT_ON_A_CONNECTION):
+                self._components.dropped["late_handshake"] += 1
+                return
         acknowledger = self._components.acknowledger
         (truncated,) = _NUMBER.unpack_from(packet, 9)
         expected = acknowledger.largest + 1

@@ -186,12 +186,14 @@ RELAX_AFTER: Final = 16
 class RoundTrip:
     """The smoothed round trip and its variation (RFC 9002, 5)."""
 
-    __slots__ = ("has_sample", "latest_s", "smoothed_s", "variation_s")
+    __slots__ = ("has_sample", "latest_s", "probe_timeout_s", "smoothed_s", "variation_s")
 
     def __init__(self, initial_s: float | None) -> None:
         self.has_sample = initial_s is not None
         self.smoothed_s = self.latest_s = INITIAL_ROUND_TRIP_S if initial_s is None else initial_s
         self.variation_s = self.smoothed_s / 2
+        self.probe_timeout_s = self.smoothed_s + max(4 * self.variation_s, TIMER_GRANULARITY_S) + MAX_ACK_DELAY_S
+        """How long to wait for an acknowledgement before sending a probe."""
 
     def sample(self, trip_s: float, ack_delay_s: float, shortest_s: float) -> None:
         self.latest_s = trip_s
@@ -202,14 +204,10 @@ class RoundTrip:
             self.has_sample = True
             self.smoothed_s = trip_s
             self.variation_s = trip_s / 2
-            return
-        self.variation_s += (abs(self.smoothed_s - trip_s) - self.variation_s) / 4
-        self.smoothed_s += (trip_s - self.smoothed_s) / 8
-
-    def probe_timeout_s(self) -> float:
-        """Return how long to wait for an acknowledgement before sending a probe."""
-        spread_s = 4 * self.variation_s
-        return self.smoothed_s + (spread_s if spread_s > TIMER_GRANULARITY_S else TIMER_GRANULARITY_S) + MAX_ACK_DELAY_S
+        else:
+            self.variation_s += (abs(self.smoothed_s - trip_s) - self.variation_s) / 4
+            self.smoothed_s += (trip_s - self.smoothed_s) / 8
+        self.probe_timeout_s = self.smoothed_s + max(4 * self.variation_s, TIMER_GRANULARITY_S) + MAX_ACK_DELAY_S
 
 
 class Recovery:
@@ -350,6 +348,6 @@ class Recovery:
         """When to send a probe if no acknowledgement arrives."""
         if not self.sent.runs:
             return None
-        wait_s = self.round_trip.probe_timeout_s()
+        wait_s = self.round_trip.probe_timeout_s
         backed_off_s = min(wait_s * (1 << min(self.probes_sent, 16)), max(MAX_PROBE_INTERVAL_S, wait_s))
         return self._last_sent_at + backed_off_s

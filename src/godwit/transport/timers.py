@@ -88,7 +88,8 @@ class ConnectionTimers:
     def next_timer(self) -> float:
         """Return when a timer, or another attempt to send, is due."""
         recovery = self._components.recovery
-        probe_timer = recovery.probe_timer
+        probe_timer = recovery.probe_timer if recovery.sent.runs else None
+        candidate = self._migration.candidate
         timer = self._idle_timer.next_at(is_asking=probe_timer is not None)
         for other in (
             probe_timer,
@@ -96,7 +97,7 @@ class ConnectionTimers:
             recovery.loss_timer,
             self._transmitter.paced_until,
             self._ask_again_at,
-            self._migration.due_at,
+            None if candidate is None else candidate.due_at,
         ):
             if other is not None and other < timer:
                 timer = other

@@ -165,16 +165,9 @@ class Transmitter:
         self.next_number += 1
         self.probes_due = 0
         self.paced_until = None
-        self._pacer.handle_sent(packet_bytes)
+        self._pacer.bucket_bytes -= packet_bytes
         self.packets_sent += 1
         self.bytes_sent += packet_bytes
-
-    def handle_nothing_to_send(self) -> None:
-        """Note that nothing is left to send."""
-        self.probes_due = 0
-        self.paced_until = None
-        if self._components.congestion.in_flight_bytes < self._components.congestion.window_bytes:
-            self._components.congestion.handle_idle()
 
     def mtu_probe(self, now: float) -> bytes | None:
         """Return a packet that probes a larger datagram size, if one is due and the window has room."""
@@ -198,7 +191,8 @@ class Transmitter:
         self.paced_until = None
         send_channels = self._components.send_channels
         if not send_channels.has_frames():
-            self.handle_nothing_to_send()
+            self.probes_due = 0
+            self._components.congestion.handle_idle()
             return 0
         if self.probes_due:
             return min(self.probes_due, max(MAX_TRAIN_BYTES // datagram_bytes, 1))
@@ -335,6 +329,6 @@ class Transmitter:
     def _account(self, now: float, sent: list[SentRun], sent_bytes: int, count: int) -> None:
         self._components.recovery.handle_sent(sent, now)
         self._components.congestion.handle_sent(sent_bytes)
-        self._pacer.handle_sent(sent_bytes)
+        self._pacer.bucket_bytes -= sent_bytes
         self.packets_sent += count
         self.bytes_sent += sent_bytes

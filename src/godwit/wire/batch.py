@@ -489,16 +489,21 @@ def split_entries(entries: Sequence[Entry], shapes: Iterable[int]) -> EntryColum
 
     Raises ValueError if a rest does not have the layout that its flags and its count describe.
     """
-    if all(flags & SHAPE == LONE for flags in shapes):
-        # Only lone messages, as many small senders publish them: their rests are their bodies.
-        for entry in entries:
-            if entry.count != 1:
-                raise _malformed(entry)
-        rests = [entry.rest for entry in entries]
-        sizes = list(map(len, rests))
-        lengths = struct.pack(f">{len(sizes)}I", *sizes)
-        return EntryColumns(lengths, None, sizes, [0] * len(sizes), b"", [b"".join(rests)], sum(sizes))
-    return _split_mixed(entries, any(flags & HAS_DELTAS for flags in shapes))
+    are_lone, has_deltas = True, False
+    for flags in shapes:
+        are_lone = are_lone and flags & SHAPE == LONE
+        has_deltas = has_deltas or bool(flags & HAS_DELTAS)
+    if not are_lone:
+        return _split_mixed(entries, has_deltas)
+    # Only lone messages, as many small senders publish them: their rests are their bodies.
+    rests = []
+    for entry in entries:
+        if entry.count != 1:
+            raise _malformed(entry)
+        rests.append(entry.rest)
+    sizes = list(map(len, rests))
+    lengths = struct.pack(f">{len(sizes)}I", *sizes)
+    return EntryColumns(lengths, None, sizes, [0] * len(sizes), b"", [b"".join(rests)], sum(sizes))
 
 
 def _split_mixed(entries: Sequence[Entry], has_deltas: bool) -> EntryColumns:

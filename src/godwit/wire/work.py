@@ -11,6 +11,11 @@ the order of the items. So a broker can forward a payload without decoding it, a
                       revoke      leases that have ended
                       update      changes of jobs that the client watches
 
+A fast CBOR encoder writes the items of most groups, which are most of what a busy broker encodes. cbor2 takes its time
+for every value, and an item has a dozen: its field names, and values that are equal in one item after another, such as
+the kind of work, the worker and the state. So repeated combinations are encoded once and cached, and only the few
+values that differ are encoded for each item. The bytes are those of godwit.wire.cbor, which a test compares.
+
 Record 0 of either channel is the control message `work`. The broker confirms a client's record when its changes are
 stored; the client confirms a broker's record when it has processed it.
 """
@@ -18,9 +23,12 @@ stored; the client confirms a broker's record when it has processed it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, lru_cache
+from operator import attrgetter
 from typing import Annotated, Any, Final, TypeAlias
 
+import cbor2
 import msgspec
 
 from godwit.errors import DecodeError
@@ -28,9 +36,9 @@ from godwit.limits import MAX_GROUP, MAX_JOB_PAYLOAD_BYTES, MAX_WORK_HEAD_BYTES,
 from godwit.wire import cbor
 from godwit.wire.control_base import CodeNumber, Count, Fraction, Text
 from godwit.wire.jobs import JobSpec, JobState, Ref, Size, TaskState
-from godwit.wire.parts import add_leases, add_outcomes, add_replies, add_updates, encode_items
 
 _U32: Final = struct.Struct(">I")
+_size_of: Final = attrgetter("size")
 
 
 class GroupItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -159,10 +167,134 @@ class UpdateGroup(WorkGroup, frozen=True, kw_only=True, tag="update"):
 FromClient: TypeAlias = SubmitGroup | ReportGroup
 FromBroker: TypeAlias = SubmitReplyGroup | LeaseGroup | RevokeGroup | UpdateGroup
 
-_LISTS: Final[dict[type[WorkGroup], tuple[str, str, Callable[[list[bytes], Any], None]]]] = {
-    UpdateGroup: ("update", "jobs", add_updates),
-    SubmitReplyGroup: ("taken", "jobs", add_replies),
-    LeaseGroup: ("lease", "tasks", add_leases),
+
+# -- encoding ---------------------------------------------------------------------------------------------------------
+
+Pieces: TypeAlias = list[bytes]
+"""Consecutive pieces of an encoded head."""
+
+_CACHED: Final = 1024
+"""The number of cached combinations of values (workers, states and so on)."""
+_SMALL: Final = [cbor2.dumps(number) for number in range(1024)]
+_MAPS: Final = [bytes([0xA0 + fields]) for fields in range(24)]
+_CBOR_U16: Final = struct.Struct(">BH")
+_CBOR_U32: Final = struct.Struct(">BI")
+_CBOR_U64: Final = struct.Struct(">BQ")
+_KEY: Final = cbor2.dumps("key")
+_JOB: Final = cbor2.dumps("job")
+_SIZE: Final = cbor2.dumps("size")
+_TASK: Final = cbor2.dumps("task")
+_TASKS: Final = cbor2.dumps("tasks")
+_LEASE: Final = _TASK + b"\x83"
+
+
+@cache
+def _prefix(kind: str, name: str) -> bytes:
+    return b"".join((_MAPS[2], cbor2.dumps("kind"), cbor2.dumps(kind), cbor2.dumps(name)))
+
+
+def _number(value: int) -> bytes:
+    """Encode a number from 0 to 2**64 - 1."""
+    if value < len(_SMALL):
+        return _SMALL[value]
+    if value < 1 << 16:
+        return _CBOR_U16.pack(0x19, value)
+    return _CBOR_U32.pack(0x1A, value) if value < 1 << 32 else _CBOR_U64.pack(0x1B, value)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return _length(0x60, len(data)) + data
+
+
+def _length(major: int, length: int) -> bytes:
+    """Encode the start of a text (major 0x60) or an array (0x80)."""
+    if length < 24:
+        return bytes((major + length,))
+    head = _number(length)
+    return bytes((major + head[0],)) + head[1:]
+
+
+def _lease(ref: Ref) -> bytes:
+    """Encode the field `task` of an item."""
+    job, task, fence = ref
+    if job < 1024 and task < 1024 and fence < 1024:
+        return _LEASE + _SMALL[job] + _SMALL[task] + _SMALL[fence]
+    return _LEASE + _number(job) + _number(task) + _number(fence)
+
+
+@lru_cache(maxsize=_CACHED)
+def _repeated(kind: type[msgspec.Struct], first: int, values: tuple[Any, ...]) -> tuple[int, bytes]:
+    """Return the number and the bytes of a struct's fields from the index `first` on; defaults are omitted."""
+    pairs = zip(_fields(kind)[first:], values, strict=False)
+    present = [(name, value) for (name, default), value in pairs if value != default]
+    return len(present), b"".join([cbor2.dumps(name) + cbor2.dumps(value) for name, value in present])
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Return the names and defaults of a struct's fields."""
+    return [(field.name, field.default) for field in msgspec.structs.fields(kind)]
+
+
+def _add_outcomes(pieces: Pieces, outcomes: Iterable[TaskOutcome]) -> None:
+    """Encode the items of a report."""
+    for outcome in outcomes:
+        count, rest = _repeated(type(outcome), 2, (outcome.error, outcome.is_final))
+        if outcome.size:
+            pieces += (_MAPS[2 + count], _lease(outcome.task), _SIZE, _number(outcome.size), rest)
+        else:
+            pieces += (_MAPS[1 + count], _lease(outcome.task), rest)
+
+
+def _add_replies(pieces: Pieces, jobs: Iterable[SubmitReply]) -> None:
+    """Encode the replies to submissions."""
+    for job in jobs:
+        count, rest = _repeated(type(job), 2, (job.agreed, job.code, job.text))
+        if job.job:
+            pieces += (_MAPS[2 + count], _KEY, _text(job.key), _JOB, _number(job.job), rest)
+        else:
+            pieces += (_MAPS[1 + count], _KEY, _text(job.key), rest)
+
+
+def _add_leases(pieces: Pieces, tasks: Iterable[LeasedTask]) -> None:
+    """Encode leases."""
+    for task in tasks:
+        count, origin = _repeated(type(task), 1, (task.of_kind, task.controller))
+        more, rest = _repeated(type(task), 4, (task.agreed, task.failures, task.time_limit_ms, task.deadline_us))
+        if task.size:
+            pieces += (_MAPS[2 + count + more], _lease(task.task), origin, _SIZE, _number(task.size), rest)
+        else:
+            pieces += (_MAPS[1 + count + more], _lease(task.task), origin, rest)
+
+
+def _add_updates(pieces: Pieces, jobs: Iterable[JobUpdate]) -> None:
+    """Encode updates of jobs, with their tasks."""
+    for job in jobs:
+        count, rest = _repeated(type(job), 1, (job.state, job.agreed, job.reason))
+        pieces += (_MAPS[1 + count + bool(job.tasks)], _JOB, _number(job.job), rest)
+        if job.tasks:
+            pieces += (_TASKS, _length(0x80, len(job.tasks)))
+            _add_tasks(pieces, job.tasks)
+
+
+def _add_tasks(pieces: Pieces, tasks: Iterable[TaskUpdate]) -> None:
+    for task in tasks:
+        values = (
+            task.state, task.worker, task.fence, task.failures, task.losses, task.progress, task.note, task.error
+        )  # fmt: skip
+        count, rest = _repeated(type(task), 1, values)
+        if task.size:
+            pieces += (_MAPS[2 + count], _TASK, _number(task.task), rest, _SIZE, _number(task.size))
+        else:
+            pieces += (_MAPS[1 + count], _TASK, _number(task.task), rest)
+
+
+_LISTS: Final[dict[type[WorkGroup], tuple[str, str, Callable[[Pieces, Any], None]]]] = {
+    UpdateGroup: ("update", "jobs", _add_updates),
+    SubmitReplyGroup: ("taken", "jobs", _add_replies),
+    LeaseGroup: ("lease", "tasks", _add_leases),
+    ReportGroup: ("report", "outcomes", _add_outcomes),
 }
 """Groups that consist of one list: the kind, the name of the list, and the fast encoder of its items."""
 
@@ -175,14 +307,20 @@ def encode_group(head: FromClient | FromBroker, payloads: Sequence[bytes] = ()) 
         payloads: the payloads of its items in order; items without a payload (size 0) are skipped.
     """
     entry = _LISTS.get(type(head))
-    if entry is not None:
-        kind, name, add = entry
-        encoded = encode_items(kind, name, add, getattr(head, name))
-    elif isinstance(head, ReportGroup) and head.outcomes and not head.steps and not head.returned:
-        encoded = encode_items("report", "outcomes", add_outcomes, head.outcomes)
-    else:
+    if isinstance(head, ReportGroup) and (not head.outcomes or head.steps or head.returned):
+        entry = None
+    if entry is None:
         encoded = cbor.encode(head)
+    else:
+        kind, name, add = entry
+        items = getattr(head, name)
+        pieces = [_prefix(kind, name), _length(0x80, len(items))]
+        add(pieces, items)
+        encoded = b"".join(pieces)
     return b"".join((_U32.pack(len(encoded)), encoded, *payloads))
+
+
+# -- decoding ---------------------------------------------------------------------------------------------------------
 
 
 def decode_from_client(record: bytes) -> tuple[FromClient, list[bytes]]:
@@ -194,7 +332,7 @@ def decode_from_client(record: bytes) -> tuple[FromClient, list[bytes]]:
     head: FromClient
     head, at = _decode_head(record, FromClient, MAX_WORK_ITEMS)
     items: Sequence[JobSpec | TaskOutcome] = head.jobs if isinstance(head, SubmitGroup) else head.outcomes
-    return head, _split_payloads(record, at, [item.size for item in items])
+    return head, _split_payloads(record, at, list(map(_size_of, items)))
 
 
 def decode_from_broker(record: bytes) -> tuple[FromBroker, list[bytes]]:
@@ -207,7 +345,7 @@ def decode_from_broker(record: bytes) -> tuple[FromBroker, list[bytes]]:
     head, at = _decode_head(record, FromBroker)
     sizes: list[int] = []
     if isinstance(head, LeaseGroup):
-        sizes = [task.size for task in head.tasks]
+        sizes = list(map(_size_of, head.tasks))
     elif isinstance(head, UpdateGroup):
         sizes = [task.size for job in head.jobs for task in job.tasks]
     return head, _split_payloads(record, at, sizes)
@@ -220,7 +358,7 @@ def _decode_head(record: bytes, kind: Any, max_items: int | None = None) -> tupl
     end = _U32.size + size
     if size > MAX_WORK_HEAD_BYTES or end > len(record):
         raise DecodeError("work", f"a head of {size} bytes in a record of {len(record)}")
-    return cbor.decode(record[_U32.size : end], kind, max_items=max_items), end
+    return cbor.convert(cbor.load(record[_U32.size : end], max_items=max_items), kind), end
 
 
 def _split_payloads(record: bytes, at: int, sizes: list[int]) -> list[bytes]:

@@ -41,10 +41,10 @@ class JobEventPublisher:
         for kind, of_kind in events.items():
             topic = self._catalogue.adopt(JOBS + kind)
             payloads = [*map(_encode, of_kind)]
-            entries = [
-                make_entry(topic.name, BROKER_NAME, payloads[at : at + MESSAGES_PER_BATCH], qos=1, now_us=now_us)
-                for at in range(0, len(payloads), MESSAGES_PER_BATCH)
-            ]
+            entries = []
+            for at in range(0, len(payloads), MESSAGES_PER_BATCH):
+                part = payloads[at : at + MESSAGES_PER_BATCH]
+                entries.append(make_entry(topic.name, BROKER_NAME, part, qos=1, now_us=now_us))
             topic.messages += len(payloads)
             topic.payload_bytes += sum(map(len, payloads))
             topic.last_us = now_us

@@ -229,12 +229,18 @@ class DirtyJobs:
     def changes(self) -> list[Change]:
         """Return the rows to write. Those of one type are adjacent, because the store writes such runs faster."""
         deleted = self.deleted
-        jobs = [job for job in self.jobs if job.number not in deleted]
         changes: list[Change] = [NextJobRow(self.next_job)] if self.next_job else []
-        changes += [job_row(job) for job in jobs]
-        changes += [JobPayloadRow(job.number, job.payload) for job in jobs if not job.is_stored]
-        changes += [task_row(task) for task in self.tasks if task.job.number not in deleted]
-        changes += [JobDeleted(number) for number in deleted]
+        payloads: list[Change] = []
+        for job in self.jobs:
+            if job.number not in deleted:
+                changes.append(job_row(job))
+                if not job.is_stored:
+                    payloads.append(JobPayloadRow(job.number, job.payload))
+        changes += payloads
+        for task in self.tasks:
+            if task.job.number not in deleted:
+                changes.append(task_row(task))
+        changes += map(JobDeleted, deleted)
         return changes
 
 

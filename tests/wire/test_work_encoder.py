@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.wire.strategies import refs
 from tests.wire.work_strategies import HEADS
 
-from godwit.wire import cbor, parts
+from godwit.wire import cbor
 from godwit.wire import work as w
 from godwit.wire.work import encode_group
 
@@ -56,6 +56,6 @@ def test_lists_and_texts_of_every_width(length: int) -> None:
 
 def test_the_cache_is_bounded() -> None:
     """Names and notes come from clients."""
-    for number in range(2 * parts._CACHED):
+    for number in range(2 * w._CACHED):
         encode_group(w.SubmitReplyGroup(jobs=[w.SubmitReply(key="k", text=str(number))]))
-    assert parts._repeated.cache_info().currsize <= parts._CACHED
+    assert w._repeated.cache_info().currsize <= w._CACHED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
@@ -56,25 +57,19 @@ def check_extension(entry: Entry) -> bytes:
     return extension
 
 
+@dataclass(eq=False)
 class Publications:
     """Input: open, publish, publish_once, publish_will, publish_figure. Output: to the append queue, or live."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        delivery: Delivery,
-        identities: Identities,
-        queue: AppendQueue,
-        dirty: DirtyState,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._delivery = delivery
-        self._identities = identities
-        self._queue = queue
-        self._fresh = queue.fresh
-        self._dirty = dirty
-        self._effects = effects
+    _catalogue: Catalogue
+    _delivery: Delivery
+    _identities: Identities
+    _queue: AppendQueue
+    _dirty: DirtyState
+    _effects: list[Effect]
+
+    def __post_init__(self) -> None:
+        self._fresh = self._queue.fresh
         self.messages_in = 0
         self.bytes_in = 0
         self.dropped = 0

@@ -1,4 +1,4 @@
-"""The exceptions of Godwit, grouped by the party that can act on them.
+"""The exceptions of Godwit, grouped by the party that can act on them, and the reason codes of peers.
 
     GodwitError
      +-- DecodeError             invalid bytes from a peer or a file; `reason` is one word
@@ -10,7 +10,7 @@
      +-- SendBufferFullError     the network is slower than the program: wait for room, then send again
      +-- BufferFullError         the client's buffer for unconfirmed messages is full: wait for confirmations
      +-- ConnectionClosedError   the connection has ended; `code` and `reason` tell why
-     +-- BrokerError             the broker refused; `code` is one of godwit.wire.control_base.Code, `text` the reason
+     +-- BrokerError             the broker refused; `code` is one of Code, `text` the reason
      |    +-- AccessError             no right to do this, or a wrong secret
      |    +-- TopicError              a topic does not exist, or exists already
      |    |    +-- BadTopicError           an invalid topic name; also a UsageError, as the client checks it too
@@ -38,9 +38,63 @@ Every text tells what happened, to what, and what to do about it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import Any, Final
+
+
+class Code(IntEnum):
+    """Why a connection ended or a request failed. Below 100: the transport's; from 100 on: the broker's."""
+
+    NORMAL = 0
+    SHUTDOWN = 1
+    """The other side is being stopped; come back later."""
+    PROTOCOL = 2
+    """It broke the rules of the protocol."""
+    LIMIT = 3
+    """It sent more than it was allowed to."""
+    VERSION = 4
+    """It speaks another version."""
+    BUSY = 5
+    """There are as many connections as there may be; come back later."""
+    TIMEOUT = 6
+    """No packet was received for the idle timeout. Not sent in a close: the peer would not receive it."""
+    RESET = 7
+    """The other side does not know the connection, because it was restarted. Never sent in a close."""
+    INTERNAL = 8
+    """A defect of the program that reports it."""
+    UNKNOWN_KIND = 100
+    MALFORMED = 101
+    NOT_ALLOWED = 102
+    """No right to do this, or a wrong proof of the name."""
+    NO_SUCH_TOPIC = 103
+    BAD_TOPIC = 104
+    BAD_FILTER = 105
+    TOO_LARGE = 106
+    NOT_SUBSCRIBED = 107
+    BAD_NAME = 108
+    NAME_IN_USE = 109
+    """Another client has this name and answers."""
+    TAKEN_OVER = 110
+    """The same client has connected again: do not come back."""
+    KICKED = 111
+    """An authorised client removed this client: do not reconnect."""
+    STALE_EPOCH = 112
+    """A newer run of this publisher is known."""
+    TOPIC_EXISTS = 113
+    NOT_LOGGED_IN = 114
+    TOO_MANY = 115
+    """A limit of the broker: topics, subscriptions, sessions."""
+    NO_SUCH_CLIENT = 116
+    STORAGE = 117
+    """The log could not be written: what was asked is not done, or not safe. Try again later."""
+    NO_SUCH_OFFSET = 118
+    """The log ends before it."""
+    NO_SUCH_JOB = 119
+    """It is not there, or no longer, or not for this client to see."""
+    BAD_KIND = 120
+    """No kind of work can be called so."""
 
 
 class GodwitError(Exception):
@@ -92,7 +146,7 @@ class ConnectionClosedError(GodwitError):
             f"the connection is closed (code {code}): {reason}" if reason else f"the connection is closed (code {code})"
         )
         self.code = code
-        """One of godwit.wire.control_base.Code, or a code of the transport."""
+        """One of Code, or a code of the transport."""
         self.reason = reason
 
 
@@ -102,7 +156,7 @@ class BrokerError(GodwitError):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
-        """One of godwit.wire.control_base.Code."""
+        """One of Code."""
         self.text = text
         """The reason that the broker sent."""
 
@@ -122,7 +176,7 @@ class BadTopicError(TopicError, UsageError):
     """The name of a topic is invalid: empty, too long, or with a wildcard or a control character."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(104, text)
+        super().__init__(Code.BAD_TOPIC, text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.text,)
@@ -132,7 +186,7 @@ class BadFilterError(TopicError, UsageError):
     """A filter is invalid: empty, too long, or with a wildcard in the wrong position."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(105, text)
+        super().__init__(Code.BAD_FILTER, text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.text,)
@@ -146,7 +200,7 @@ class BadKindError(JobError, UsageError):
     """A kind of work is invalid: empty, too long, or with a wildcard, a control character or $."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(120, text)
+        super().__init__(Code.BAD_KIND, text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.text,)
@@ -164,25 +218,35 @@ class KickedError(BrokerError):
     """Another client, which has the right to do so, removed this client or its subscription."""
 
 
-_BY_CODE: dict[int, type[BrokerError]] = {  # by godwit.wire.control_base.Code, which this module may not import
-    102: AccessError,
-    103: TopicError,
-    109: NameInUseError,
-    110: TakenOverError,
-    111: KickedError,
-    113: TopicError,
-    119: JobError,
+FINAL_CODES: Final = frozenset(
+    (
+        Code.VERSION,
+        Code.NOT_ALLOWED,
+        Code.NO_SUCH_TOPIC,
+        Code.BAD_TOPIC,
+        Code.BAD_NAME,
+        Code.TAKEN_OVER,
+        Code.KICKED,
+    )
+)
+"""When its connection ends with one of these, a client does not reconnect: it would be refused again."""
+
+_BY_CODE: Final[Mapping[int, Callable[[int, str], BrokerError]]] = {
+    Code.NOT_ALLOWED: AccessError,
+    Code.NO_SUCH_TOPIC: TopicError,
+    Code.BAD_TOPIC: lambda _code, text: BadTopicError(text),
+    Code.BAD_FILTER: lambda _code, text: BadFilterError(text),
+    Code.NAME_IN_USE: NameInUseError,
+    Code.TAKEN_OVER: TakenOverError,
+    Code.KICKED: KickedError,
+    Code.TOPIC_EXISTS: TopicError,
+    Code.NO_SUCH_JOB: JobError,
+    Code.BAD_KIND: lambda _code, text: BadKindError(text),
 }
 
 
 def broker_error(code: int, text: str) -> BrokerError:
     """Return the error for a code of the broker, with the broker's text."""
-    if code == 104:
-        return BadTopicError(text)
-    if code == 105:
-        return BadFilterError(text)
-    if code == 120:
-        return BadKindError(text)
     return _BY_CODE.get(code, BrokerError)(code, text)
 
 

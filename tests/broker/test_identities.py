@@ -23,10 +23,10 @@ KEY = ("alice", "till", "orders")
 def test_what_is_known_is_counted() -> None:
     known = Identities(DirtyState({}, is_durable=False))
     assert known.open(KEY, 0)
-    assert known.new_messages(KEY, 0, 0, 3, 0) == 0
-    assert known.new_messages(KEY, 0, 0, 3, 0) == 3
-    assert known.new_messages(KEY, 0, 1, 4, 0) == 2  # 1 and 2 are known, 3 and 4 are not
-    assert known.new_messages(KEY, 0, 9, 1, 0) == 0  # a gap is the publisher's affair
+    assert known.record_sequences(KEY, 0, 0, 3, 0) == 0
+    assert known.record_sequences(KEY, 0, 0, 3, 0) == 3
+    assert known.record_sequences(KEY, 0, 1, 4, 0) == 2  # 1 and 2 are known, 3 and 4 are not
+    assert known.record_sequences(KEY, 0, 9, 1, 0) == 0  # a gap is the publisher's affair
     progress = known.get(KEY)
     assert progress is not None
     assert (progress.epoch, progress.next_sequence) == (0, 10)
@@ -35,29 +35,29 @@ def test_what_is_known_is_counted() -> None:
 def test_a_higher_epoch_begins_anew_and_a_lower_one_is_over() -> None:
     known = Identities(DirtyState({}, is_durable=False))
     assert known.open(KEY, 1)
-    assert known.new_messages(KEY, 1, 0, 5, 0) == 0
+    assert known.record_sequences(KEY, 1, 0, 5, 0) == 0
     assert known.open(KEY, 2)
-    assert known.new_messages(KEY, 2, 0, 5, 0) == 0
+    assert known.record_sequences(KEY, 2, 0, 5, 0) == 0
     assert not known.open(KEY, 1)
-    assert known.new_messages(KEY, 1, 5, 1, 0) is None
+    assert known.record_sequences(KEY, 1, 5, 1, 0) is None
 
 
 def test_a_run_whose_publisher_was_forgotten_meanwhile_goes_on() -> None:
     known = Identities(DirtyState({}, is_durable=False))
-    assert known.new_messages(KEY, 5, 7, 2, 0) == 0  # its channel is still open
+    assert known.record_sequences(KEY, 5, 7, 2, 0) == 0  # its channel is still open
     assert known.open(KEY, 6)
-    assert known.new_messages(KEY, 8, 0, 2, 0) == 0  # so is that of a newer run
-    assert known.new_messages(KEY, 6, 0, 2, 0) is None
+    assert known.record_sequences(KEY, 8, 0, 2, 0) == 0  # so is that of a newer run
+    assert known.record_sequences(KEY, 6, 0, 2, 0) is None
 
 
 def test_what_is_not_in_the_log_is_new_again() -> None:
     known = Identities(DirtyState({}, is_durable=True))
-    assert known.new_messages(KEY, 1, 0, 3, 0) == 0
+    assert known.record_sequences(KEY, 1, 0, 3, 0) == 0
     known.on_stored(KEY, 1, 2)
     known.rewind([KEY, ("never", "heard", "of")])
-    assert known.new_messages(KEY, 1, 0, 3, 0) == 2
+    assert known.record_sequences(KEY, 1, 0, 3, 0) == 2
     assert known.open(KEY, 2)
-    assert known.new_messages(KEY, 2, 0, 3, 0) == 0
+    assert known.record_sequences(KEY, 2, 0, 3, 0) == 0
     known.rewind([KEY])
     progress = known.get(KEY)
     assert progress is not None
@@ -66,8 +66,8 @@ def test_what_is_not_in_the_log_is_new_again() -> None:
 
 def test_what_was_silent_for_long_is_forgotten() -> None:
     known = Identities(DirtyState({}, is_durable=False))
-    known.new_messages(KEY, 0, 0, 1, 0)
-    known.new_messages(("bob", "x", "y"), 0, 0, 1, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
+    known.record_sequences(KEY, 0, 0, 1, 0)
+    known.record_sequences(("bob", "x", "y"), 0, 0, 1, PUBLISHER_EXPIRY_S * 1_000_000 + 1)
     assert known.get(KEY) is None
     assert len(known) == 1
 
@@ -76,7 +76,7 @@ def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 3)
     known = Identities(DirtyState({}, is_durable=False))
     for number in range(5):
-        known.new_messages(("alice", str(number), "t"), 0, 0, 1, number)
+        known.record_sequences(("alice", str(number), "t"), 0, 0, 1, number)
     assert len(known) == 3
     assert known.get(("alice", "1", "t")) is None
     assert known.get(("alice", "2", "t")) is not None
@@ -87,15 +87,15 @@ def test_one_owner_does_not_push_out_the_others(monkeypatch: pytest.MonkeyPatch)
     known = Identities(DirtyState({}, is_durable=False))
     few = [("bob", "1", "t"), ("carol", "1", "t"), ("carol", "2", "t")]
     for key in few:
-        known.new_messages(key, 0, 0, 1, 0)
+        known.record_sequences(key, 0, 0, 1, 0)
     for number in range(50):
-        known.new_messages(("mallory", str(number), "t"), 0, 0, 1, number)
+        known.record_sequences(("mallory", str(number), "t"), 0, 0, 1, number)
     assert len(known) == 6
     assert all(known.get(key) is not None for key in few)
     kept = [number for number in range(50) if known.get(("mallory", str(number), "t")) is not None]
     assert kept == [47, 48, 49]
     for number in range(4):  # each of the three has two in the end
-        known.new_messages(("bob", str(number), "t"), 0, 0, 1, 100)
+        known.record_sequences(("bob", str(number), "t"), 0, 0, 1, 100)
     assert len(known) == 6
     assert [number for number in range(4) if known.get(("bob", str(number), "t")) is not None] == [2, 3]
     assert [number for number in range(50) if known.get(("mallory", str(number), "t")) is not None] == [48, 49]
@@ -107,7 +107,7 @@ def test_the_counts_of_owners_are_right(senders: list[tuple[str, int]]) -> None:
         patch.setattr(identities, "MAX_PUBLISHERS_REMEMBERED", 8)
         known = Identities(DirtyState({}, is_durable=False))
         for now_us, (owner, number) in enumerate(senders):
-            known.new_messages((owner, str(number), "t"), 0, 0, 1, now_us)
+            known.record_sequences((owner, str(number), "t"), 0, 0, 1, now_us)
             counts = Counter(key[0] for key in known._known)
             assert {name: len(keys) for name, keys in known._of_owner.items()} == counts
             assert known._most == max(counts.values())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -110,6 +112,35 @@ def test_ask(address: str) -> None:
 
     with pytest.raises(BrokerUnreachableError, match=r"did not answer within 2 s"):
         ask(Target(address, timeout_s=2.0), silence)
+
+
+def test_the_reply_has_the_time_that_the_connection_left(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_connected, real_timeout_at = connection.connected, asyncio.timeout_at
+    begun_at: list[float] = []
+    deadlines: list[float | None] = []
+
+    @asynccontextmanager
+    async def connected_later(target: Target, notice: connection._WaitNotice | None) -> AsyncIterator[AsyncClient]:
+        now = asyncio.get_running_loop().time
+        begun_at.append(now())
+        async with real_connected(target, notice) as client:
+            while now() == begun_at[0]:
+                await asyncio.sleep(0.001)
+            yield client
+
+    def timeout_at(when: float | None) -> asyncio.Timeout:
+        deadlines.append(when)
+        return real_timeout_at(when)
+
+    async def request(client: AsyncClient) -> None:
+        monkeypatch.undo()
+
+    monkeypatch.setattr(connection, "connected", connected_later)
+    monkeypatch.setattr(asyncio, "timeout_at", timeout_at)
+    ask(Target(address, timeout_s=60.0), request)
+    (begun,), (deadline,) = begun_at, deadlines
+    assert deadline is not None
+    assert deadline <= begun + 60
 
 
 def test_a_command_with_a_time_limit_prints_what_it_waits_for(

@@ -25,7 +25,7 @@ from godwit.client.events import (
     SubscriptionStarted,
 )
 from godwit.client.protocol import ClientProtocol, make_login, welcome_problem
-from godwit.errors import BadFilterError, BadTopicError, BufferFullError, UsageError
+from godwit.errors import FINAL_CODES, BadFilterError, BadTopicError, BufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_FILTERS, MIB
 from godwit.transport.config import EndpointConfig
 from godwit.transport.events import Train
@@ -94,9 +94,7 @@ def test_a_broker_that_does_not_know_the_secret_is_left_for_good() -> None:
     assert user.all(Online) == []
 
 
-@pytest.mark.parametrize(
-    "code", [Code.NOT_ALLOWED, Code.BAD_NAME, Code.NAME_IN_USE, Code.TAKEN_OVER, Code.KICKED, Code.VERSION]
-)
+@pytest.mark.parametrize("code", [*sorted(FINAL_CODES), Code.NAME_IN_USE])
 def test_final_codes_at_the_login(code: Code) -> None:
     network = Network()
     broker = FakeBroker(network)
@@ -110,7 +108,7 @@ def test_final_codes_at_the_login(code: Code) -> None:
     assert len(broker.links) == 1
 
 
-@pytest.mark.parametrize("code", [Code.TAKEN_OVER, Code.KICKED, Code.NOT_ALLOWED])
+@pytest.mark.parametrize("code", sorted(FINAL_CODES))
 def test_final_codes_later(code: Code) -> None:
     network, broker, user = online()
     broker.link.connection.close(network.now, code, "go away")

@@ -7,7 +7,7 @@ import contextvars
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from unittest.mock import Mock
 
@@ -25,6 +25,19 @@ from godwit.wire.control_base import Code
 
 async def echo(task: Task) -> bytes:
     return task.payload
+
+
+def stubborn_handler(gate: asyncio.Event, cancels: list[int]) -> Callable[[Task], Awaitable[None]]:
+    """Return a handler that ends when the gate opens, and records its cancellations."""
+
+    async def stubborn(task: Task) -> None:
+        while not gate.is_set():
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                cancels.append(task.job)
+
+    return stubborn
 
 
 # -- results ----------------------------------------------------------------------------------------------------------
@@ -565,13 +578,7 @@ def test_a_handler_that_never_ends_is_abandoned_after_a_timeout(monkeypatch: pyt
 
     async def test() -> None:
         gate = asyncio.Event()
-
-        async def stubborn(task: Task) -> None:
-            while not gate.is_set():
-                with suppress(asyncio.CancelledError):
-                    await gate.wait()
-
-        bench = Bench(work=stubborn)
+        bench = Bench(work=stubborn_handler(gate, []))
         bench.give(7)
         await turns(10)
         (runner,) = bench.bench._runners
@@ -626,15 +633,7 @@ def test_a_hurried_close_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         gate = asyncio.Event()
         cancels: list[int] = []
-
-        async def stubborn(task: Task) -> None:
-            while not gate.is_set():
-                try:
-                    await gate.wait()
-                except asyncio.CancelledError:
-                    cancels.append(task.job)
-
-        bench = Bench(work=stubborn)
+        bench = Bench(work=stubborn_handler(gate, cancels))
         bench.give(7)
         await turns(10)
         (runner,) = bench.bench._runners

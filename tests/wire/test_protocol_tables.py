@@ -16,6 +16,7 @@ from tests.wire.strategies import REASONS
 
 from godwit import limits
 from godwit.broker.settings import Settings
+from godwit.errors import FINAL_CODES
 from godwit.server.memory_log import MemoryLog
 from godwit.server.server import Server
 from godwit.store.memory import MemoryStore
@@ -69,6 +70,13 @@ def test_the_table_of_batch_flags() -> None:
 
 def test_the_table_of_codes() -> None:
     assert {name: int(code) for code, name, *_ in read_table("## 23 Codes")} == {code.name: code.value for code in Code}
+
+
+def test_the_reactions_of_clients_to_codes() -> None:
+    reactions = {Code[name]: reaction for _, name, _, reaction in read_table("## 23 Codes")}
+    assert {code for code, text in reactions.items() if text.partition(":")[0] == "ends"} == FINAL_CODES
+    conditional = {code for code, text in reactions.items() if text.startswith(("ends ", "ends,"))}
+    assert conditional == {Code.NORMAL, Code.NAME_IN_USE}
 
 
 def to_number(text: str) -> int:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from godwit.archive.requests import AbortRequest, BadRequestError, CommitRequest, StageRequest
@@ -181,9 +180,7 @@ class StageFile:
     def __enter__(self) -> StageFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # buffered data is discarded
             self._file.close()
         self._stages.delete([self._part.name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -89,28 +90,18 @@ class ClientPage(msgspec.Struct, frozen=True):
     has_more: bool = False
 
 
+@dataclass(eq=False)
 class Administration:
     """Each method is one request; one that is refused raises RequestFailure."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        delivery: Delivery,
-        identities: Identities,
-        publications: Publications,
-        subscriptions: SubscriptionRequests,
-        admission: Admission,
-        jobs: JobService,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._delivery = delivery
-        self._identities = identities
-        self._publications = publications
-        self._subscriptions = subscriptions
-        self._admission = admission
-        self._jobs = jobs
-        self._effects = effects
+    _catalogue: Catalogue
+    _delivery: Delivery
+    _identities: Identities
+    _publications: Publications
+    _subscriptions: SubscriptionRequests
+    _admission: Admission
+    _jobs: JobService
+    _effects: list[Effect]
 
     def create(self, session: Session, name: str) -> None:
         """Create a topic that is never deleted."""

@@ -11,6 +11,7 @@ alone. Nothing else of a login is examined before its proof.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -65,35 +66,24 @@ class _NameQueue(msgspec.Struct):
     until_us: int
 
 
+@dataclass(eq=False)
 class Admission:
     """Input: login, on_alive, on_gone, on_stopped, expire. Holds the sessions."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        numbers: PublisherNumbers,
-        delivery: Delivery,
-        publications: Publications,
-        queue: AppendQueue,
-        dirty: DirtyState,
-        jobs: JobService,
-        effects: list[Effect],
-        *,
-        sessions: Sessions,
-        entropy: Callable[[int], bytes],
-    ) -> None:
-        self._catalogue = catalogue
-        self._numbers = numbers
-        self._delivery = delivery
-        self._publications = publications
-        self._queue = queue
-        self._dirty = dirty
-        self._jobs = jobs
-        self._effects = effects
-        self._entropy = entropy
-        self._decoy = entropy(DECOY_BYTES)
+    _catalogue: Catalogue
+    _numbers: PublisherNumbers
+    _delivery: Delivery
+    _publications: Publications
+    _queue: AppendQueue
+    _dirty: DirtyState
+    _jobs: JobService
+    _effects: list[Effect]
+    sessions: Sessions
+    _entropy: Callable[[int], bytes]
+
+    def __post_init__(self) -> None:
+        self._decoy = self._entropy(DECOY_BYTES)
         """Used in place of the secret of a name that does not exist."""
-        self.sessions = sessions
         self._names = NameQueues()
         self._endings: list[tuple[int, int, Session]] = []
         """A heap of the times when absent sessions end. Entries of sessions that resumed are skipped."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -81,22 +82,17 @@ class _SealedAppend(msgspec.Struct):
     is_failed: bool = False
 
 
+@dataclass(eq=False)
 class AppendQueue:
     """Input: `fresh` (append to it), the methods with callbacks, on_committed, on_failed. Output: seal."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        delivery: Delivery,
-        identities: Identities,
-        dirty: DirtyState,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._delivery = delivery
-        self._identities = identities
-        self._dirty = dirty
-        self._effects = effects
+    _catalogue: Catalogue
+    _delivery: Delivery
+    _identities: Identities
+    _dirty: DirtyState
+    _effects: list[Effect]
+
+    def __post_init__(self) -> None:
         self.fresh: list[Pending] = []
         """The batches of this turn, in order."""
         self.is_retaining = False

@@ -89,16 +89,7 @@ class Broker:
         self.jobs = jobs = JobService(catalogue, numbers, dirty, queue, effects)
         self._job_activity = jobs.activity
         self._admission = admission = Admission(
-            catalogue,
-            numbers,
-            delivery,
-            publications,
-            queue,
-            dirty,
-            jobs,
-            effects,
-            sessions=sessions,
-            entropy=entropy,
+            catalogue, numbers, delivery, publications, queue, dirty, jobs, effects, sessions, entropy
         )
         self.administration = Administration(
             catalogue, delivery, identities, publications, subscriptions, admission, jobs, effects

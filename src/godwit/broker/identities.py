@@ -102,10 +102,10 @@ class Identities:
         known.next_sequence = 0
         self._dirty.identity(key, known)
 
-    def new_messages(self, key: PublisherKey, epoch: int, sequence: int, count: int, now_us: int) -> int | None:
-        """Return how many messages at the front of a batch are known; None if the epoch is over.
+    def record_sequences(self, key: PublisherKey, epoch: int, sequence: int, count: int, now_us: int) -> int | None:
+        """Record the sequences of a batch, and return how many messages at its front are repeats.
 
-        The others count as known from now on.
+        Return None, and record nothing, if a newer epoch of the publisher has begun.
         """
         known = self._known.get(key)
         if known is None:

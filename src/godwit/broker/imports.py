@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
@@ -49,22 +50,17 @@ class _Query(msgspec.Struct):
     last_us: int
 
 
+@dataclass(eq=False)
 class Imports:
     """Input: handle. The answer is an Imported among the effects, once the log has stored the messages."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        numbers: PublisherNumbers,
-        queue: AppendQueue,
-        dirty: DirtyState,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._numbers = numbers
-        self._queue = queue
-        self._dirty = dirty
-        self._effects = effects
+    _catalogue: Catalogue
+    _numbers: PublisherNumbers
+    _queue: AppendQueue
+    _dirty: DirtyState
+    _effects: list[Effect]
+
+    def __post_init__(self) -> None:
         self._queries: OrderedDict[str, _Query] = OrderedDict()
         """The least recently used one first."""
 

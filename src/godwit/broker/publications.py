@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from godwit.broker.append_queue import AppendQueue, OnFailure, Pending
@@ -56,25 +57,19 @@ def check_extension(entry: Entry) -> bytes:
     return extension
 
 
+@dataclass(eq=False)
 class Publications:
     """Input: open, publish, publish_once, publish_will, publish_figure. Output: to the append queue, or live."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        delivery: Delivery,
-        identities: Identities,
-        queue: AppendQueue,
-        dirty: DirtyState,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._delivery = delivery
-        self._identities = identities
-        self._queue = queue
-        self._fresh = queue.fresh
-        self._dirty = dirty
-        self._effects = effects
+    _catalogue: Catalogue
+    _delivery: Delivery
+    _identities: Identities
+    _queue: AppendQueue
+    _dirty: DirtyState
+    _effects: list[Effect]
+
+    def __post_init__(self) -> None:
+        self._fresh = self._queue.fresh
         self.messages_in = 0
         self.bytes_in = 0
         self.dropped = 0
@@ -143,14 +138,16 @@ class Publications:
         """
         count = all_bytes = 0
         max_bytes = self._catalogue.settings.max_message_bytes
-        is_plain = publication.key is None
+        # Most batches skip the slower checks of _screen: without a publisher key there are no repeats to recognize, and
+        # without these flags and below this size there is nothing to refuse.
+        needs_screening = publication.key is not None
         for entry in entries:
             count += entry.count
             rest_bytes = len(entry.rest)
             all_bytes += rest_bytes if entry.count == 1 else payload_bytes(entry)
             if entry.flags & _SCREENED or rest_bytes > max_bytes:
-                is_plain = False
-        if not is_plain:
+                needs_screening = True
+        if needs_screening:
             try:
                 entries = self._screen(publication, entries, max_bytes, now_us)
             except RequestFailure as failure:
@@ -161,7 +158,7 @@ class Publications:
                     publication.ended(failure.code, failure.text)
                 return
         received = count
-        if not is_plain:  # without repeats of QoS 2
+        if needs_screening:  # without repeats of QoS 2
             count = sum([entry.count for entry in entries])
             all_bytes = sum([payload_bytes(entry) for entry in entries])
         bucket = publication.peer.bucket
@@ -216,7 +213,7 @@ class Publications:
         fresh: list[Entry] = []
         for entry in entries:
             assert entry.sequence is not None
-            repeated = self._identities.new_messages(key, publication.epoch, entry.sequence, entry.count, now_us)
+            repeated = self._identities.record_sequences(key, publication.epoch, entry.sequence, entry.count, now_us)
             if repeated is None:
                 raise RequestFailure(Code.STALE_EPOCH, f"a newer run of publisher {key[1]!r} has begun")
             if repeated < entry.count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from godwit.broker.append_queue import AppendQueue
@@ -27,24 +28,18 @@ MAX_LOOKUPS: Final = 64
 """Per client: starts by time that wait for those; a waiting request holds its filters."""
 
 
+@dataclass(eq=False)
 class SubscriptionRequests:
     """Each method is one request. It raises RequestFailure, or refuses through the reply that it was given."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        delivery: Delivery,
-        queue: AppendQueue,
-        dirty: DirtyState,
-        effects: list[Effect],
-        epochs: Sequence[Epoch] = (),
-    ) -> None:
-        self._catalogue = catalogue
-        self._delivery = delivery
-        self._queue = queue
-        self._dirty = dirty
-        self._effects = effects
-        self._epochs = epochs
+    _catalogue: Catalogue
+    _delivery: Delivery
+    _queue: AppendQueue
+    _dirty: DirtyState
+    _effects: list[Effect]
+    _epochs: Sequence[Epoch] = ()
+
+    def __post_init__(self) -> None:
         self._next_serial = 0
 
     def subscribe(self, peer: Peer, request: SubscribeRequest, outbound: Outbound, reply: SubscribeReply) -> None:

@@ -202,18 +202,19 @@ async def connected(target: Target, notice: _WaitNotice | None = None) -> AsyncI
 
 
 def ask(target: Target, send_request: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Connect, send one request, and return its reply.
+    """Connect, send one request, and return its reply. Connection and reply share the timeout of the target.
 
     Raises:
         BrokerUnreachableError: No reply came in time.
     """
 
     async def main() -> T:
+        deadline = None if target.timeout_s is None else asyncio.get_running_loop().time() + target.timeout_s
         notice = _WaitNotice(target)
         async with connected(target, notice) as client:
             waiting = asyncio.create_task(notice.run())
             try:
-                async with asyncio.timeout(target.timeout_s):
+                async with asyncio.timeout_at(deadline):
                     return await send_request(client)
             except TimeoutError:
                 raise BrokerUnreachableError(

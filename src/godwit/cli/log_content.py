@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 import msgspec
@@ -104,9 +103,7 @@ class LogFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.reader.close()
 
 

@@ -30,7 +30,7 @@ from godwit.client.requests import RequestQueue
 from godwit.client.subscription import Start, Subscription, Subscriptions
 from godwit.client.work import ClientWork
 from godwit.client.worker import Lease
-from godwit.errors import ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
+from godwit.errors import FINAL_CODES, ConnectionClosedError, DecodeError, SendBufferFullError, UsageError
 from godwit.limits import LOGIN_TIMEOUT_S, MAX_CLIENT_NAME_BYTES, MAX_FILTERS
 from godwit.transport.connection import Connection
 from godwit.transport.connection_state import Statistics
@@ -60,8 +60,6 @@ from godwit.wire.jobs import JobSpec
 
 ClientState: TypeAlias = Literal["connecting", "online", "offline", "closed"]
 
-FINAL_CODES: Final = frozenset((Code.NOT_ALLOWED, Code.BAD_NAME, Code.TAKEN_OVER, Code.KICKED, Code.VERSION))
-"""After these codes the client does not reconnect: it would be refused again."""
 INSTANCE_BYTES: Final = 16
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -390,33 +391,29 @@ def _is_gap(record: HeldRecord) -> bool:
         return True
 
 
+@dataclass(eq=False)
 class Subscriptions:
     """All subscriptions of a client: requests them on each connection, and distributes the records.
 
     Input: subscribe, unsubscribe; attach, detach, close, handle_*. Output: events.
     """
 
-    def __init__(
-        self,
-        requests: RequestQueue,
-        events: list[ClientEvent],
-        on_violation: Callable[[Connection, str], None],
-        on_work: Callable[[Received], None],
-    ) -> None:
+    _requests: RequestQueue
+    events: list[ClientEvent]
+    on_violation: Callable[[Connection, str], None]
+    """Called when the broker has violated the protocol."""
+    _on_work: Callable[[Received], None]
+    """Called with the first record of the broker's work channel."""
+
+    def __post_init__(self) -> None:
         self.connection: Connection | None = None
         """The present connection, once the broker has accepted the login."""
-        self.events = events
-        self.on_violation = on_violation
-        """Called when the broker has violated the protocol."""
         self.announced: dict[Subscription, None] = {}
         """Subscriptions with an Available among the events that were not fetched yet."""
         self.log = b""
         """The id of the log of the newest connection whose broker named one."""
         self.epochs: tuple[Epoch, ...] = ()
         """The newest epochs of the log of the present connection."""
-        self._on_work = on_work
-        """Called with the first record of the broker's work channel."""
-        self._requests = requests
         self._subscriptions: dict[int, Subscription] = {}
         self._requested: dict[int, tuple[Subscription, Literal["latest", "earliest"] | int | None]] = {}
         """By request number, the subscription and its start."""

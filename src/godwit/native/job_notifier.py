@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -61,27 +62,20 @@ assert RECORD_BYTES + 2 * LONGEST_ITEM_BYTES < MAX_WORK_HEAD_BYTES
 assert RECORD_BYTES < MAX_JOB_PAYLOAD_BYTES
 
 
+@dataclass(eq=False)
 class JobNotifier(JobListener):
-    """Collects the output for clients. `send_pending`, at the end of a turn, sends as much as fits their windows.
+    """Collects the output for clients. `send_pending`, at the end of a turn, sends as much as fits their windows."""
 
-    Args:
-        unstored: the table of JobCommits: jobs and tasks with changes that are not in the log yet.
-        workers: the connections of workers by name, to which leases are sent.
-        activity: is marked when there is something to send.
-        effects: gets the records.
-    """
+    _unstored: Mapping[Job | JobTask, int]
+    """The table of JobCommits: jobs and tasks with changes that are not in the log yet."""
+    _workers: Mapping[str, JobPeer]
+    """The connections of workers by name, to which leases are sent."""
+    _activity: JobActivity
+    """Is marked when there is something to send."""
+    _effects: list[Effect]
+    """Gets the records."""
 
-    def __init__(
-        self,
-        unstored: Mapping[Job | JobTask, int],
-        workers: Mapping[str, JobPeer],
-        activity: JobActivity,
-        effects: list[Effect],
-    ) -> None:
-        self._unstored = unstored
-        self._workers = workers
-        self._activity = activity
-        self._effects = effects
+    def __post_init__(self) -> None:
         self._watchers: dict[int, dict[JobPeer, None]] = {}
         """By job number."""
         self._dirty: dict[JobPeer, None] = {}

@@ -7,6 +7,7 @@ of its kind. A worker may not watch a job for that reason alone: it would receiv
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Final
 
 from godwit.broker.catalogue import JOBS, Catalogue
@@ -39,24 +40,16 @@ CHARACTER_BYTES: Final = 4
 """The size of a character, at most."""
 
 
+@dataclass(eq=False)
 class JobRequests:
     """Each method handles one request, and raises RequestFailure if it cannot be fulfilled."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        scheduler: Scheduler,
-        notifier: JobNotifier,
-        workers: dict[str, JobPeer],
-        activity: JobActivity,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._scheduler = scheduler
-        self._notifier = notifier
-        self._workers = workers
-        self._activity = activity
-        self._effects = effects
+    _catalogue: Catalogue
+    _scheduler: Scheduler
+    _notifier: JobNotifier
+    _workers: dict[str, JobPeer]
+    _activity: JobActivity
+    _effects: list[Effect]
 
     def volunteer(
         self, link: NativePeer, session: Session, request: wire.Volunteer, now_us: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -168,24 +169,18 @@ def job_peer(link: NativePeer, session: Session, effects: list[Effect]) -> JobPe
     return peer
 
 
+@dataclass(eq=False)
 class WorkReceiver:
     """Handles the records that clients send on their work channels: submissions and reports."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        scheduler: Scheduler,
-        commits: JobCommits,
-        notifier: JobNotifier,
-        activity: JobActivity,
-        effects: list[Effect],
-    ) -> None:
-        self._catalogue = catalogue
-        self._scheduler = scheduler
-        self._commits = commits
-        self._notifier = notifier
-        self._activity = activity
-        self._effects = effects
+    _catalogue: Catalogue
+    _scheduler: Scheduler
+    _commits: JobCommits
+    _notifier: JobNotifier
+    _activity: JobActivity
+    _effects: list[Effect]
+
+    def __post_init__(self) -> None:
         self._new_records: list[PendingRecord] = []
         """Records of this turn."""
         self._waiting: dict[JobPeer, None] = {}

@@ -17,7 +17,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Unpack
 
 from godwit.client.batches import Payload
@@ -90,9 +89,7 @@ class BlockingClient:
     def __enter__(self) -> BlockingClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait a few seconds for confirmations of sent messages, then close. After Ctrl-C, close at once."""
         if kind is not None and self._thread.is_inherited:
             return  # the exception that is being raised is more useful than a ForkedError

@@ -197,9 +197,7 @@ class AsyncClient:
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait a few seconds for confirmations of sent messages, then close. Raises nothing if some are missing.
 
         Call `await publisher.flush()` in the block to be sure that all are confirmed. After a cancellation it does not

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Final, Protocol
 
 from godwit.broker.effects import Import, Notice
@@ -133,9 +132,7 @@ class Service:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self) -> None:

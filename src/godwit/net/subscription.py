@@ -108,9 +108,7 @@ class AsyncSubscription:
         self._done_before = core.position
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End the subscription. After an exception the current message does not count as handled.
 
         Waits until the broker has confirmed the end, but not after a cancellation, KeyboardInterrupt or SystemExit.

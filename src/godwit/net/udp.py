@@ -9,7 +9,6 @@ import socket
 import struct
 import sys
 from collections import Counter
-from types import TracebackType
 from typing import Any, Final
 
 from godwit.errors import SocketError
@@ -253,9 +252,7 @@ class UdpSocket:
     def __enter__(self) -> UdpSocket:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -288,7 +288,7 @@ def twice(take: Callable[..., Any]) -> Callable[..., Any]:
         (PLAN, Admission, "on_gone", early, "will: "),
         (DEATH, Admission, "on_gone", late, "(will|liveness): .*will of"),
         (DEATH, Delivery, "detach", forgetful, "(stream|liveness): .*(skipped|waits for offsets)"),
-        (LOST, Identities, "new_messages", lambda _: lambda *_: 0, "log: .*already"),
+        (LOST, Identities, "record_sequences", lambda _: lambda *_: 0, "log: .*already"),
         (SLOW, NativeOutbound, "gap", silent, "(stream|liveness): .*(skipped|waits for offsets)"),
         (SLOW, NativeOutbound, "gap", belittled, "stream: .*reported missing"),
         (

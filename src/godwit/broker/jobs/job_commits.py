@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -119,37 +120,22 @@ class CommitBatch:
         self.events = remaining
 
 
+@dataclass(eq=False)
 class JobCommits:
     """Writes the scheduler's output to the log and notifies the listener when it is stored."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        journal: DirtyState,
-        commits: AppendQueue,
-        publisher: JobEventPublisher,
-        unstored: dict[Job | JobTask, int],
-        activity: JobActivity,
-    ) -> None:
-        """Connect the scheduler with the log.
+    _scheduler: Scheduler
+    _journal: DirtyState
+    _commits: AppendQueue
+    _publisher: JobEventPublisher
+    _unstored: dict[Job | JobTask, int]
+    """Shared with the protocol: for each job and task with changes that are not stored, the turn of the last one."""
+    _activity: JobActivity
+    """Is marked when the log has answered."""
 
-        Args:
-            scheduler: its output is written.
-            journal: gets the rows to write.
-            commits: the queue of appends.
-            publisher: gets the job events.
-            unstored: an empty table, shared with the protocol: for each job and task with changes that are not
-                stored, the turn of the last one.
-            activity: is marked when the log has answered.
-        """
-        self._scheduler = scheduler
-        self._journal = journal
-        self._commits = commits
-        self._publisher = publisher
+    def __post_init__(self) -> None:
         self.listener = JobListener()
         """Is notified when changes are stored."""
-        self._unstored = unstored
-        self._activity = activity
         self.last_turn = 0
         """The last turn that was given to the log."""
         self.stored_turn = 0

@@ -6,6 +6,7 @@ with a result, a failure, a return, a loss, or with its job.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -48,6 +49,7 @@ _RETURN_PAUSE_MS: Final = int(RETURN_PAUSE_S * 1000)
 _MAX_RETURN_PAUSE_MS: Final = int(MAX_RETURN_PAUSE_S * 1000)
 
 
+@dataclass(eq=False)
 class JobLifecycle:
     """Starts and ends jobs, tasks and leases, and records it in the turn's output.
 
@@ -56,19 +58,11 @@ class JobLifecycle:
 
     __slots__ = ("_dispatcher", "_output", "_table", "_timers", "_workers")
 
-    def __init__(
-        self,
-        output: TurnOutput,
-        dispatcher: Dispatcher,
-        table: JobTable,
-        timers: JobTimers[TimerOwner],
-        workers: dict[str, PoolWorker],
-    ) -> None:
-        self._output = output
-        self._dispatcher = dispatcher
-        self._table = table
-        self._timers = timers
-        self._workers = workers
+    _output: TurnOutput
+    _dispatcher: Dispatcher
+    _table: JobTable
+    _timers: JobTimers[TimerOwner]
+    _workers: dict[str, PoolWorker]
 
     # -- starts of jobs -----------------------------------------------------------------------------------------------
 

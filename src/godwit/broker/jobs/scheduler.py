@@ -7,6 +7,7 @@ are leased by `lease_tasks`, once at the end of a turn, so that the leases of a 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from godwit.broker.jobs.dispatch import Dispatcher, JobTimers, TimerOwner
@@ -21,26 +22,18 @@ from godwit.wire.jobs import JobSpec, Ref
 _GRACE_US: Final = int(RESTART_GRACE_S * 1_000_000)
 
 
+@dataclass(eq=False)
 class WorkerPool:
     """All workers, by name: connected volunteers, and holders of leases."""
 
     __slots__ = ("_dispatcher", "_lifecycle", "_output", "_timers", "lease_us", "workers")
 
-    def __init__(
-        self,
-        lease_us: int,
-        workers: dict[str, PoolWorker],
-        dispatcher: Dispatcher,
-        lifecycle: JobLifecycle,
-        timers: JobTimers[TimerOwner],
-        output: TurnOutput,
-    ) -> None:
-        self.lease_us = lease_us
-        self.workers = workers
-        self._dispatcher = dispatcher
-        self._lifecycle = lifecycle
-        self._timers = timers
-        self._output = output
+    lease_us: int
+    workers: dict[str, PoolWorker]
+    _dispatcher: Dispatcher
+    _lifecycle: JobLifecycle
+    _timers: JobTimers[TimerOwner]
+    _output: TurnOutput
 
     def set_lease_time(self, lease_us: int) -> None:
         """Change the lease time. A shorter one applies when a worker volunteers next: it knows the longer one."""

@@ -24,7 +24,8 @@ from tests.system.stage import Broker, Process, Stage, needs_linux, run, until
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES
 from godwit.pipeline.datasets import anomalies, bronze
 from godwit.pipeline.detector import Alarm, Detector
-from godwit.pipeline.lake import FILES, Lake
+from godwit.pipeline.files import FILES
+from godwit.pipeline.lake import Lake
 
 SEED = 6_081
 KILLS = 10

@@ -13,7 +13,8 @@ from pyarrow import fs
 
 from godwit.pipeline.datasets import anomalies, bronze
 from godwit.pipeline.errors import PipelineError
-from godwit.pipeline.lake import Lake, file_system
+from godwit.pipeline.files import file_system
+from godwit.pipeline.lake import Lake
 from godwit.spark.offsets import Offsets, Position
 
 FOLDER: Final = "_checkpoints"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Event, Thread
 from typing import Any, Final, Protocol
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from godwit.pipeline.errors import PipelineError, explained
@@ -17,6 +21,8 @@ MAX_FAILURES_ONCE: Final = 5
 """Consecutive failures after which a run with `is_once` ends."""
 FIRST_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
+POLL_S: Final = 0.1
+STOP_TIMEOUT_S: Final = 4.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,105 @@ class RunningQuery(Protocol):
 
     def error(self) -> Exception | None:
         """Return the error that ended it, if any."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step of a StepQuery."""
+
+    messages: int
+    """Messages that were processed; 0 if there was nothing to do."""
+    behind: int
+    """Messages that were there when the step began and are still to be processed."""
+
+
+class StepQuery:
+    """A query that runs steps in a thread of its own until it is stopped, or until all of its input is processed.
+
+    It implements RunningQuery.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spark: SparkSession,
+        step: Callable[[], StepResult],
+        is_input_complete: Callable[[], bool],
+        *,
+        interval_s: float = 0.0,
+        pause_s: float = 0.0,
+    ) -> None:
+        """`is_input_complete` returns whether the input has everything that it will ever get.
+
+        A step begins `interval_s` after the last one began, and at least `pause_s` after that one ended. If the last
+        one left messages, it begins at once.
+        """
+        self._name = name
+        self._spark = spark
+        self._step = step
+        self._is_input_complete = is_input_complete
+        self._interval_s = interval_s
+        self._pause_s = pause_s
+        self._tag = f"godwit-{name}"
+        self._done: list[BatchProgress] = []
+        self._steps = 0
+        self._error: Exception | None = None
+        self._stop = Event()
+        # Not a daemon: Python must not exit while a table is being written.
+        self._thread: Thread = InheritableThread(target=self._run, name=self._tag, daemon=False)
+        self._thread.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def error(self) -> Exception | None:
+        """Return the error that ended the thread, if any."""
+        return self._error
+
+    def next_batches(self) -> list[BatchProgress]:
+        """Return the steps that were completed since the last call."""
+        found, self._done = self._done, []
+        return found
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Cancel the current step, and wait for the thread to end, up to `timeout_s`."""
+        self._stop.set()
+        ends_at = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < ends_at:
+            with suppress(Exception):  # the JVM may have exited, which ends the thread as well
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+            self._thread.join(POLL_S)
+
+    def _run(self) -> None:
+        try:
+            self._spark.sparkContext.addJobTag(self._tag)
+            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._tag)
+            while not self._stop.is_set():
+                is_last = self._is_input_complete()
+                began_at = time.monotonic()
+                result = self._step()
+                ended_at = time.monotonic()
+                if result.messages:
+                    took_s = ended_at - began_at
+                    self._done.append(BatchProgress(self._name, self._steps, result.messages, took_s, result.behind))
+                    self._steps += 1
+                if is_last and not result.behind:
+                    return
+                if not result.behind:
+                    self._wait_until(max(began_at + self._interval_s, ended_at + self._pause_s))
+                elif not result.messages:  # its input is not there now
+                    self._stop.wait(POLL_S)
+        except Exception as error:  # of Spark, py4j or Delta: the supervisor decides whether to retry
+            self._error = error
+
+    def _wait_until(self, next_at: float) -> None:
+        """Wait for the next step, or for the end of the input."""
+        was_complete = self._is_input_complete()
+        while (wait_s := next_at - time.monotonic()) > 0 and self._is_input_complete() == was_complete:
+            if self._stop.wait(min(POLL_S, wait_s)):
+                return
 
 
 class SparkQuery:

@@ -24,6 +24,7 @@ from tests.pipeline.lakes import write_spark_checkpoint
 
 from godwit.cli.pipeline_run import SparkOptions
 from godwit.cli.pipeline_show import cell_text, json_value, show_query
+from godwit.pipeline.checkpoints import TABLES
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.lake import Lake
 

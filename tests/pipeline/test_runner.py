@@ -37,7 +37,6 @@ from godwit.pipeline.ingest import KINDS, RangeWriter, TargetTable
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.report.page import write_report
 from godwit.pipeline.runner import RunConfig, TablesWriter, run
-from godwit.pipeline.session import _ROCKS
 from godwit.pipeline.status import status_of
 from godwit.pipeline.supervisor import RunStats, StepResult
 from godwit.spark.archive import DataLossError
@@ -117,6 +116,28 @@ def test_steps_are_limited_and_resume_without_their_position(tmp_path: Path, spa
         assert content(lake) == complete(9)
 
 
+def test_a_run_to_the_end_waits_for_an_archive_that_is_away(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path / "data") as place:
+        add(place, 2)
+        writer = TablesWriter(spark, RunConfig(Lake(str(tmp_path / "lake")), options(place), is_once=True))
+
+        def away(planner: StreamReader) -> dict[str, Any]:
+            planner._unreachable_since["x"] = time.monotonic()
+            return {}
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamReader, "_poll_archives", away)
+            assert writer.step() == StepResult(0, 2)
+        writer._planner._unreachable_since.clear()
+        assert writer.step() == StepResult(2, 0)
+        # A log whose messages were all deleted before the run ends above 0, and has nothing to read.
+        assert writer._planner._target is not None
+        writer._planner._target["b" * 32] = 500
+        assert writer.step() == StepResult(0, 0)
+
+
 def test_a_lake_of_0_5_0_is_continued(tmp_path: Path, spark: SparkSession) -> None:
     """Its checkpoint is Spark's, and has read 120 messages of the log."""
     with tarfile.open(DATA / "lake-0.5.0.tar.gz") as archive:
@@ -177,7 +198,6 @@ def test_up_to_what_is_there_and_then_the_rest(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("godwit.pipeline.lake.COMPACT_EVERY", 1)
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKS)
     lake, listener = Lake(str(tmp_path / "lake")), RecordingListener()
     with running_broker(tmp_path / "data") as broker:
 

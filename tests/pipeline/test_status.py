@@ -15,13 +15,12 @@ from godwit.pipeline.checkpoints import (
     GOLD,
     TABLES,
     WRITTEN_TOGETHER,
-    check_checkpoints,
     check_no_partial_batch,
     checkpoint_address,
     read_checkpoint,
     write_checkpoint,
 )
-from godwit.pipeline.datasets import anomalies, bronze
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.status import LogStatus, QueryStatus, find_logs, status_of
@@ -107,15 +106,6 @@ def test_a_batch_is_partial_until_all_tables_have_it(tmp_path: Path) -> None:
             with pytest.raises(PipelineError, match="incomplete: finish it with godwit pipeline run --once"):
                 check_no_partial_batch(lake)
     check_no_partial_batch(lake)
-
-
-def test_alarms_without_their_checkpoint_are_not_repeated(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path))
-    check_checkpoints(lake)
-    alarm = pa.Table.from_pylist([{"broker": ONE, "offset": 0, "quantity": "t"}], anomalies.SPEC.schema)
-    lake.table(anomalies.SPEC).append_arrow(alarm, {"q": 0})
-    with pytest.raises(PipelineError, match="rows in gold/anomalies, but the checkpoint _checkpoints/anomalies is"):
-        check_checkpoints(lake)
 
 
 # -- status ------------------------------------------------------------------------------------------------------------

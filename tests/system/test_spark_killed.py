@@ -137,9 +137,15 @@ def steps(lake: Path) -> int:
 
 def half_done(lake: Path) -> list[str]:
     """The queries that are in the middle of a batch."""
-    anomalies_batches = [batches(lake, ANOMALIES, kind) for kind in ("offsets", "commits")]
-    found = [ANOMALIES] if anomalies_batches[0] > anomalies_batches[1] else []
-    return found + ([TABLES] if has_invisible_files(lake) else [])
+    found = [TABLES] if has_invisible_files(lake) else []
+    return found + ([ANOMALIES] if has_later_manifest(lake) else [])
+
+
+def has_later_manifest(lake: Path) -> bool:
+    """Whether the detectors have a result that is not in the table yet, or that was not published yet."""
+    numbers = [int(path.stem) for path in (lake / "_checkpoints" / ANOMALIES / "states").glob("*.json")]
+    found = read_checkpoint(Lake(str(lake)), ANOMALIES)
+    return bool(numbers) and (found is None or max(numbers) > found.batch)
 
 
 def has_invisible_files(lake: Path) -> bool:
@@ -148,12 +154,6 @@ def has_invisible_files(lake: Path) -> bool:
     paths = sorted((Path(table.address) / FILES).glob("*"), key=lambda path: path.stat().st_mtime_ns)
     visible = {Path(uri).name for uri in DeltaTable(table.address).file_uris()}
     return bool(paths) and paths[-1].name not in visible
-
-
-def batches(lake: Path, query: str, kind: str) -> int:
-    """The newest batch that a query of Spark's has begun ("offsets") or done ("commits"); -1: none."""
-    folder = lake / "_checkpoints" / query / kind
-    return max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()), default=-1)
 
 
 # -- what must be there -----------------------------------------------------------------------------------------------

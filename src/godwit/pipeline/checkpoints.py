@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pyarrow import fs
 
-from godwit.pipeline.datasets import anomalies, bronze, readings
+from godwit.pipeline.datasets import bronze, readings
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.files import file_system
 from godwit.pipeline.lake import Lake, TableSpec
@@ -100,18 +100,6 @@ def write_checkpoint(lake: Lake, query: str, batch: int, position: Position, fir
         file.flush()
         os.fsync(file.fileno())
     (folder / f"{_POSITION}.new").replace(folder / _POSITION)
-
-
-def check_checkpoints(lake: Lake) -> None:
-    """Raise PipelineError if a query has written rows and its checkpoint is missing: it would write them again."""
-    system, path = file_system(checkpoint_address(lake, ANOMALIES))
-    exists = system.get_file_info(f"{path}/metadata").type == fs.FileType.File
-    if not exists and lake.table(anomalies.SPEC).rows:
-        raise PipelineError(
-            f"the lake {lake.address} has rows in {anomalies.SPEC.name}, but the checkpoint {FOLDER}/{ANOMALIES} is "
-            "missing, and all of them would be written a second time: restore the checkpoint, or start a new lake with "
-            "--lake"
-        )
 
 
 def check_no_partial_batch(lake: Lake) -> None:

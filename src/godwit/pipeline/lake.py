@@ -50,6 +50,7 @@ _CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
 _WRITTEN: Final = "path string, rows bigint, bytes bigint, statistics string"
 _BROKER: Final = "broker"
 _OFFSET: Final = "offset"
+_TOPIC: Final = "topic"
 _MAX_OFFSET: Final = 2**63 - 1
 Watermarks: TypeAlias = Mapping[str, int]
 """By name, see the module's docstring."""
@@ -113,6 +114,8 @@ class LakeTable:
     lake: Lake
     spec: TableSpec
     _delta: DeltaTable | None = field(default=None, init=False, repr=False)
+    _first_offsets: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    """By log. Rows are never added before them, so they remain lower bounds."""
 
     @property
     def address(self) -> str:
@@ -256,10 +259,14 @@ class LakeTable:
 
     def first_offset(self, log: str) -> int | None:
         """Return a lower bound of the offsets of a log, from the Delta log's statistics; None without such rows."""
-        delta = self._open()
-        files = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_contain(file, log, 0, _MAX_OFFSET)]
-        return min(known, default=None)
+        if log not in self._first_offsets:
+            delta = self._open()
+            files = [] if delta is None else _added(delta)
+            known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_contain(file, log, 0, _MAX_OFFSET)]
+            if not known:
+                return None
+            self._first_offsets[log] = min(known)
+        return self._first_offsets[log]
 
     @property
     def rows(self) -> int:
@@ -278,8 +285,7 @@ class LakeTable:
     def frame(self, spark: SparkSession, ranges: Ranges | None = None) -> DataFrame:
         """Return a snapshot of the rows for Spark, all or those of some ranges of offsets."""
         schema = from_arrow_schema(self.spec.schema)
-        delta = self._open()
-        files = [] if delta is None else self._files(delta, ranges)
+        files = self.file_addresses(ranges)
         if not files:
             return spark.createDataFrame([], schema)
         frame = spark.read.schema(schema).parquet(*files)
@@ -288,6 +294,25 @@ class LakeTable:
         at = sf.col(_OFFSET)
         within = [(sf.col(_BROKER) == log) & (at >= begin) & (at < end) for log, (begin, end) in ranges.items()]
         return frame.where(reduce(Column.__or__, within))
+
+    def file_addresses(self, ranges: Ranges | None = None) -> list[str]:
+        """Return the addresses of all files, or of the files that may contain rows of some ranges of offsets."""
+        delta = self._open()
+        return [
+            f"{self.address}/{file['path']}"
+            for file in ([] if delta is None else _added(delta))
+            if ranges is None or any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items())
+        ]
+
+    def may_have_topics(self, ranges: Ranges, prefix: str) -> bool:
+        """Return False if no file with rows of these ranges has a topic with this prefix, by their statistics."""
+        delta = self._open()
+        for file in [] if delta is None else _added(delta):
+            if any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items()):
+                least, greatest = file.get(f"min.{_TOPIC}"), file.get(f"max.{_TOPIC}")
+                if least is None or greatest is None or (least[: len(prefix)] <= prefix <= greatest):
+                    return True
+        return False
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a snapshot of the rows on the driver, for small tables."""
@@ -371,15 +396,6 @@ class LakeTable:
     def _fields(self) -> list[Field]:
         return Schema.from_arrow(self.spec.schema).fields
 
-    def _files(self, delta: DeltaTable, ranges: Ranges | None) -> list[str]:
-        """Return the addresses of all files, or of those that may contain rows of these ranges."""
-        added = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        return [
-            f"{self.address}/{file['path']}"
-            for file in added
-            if ranges is None or any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items())
-        ]
-
     def _has_statistics(self, file: Mapping[str, Any]) -> bool:
         """Return whether the Delta log has the nulls and the bounds of each column of a file."""
         for one in self.spec.schema:
@@ -441,6 +457,13 @@ def _remove_empty_folders(parent: Path) -> None:
     for folder in parent.glob("*"):
         with suppress(OSError):  # it is not empty
             folder.rmdir()
+
+
+def _added(delta: DeltaTable) -> list[dict[str, Any]]:
+    """Return the files of a table, with the statistics by which ranges of offsets are found."""
+    wanted = ["path", *[f"{bound}.{name}" for bound in ("min", "max") for name in (_BROKER, _OFFSET, _TOPIC)]]
+    found = pa.table(delta.get_add_actions(flatten=True))
+    return found.select([name for name in wanted if name in found.column_names]).to_pylist()  # type: ignore[no-any-return]
 
 
 def _may_contain(file: Mapping[str, Any], log: str, begin: int, end: int) -> bool:

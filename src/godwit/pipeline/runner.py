@@ -1,7 +1,7 @@
 """Runs the pipeline: the queries that write tables, and their supervision.
 
-The query `tables` writes bronze and silver, the query `anomalies` runs the detectors, and the query `gold` merges new
-rows into gold. None waits for another. A failed query restarts after a pause; an error that a restart cannot fix ends
+The query `tables` writes bronze and silver. Behind it, `gold` merges new rows into gold, and `anomalies` runs the
+detectors; neither delays `tables`. A failed query restarts after a pause; an error that a restart cannot fix ends
 the run.
 
 The driver plans each step of `tables` from the ends of the logs. Executors read, decode and write the messages, see
@@ -25,18 +25,16 @@ from godwit.pipeline.checkpoints import (
     TABLES,
     WRITTEN_TOGETHER,
     Checkpoint,
-    check_checkpoints,
-    checkpoint_address,
     read_checkpoint,
     write_checkpoint,
 )
-from godwit.pipeline.datasets import anomalies
 from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.datasets.readings import decode_batch
+from godwit.pipeline.detection import Detection, start_detection
 from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.ingest import KINDS, RangeWriter, TargetTable, TaskResult
 from godwit.pipeline.lake import Lake, LakeTable
-from godwit.pipeline.supervisor import RunListener, RunStats, SparkQuery, StepQuery, StepResult, SupervisedQuery
+from godwit.pipeline.supervisor import RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
 from godwit.spark.offsets import Offsets, Position
 from godwit.spark.options import read_options
 from godwit.spark.reader import SCHEMA, StreamReader
@@ -46,9 +44,6 @@ MAX_ROWS: Final = 500_000
 MAX_ROWS_ONCE: Final = 2_000_000
 MAX_BYTES: Final = 512 * 1024 * 1024
 """Limits of a step. The memory of a task does not depend on them; the work that a killed run repeats does."""
-MAX_STREAM_ROWS: Final = 200_000
-MAX_STREAM_BYTES: Final = 256 * 1024 * 1024
-"""Limits of a micro-batch of Spark, for a driver with little memory."""
 ARCHIVE_TIMEOUT_S: Final = 15.0
 """After this time without an archive the query fails, which is reported, and restarts."""
 RETENTION_HOURS: Final = 24
@@ -67,25 +62,13 @@ class RunConfig:
     trigger_s: float = 1.0
 
     @property
-    def step_source(self) -> dict[str, str]:
-        """The source's options for steps of `tables`, with default limits for options that are not given."""
-        return self._limited(MAX_ROWS_ONCE if self.is_once else MAX_ROWS, MAX_BYTES)
-
-    @property
-    def stream_source(self) -> dict[str, str]:
-        """The source's options for streaming queries of Spark, with default limits for options that are not given."""
-        return self._limited(MAX_STREAM_ROWS, MAX_STREAM_BYTES)
-
-    @property
-    def trigger(self) -> dict[str, Any]:
-        """Arguments of DataStreamWriter.trigger."""
-        return (
-            {"availableNow": True} if self.is_once else {"processingTime": f"{self.trigger_s * 1000:.0f} milliseconds"}
-        )
-
-    def _limited(self, rows: int, size: int) -> dict[str, str]:
-        limits = {"maxRowsPerTrigger": str(rows), "maxBytesPerTrigger": str(size)}
-        limits["archiveTimeout"] = f"{ARCHIVE_TIMEOUT_S:g}"
+    def limited_source(self) -> dict[str, str]:
+        """The source's options, with default limits for options that are not given."""
+        limits = {
+            "maxRowsPerTrigger": str(MAX_ROWS_ONCE if self.is_once else MAX_ROWS),
+            "maxBytesPerTrigger": str(MAX_BYTES),
+            "archiveTimeout": f"{ARCHIVE_TIMEOUT_S:g}",
+        }
         given = {name.lower() for name in self.source}
         return {name: text for name, text in limits.items() if name.lower() not in given} | dict(self.source)
 
@@ -95,7 +78,6 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
 
     Return the batches and rows by query. Raise PipelineError if a query cannot continue.
     """
-    check_checkpoints(config.lake)
     for spec in ALL:
         config.lake.table(spec).bring_forward(spark)
     stats = RunStats()
@@ -109,8 +91,13 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
         started.append(start_gold(spark, Gold(config.lake), is_input_complete=lambda: tables.is_done))
         return started[-1]
 
+    def start_anomalies() -> StepQuery:
+        detection = Detection(spark, config.lake, config.source)
+        started.append(start_detection(spark, detection, is_input_complete=lambda: tables.is_done))
+        return started[-1]
+
     tables = SupervisedQuery(TABLES, start_tables, config.is_once, listener, stats)
-    alarms = SupervisedQuery(ANOMALIES, lambda: start_anomalies(spark, config), config.is_once, listener, stats)
+    alarms = SupervisedQuery(ANOMALIES, start_anomalies, config.is_once, listener, stats)
     gold = SupervisedQuery(GOLD, start_gold_query, config.is_once, listener, stats)
     queries = (tables, alarms, gold)
     try:
@@ -132,12 +119,6 @@ def start_tables_query(spark: SparkSession, config: RunConfig) -> StepQuery:
     return StepQuery(TABLES, spark, writer.step, lambda: config.is_once, interval_s=config.trigger_s)
 
 
-def start_anomalies(spark: SparkSession, config: RunConfig) -> SparkQuery:
-    """Start the query that detects anomalies."""
-    checkpoint = checkpoint_address(config.lake, ANOMALIES)
-    return SparkQuery(anomalies.start(spark, config.stream_source, config.lake, checkpoint, config.trigger))
-
-
 class TablesWriter:
     """Writes new messages of the logs to bronze, silver and quarantine, step by step."""
 
@@ -146,7 +127,7 @@ class TablesWriter:
         self._lake = config.lake
         self._tables = {kind: config.lake.table(spec) for kind, spec in zip(KINDS, WRITTEN_TOGETHER, strict=True)}
         self._is_once = config.is_once
-        options = read_options(config.step_source, is_stream=True)
+        options = read_options(config.limited_source, is_stream=True)
         self._limit: ReadLimit = ReadAllAvailable() if options.max_rows is None else ReadMaxRows(options.max_rows)
         self._planner = StreamReader(options, tuple(SCHEMA.names), max(1, spark.sparkContext.defaultParallelism))
         self._checkpoint: Checkpoint | None = None
@@ -159,7 +140,7 @@ class TablesWriter:
         begin = self._checkpoint.position.to_dict()
         end = self._planner.latestOffset(begin, self._limit)
         if end == begin:
-            return StepResult(0, self._behind(self._checkpoint.position))
+            return StepResult(0, self._behind(self._checkpoint.position) if self._planner.is_waiting else 0)
         position = Position.from_dict(end)
         firsts = position.begins | self._checkpoint.firsts
         rows = self.write(self._planner.partitions(begin, end), position.offsets, firsts)

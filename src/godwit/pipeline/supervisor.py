@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from godwit.pipeline.errors import PipelineError, explained
 
@@ -168,40 +166,6 @@ class StepQuery:
                 return
 
 
-class SparkQuery:
-    """A streaming query of Spark as a RunningQuery."""
-
-    def __init__(self, query: StreamingQuery) -> None:
-        self._query = query
-        self._last_number = -1
-        self._last_progress: tuple[int, str] | None = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it still runs."""
-        return self._query.isActive
-
-    def error(self) -> Exception | None:
-        """Return the error that ended it, if any."""
-        return self._query.exception()
-
-    def next_batches(self) -> list[BatchProgress]:
-        """Return the batches that were completed since the last call."""
-        last = self._query.lastProgress
-        if last is None or (last.batchId, last.timestamp) == self._last_progress:
-            return []  # the usual case, without the cost of recentProgress
-        self._last_progress = (last.batchId, last.timestamp)
-        found = []
-        for report in self._query.recentProgress:
-            progress = json.loads(report.json)
-            number, rows = int(progress["batchId"]), int(progress["numInputRows"])
-            if number > self._last_number and rows:
-                self._last_number = number
-                took_s = progress["batchDuration"] / 1000
-                found.append(BatchProgress(progress["name"], number, rows, took_s, _lag(progress)))
-        return found
-
-
 class SupervisedQuery:
     """One query of a run, with its restarts."""
 
@@ -256,7 +220,7 @@ class SupervisedQuery:
             raise error
         if isinstance(error, ConnectionError | Py4JNetworkError):
             raise PipelineError("Spark's Java process has exited: see its log, then start again") from error
-        failure = explained(str(error))
+        failure = explained(_text_of(error))
         pause_s = float(min(FIRST_PAUSE_S * 2**self._failures, MAX_PAUSE_S))
         self._failures += 1
         if failure.is_final or (self._is_once and self._failures >= MAX_FAILURES_ONCE):
@@ -265,9 +229,8 @@ class SupervisedQuery:
         self._listener.on_failure(self._name, failure.sentence, pause_s)
 
 
-def _lag(progress: Mapping[str, Any]) -> int:
-    lag = 0
-    for source in progress["sources"]:
-        ends, latest = source["endOffset"] or {}, source["latestOffset"] or {}
-        lag += sum(max(at - ends.get(log, 0), 0) for log, at in latest.items() if isinstance(at, int))
-    return lag
+def _text_of(error: Exception) -> str:
+    """Return the text of an error with the name of its type, as a traceback has it: errors of steps have no other."""
+    kind = type(error)
+    is_of_spark = kind.__module__.startswith(("pyspark.", "py4j."))
+    return str(error) if is_of_spark else f"{kind.__module__}.{kind.__qualname__}: {error}"

@@ -236,6 +236,11 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
         self._target = {log: int(info["next_offset"]) for log, info in infos.items()}
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether an archive did not answer at the last contact, so that its log may have more messages."""
+        return bool(self._unreachable_since)
+
+    @property
     def target(self) -> dict[str, int] | None:
         """By log, where a query with the trigger availableNow ends."""
         return self._target

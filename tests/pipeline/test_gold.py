@@ -22,7 +22,7 @@ from godwit.pipeline.datasets import bronze, devices, job_statistics, readings, 
 from godwit.pipeline.datasets.catalog import ALL, GOLD_MERGES
 from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.gold_table import GoldColumn, GoldTable
-from godwit.pipeline.lake import Lake
+from godwit.pipeline.lake import Lake, LakeTable
 from godwit.pipeline.report.page import write_report
 from godwit.pipeline.status import status_of
 from godwit.pipeline.supervisor import StepQuery, StepResult
@@ -125,14 +125,14 @@ def test_it_follows_step_by_step(tmp_path: Path, spark: SparkSession, monkeypatc
     assert sum(lake.table(traffic.SPEC).arrow()["messages"].to_pylist()) == 400
 
     # Interrupted after the first table of a step: that one is ahead, and merges nothing twice.
-    merge = GoldTable.merge
+    upsert = LakeTable.upsert
 
     def once(*arguments: Any) -> None:
-        merge(*arguments)
+        upsert(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(GoldTable, "merge", once)
+        patch.setattr(LakeTable, "upsert", once)
         with pytest.raises(KeyboardInterrupt):
             Gold(lake).step(spark)
     assert Gold(lake).watermarks([LOG]) == {LOG: 400}

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
+import pyarrow.compute as pc
 from pyspark import StorageLevel
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from godwit.pipeline.checkpoints import GOLD, TABLES, read_checkpoint
-from godwit.pipeline.datasets.catalog import GOLD_MERGES
+from godwit.pipeline.datasets.catalog import GOLD_MERGES, GOLD_TABLES
 from godwit.pipeline.gold_table import GoldTable
 from godwit.pipeline.lake import Lake, LakeTable, Ranges
 from godwit.pipeline.supervisor import StepQuery, StepResult
@@ -85,11 +86,27 @@ class Gold:
         for ranges, group in groups.items():
             rows = source.frame(spark, dict(ranges)).persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                for table, gold in group:
-                    gold.merge(table, rows, {_watermark_name(gold, log): end for log, (_, end) in ranges})
-                    table.maintain(FILE_BYTES, RETENTION_HOURS)
+                self._merge_group(source, dict(ranges), rows, group)
             finally:
                 rows.unpersist()
+
+    def _merge_group(self, source: LakeTable, ranges: Ranges, rows: DataFrame, group: Sequence[_Target]) -> None:
+        """Merge these rows into tables. The parts of one table are computed together."""
+        parts = [gold for _, gold in group if gold.part is not None]
+        whole = next((one for one in GOLD_TABLES if parts and one.spec is parts[0].spec), None)
+        changed = None
+        if whole is not None and len(parts) > 1:
+            changed = whole.merged(next(table for table, gold in group if gold.part is not None), rows)
+        for table, gold in group:
+            watermarks = {_watermark_name(gold, log): end for log, (_, end) in ranges.items()}
+            if gold.part is not None and changed is not None:
+                column, value = gold.part
+                table.upsert(changed.filter(pc.equal(changed.column(column), value)), watermarks)
+            elif gold.topics_from and not source.may_have_topics(ranges, gold.topics_from):
+                table.upsert(gold.spec.schema.empty_table(), watermarks)
+            else:
+                gold.merge(table, rows, watermarks)
+            table.maintain(FILE_BYTES, RETENTION_HOURS)
 
 
 def _bounds(source: LakeTable, log: str) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row, SparkSession
 from tests.cli.real import error_of, godwit, lines, needs_posix
-from tests.pipeline.lakes import write_checkpoint
+from tests.pipeline.lakes import write_spark_checkpoint
 
 from godwit.cli.pipeline_run import SparkOptions
 from godwit.cli.pipeline_show import cell_text, json_value, show_query
@@ -144,7 +144,7 @@ def test_csv_in_a_file_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_status(lake: Lake) -> None:
-    write_checkpoint(lake, TABLES, [f'{{"{LOG}": 3}}'], done=1)
+    write_spark_checkpoint(lake, TABLES, [f'{{"{LOG}": 3}}'], done=1)
     ask = ("pipeline", "status", "--lake", lake.address, "--archive", "127.0.0.1:9")
     result = godwit(*ask)
     text = result.stdout.decode()

@@ -13,11 +13,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from godwit.pipeline.checkpoints import TABLES, checkpoint_address
+from godwit.pipeline.checkpoints import TABLES, checkpoint_address, write_checkpoint
 from godwit.pipeline.datasets import bronze, readings, windows
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.supervisor import BatchProgress
+from godwit.spark.offsets import Position
 
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 LOG = "a" * 32
@@ -91,7 +92,7 @@ def three_hours(folder: Path, spark: SparkSession) -> Lake:
     parsed = readings.parse(lake.table(bronze.SPEC).frame(spark)).localCheckpoint()
     lake.table(readings.SPEC).append(readings.valid(parsed), {LOG: MINUTES})
     lake.table(readings.QUARANTINE).append(readings.rejected(parsed), {LOG: MINUTES})
-    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {MINUTES}}}'], done=1)
+    tables_at(lake, {LOG: MINUTES})
     Gold(lake).catch_up(spark)
     return lake
 
@@ -116,8 +117,13 @@ class RecordingListener:
         self.failures.append((query, sentence, pause_s))
 
 
-def write_checkpoint(lake: Lake, query: str, planned: list[str], done: int, at_s: int = 1_800_000_000) -> None:
-    """Write a checkpoint as Spark does: the offsets of each batch, of which the first `done` are complete."""
+def tables_at(lake: Lake, offsets: dict[str, int]) -> None:
+    """Write the position file of the query `tables`, after its first batch."""
+    write_checkpoint(lake, TABLES, 0, Position(offsets, {}, {}), dict.fromkeys(offsets, 0))
+
+
+def write_spark_checkpoint(lake: Lake, query: str, planned: list[str], done: int, at_s: int = 1_800_000_000) -> None:
+    """Write a checkpoint as Spark did up to Godwit 0.5.0: the offsets of each batch, the first `done` complete."""
     folder = Path(checkpoint_address(lake, query))
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True, exist_ok=True)

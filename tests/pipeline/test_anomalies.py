@@ -1,4 +1,4 @@
-"""Anomalies end to end: a real archive, Spark's state in RocksDB, the table, and alerts in the brokers' logs."""
+"""Anomalies end to end: a real archive, states in files, the table, and alerts in the brokers' logs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,26 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from tests.archive import logs
 from tests.archive.client import ArchiveClient
+from tests.pipeline.lakes import LOG, tables_at, write_spark_checkpoint
 from tests.spark.archives import Served, options, served
 
-from godwit import pipeline
-from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, _SeriesProcessor, alert_messages, start
+import godwit.pipeline
+import godwit.spark
+from godwit.pipeline import detection
+from godwit.pipeline.checkpoints import ANOMALIES, checkpoint_address, read_checkpoint
+from godwit.pipeline.datasets import readings
+from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, alert_messages
+from godwit.pipeline.detection import Detection, DetectionTask
 from godwit.pipeline.detector import Detector
+from godwit.pipeline.files import TableFile
 from godwit.pipeline.lake import Lake
+from godwit.pipeline.runner import RunConfig, TablesWriter
 from godwit.spark.archive import ArchiveError
 
 # -- alerts ------------------------------------------------------------------------------------------------------------
@@ -81,13 +90,11 @@ def test_each_broker_has_its_address(tmp_path: Path) -> None:
             publisher._address("ffff")
 
 
-# -- the query ---------------------------------------------------------------------------------------------------------
+# -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STEP_US = 1_000_000
 BEGIN_US = logs.NOW_US - 10_000 * STEP_US
-TIMEOUT_S = 600
 HALF = 200
 JUMP_AT = HALF + 130
 POISON = [b"NaN", b"\xff", b'{"t": 1e300}', b"[" * 100]
@@ -110,7 +117,7 @@ def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> 
 
 
 def shuffled_in_tens(numbers: Sequence[tuple[int, float]], seed: int) -> list[tuple[int, float]]:
-    """Shuffle each ten readings, as a network may do; never across micro-batches."""
+    """Shuffle each ten readings, as a network may do; never across steps."""
     rng = random.Random(seed)
     tens = [list(numbers[first : first + 10]) for first in range(0, len(numbers), 10)]
     for ten in tens:
@@ -140,26 +147,47 @@ def expected(series: list[float]) -> list[tuple[datetime, float, str]]:
     return [(epoch + timedelta(microseconds=one.time_us), one.value, one.reason) for one in found if one]
 
 
-@pytest.mark.soak
-def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, tmp_path: Path) -> None:
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKS)
+class KilledError(Exception):
+    """Raised in the place where a run is killed."""
+
+
+def test_alarms_reach_the_table_and_their_own_broker_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = Lake(str(tmp_path / "lake"))
-    checkpoint = tmp_path / "checkpoint"
     near, far, calm = values(1, 30.0), values(2, -30.0), values(3, 0.0)
+
+    def killed(*_: Any) -> None:
+        raise KilledError
+
     with served(tmp_path / "near") as one, served(tmp_path / "far", log_id=OTHER_LOG) as other:
-        for begin, end in ((0, HALF), (HALF, 2 * HALF)):
+        source = options(one, other)
+
+        def detect() -> None:
+            found = Detection(spark, lake, source)
+            while found.step().messages:
+                pass
+
+        for begin, end in ((0, HALF), (HALF, 2 * HALF)):  # the detectors learn first, then come the jumps
             publish(one, "a/near", shuffled_in_tens(list(enumerate(near))[begin:end], begin))
             one.store.append([logs.make_entry("a/near", POISON)])
             publish(other, "a/far", list(enumerate(far))[begin:end])
             publish(other, "a/calm", list(enumerate(calm))[begin:end])
-        # Two batches: the detectors learn from the first, and the second has the jumps.
-        given = options(one, other, maxRowsPerTrigger=str(3 * HALF + len(POISON)))
-
-        def run() -> None:
-            query = start(spark, given, lake, str(checkpoint), {"availableNow": True})
-            assert query.awaitTermination(TIMEOUT_S)
-
-        run()
+            assert TablesWriter(spark, RunConfig(lake, source)).step().messages
+            if begin:
+                # The run is killed before the transaction, then behind it, before the alerts.
+                with monkeypatch.context() as patch:
+                    patch.setattr(lake.table(SPEC).__class__, "append_arrow", killed)
+                    with pytest.raises(KilledError):
+                        detect()
+                assert rows(lake) == []
+                with monkeypatch.context() as patch:
+                    patch.setattr(AlertPublisher, "publish", killed)
+                    with pytest.raises(KilledError):
+                        detect()
+                assert rows(lake)
+                assert alerts(one) == alerts(other) == []
+            detect()
         found = rows(lake)
         for topic, place, series in (("a/near", one, near), ("a/far", other, far)):
             mine = [row for row in found if row["topic"] == topic]
@@ -168,15 +196,66 @@ def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, t
             assert [alert[:2] for alert in alerts(place)] == [(f"alerts/{topic}", "pipeline")] * len(mine)
             assert [alert[2]["value"] for alert in alerts(place)] == [row["value"] for row in mine]
         assert {row["topic"] for row in found} == {"a/near", "a/far"}
-
-        # The driver died after the second batch was written, before Spark committed it.
-        (checkpoint / "commits" / "1").unlink()
-        (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
         before = [alerts(place) for place in (one, other)]
-        run()
-        assert (checkpoint / "commits" / "1").exists()
+        detect()
         assert rows(lake) == found
         assert [alerts(place) for place in (one, other)] == before
+        checkpoint = read_checkpoint(lake, ANOMALIES)
+        assert checkpoint is not None
+        assert checkpoint.offsets == {
+            place.log: lake.table(readings.SPEC).watermark(place.log) for place in (one, other)
+        }
+        assert len(list((tmp_path / "lake" / "_checkpoints" / "anomalies" / "states").glob("*.json"))) == 2
+
+
+def write_silver(lake: Lake, series: list[float], begin: int, topic: str = "a") -> None:
+    """Append a reading a second to silver, as of messages at offsets from `begin`."""
+    nothing: dict[str, Any] = dict.fromkeys(readings.SPEC.schema.names)
+    found = [
+        nothing
+        | {
+            "broker": LOG,
+            "offset": number,
+            "quantity": "t",
+            "topic": topic,
+            "value": value,
+            "unit": "",
+            "schema_version": 1,
+        }
+        | {"event_time": BEGIN_US + number * STEP_US, "received": BEGIN_US + number * STEP_US}
+        for number, value in enumerate(series, begin)
+    ]
+    file = TableFile(lake.table(readings.SPEC).address, readings.SPEC.schema)
+    file.write(pa.RecordBatch.from_pylist(found, readings.SPEC.schema))
+    written = file.close()
+    assert written is not None
+    lake.table(readings.SPEC).append_files([written], {LOG: begin + len(series)})
+    tables_at(lake, {LOG: begin + len(series)})
+
+
+def test_detectors_without_states_learn_from_readings_that_were_processed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lake of 0.5.0 has states in a checkpoint of Spark, up to an offset."""
+    lake, series = Lake(str(tmp_path)), values(4, 30.0)
+    write_silver(lake, series, 0)
+    write_spark_checkpoint(lake, ANOMALIES, [f'{{"{LOG}": {JUMP_AT + 5}}}'], done=1)
+    monkeypatch.setattr(AlertPublisher, "publish", lambda *_: None)
+    assert Detection(spark, lake, {"archive": "127.0.0.1:9"}).step().messages == len(series)
+    assert rows(lake) == []  # its alarm was raised before
+    for path in (Path(checkpoint_address(lake, ANOMALIES)) / "states").glob("*.json"):
+        path.unlink()
+    write_silver(lake, values(5, 30.0), len(series), "b")
+    Detection(spark, lake, {"archive": "127.0.0.1:9"}).step()
+    assert [(row["topic"], row["offset"] - len(series)) for row in rows(lake)] == [("b", JUMP_AT)]
+
+
+def test_states_have_a_time_to_live(tmp_path: Path) -> None:
+    day_us = 86_400_000_000
+    states = {(LOG, "a", "t"): (day_us, b"old"), (LOG, "b", "t"): (2 * day_us + detection.STATE_DAYS * day_us, b"new")}
+    assert len(detection.SERIES) == 3
+    name = detection._write_states(str(tmp_path), states)
+    assert list(detection._read_states(f"{tmp_path}/{name}")) == [(LOG, "b", "t")]
 
 
 WITHOUT_GODWIT = """
@@ -188,26 +267,26 @@ class NoGodwit:
             raise ImportError(name)
 
 sys.meta_path.insert(0, NoGodwit())
-from types import SimpleNamespace
 from pyspark import cloudpickle
 
-states = []
-state = SimpleNamespace(get=lambda: states[-1] if states else None, update=states.append)
-processor = cloudpickle.loads(sys.stdin.buffer.read())
-processor.init(SimpleNamespace(getValueState=lambda *_: state))
-for begin in (0, 250):
-    values = [(at, 60.0 if at == 400 else 20 + at % 7 / 10) for at in range(begin, begin + 250)]
-    rows = (SimpleNamespace(offset=at, time_us=at, value=value, unit="C") for at, value in values)
-    for row in processor.handleInputRows(("broker", "topic", "quantity"), rows, None):
-        print(row.offset, row.reason)
+task = cloudpickle.loads(sys.stdin.buffer.read())
+for part in task.run(list(range(16))):
+    print([(one["offset"], one["reason"]) for one in part["alarms"]])
 """
 
 
-def test_detection_runs_where_godwit_is_not() -> None:
-    cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]
+def test_detection_runs_where_godwit_is_not(tmp_path: Path) -> None:
+    lake = Lake(str(tmp_path))
+    write_silver(lake, [60.0 if at == 400 else 20 + at % 7 / 10 for at in range(500)], 0)
+    files = lake.table(readings.SPEC).file_addresses()
+    task = DetectionTask(files, {LOG: (0, 500)}, {}, {}, str(tmp_path / "states"))
+    packages = (godwit.pipeline, godwit.spark)
+    for package in packages:
+        cloudpickle.register_pickle_by_value(package)  # type: ignore[no-untyped-call]
     try:
-        shipped = cloudpickle.dumps(_SeriesProcessor())  # type: ignore[no-untyped-call]
+        shipped = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
     finally:
-        cloudpickle.unregister_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]
+        for package in packages:
+            cloudpickle.unregister_pickle_by_value(package)  # type: ignore[no-untyped-call]
     done = subprocess.run([sys.executable, "-c", WITHOUT_GODWIT], input=shipped, capture_output=True, check=False)
-    assert (done.stdout.decode(), done.stderr.decode()) == ("400 jump up\n", "")
+    assert (done.stdout.decode(), done.stderr.decode()) == ("[(400, 'jump up')]\n", "")

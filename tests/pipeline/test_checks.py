@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.lakes import LOG, NOON, three_hours, write_checkpoint
+from tests.pipeline.lakes import LOG, NOON, tables_at, three_hours
 
-from godwit.pipeline.checkpoints import TABLES
 from godwit.pipeline.checks import run_checks
 from godwit.pipeline.datasets import bronze, readings, windows
 from godwit.pipeline.errors import PipelineError
@@ -84,7 +83,8 @@ def test_errors_are_found(tmp_path: Path, spark: SparkSession) -> None:
 
 def test_an_incomplete_batch_is_an_error(tmp_path: Path, spark: SparkSession) -> None:
     lake = Lake(str(tmp_path))
-    write_checkpoint(lake, TABLES, [f'{{"{LOG}": 1}}'], done=0)
+    tables_at(lake, {LOG: 0})
+    lake.table(bronze.SPEC).append_files([], {LOG: 1})
     with pytest.raises(PipelineError, match="incomplete"):
         next(run_checks(spark, lake))
 

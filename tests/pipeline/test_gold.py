@@ -14,18 +14,18 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from tests.pipeline.lakes import DATA, LOG, Sent, day, messages, readings_of, write_checkpoint
+from tests.pipeline.lakes import DATA, LOG, Sent, day, messages, readings_of, tables_at
 
-from godwit.pipeline import checks, gold, query, repair
-from godwit.pipeline.checkpoints import TABLES
+from godwit.pipeline import checks, gold, query, repair, supervisor
 from godwit.pipeline.checks import run_checks
 from godwit.pipeline.datasets import bronze, devices, job_statistics, readings, traffic, windows
 from godwit.pipeline.datasets.catalog import ALL, GOLD_MERGES
-from godwit.pipeline.gold import Gold, GoldFollower, GoldStep
+from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.gold_table import GoldColumn, GoldTable
-from godwit.pipeline.lake import Lake
+from godwit.pipeline.lake import Lake, LakeTable
 from godwit.pipeline.report.page import write_report
 from godwit.pipeline.status import status_of
+from godwit.pipeline.supervisor import StepQuery, StepResult
 
 # -- merging -----------------------------------------------------------------------------------------------------------
 
@@ -97,8 +97,9 @@ def test_a_lake_of_0_5_0_gets_an_added_column(
     frame = messages(spark, [(120, "home/one", "a", 7200.0, b"12345"), (121, "home/one", "a", 7100.0, b"123")])
     lake.table(bronze.SPEC).append(frame, {LOG: 122})
     lake.table(readings.SPEC).append(readings.valid(readings.parse(frame)), {LOG: 122})
-    write_checkpoint(lake, TABLES, [f'{{"{LOG}": 120}}', f'{{"{LOG}": 122}}'], done=2)
-    assert Gold(lake).step(spark) == GoldStep(2, 0)
+    lake.table(readings.QUARANTINE).append(readings.rejected(readings.parse(frame)), {LOG: 122})
+    tables_at(lake, {LOG: 122})
+    assert Gold(lake).step(spark) == StepResult(2, 0)
     assert largest() == {12: None, 13: 3, 14: 5}
     assert not [one for one in run_checks(spark, lake) if one.wrong]
     assert repair.rebuild(spark, lake, None, None) == {"gold/traffic": 3}
@@ -110,7 +111,7 @@ def test_a_lake_of_0_5_0_gets_an_added_column(
 
 def test_it_follows_step_by_step(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     lake, sent = Lake(str(tmp_path / "a lake, w\N{LATIN SMALL LETTER I WITH DIAERESIS}ld #1")), day()
-    assert Gold(lake).step(spark) == GoldStep(0, 0)
+    assert Gold(lake).step(spark) == StepResult(0, 0)
     ends = (300, 500, len(sent))
     frames = [messages(spark, sent[begin:end]) for begin, end in zip((0, *ends), ends, strict=False)]
     silver = [readings.valid(readings.parse(frame)).localCheckpoint() for frame in frames]
@@ -118,21 +119,20 @@ def test_it_follows_step_by_step(tmp_path: Path, spark: SparkSession, monkeypatc
         lake.table(bronze.SPEC).append(frame, {LOG: end})
         if end < len(sent):  # the third batch is incomplete
             lake.table(readings.SPEC).append(good, {LOG: end})
-    planned = [f'{{"{LOG}": {end}}}' for end in ends]
-    write_checkpoint(lake, TABLES, planned, done=2)
+    tables_at(lake, {LOG: 500})
     monkeypatch.setattr(gold, "STEP_OFFSETS", 400)
-    assert Gold(lake).step(spark) == GoldStep(400, 100)
+    assert Gold(lake).step(spark) == StepResult(400, 100)
     assert sum(lake.table(traffic.SPEC).arrow()["messages"].to_pylist()) == 400
 
     # Interrupted after the first table of a step: that one is ahead, and merges nothing twice.
-    merge = GoldTable.merge
+    upsert = LakeTable.upsert
 
     def once(*arguments: Any) -> None:
-        merge(*arguments)
+        upsert(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(GoldTable, "merge", once)
+        patch.setattr(LakeTable, "upsert", once)
         with pytest.raises(KeyboardInterrupt):
             Gold(lake).step(spark)
     assert Gold(lake).watermarks([LOG]) == {LOG: 400}
@@ -142,9 +142,10 @@ def test_it_follows_step_by_step(tmp_path: Path, spark: SparkSession, monkeypatc
         3600: 400,
     }
     lake.table(readings.SPEC).append(silver[-1], {LOG: ends[-1]})
-    write_checkpoint(lake, TABLES, planned, done=3)
+    lake.table(readings.QUARANTINE).append_files([], {LOG: ends[-1]})
+    tables_at(lake, {LOG: ends[-1]})
     Gold(lake).catch_up(spark)
-    assert Gold(lake).step(spark) == GoldStep(0, 0)
+    assert Gold(lake).step(spark) == StepResult(0, 0)
     assert not [one for one in run_checks(spark, lake) if one.wrong]
 
 
@@ -155,8 +156,8 @@ def test_a_log_that_begins_late_takes_one_step(tmp_path: Path, spark: SparkSessi
     other = "b" * 32  # without a message that matches the topics
     for spec, rows in ((bronze.SPEC, frame), (readings.SPEC, readings.valid(readings.parse(frame)))):
         lake.table(spec).append(rows, {LOG: begin + 3, other: 10**12})
-    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {begin + 3}, "{other}": {10**12}}}'], done=1)
-    assert Gold(lake).step(spark) == GoldStep(3, 0)
+    tables_at(lake, {LOG: begin + 3, other: 10**12})
+    assert Gold(lake).step(spark) == StepResult(3, 0)
     assert lake.table(traffic.SPEC).arrow(["messages"]).to_pylist() == [{"messages": 3}]
 
 
@@ -169,36 +170,35 @@ PATIENCE_S = 30.0
 class FakeGold:
     """Returns these steps, one after another, then empty ones."""
 
-    def __init__(self, *steps: GoldStep | Exception) -> None:
+    def __init__(self, *steps: StepResult | Exception) -> None:
         self._steps = list(steps)
         self.calls = 0
 
-    def step(self, spark: Any) -> GoldStep:
+    def step(self, spark: Any) -> StepResult:
         self.calls += 1
-        step = self._steps.pop(0) if self._steps else GoldStep(0, 0)
+        step = self._steps.pop(0) if self._steps else StepResult(0, 0)
         if isinstance(step, Exception):
             raise step
         return step
 
 
 class FakeSession:
-    """A session whose jobs can be interrupted."""
+    """A session whose jobs can be cancelled."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
-        self.sparkContext = SimpleNamespace(setLocalProperty=lambda name, value: None)
+        self.sparkContext = SimpleNamespace(
+            setLocalProperty=lambda name, value: None, addJobTag=self.tags.append, cancelJobsWithTag=self._cancel
+        )
 
-    def addTag(self, tag: str) -> None:  # noqa: N802  # Spark's names
-        self.tags.append(tag)
-
-    def interruptTag(self, tag: str) -> None:  # noqa: N802
+    def _cancel(self, tag: str) -> None:
         assert tag in self.tags
 
 
-def follow(gold: FakeGold, is_complete: Callable[[], bool]) -> GoldFollower:
+def follow(gold: FakeGold, is_complete: Callable[[], bool]) -> StepQuery:
     session: Any = FakeSession()
     made_up: Any = gold
-    return GoldFollower(session, made_up, is_complete)
+    return start_gold(session, made_up, is_complete)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -211,11 +211,11 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def _plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace Spark's threads, which belong to a session."""
-    monkeypatch.setattr(gold, "InheritableThread", threading.Thread)
+    monkeypatch.setattr(supervisor, "InheritableThread", threading.Thread)
 
 
 def test_it_ends_when_its_input_is_complete() -> None:
-    gold = FakeGold(GoldStep(10, 5), GoldStep(5, 0))
+    gold = FakeGold(StepResult(10, 5), StepResult(5, 0))
     found = follow(gold, lambda: True)
     until(lambda: not found.is_active)
     assert [(batch.query, batch.number, batch.rows, batch.lag) for batch in found.next_batches()] == [
@@ -226,7 +226,7 @@ def test_it_ends_when_its_input_is_complete() -> None:
 
 def test_input_that_arrives_while_it_waits_is_merged_at_the_end() -> None:
     complete: list[bool] = []
-    gold = FakeGold(GoldStep(0, 0), GoldStep(3, 0))
+    gold = FakeGold(StepResult(0, 0), StepResult(3, 0))
     found = follow(gold, lambda: bool(complete))
     until(lambda: gold.calls == 1)
     complete.append(True)

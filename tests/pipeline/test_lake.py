@@ -17,8 +17,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from godwit.pipeline.errors import PipelineError
+from godwit.pipeline.files import FILES
 from godwit.pipeline.lake import (
-    FILES,
     MAX_SPAN_GAP,
     MAX_SPANS,
     TIMESTAMP,

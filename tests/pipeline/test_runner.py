@@ -1,63 +1,209 @@
-"""The micro-batches of the pipeline, and whole runs in a real session against a real broker."""
+"""The steps of the pipeline, and whole runs in a real session against a real broker."""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
-from tests.cli.real import godwit
-from tests.pipeline.lakes import LOG, RecordingListener, Sent, messages, write_checkpoint
+from tests.archive import logs
+from tests.cli.real import godwit as run_godwit
+from tests.pipeline.lakes import DATA, LOG, RecordingListener, tables_at
+from tests.spark.archives import Served, options, served
 from tests.spark.session import running_broker
 
-from godwit.pipeline.checkpoints import TABLES
+import godwit.pipeline
+import godwit.spark
+from godwit.pipeline.checkpoints import (
+    TABLES,
+    WRITTEN_TOGETHER,
+    check_no_partial_batch,
+    checkpoint_address,
+    read_checkpoint,
+)
 from godwit.pipeline.checks import run_checks
 from godwit.pipeline.datasets import anomalies, bronze, devices, readings, windows
+from godwit.pipeline.datasets.readings import decode_batch
+from godwit.pipeline.errors import PipelineError
+from godwit.pipeline.ingest import KINDS, RangeWriter, TargetTable
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.report.page import write_report
 from godwit.pipeline.runner import RunConfig, TablesWriter, run
-from godwit.pipeline.session import _ROCKS
 from godwit.pipeline.status import status_of
-from godwit.pipeline.supervisor import RunStats
+from godwit.pipeline.supervisor import RunStats, StepResult
+from godwit.spark.archive import DataLossError
+from godwit.spark.options import read_options
+from godwit.spark.reader import SCHEMA, StreamReader
 
 
 def offsets(lake: Lake, spec: TableSpec) -> list[int]:
     return sorted(lake.table(spec).arrow(["offset"])["offset"].to_pylist())
 
 
-def test_a_batch_that_is_planned_again_resumes_at_the_watermarks(tmp_path: Path, spark: SparkSession) -> None:
-    lake = Lake(str(tmp_path))
-    sent: list[Sent] = [(at, "home/one", "a", float(at), b"warm" if at % 2 else b"21") for at in range(6)]
+def writer_of(spark: SparkSession, lake: Lake, place: Served, **more: str) -> TablesWriter:
+    return TablesWriter(spark, RunConfig(lake, options(place, **more)))
 
-    def write(end: int) -> None:
-        write_checkpoint(lake, TABLES, [f'{{"{LOG}": {end}}}'], done=0)
-        TablesWriter(lake).write(messages(spark, sent[:end]), 0)
 
-    write(2)
-    write(2)  # as after kill -9 before the commit
-    write(5)  # as after a power failure that lost the plan
-    assert offsets(lake, bronze.SPEC) == [0, 1, 2, 3, 4]
-    assert offsets(lake, readings.SPEC) == [0, 2, 4]
-    assert offsets(lake, readings.QUARANTINE) == [1, 3]
-    # Interrupted: bronze has the rest, the others do not.
-    lake.table(bronze.SPEC).append(messages(spark, sent[5:]), {LOG: 6})
-    write(6)
-    assert offsets(lake, bronze.SPEC) == [0, 1, 2, 3, 4, 5]
-    assert offsets(lake, readings.QUARANTINE) == [1, 3, 5]
+def add(place: Served, count: int) -> None:
+    """Append messages, every second of which is not a reading."""
+    begin = place.store.next_offset
+    payloads = [b"warm" if number % 2 else b"21" for number in range(begin, begin + count)]
+    place.store.append([logs.make_entry("home/one", payloads)])
+
+
+def content(lake: Lake) -> tuple[list[int], list[int], list[int]]:
+    return offsets(lake, bronze.SPEC), offsets(lake, readings.SPEC), offsets(lake, readings.QUARANTINE)
+
+
+def complete(count: int) -> tuple[list[int], list[int], list[int]]:
+    return list(range(count)), list(range(0, count, 2)), list(range(1, count, 2))
+
+
+def test_a_step_that_is_planned_again_resumes_at_the_watermarks(tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    with served(tmp_path / "data") as place:
+        add(place, 6)
+
+        def write(end: int) -> int:
+            writer = writer_of(spark, lake, place, minPartitions="2")
+            partitions = writer._planner.partitions({place.log: 0}, {place.log: end})
+            return writer.write(partitions, {place.log: end}, {})
+
+        assert write(2) == 2
+        assert write(2) == 2  # as after kill -9 before the position file was written
+        write(5)
+        assert content(lake) == complete(5)
+        # Interrupted: bronze has the rest, the others do not.
+        write(5)
+        row = lake.table(bronze.SPEC).arrow().slice(0, 1).to_pylist()[0] | {"offset": 5}
+        lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([row], bronze.SPEC.schema), {place.log: 6})
+        tables_at(lake, {place.log: 5})
+        with pytest.raises(PipelineError, match="incomplete"):
+            check_no_partial_batch(lake)
+        write(6)
+        assert content(lake) == complete(6)
+        check_no_partial_batch(lake)
+
+
+def test_steps_are_limited_and_resume_without_their_position(tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    position = Path(checkpoint_address(lake, TABLES)) / "position.json"
+    with served(tmp_path / "data") as place:
+        writer = writer_of(spark, lake, place, maxRowsPerTrigger="4")
+        assert writer.step() == StepResult(0, 0)
+        add(place, 6)
+        assert [writer.step() for _ in range(3)] == [StepResult(4, 2), StepResult(2, 0), StepResult(0, 0)]
+        before = position.read_text()
+        add(place, 2)
+        assert writer_of(spark, lake, place).step() == StepResult(2, 0)
+        position.write_text(before)  # as after kill -9 behind the transactions
+        assert writer_of(spark, lake, place).step() == StepResult(0, 0)
+        position.unlink()
+        add(place, 1)
+        assert writer_of(spark, lake, place).step() == StepResult(1, 0)
+        assert content(lake) == complete(9)
+        # A table that was deleted is filled again from the log.
+        shutil.rmtree(lake.table(readings.SPEC).address)
+        assert writer_of(spark, lake, place).step() == StepResult(9, 0)
+        assert content(lake) == complete(9)
+
+
+def test_a_run_to_the_end_waits_for_an_archive_that_is_away(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path / "data") as place:
+        add(place, 2)
+        writer = TablesWriter(spark, RunConfig(Lake(str(tmp_path / "lake")), options(place), is_once=True))
+
+        def away(planner: StreamReader) -> dict[str, Any]:
+            planner._unreachable_since["x"] = time.monotonic()
+            return {}
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamReader, "_poll_archives", away)
+            assert writer.step() == StepResult(0, 2)
+        writer._planner._unreachable_since.clear()
+        assert writer.step() == StepResult(2, 0)
+        # A log whose messages were all deleted before the run ends above 0, and has nothing to read.
+        assert writer._planner._target is not None
+        writer._planner._target["b" * 32] = 500
+        assert writer.step() == StepResult(0, 0)
+
+
+def test_a_lake_of_0_5_0_is_continued(tmp_path: Path, spark: SparkSession) -> None:
+    """Its checkpoint is Spark's, and has read 120 messages of the log."""
+    with tarfile.open(DATA / "lake-0.5.0.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    lake = Lake(str(tmp_path / "lake"))
+    with served(tmp_path / "data", log_id=bytes.fromhex(LOG)) as place:
+        add(place, 100)
+        with pytest.raises(DataLossError, match="up to offset 120, and it ends at 100 now: an older copy"):
+            writer_of(spark, lake, place).step()
+        add(place, 24)
+        assert writer_of(spark, lake, place).step() == StepResult(4, 0)
+        assert writer_of(spark, lake, place).step() == StepResult(0, 0)
+    assert offsets(lake, bronze.SPEC) == list(range(124))
+    assert [at for at in offsets(lake, readings.SPEC) if at >= 120] == [120, 122]
+    found = read_checkpoint(lake, TABLES)
+    assert found is not None
+    assert found.offsets == {LOG: 124}
+
+
+WITHOUT_GODWIT = """
+import sys
+
+class NoGodwit:
+    def find_spec(self, name, *rest):
+        if name.partition(".")[0] == "godwit":
+            raise ImportError(name)
+
+sys.meta_path.insert(0, NoGodwit())
+from pyspark import cloudpickle
+
+writer = cloudpickle.loads(sys.stdin.buffer.read())
+print({kind: file["rows"] for kind, file in writer(0)["files"].items()})
+"""
+
+
+def test_tasks_run_where_godwit_is_not(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as place:
+        add(place, 5)
+        planner = StreamReader(read_options(options(place), is_stream=True), tuple(SCHEMA.names), 1)
+        targets = {
+            kind: TargetTable(str(tmp_path / kind), spec.schema, {})
+            for kind, spec in zip(KINDS, WRITTEN_TOGETHER, strict=True)
+        }
+        partitions: Any = planner.partitions({place.log: 0}, {place.log: 5})
+        packages = (godwit.pipeline, godwit.spark)
+        for package in packages:
+            cloudpickle.register_pickle_by_value(package)  # type: ignore[no-untyped-call]
+        try:
+            shipped = cloudpickle.dumps(RangeWriter(planner, partitions, targets, decode_batch))  # type: ignore[no-untyped-call]
+        finally:
+            for package in packages:
+                cloudpickle.unregister_pickle_by_value(package)  # type: ignore[no-untyped-call]
+        done = subprocess.run([sys.executable, "-c", WITHOUT_GODWIT], input=shipped, capture_output=True, check=False)
+    assert (done.stdout.decode(), done.stderr.decode()) == ("{'messages': 5, 'readings': 3, 'quarantine': 2}\n", "")
 
 
 def test_up_to_what_is_there_and_then_the_rest(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("godwit.pipeline.lake.COMPACT_EVERY", 1)
-    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKS)
     lake, listener = Lake(str(tmp_path / "lake")), RecordingListener()
     with running_broker(tmp_path / "data") as broker:
 
         def publish(*lines: str) -> None:
             text = "\n".join(lines).encode()
-            assert godwit("pub", "--broker", broker.address, "home/t", "--lines", "-q", input=text).returncode == 0
+            assert run_godwit("pub", "--broker", broker.address, "home/t", "--lines", "-q", input=text).returncode == 0
 
         config = RunConfig(lake, {"archive": broker.archive}, is_once=True)
         began_s = int(time.time()) - 600  # ten minutes of readings

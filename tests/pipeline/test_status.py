@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.pipeline.lakes import write_checkpoint
+from tests.pipeline.lakes import tables_at, write_spark_checkpoint
 from tests.spark.archives import options, served
 
 from godwit.pipeline.checkpoints import (
     ANOMALIES,
     GOLD,
     TABLES,
-    check_checkpoints,
+    WRITTEN_TOGETHER,
     check_no_partial_batch,
+    checkpoint_address,
     read_checkpoint,
+    write_checkpoint,
 )
-from godwit.pipeline.datasets import anomalies, bronze
+from godwit.pipeline.datasets import bronze
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.status import LogStatus, QueryStatus, find_logs, status_of
+from godwit.spark.offsets import Position
 
 # -- archives ----------------------------------------------------------------------------------------------------------
 
@@ -53,45 +56,56 @@ def test_unreachable_archives_and_invalid_options() -> None:
 ONE, TWO = "1" * 32, "2" * 32
 
 
-def test_the_last_complete_batch_counts(tmp_path: Path) -> None:
+def test_the_position_file(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     assert read_checkpoint(lake, TABLES) is None
-    planned = [f'{{"{ONE}": {at}, "{TWO}": 7, "gaps": {{"{ONE}": 3}}}}' for at in range(12)]
-    write_checkpoint(lake, TABLES, planned, done=11)
+    position = Position({ONE: 10, TWO: 7}, {ONE: 3}, {}, {ONE: [("e", 0)]})
+    write_checkpoint(lake, TABLES, 5, position, {ONE: 2, TWO: 0})
     found = read_checkpoint(lake, TABLES)
     assert found is not None
-    assert (found.batch, found.offsets) == (10, {ONE: 10, TWO: 7})
-    assert found.done_us == 1_800_000_010 * 1_000_000
-    assert found.has_partial_batch
-    assert read_checkpoint(lake, ANOMALIES) is None
-    with pytest.raises(PipelineError, match="incomplete: finish it with godwit pipeline run --once"):
-        check_no_partial_batch(lake)
-    write_checkpoint(lake, TABLES, planned, done=12)
-    check_no_partial_batch(lake)
+    assert (found.batch, found.position, found.offsets, found.firsts) == (
+        5,
+        position,
+        {ONE: 10, TWO: 7},
+        {ONE: 2, TWO: 0},
+    )
+    assert abs(found.done_us / 1e6 - time.time()) < 600
+    path = Path(checkpoint_address(lake, TABLES)) / "position.json"
+    for content in ("", "[]", '{"batch": 1}', path.read_text().replace(ONE, "x")):
+        path.write_text(content)
+        with pytest.raises(
+            PipelineError, match=r"position\.json .*Delete this file: the query then resumes at the water"
+        ):
+            read_checkpoint(lake, TABLES)
 
 
-def test_the_first_batch_may_be_incomplete(tmp_path: Path) -> None:
+def test_a_checkpoint_of_spark_counts_until_there_is_a_position_file(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    check_no_partial_batch(lake)
-    write_checkpoint(lake, TABLES, [f'{{"{ONE}": 1}}'], done=0)
+    planned = [f'{{"{ONE}": {at}, "{TWO}": 7, "gaps": {{"{ONE}": 3}}}}' for at in range(12)]
+    write_spark_checkpoint(lake, TABLES, planned, done=0)
     assert read_checkpoint(lake, TABLES) is None
-    with pytest.raises(PipelineError, match="incomplete"):
-        check_no_partial_batch(lake)
+    write_spark_checkpoint(lake, TABLES, planned, done=11)
+    found = read_checkpoint(lake, TABLES)
+    assert found is not None
+    assert (found.batch, found.offsets, found.position.gaps, found.firsts) == (10, {ONE: 10, TWO: 7}, {ONE: 3}, {})
+    assert found.done_us == 1_800_000_010 * 1_000_000
+    assert read_checkpoint(lake, ANOMALIES) is None
+    tables_at(lake, {ONE: 11})
+    found = read_checkpoint(lake, TABLES)
+    assert found is not None
+    assert found.offsets == {ONE: 11}
 
 
-def test_a_lake_without_its_checkpoint_is_not_filled_twice(tmp_path: Path) -> None:
+def test_a_batch_is_partial_until_all_tables_have_it(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    check_checkpoints(lake)
-    row = {"broker": ONE, "offset": 0, "received": datetime(2026, 11, 15, tzinfo=UTC)}
-    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([row], bronze.SPEC.schema), {"q": 0})
-    with pytest.raises(PipelineError, match="the checkpoint _checkpoints/tables is missing"):
-        check_checkpoints(lake)
-    write_checkpoint(lake, TABLES, [], done=0)
-    check_checkpoints(lake)
-    alarm = pa.Table.from_pylist([{"broker": ONE, "offset": 0, "quantity": "t"}], anomalies.SPEC.schema)
-    lake.table(anomalies.SPEC).append_arrow(alarm, {"q": 0})
-    with pytest.raises(PipelineError, match="rows in gold/anomalies, but the checkpoint _checkpoints/anomalies is"):
-        check_checkpoints(lake)
+    check_no_partial_batch(lake)
+    tables_at(lake, {ONE: 0})
+    for spec in WRITTEN_TOGETHER:
+        lake.table(spec).append_files([], {ONE: 5})
+        if spec != WRITTEN_TOGETHER[-1]:
+            with pytest.raises(PipelineError, match="incomplete: finish it with godwit pipeline run --once"):
+                check_no_partial_batch(lake)
+    check_no_partial_batch(lake)
 
 
 # -- status ------------------------------------------------------------------------------------------------------------
@@ -106,8 +120,8 @@ def test_lags_batches_and_rows(tmp_path: Path) -> None:
     lake.table(bronze.SPEC).append_arrow(rows, {"q": 0})
     with served(tmp_path / "data") as place:
         place.add(10)
-        write_checkpoint(lake, TABLES, [f'{{"{place.log}": 4, "{OTHER}": 7}}'], done=1)
-        write_checkpoint(lake, ANOMALIES, [f'{{"{OTHER}": 7}}'], done=1, at_s=1_900_000_000)
+        write_spark_checkpoint(lake, TABLES, [f'{{"{place.log}": 4, "{OTHER}": 7}}'], done=1)
+        write_spark_checkpoint(lake, ANOMALIES, [f'{{"{OTHER}": 7}}'], done=1, at_s=1_900_000_000)
         found = status_of(lake, options(place))
         lags = {(one.query, one.log): (one.offset, one.lag) for one in found.logs}
         assert lags == {
@@ -125,7 +139,7 @@ def test_lags_batches_and_rows(tmp_path: Path) -> None:
 
 def test_without_an_archive_the_rest_is_reported(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
-    write_checkpoint(lake, TABLES, [f'{{"{OTHER}": 7}}'], done=1)
+    tables_at(lake, {OTHER: 7})
     found = status_of(lake, {"archive": "127.0.0.1:9", "archiveTimeout": "0.3"})
     assert found.logs == [LogStatus(TABLES, OTHER, None, 7, None), LogStatus(GOLD, OTHER, None, 0, None)]
     assert found.problem is not None

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from tests.pipeline.lakes import RecordingListener
 
 from godwit.pipeline.errors import MAX_SENTENCE, PipelineError, explained
-from godwit.pipeline.supervisor import BatchProgress, RunStats, SparkQuery, SupervisedQuery
+from godwit.pipeline.supervisor import BatchProgress, RunStats, SupervisedQuery
+from godwit.spark.archive import DataLossError
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 
@@ -129,6 +126,14 @@ def test_a_final_error_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(listener.failures) == 4
 
 
+def test_a_final_error_of_a_step_ends_the_run() -> None:
+    def refused() -> Fake:
+        raise DataLossError("messages are gone")
+
+    with pytest.raises(PipelineError, match="the query tables failed: messages are gone"):
+        SupervisedQuery("tables", refused, False, RecordingListener(), RunStats()).poll()
+
+
 def test_a_java_process_that_exited_ends_the_run() -> None:
     def refused() -> Fake:
         raise ConnectionRefusedError
@@ -173,18 +178,3 @@ def test_a_listener_may_end_the_run() -> None:
 
     with pytest.raises(KeyError):
         SupervisedQuery("tables", lambda: Fake(None), False, Enough(), RunStats()).poll()
-
-
-def test_each_batch_of_a_query_is_reported_once() -> None:
-    def progress(number: int, rows: int) -> Any:
-        fields = {"name": "tables", "batchId": number, "numInputRows": rows, "batchDuration": 1500}
-        source = {"endOffset": {"log": 5}, "latestOffset": {"log": 8, "version": "x"}}
-        return SimpleNamespace(batchId=number, timestamp=f"{number}", json=json.dumps(fields | {"sources": [source]}))
-
-    spark: Any = SimpleNamespace(lastProgress=None, recentProgress=[], isActive=True, exception=lambda: None)
-    query = SparkQuery(spark)
-    assert (query.next_batches(), query.is_active, query.error()) == ([], True, None)
-    spark.recentProgress = [progress(0, 3), progress(1, 0), progress(2, 4)]
-    spark.lastProgress = spark.recentProgress[-1]
-    assert query.next_batches() == [BatchProgress("tables", 0, 3, 1.5, 3), BatchProgress("tables", 2, 4, 1.5, 3)]
-    assert query.next_batches() == []

@@ -17,14 +17,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from tests.archive.client import ArchiveClient
 from tests.system import thermometers
 from tests.system.stage import Broker, Process, Stage, needs_linux, run, until
 
-from godwit.pipeline.checkpoints import ANOMALIES, TABLES
+from godwit.pipeline.checkpoints import ANOMALIES, TABLES, read_checkpoint
 from godwit.pipeline.datasets import anomalies, bronze
 from godwit.pipeline.detector import Alarm, Detector
-from godwit.pipeline.lake import FILES, Lake
+from godwit.pipeline.files import FILES
+from godwit.pipeline.lake import Lake
 
 SEED = 6_081
 KILLS = 10
@@ -68,7 +70,7 @@ def test_each_message_and_each_alert_counts_once_whoever_is_killed(tmp_path: Pat
                 await until(lambda: bool(half_done(lake)), "a query is in the middle of a batch", within_s=START_S)
                 queries = half_done(lake)
                 await pipeline.kill()
-                print(f"kill {number}: {queries} at batch {batches(lake, TABLES, 'offsets')} of {TABLES}")
+                print(f"kill {number}: {queries} at batch {steps(lake)} of {TABLES}")
 
             publisher.tell("halt")
             counts = (await publisher.hear("confirmed"))["counts"]
@@ -112,8 +114,8 @@ async def again(stage: Stage, data: Path, address: str, archive: str) -> Broker:
 
 async def another_batch(lake: Path) -> None:
     """Waits until a run has done one."""
-    before = batches(lake, TABLES, "commits")
-    await until(lambda: batches(lake, TABLES, "commits") > before, "a batch is done", within_s=START_S)
+    before = steps(lake)
+    await until(lambda: steps(lake) > before, "a batch is done", within_s=START_S)
 
 
 async def another_attempt(lake: Path) -> None:
@@ -123,18 +125,35 @@ async def another_attempt(lake: Path) -> None:
 
 
 def attempts(lake: Path) -> int:
-    """Each has a folder of its own, whether it was committed or not."""
+    """Each has files of its own, whether they were committed or not."""
     return len(list((lake / bronze.SPEC.name / FILES).glob("*")))
 
 
-def batches(lake: Path, query: str, kind: str) -> int:
-    """The newest batch that a query has begun ("offsets") or done ("commits"); -1: none."""
-    folder = lake / "_checkpoints" / query / kind
-    return max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()), default=-1)
+def steps(lake: Path) -> int:
+    """The newest batch of `tables` that is complete; -1: none."""
+    found = read_checkpoint(Lake(str(lake)), TABLES)
+    return -1 if found is None else found.batch
 
 
 def half_done(lake: Path) -> list[str]:
-    return [query for query in (TABLES, ANOMALIES) if batches(lake, query, "offsets") > batches(lake, query, "commits")]
+    """The queries that are in the middle of a batch."""
+    found = [TABLES] if has_invisible_files(lake) else []
+    return found + ([ANOMALIES] if has_later_manifest(lake) else [])
+
+
+def has_later_manifest(lake: Path) -> bool:
+    """Whether the detectors have a result that is not in the table yet, or that was not published yet."""
+    numbers = [int(path.stem) for path in (lake / "_checkpoints" / ANOMALIES / "states").glob("*.json")]
+    found = read_checkpoint(Lake(str(lake)), ANOMALIES)
+    return bool(numbers) and (found is None or max(numbers) > found.batch)
+
+
+def has_invisible_files(lake: Path) -> bool:
+    """Whether the newest file of bronze is not in the table yet."""
+    table = Lake(str(lake)).table(bronze.SPEC)
+    paths = sorted((Path(table.address) / FILES).glob("*"), key=lambda path: path.stat().st_mtime_ns)
+    visible = {Path(uri).name for uri in DeltaTable(table.address).file_uris()}
+    return bool(paths) and paths[-1].name not in visible
 
 
 # -- what must be there -----------------------------------------------------------------------------------------------

@@ -132,3 +132,33 @@ def spark(
     from godwit_bench import spark as spark_bench
 
     _run(spark_bench.run, as_json, folder=folder, rounds=rounds, seconds=seconds)
+
+
+@app.command("pipeline", epilog="Example: godwit bench pipeline --json")
+def pipeline(
+    rounds: Rounds = 3,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of the measurement of the delay.")] = 30.0,
+    messages: Annotated[int, typer.Option(min=10_000, help="Messages in the log.")] = 2_000_000,
+    steps: Annotated[int, typer.Option(min=100, help="Small steps, of which the last are compared.")] = 1_000,
+    folder: Folder = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """The pipeline against a plain PySpark job, a second run, many small steps, the delay to bronze, and memory.
+
+    Takes half an hour. It needs `pip install 'godwit[spark]'` and Java.
+    """
+    from godwit.cli.pipeline_run import require_java, require_packages
+
+    require_packages()
+    require_java(is_installed_unasked=False)
+    from godwit_bench import pipeline as pipeline_bench
+
+    _run(
+        pipeline_bench.run,
+        as_json,
+        folder=folder,
+        rounds=rounds,
+        seconds=seconds,
+        messages=messages,
+        steps=steps,
+    )

@@ -6,21 +6,18 @@ transaction as the rows. A repeated step resumes there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from threading import Event, Thread
 from typing import Final, TypeAlias
 
-from pyspark import InheritableThread, StorageLevel
-from pyspark.sql import SparkSession
+import pyarrow.compute as pc
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 
 from godwit.pipeline.checkpoints import GOLD, TABLES, read_checkpoint
-from godwit.pipeline.datasets.catalog import GOLD_MERGES
+from godwit.pipeline.datasets.catalog import GOLD_MERGES, GOLD_TABLES
 from godwit.pipeline.gold_table import GoldTable
 from godwit.pipeline.lake import Lake, LakeTable, Ranges
-from godwit.pipeline.supervisor import BatchProgress
+from godwit.pipeline.supervisor import StepQuery, StepResult
 
 STEP_OFFSETS: Final = 200_000
 """Offsets of each log in one step, whose results pass through the driver."""
@@ -30,20 +27,7 @@ RETENTION_HOURS: Final = 1
 """For this time after a change, readers can still use the files of their snapshot. Each step replaces files."""
 INTERVAL_S: Final = 10.0
 """From the end of a step to the next one: each rewrites the rows of the current windows, however few messages came."""
-POLL_S: Final = 0.2
-STOP_TIMEOUT_S: Final = 4.0
-_TAG: Final = "godwit-gold"
 _Target: TypeAlias = tuple[LakeTable, GoldTable]
-
-
-@dataclass(frozen=True)
-class GoldStep:
-    """The result of one step."""
-
-    messages: int
-    """Offsets merged, in all logs, counted from the first that bronze has; 0 if there was nothing to do."""
-    behind: int
-    """Offsets that were there when the step began and are still to be merged."""
 
 
 class Gold:
@@ -56,8 +40,11 @@ class Gold:
             targets.setdefault(gold.source.name, []).append((lake.table(gold.spec), gold))
         self._sources = [(lake.table(group[0][1].source), group) for group in targets.values()]
 
-    def step(self, spark: SparkSession) -> GoldStep:
-        """Merge new rows of bronze and silver, at most STEP_OFFSETS of each log."""
+    def step(self, spark: SparkSession) -> StepResult:
+        """Merge new rows of bronze and silver, at most STEP_OFFSETS of each log.
+
+        The result counts offsets from the first that bronze has, in all logs.
+        """
         logs = self._logs()
         before, ends = self.watermarks(logs), self._source_ends(logs)
         begins = dict.fromkeys(logs, 0)
@@ -66,7 +53,7 @@ class Gold:
             begins = {log: begin for log, (begin, _) in bounds.items()}
             self._merge_all(spark, source, targets, bounds)
         after = self.watermarks(logs)
-        return GoldStep(
+        return StepResult(
             messages=sum(max(after[log] - max(before[log], begins[log]), 0) for log in logs),
             behind=sum(max(ends[log] - after[log], 0) for log in logs),
         )
@@ -99,11 +86,27 @@ class Gold:
         for ranges, group in groups.items():
             rows = source.frame(spark, dict(ranges)).persist(StorageLevel.MEMORY_AND_DISK)
             try:
-                for table, gold in group:
-                    gold.merge(table, rows, {_watermark_name(gold, log): end for log, (_, end) in ranges})
-                    table.maintain(FILE_BYTES, RETENTION_HOURS)
+                self._merge_group(source, dict(ranges), rows, group)
             finally:
                 rows.unpersist()
+
+    def _merge_group(self, source: LakeTable, ranges: Ranges, rows: DataFrame, group: Sequence[_Target]) -> None:
+        """Merge these rows into tables. The parts of one table are computed together."""
+        parts = [gold for _, gold in group if gold.part is not None]
+        whole = next((one for one in GOLD_TABLES if parts and one.spec is parts[0].spec), None)
+        changed = None
+        if whole is not None and len(parts) > 1:
+            changed = whole.merged(next(table for table, gold in group if gold.part is not None), rows)
+        for table, gold in group:
+            watermarks = {_watermark_name(gold, log): end for log, (_, end) in ranges.items()}
+            if gold.part is not None and changed is not None:
+                column, value = gold.part
+                table.upsert(changed.filter(pc.equal(changed.column(column), value)), watermarks)
+            elif gold.topics_from and not source.may_have_topics(ranges, gold.topics_from):
+                table.upsert(gold.spec.schema.empty_table(), watermarks)
+            else:
+                gold.merge(table, rows, watermarks)
+            table.maintain(FILE_BYTES, RETENTION_HOURS)
 
 
 def _bounds(source: LakeTable, log: str) -> tuple[int, int]:
@@ -130,69 +133,9 @@ def _watermark_name(gold: GoldTable, log: str) -> str:
     return f"{gold.name}: {log}"
 
 
-class GoldFollower:
-    """Runs steps in a thread of its own until it is stopped, or until its input has ended and is merged.
+def start_gold(spark: SparkSession, gold: Gold, is_input_complete: Callable[[], bool]) -> StepQuery:
+    """Start the query that updates gold.
 
-    It implements supervisor.RunningQuery.
+    `is_input_complete` returns whether bronze and silver have everything that they will ever get.
     """
-
-    def __init__(self, spark: SparkSession, gold: Gold, is_input_complete: Callable[[], bool]) -> None:
-        """`is_input_complete` returns whether bronze and silver have everything that they will ever get."""
-        self._spark = spark
-        self._gold = gold
-        self._is_input_complete = is_input_complete
-        self._done: list[BatchProgress] = []
-        self._steps = 0
-        self._error: Exception | None = None
-        self._stop = Event()
-        # Not a daemon: Python must not exit while a table is being written.
-        self._thread: Thread = InheritableThread(target=self._run, name="godwit-gold", daemon=False)
-        self._thread.start()
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
-
-    def error(self) -> Exception | None:
-        """Return the error that ended the thread, if any."""
-        return self._error
-
-    def next_batches(self) -> list[BatchProgress]:
-        """Return the steps that were completed since the last call."""
-        found, self._done = self._done, []
-        return found
-
-    def stop(self) -> None:
-        """Cancel the current step, and wait up to STOP_TIMEOUT_S for the thread to end."""
-        self._stop.set()
-        ends_at = time.monotonic() + STOP_TIMEOUT_S
-        while self._thread.is_alive() and time.monotonic() < ends_at:
-            with suppress(Exception):  # the JVM may have exited, which ends the thread as well
-                self._spark.interruptTag(_TAG)
-            self._thread.join(POLL_S)
-
-    def _run(self) -> None:
-        try:
-            self._spark.addTag(_TAG)
-            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", _TAG)
-            while not self._stop.is_set():
-                is_last = self._is_input_complete()
-                began_at = time.monotonic()
-                step = self._gold.step(self._spark)
-                if step.messages:
-                    took_s = time.monotonic() - began_at
-                    self._done.append(BatchProgress(GOLD, self._steps, step.messages, took_s, step.behind))
-                    self._steps += 1
-                if step.behind:
-                    continue
-                if is_last:
-                    return
-                self._wait()
-        except Exception as error:  # of Spark, py4j or Delta: the supervisor decides whether to retry
-            self._error = error
-
-    def _wait(self) -> None:
-        until = time.monotonic() + INTERVAL_S
-        while time.monotonic() < until and not self._is_input_complete() and not self._stop.wait(POLL_S):
-            pass
+    return StepQuery(GOLD, spark, lambda: gold.step(spark), is_input_complete, pause_s=INTERVAL_S)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -52,6 +53,10 @@ class GoldTable:
     """Selects the source rows, and adds the key columns and other inputs of the `aggregate` expressions."""
     prepare_combine: Callable[[DataFrame], DataFrame] = _unchanged
     """Adds inputs of the `combine` expressions to rows of the table."""
+    part: tuple[str, Any] | None = None
+    """For one of several that make the same table: the column that divides it, and the value in this part."""
+    topics_from: str = ""
+    """Rows of the source whose topics do not begin with this text are not used."""
 
     def aggregate(self, source_rows: DataFrame) -> DataFrame:
         """Return rows of this table from rows of the source."""
@@ -70,14 +75,17 @@ class GoldTable:
 
         Return False, and write nothing, if all watermarks had been reached before.
         """
-        if table.has_reached(watermarks):
-            return False
+        return not table.has_reached(watermarks) and table.upsert(self.merged(table, source_rows), watermarks)
+
+    def merged(self, table: LakeTable, source_rows: DataFrame) -> pa.Table:
+        """Return the rows of the stored table that new rows of the source change or add."""
         # The groups pass through the driver in any case, which writes them; there are few.
         fresh = self.aggregate(source_rows).toArrow().cast(self.spec.schema)
-        if not fresh.num_rows:
-            return table.upsert(fresh, watermarks)
-        together = source_rows.sparkSession.createDataFrame(pa.concat_tables([table.matching(fresh), fresh]))
-        return table.upsert(self.combine(together).toArrow(), watermarks)
+        stored = table.matching(fresh) if fresh.num_rows else fresh
+        if not stored.num_rows:
+            return fresh
+        together = source_rows.sparkSession.createDataFrame(pa.concat_tables([stored, fresh]))
+        return self.combine(together).toArrow()
 
     @property
     def _columns(self) -> Sequence[GoldColumn]:

@@ -1,8 +1,8 @@
 """The lake: Delta tables in a folder or an object store, written by one process and read by any number.
 
-Spark writes Parquet files, and the driver makes them visible in one transaction of the Delta log, together with the
-table's new watermarks. A batch that is repeated therefore changes nothing, and files of a failed batch are never
-visible; `vacuum` deletes them.
+Executors write Parquet files, and the driver makes them visible in one transaction of the Delta log, together with the
+table's new watermarks. A step that is repeated therefore changes nothing, and files of a failed step are never visible;
+`vacuum` deletes them.
 
 A watermark is a number that only grows, stored under a name in the same transaction as the rows: the offset below which
 a table has every message of a log, or the number of the last batch of a query. (Spark's event-time watermark is
@@ -14,14 +14,12 @@ A table of an older Godwit may lack columns. Reading returns null for them; the 
 from __future__ import annotations
 
 import itertools
-import json
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -31,28 +29,28 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow import fs, parquet
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.errors import PipelineError
+from godwit.pipeline.files import FILES, TableFile, WrittenFile, has_order, read_statistics
 
-FILES: Final = "files"
-"""Folder below a table's own for Spark's files, with one folder for each attempt at a batch. Vacuum ignores names that
-begin with an underscore, and would leave orphaned files there."""
 LAKE_ERRORS: Final = (DeltaError, pa.ArrowException)
 """Errors of the libraries if files of a table are damaged, missing or unreachable."""
 COMPACT_EVERY: Final = 100
 """Transactions between two compactions. Each transaction adds at least one file, and readers open all files."""
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+MAX_REPAIR_TASKS: Final = 64
 MAX_SPANS: Final = 8
 MAX_SPAN_GAP: Final = timedelta(days=1)
 """Times that are no further apart than this are in one span."""
 _CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
 """A table may have a transaction per second, and each is a file of the Delta log."""
+_WRITTEN: Final = "path string, rows bigint, bytes bigint, statistics string"
 _BROKER: Final = "broker"
 _OFFSET: Final = "offset"
+_TOPIC: Final = "topic"
 _MAX_OFFSET: Final = 2**63 - 1
 Watermarks: TypeAlias = Mapping[str, int]
 """By name, see the module's docstring."""
@@ -116,6 +114,8 @@ class LakeTable:
     lake: Lake
     spec: TableSpec
     _delta: DeltaTable | None = field(default=None, init=False, repr=False)
+    _first_offsets: dict[str, int] = field(default_factory=dict, init=False, repr=False)
+    """By log. Rows are never added before them, so they remain lower bounds."""
 
     @property
     def address(self) -> str:
@@ -129,14 +129,24 @@ class LakeTable:
 
         Return False, and write nothing, if all watermarks had been reached before.
         """
+        self._open_for_writing()
+        if self.has_reached(watermarks):
+            return False
+        rows = frame.select(*self.spec.schema.names)
+        files = rows.mapInArrow(partial(_write_rows, self.address, self.spec.schema), _WRITTEN).collect()
+        return self.append_files([file.asDict() for file in files], watermarks)
+
+    def append_files(self, files: Sequence[WrittenFile], watermarks: Watermarks) -> bool:
+        """Append the rows of complete files and set the watermarks in one transaction.
+
+        Return False, and leave the files invisible, if all watermarks had been reached before.
+        """
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        folder = f"{FILES}/{uuid.uuid4().hex}"
-        frame.select(*self.spec.schema.names).write.parquet(f"{self.address}/{folder}")
-        delta.create_write_transaction(
-            self._add_actions(folder), "append", delta.schema(), commit_properties=_commit_properties(watermarks)
-        )
+        now_ms = int(time.time() * 1000)
+        added = [AddAction(one["path"], one["bytes"], {}, now_ms, True, one["statistics"]) for one in files]
+        self._commit(delta, added, watermarks)
         return True
 
     def append_arrow(self, rows: pa.Table, watermarks: Watermarks) -> bool:
@@ -155,9 +165,8 @@ class LakeTable:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        properties = _commit_properties(watermarks)
         if not rows.num_rows:
-            delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
+            self._commit(delta, [], watermarks)
             return True
         rows = self._cast(rows)
         conditions = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
@@ -168,7 +177,7 @@ class LakeTable:
             predicate=" AND ".join(conditions),
             source_alias="source",
             target_alias="target",
-            commit_properties=properties,
+            commit_properties=_commit_properties(watermarks),
         )
         merge.when_matched_update_all().when_not_matched_insert_all().execute()
         return True
@@ -220,6 +229,23 @@ class LakeTable:
             _remove_empty_folders(Path(self.address) / FILES)
         return len(removed)
 
+    def bring_forward(self, spark: SparkSession) -> int:
+        """Add columns that the table lacks, and statistics that its files lack. Return the number of such files.
+
+        Files of Godwit 0.5.0 have statistics of two columns only, and older files have none of a column that was added.
+        """
+        if self.version is None:
+            return 0
+        delta = self._open_for_writing()
+        added = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        files = {file["path"]: file for file in added if not self._has_statistics(file)}
+        if files:
+            schema = self.spec.schema
+            paths = spark.sparkContext.parallelize(list(files), min(len(files), MAX_REPAIR_TASKS))
+            found = paths.map(partial(_path_and_statistics, self.address, schema)).collect()
+            self._commit(delta, [_same_file(files[path], statistics) for path, statistics in found], {})
+        return len(files)
+
     # -- state --------------------------------------------------------------------------------------------------------
 
     def has_reached(self, watermarks: Watermarks) -> bool:
@@ -233,10 +259,14 @@ class LakeTable:
 
     def first_offset(self, log: str) -> int | None:
         """Return a lower bound of the offsets of a log, from the Delta log's statistics; None without such rows."""
-        delta = self._open()
-        files = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_contain(file, log, 0, _MAX_OFFSET)]
-        return min(known, default=None)
+        if log not in self._first_offsets:
+            delta = self._open()
+            files = [] if delta is None else _added(delta)
+            known = [file.get(f"min.{_OFFSET}") or 0 for file in files if _may_contain(file, log, 0, _MAX_OFFSET)]
+            if not known:
+                return None
+            self._first_offsets[log] = min(known)
+        return self._first_offsets[log]
 
     @property
     def rows(self) -> int:
@@ -255,8 +285,7 @@ class LakeTable:
     def frame(self, spark: SparkSession, ranges: Ranges | None = None) -> DataFrame:
         """Return a snapshot of the rows for Spark, all or those of some ranges of offsets."""
         schema = from_arrow_schema(self.spec.schema)
-        delta = self._open()
-        files = [] if delta is None else self._files(delta, ranges)
+        files = self.file_addresses(ranges)
         if not files:
             return spark.createDataFrame([], schema)
         frame = spark.read.schema(schema).parquet(*files)
@@ -265,6 +294,25 @@ class LakeTable:
         at = sf.col(_OFFSET)
         within = [(sf.col(_BROKER) == log) & (at >= begin) & (at < end) for log, (begin, end) in ranges.items()]
         return frame.where(reduce(Column.__or__, within))
+
+    def file_addresses(self, ranges: Ranges | None = None) -> list[str]:
+        """Return the addresses of all files, or of the files that may contain rows of some ranges of offsets."""
+        delta = self._open()
+        return [
+            f"{self.address}/{file['path']}"
+            for file in ([] if delta is None else _added(delta))
+            if ranges is None or any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items())
+        ]
+
+    def may_have_topics(self, ranges: Ranges, prefix: str) -> bool:
+        """Return False if no file with rows of these ranges has a topic with this prefix, by their statistics."""
+        delta = self._open()
+        for file in [] if delta is None else _added(delta):
+            if any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items()):
+                least, greatest = file.get(f"min.{_TOPIC}"), file.get(f"max.{_TOPIC}")
+                if least is None or greatest is None or (least[: len(prefix)] <= prefix <= greatest):
+                    return True
+        return False
 
     def arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return a snapshot of the rows on the driver, for small tables."""
@@ -348,27 +396,18 @@ class LakeTable:
     def _fields(self) -> list[Field]:
         return Schema.from_arrow(self.spec.schema).fields
 
-    def _files(self, delta: DeltaTable, ranges: Ranges | None) -> list[str]:
-        """Return the addresses of all files, or of those that may contain rows of these ranges."""
-        added = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
-        return [
-            f"{self.address}/{file['path']}"
-            for file in added
-            if ranges is None or any(_may_contain(file, log, begin, end) for log, (begin, end) in ranges.items())
-        ]
+    def _has_statistics(self, file: Mapping[str, Any]) -> bool:
+        """Return whether the Delta log has the nulls and the bounds of each column of a file."""
+        for one in self.spec.schema:
+            nulls = file.get(f"null_count.{one.name}")
+            is_bounded = file.get(f"min.{one.name}") is not None and file.get(f"max.{one.name}") is not None
+            if has_order(one.type) and (nulls is None or (nulls < file["num_records"] and not is_bounded)):
+                return False
+        return True
 
-    def _add_actions(self, folder: str) -> list[AddAction | RemoveAction]:
-        """Return the actions that add the files which Spark has written to this folder."""
-        system, path = file_system(self.address)
-        found = system.get_file_info(fs.FileSelector(f"{path}/{folder}", allow_not_found=True))
-        now_ms = int(time.time() * 1000)
-        return [
-            AddAction(f"{folder}/{one.base_name}", one.size, {}, now_ms, True, json.dumps(statistics))
-            for one in found
-            if one.is_file
-            and one.extension == "parquet"
-            and (statistics := _statistics(system, one.path))["numRecords"]
-        ]
+    def _commit(self, delta: DeltaTable, actions: Sequence[AddAction | RemoveAction], watermarks: Watermarks) -> None:
+        properties = _commit_properties(watermarks)
+        delta.create_write_transaction(list(actions), "append", delta.schema(), commit_properties=properties)
 
     def _spans(self, rows: pa.Table) -> list[TimeSpan]:
         return time_spans(pc.unique(rows.column(self.spec.time)).to_pylist())
@@ -380,17 +419,28 @@ class LakeTable:
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def file_system(address: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a lake or of a path in it, and the path there.
-
-    Raise PipelineError if the address is not one of a file system.
-    """
-    if "://" not in address:
-        return fs.LocalFileSystem(), address
+def _write_rows(address: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a partition to one file, on an executor. Yield its description, unless it has no rows."""
+    file = TableFile(address, schema)
     try:
-        return fs.FileSystem.from_uri(address)  # type: ignore[no-any-return]
-    except pa.ArrowException as error:
-        raise PipelineError(f"{address} is not a valid address of a lake: {error}") from None
+        for batch in batches:
+            for rows in pa.Table.from_batches([batch]).cast(schema).to_batches():
+                file.write(rows)
+        written = file.close()
+    except BaseException:
+        file.abort()
+        raise
+    if written is not None:
+        yield pa.RecordBatch.from_pylist([written])
+
+
+def _path_and_statistics(address: str, schema: pa.Schema, path: str) -> tuple[str, str]:
+    return path, read_statistics(address, path, schema)
+
+
+def _same_file(file: Mapping[str, Any], statistics: str) -> AddAction:
+    """Return the action that replaces a file's entry in the Delta log by one with these statistics."""
+    return AddAction(file["path"], file["size_bytes"], {}, file["modification_time"], False, statistics)
 
 
 def _commit_properties(watermarks: Watermarks) -> CommitProperties:
@@ -409,18 +459,11 @@ def _remove_empty_folders(parent: Path) -> None:
             folder.rmdir()
 
 
-def _statistics(system: fs.FileSystem, path: str) -> dict[str, Any]:
-    """Return a file's entry in the Delta log: the number of rows, and the bounds of their logs and offsets."""
-    with system.open_input_file(path) as file:
-        metadata = parquet.ParquetFile(file).metadata
-    found: dict[str, Any] = {"numRecords": metadata.num_rows, "minValues": {}, "maxValues": {}}
-    for column, name in enumerate(metadata.schema.names):
-        if name in (_BROKER, _OFFSET):
-            known = [metadata.row_group(group).column(column).statistics for group in range(metadata.num_row_groups)]
-            if known and all(one is not None and one.has_min_max for one in known):
-                found["minValues"][name] = min(one.min for one in known)
-                found["maxValues"][name] = max(one.max for one in known)
-    return found
+def _added(delta: DeltaTable) -> list[dict[str, Any]]:
+    """Return the files of a table, with the statistics by which ranges of offsets are found."""
+    wanted = ["path", *[f"{bound}.{name}" for bound in ("min", "max") for name in (_BROKER, _OFFSET, _TOPIC)]]
+    found = pa.table(delta.get_add_actions(flatten=True))
+    return found.select([name for name in wanted if name in found.column_names]).to_pylist()  # type: ignore[no-any-return]
 
 
 def _may_contain(file: Mapping[str, Any], log: str, begin: int, end: int) -> bool:

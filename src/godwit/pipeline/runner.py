@@ -1,43 +1,49 @@
-"""Runs the pipeline: two streaming queries, the updates of gold, and their supervision.
+"""Runs the pipeline: the queries that write tables, and their supervision.
 
-The query `tables` writes bronze and silver; the query `anomalies` runs the detectors. Both read the same logs from
-checkpoints of their own, so neither waits for the other. A failed query restarts after a pause; an error that a restart
-cannot fix ends the run.
+The query `tables` writes bronze and silver. Behind it, `gold` merges new rows into gold, and `anomalies` runs the
+detectors; neither delays `tables`. A failed query restarts after a pause; an error that a restart cannot fix ends
+the run.
 
-Each table of `tables` stores the offset of each log below which it has every message, as a watermark in the same
-transaction as the rows. A batch that is repeated, also with other bounds, resumes there, so each message is written
-once.
+The driver plans each step of `tables` from the ends of the logs. Executors read, decode and write the messages, see
+godwit.pipeline.ingest, and the driver commits their files, with watermarks: the offset of each log below which a table
+has every message. A step that is repeated, also with other bounds, resumes there, so each message is written once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Final
 
-from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as sf
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
 from godwit.pipeline.checkpoints import (
     ANOMALIES,
     GOLD,
     TABLES,
-    check_checkpoints,
-    checkpoint_address,
-    planned_offsets,
+    WRITTEN_TOGETHER,
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
 )
-from godwit.pipeline.datasets import anomalies, bronze, readings
-from godwit.pipeline.gold import Gold, GoldFollower
-from godwit.pipeline.lake import Lake, LakeTable, Watermarks
-from godwit.pipeline.supervisor import RunListener, RunStats, SparkQuery, SupervisedQuery
+from godwit.pipeline.datasets.catalog import ALL
+from godwit.pipeline.datasets.readings import decode_batch
+from godwit.pipeline.detection import Detection, start_detection
+from godwit.pipeline.gold import Gold, start_gold
+from godwit.pipeline.ingest import KINDS, RangeWriter, TargetTable, TaskResult
+from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.supervisor import RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
+from godwit.spark.offsets import Offsets, Position
+from godwit.spark.options import read_options
+from godwit.spark.reader import SCHEMA, StreamReader
 
-POLL_S: Final = 0.5
-MAX_ROWS: Final = 200_000
-MAX_BYTES: Final = 256 * 1024 * 1024
-"""Limits of a micro-batch, for a driver with little memory."""
+POLL_S: Final = 0.1
+MAX_ROWS: Final = 500_000
+MAX_ROWS_ONCE: Final = 2_000_000
+MAX_BYTES: Final = 512 * 1024 * 1024
+"""Limits of a step. The memory of a task does not depend on them; the work that a killed run repeats does."""
 ARCHIVE_TIMEOUT_S: Final = 15.0
 """After this time without an archive the query fails, which is reported, and restarts."""
 RETENTION_HOURS: Final = 24
@@ -58,15 +64,13 @@ class RunConfig:
     @property
     def limited_source(self) -> dict[str, str]:
         """The source's options, with default limits for options that are not given."""
-        limits = {"maxRowsPerTrigger": str(MAX_ROWS), "maxBytesPerTrigger": str(MAX_BYTES)}
-        return limits | {"archiveTimeout": f"{ARCHIVE_TIMEOUT_S:g}"} | dict(self.source)
-
-    @property
-    def trigger(self) -> dict[str, Any]:
-        """Arguments of DataStreamWriter.trigger."""
-        return (
-            {"availableNow": True} if self.is_once else {"processingTime": f"{self.trigger_s * 1000:.0f} milliseconds"}
-        )
+        limits = {
+            "maxRowsPerTrigger": str(MAX_ROWS_ONCE if self.is_once else MAX_ROWS),
+            "maxBytesPerTrigger": str(MAX_BYTES),
+            "archiveTimeout": f"{ARCHIVE_TIMEOUT_S:g}",
+        }
+        given = {name.lower() for name in self.source}
+        return {name: text for name, text in limits.items() if name.lower() not in given} | dict(self.source)
 
 
 def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunStats:
@@ -74,17 +78,27 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
 
     Return the batches and rows by query. Raise PipelineError if a query cannot continue.
     """
-    check_checkpoints(config.lake)
+    for spec in ALL:
+        config.lake.table(spec).bring_forward(spark)
     stats = RunStats()
-    followers: list[GoldFollower] = []
+    started: list[StepQuery] = []
 
-    def start_gold() -> GoldFollower:
-        followers[:] = [GoldFollower(spark, Gold(config.lake), is_input_complete=lambda: tables.is_done)]
-        return followers[0]
+    def start_tables() -> StepQuery:
+        started.append(start_tables_query(spark, config))
+        return started[-1]
 
-    tables = SupervisedQuery(TABLES, lambda: start_tables(spark, config), config.is_once, listener, stats)
-    alarms = SupervisedQuery(ANOMALIES, lambda: start_anomalies(spark, config), config.is_once, listener, stats)
-    gold = SupervisedQuery(GOLD, start_gold, config.is_once, listener, stats)
+    def start_gold_query() -> StepQuery:
+        started.append(start_gold(spark, Gold(config.lake), is_input_complete=lambda: tables.is_done))
+        return started[-1]
+
+    def start_anomalies() -> StepQuery:
+        detection = Detection(spark, config.lake, config.source)
+        started.append(start_detection(spark, detection, is_input_complete=lambda: tables.is_done))
+        return started[-1]
+
+    tables = SupervisedQuery(TABLES, start_tables, config.is_once, listener, stats)
+    alarms = SupervisedQuery(ANOMALIES, start_anomalies, config.is_once, listener, stats)
+    gold = SupervisedQuery(GOLD, start_gold_query, config.is_once, listener, stats)
     queries = (tables, alarms, gold)
     try:
         while not all(query.is_done for query in queries):
@@ -92,53 +106,102 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
                 query.poll()
             time.sleep(POLL_S)
     finally:
-        for follower in followers:
-            follower.stop()
+        for one in started:
+            one.stop(timeout_s=0.0)  # all of them at once, before the first is waited for
+        for one in started:
+            one.stop()
     return stats
 
 
-def start_tables(spark: SparkSession, config: RunConfig) -> SparkQuery:
+def start_tables_query(spark: SparkSession, config: RunConfig) -> StepQuery:
     """Start the query that writes bronze, silver and quarantine."""
-    stream = spark.readStream.format("godwit").options(**config.limited_source).load()
-    writer = stream.writeStream.queryName(TABLES).foreachBatch(TablesWriter(config.lake).write)
-    writer = writer.option("checkpointLocation", checkpoint_address(config.lake, TABLES))
-    return SparkQuery(writer.trigger(**config.trigger).start())
-
-
-def start_anomalies(spark: SparkSession, config: RunConfig) -> SparkQuery:
-    """Start the query that detects anomalies."""
-    checkpoint = checkpoint_address(config.lake, ANOMALIES)
-    return SparkQuery(anomalies.start(spark, config.limited_source, config.lake, checkpoint, config.trigger))
+    writer = TablesWriter(spark, config)
+    return StepQuery(TABLES, spark, writer.step, lambda: config.is_once, interval_s=config.trigger_s)
 
 
 class TablesWriter:
-    """Writes the micro-batches of the query `tables` to bronze, silver and quarantine."""
+    """Writes new messages of the logs to bronze, silver and quarantine, step by step."""
 
-    def __init__(self, lake: Lake) -> None:
-        self._lake = lake
-        self._messages = lake.table(bronze.SPEC)
-        self._readings = lake.table(readings.SPEC)
-        self._quarantine = lake.table(readings.QUARANTINE)
+    def __init__(self, spark: SparkSession, config: RunConfig) -> None:
+        self._spark = spark
+        self._lake = config.lake
+        self._tables = {kind: config.lake.table(spec) for kind, spec in zip(KINDS, WRITTEN_TOGETHER, strict=True)}
+        self._is_once = config.is_once
+        options = read_options(config.limited_source, is_stream=True)
+        self._limit: ReadLimit = ReadAllAvailable() if options.max_rows is None else ReadMaxRows(options.max_rows)
+        self._planner = StreamReader(options, tuple(SCHEMA.names), max(1, spark.sparkContext.defaultParallelism))
+        self._checkpoint: Checkpoint | None = None
+        """None before the first step."""
 
-    def write(self, messages: DataFrame, batch: int) -> None:
-        """Write one micro-batch, for foreachBatch. A repeated call does nothing."""
-        ends = planned_offsets(self._lake, TABLES, batch)
-        messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
-        parsed = readings.parse(messages).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            _append_new(self._messages, messages, ends)
-            _append_new(self._readings, readings.valid(parsed), ends)
-            _append_new(self._quarantine, readings.rejected(parsed), ends)
-        finally:
-            parsed.unpersist()
-            messages.unpersist()
+    def step(self) -> StepResult:
+        """Write the messages that are new in the logs, up to the limits of a step."""
+        if self._checkpoint is None:
+            self._checkpoint = self._first_checkpoint()
+        begin = self._checkpoint.position.to_dict()
+        end = self._planner.latestOffset(begin, self._limit)
+        if end == begin:
+            return StepResult(0, self._behind(self._checkpoint.position) if self._planner.is_waiting else 0)
+        position = Position.from_dict(end)
+        firsts = position.begins | self._checkpoint.firsts
+        rows = self.write(self._planner.partitions(begin, end), position.offsets, firsts)
+        position = Position(position.offsets, position.gaps, {}, position.epochs)
+        self._checkpoint = self._store(self._checkpoint.batch + 1, position, firsts)
+        for table in self._tables.values():
+            table.maintain(None, RETENTION_HOURS)
+        return StepResult(rows, self._behind(position))
+
+    def write(self, partitions: Sequence[Any], ends: Offsets, firsts: Offsets) -> int:
+        """Write the messages of partitions that end at these offsets. Return the number of messages read.
+
+        A table that has reached these offsets before is not changed. `firsts` has the offsets at which tables without
+        a watermark begin.
+        """
+        begins = {kind: _begins(table, ends, firsts) for kind, table in self._tables.items()}
+        targets = {
+            kind: TargetTable(table.address, table.spec.schema, begins[kind]) for kind, table in self._tables.items()
+        }
+        results: list[TaskResult] = []
+        if partitions:
+            task = RangeWriter(self._planner, partitions, targets, decode_batch)
+            numbers = self._spark.sparkContext.parallelize(range(len(partitions)), len(partitions))
+            results = numbers.map(task).collect()
+        for kind, table in self._tables.items():
+            known = {log: table.watermark(log) for log in ends}
+            new_ends = {log: end for log, end in ends.items() if (at := known[log]) is None or end > at}
+            if new_ends:
+                table.append_files([file for one in results if (file := one["files"][kind])], new_ends)
+        return sum(one["rows"] for one in results)
+
+    def _behind(self, position: Position) -> int:
+        """Return the number of offsets between a position and the ends of the logs at the last contact."""
+        ends = self._planner.target if self._is_once else self._planner.reportLatestOffset()
+        return sum(max(end - position.offsets.get(log, 0), 0) for log, end in (ends or {}).items())
+
+    def _first_checkpoint(self) -> Checkpoint:
+        """Return where the query resumes, or where a new one begins."""
+        found = read_checkpoint(self._lake, TABLES)
+        if found is None:
+            initial = Position.from_dict(self._planner.initialOffset())
+            found = Checkpoint(-1, 0, initial, dict(initial.offsets))
+        if self._is_once:
+            self._planner.prepareForTriggerAvailableNow()
+        offsets = {log: self._resumes_at(log, at, found.firsts) for log, at in found.offsets.items()}
+        position = Position(offsets, found.position.gaps, {}, found.position.epochs)
+        return self._store(found.batch, position, offsets | found.firsts)
+
+    def _resumes_at(self, log: str, at: int, firsts: Offsets) -> int:
+        """Return the offset of a log from which at least one table lacks messages.
+
+        That is behind the checkpoint after a run that was killed, and before it if a table was deleted or restored.
+        """
+        first = {log: firsts.get(log, at)}
+        return min(_begins(table, first, first)[log] for table in self._tables.values())
+
+    def _store(self, batch: int, position: Position, firsts: Offsets) -> Checkpoint:
+        write_checkpoint(self._lake, TABLES, batch, position, firsts)
+        return Checkpoint(batch, time.time_ns() // 1000, position, firsts)
 
 
-def _append_new(table: LakeTable, frame: DataFrame, ends: Watermarks) -> None:
-    """Append the rows at or above the table's watermarks."""
-    known = {log: table.watermark(log) or 0 for log in ends}
-    new_ends = {log: end for log, end in ends.items() if end > known[log]}
-    if new_ends:
-        is_new = [(sf.col("broker") == log) & (sf.col("offset") >= known[log]) for log in new_ends]
-        table.append(frame.where(reduce(Column.__or__, is_new)), new_ends)
-        table.maintain(None, RETENTION_HOURS)
+def _begins(table: LakeTable, logs: Iterable[str], firsts: Mapping[str, int]) -> Offsets:
+    """Return, for each log, the first offset that a table does not have."""
+    return {log: at if (at := table.watermark(log)) is not None else firsts.get(log, 0) for log in logs}

@@ -33,15 +33,13 @@ from godwit.pipeline.lake import Lake
 Session: TypeAlias = SparkSession
 """For packages that do not import pyspark."""
 CLUSTER_PARTITIONS: Final = 8
-"""Partitions of a shuffle on a cluster; on one machine, the number of processors. The stateful query keeps the number
-it began with. Each partition has a state store, so a small number is fast."""
+"""Partitions of a shuffle on a cluster; on one machine, the number of processors. Steps are small."""
 STOP_TIMEOUT_S: Final = 4.0
 """Time for queries and session to end before the JVM is killed."""
 LOGS: Final = "_logs"
 LOG_BYTES: Final = "10MB"
 SCRATCH_PREFIX: Final = "godwit-spark-"
 _SCRATCH_LOCK: Final = "in-use"
-_ROCKS: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _ERRORS_LOGGER: Final = "SQLQueryContextLogger"
 """A logger of PySpark that repeats the error of each failed query."""
 _LOG4J: Final = """\
@@ -135,10 +133,7 @@ def _conf(master: str, log4j: Path, folder: Path, settings: Mapping[str, str]) -
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str((os.cpu_count() or 1) if _is_local(master) else CLUSTER_PARTITIONS),
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
-        "spark.sql.streaming.stateStore.providerClass": _ROCKS,
-        "spark.sql.streaming.numRecentProgressUpdates": "16",
-        "spark.scheduler.mode": "FAIR",  # between pools: gold must not delay micro-batches
-        "spark.sql.streaming.stopTimeout": f"{STOP_TIMEOUT_S / 2:g}s",
+        "spark.scheduler.mode": "FAIR",  # between pools: gold must not delay other queries
         "spark.python.authenticate.socketTimeout": "120s",  # the default of 15 s is too short for a busy machine
     }
     return SparkConf().setMaster(master).setAll(list((ours | dict(settings)).items()))

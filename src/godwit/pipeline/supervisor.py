@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from threading import Event, Thread
+from typing import Final, Protocol
 
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
 
 from godwit.pipeline.errors import PipelineError, explained
 
@@ -17,6 +19,8 @@ MAX_FAILURES_ONCE: Final = 5
 """Consecutive failures after which a run with `is_once` ends."""
 FIRST_PAUSE_S: Final = 1.0
 MAX_PAUSE_S: Final = 60.0
+POLL_S: Final = 0.1
+STOP_TIMEOUT_S: Final = 4.0
 
 
 @dataclass(frozen=True)
@@ -63,38 +67,103 @@ class RunningQuery(Protocol):
         """Return the error that ended it, if any."""
 
 
-class SparkQuery:
-    """A streaming query of Spark as a RunningQuery."""
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one step of a StepQuery."""
 
-    def __init__(self, query: StreamingQuery) -> None:
-        self._query = query
-        self._last_number = -1
-        self._last_progress: tuple[int, str] | None = None
+    messages: int
+    """Messages that were processed; 0 if there was nothing to do."""
+    behind: int
+    """Messages that were there when the step began and are still to be processed."""
+
+
+class StepQuery:
+    """A query that runs steps in a thread of its own until it is stopped, or until all of its input is processed.
+
+    It implements RunningQuery.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spark: SparkSession,
+        step: Callable[[], StepResult],
+        is_input_complete: Callable[[], bool],
+        *,
+        interval_s: float = 0.0,
+        pause_s: float = 0.0,
+    ) -> None:
+        """`is_input_complete` returns whether the input has everything that it will ever get.
+
+        A step begins `interval_s` after the last one began, and at least `pause_s` after that one ended. If the last
+        one left messages, it begins at once.
+        """
+        self._name = name
+        self._spark = spark
+        self._step = step
+        self._is_input_complete = is_input_complete
+        self._interval_s = interval_s
+        self._pause_s = pause_s
+        self._tag = f"godwit-{name}"
+        self._done: list[BatchProgress] = []
+        self._steps = 0
+        self._error: Exception | None = None
+        self._stop = Event()
+        # Not a daemon: Python must not exit while a table is being written.
+        self._thread: Thread = InheritableThread(target=self._run, name=self._tag, daemon=False)
+        self._thread.start()
 
     @property
     def is_active(self) -> bool:
-        """Whether it still runs."""
-        return self._query.isActive
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     def error(self) -> Exception | None:
-        """Return the error that ended it, if any."""
-        return self._query.exception()
+        """Return the error that ended the thread, if any."""
+        return self._error
 
     def next_batches(self) -> list[BatchProgress]:
-        """Return the batches that were completed since the last call."""
-        last = self._query.lastProgress
-        if last is None or (last.batchId, last.timestamp) == self._last_progress:
-            return []  # the usual case, without the cost of recentProgress
-        self._last_progress = (last.batchId, last.timestamp)
-        found = []
-        for report in self._query.recentProgress:
-            progress = json.loads(report.json)
-            number, rows = int(progress["batchId"]), int(progress["numInputRows"])
-            if number > self._last_number and rows:
-                self._last_number = number
-                took_s = progress["batchDuration"] / 1000
-                found.append(BatchProgress(progress["name"], number, rows, took_s, _lag(progress)))
+        """Return the steps that were completed since the last call."""
+        found, self._done = self._done, []
         return found
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Cancel the current step, and wait for the thread to end, up to `timeout_s`."""
+        self._stop.set()
+        ends_at = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < ends_at:
+            with suppress(Exception):  # the JVM may have exited, which ends the thread as well
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+            self._thread.join(POLL_S)
+
+    def _run(self) -> None:
+        try:
+            self._spark.sparkContext.addJobTag(self._tag)
+            self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._tag)
+            while not self._stop.is_set():
+                is_last = self._is_input_complete()
+                began_at = time.monotonic()
+                result = self._step()
+                ended_at = time.monotonic()
+                if result.messages:
+                    took_s = ended_at - began_at
+                    self._done.append(BatchProgress(self._name, self._steps, result.messages, took_s, result.behind))
+                    self._steps += 1
+                if is_last and not result.behind:
+                    return
+                if not result.behind:
+                    self._wait_until(max(began_at + self._interval_s, ended_at + self._pause_s))
+                elif not result.messages:  # its input is not there now
+                    self._stop.wait(POLL_S)
+        except Exception as error:  # of Spark, py4j or Delta: the supervisor decides whether to retry
+            self._error = error
+
+    def _wait_until(self, next_at: float) -> None:
+        """Wait for the next step, or for the end of the input."""
+        was_complete = self._is_input_complete()
+        while (wait_s := next_at - time.monotonic()) > 0 and self._is_input_complete() == was_complete:
+            if self._stop.wait(min(POLL_S, wait_s)):
+                return
 
 
 class SupervisedQuery:
@@ -151,7 +220,7 @@ class SupervisedQuery:
             raise error
         if isinstance(error, ConnectionError | Py4JNetworkError):
             raise PipelineError("Spark's Java process has exited: see its log, then start again") from error
-        failure = explained(str(error))
+        failure = explained(_text_of(error))
         pause_s = float(min(FIRST_PAUSE_S * 2**self._failures, MAX_PAUSE_S))
         self._failures += 1
         if failure.is_final or (self._is_once and self._failures >= MAX_FAILURES_ONCE):
@@ -160,9 +229,8 @@ class SupervisedQuery:
         self._listener.on_failure(self._name, failure.sentence, pause_s)
 
 
-def _lag(progress: Mapping[str, Any]) -> int:
-    lag = 0
-    for source in progress["sources"]:
-        ends, latest = source["endOffset"] or {}, source["latestOffset"] or {}
-        lag += sum(max(at - ends.get(log, 0), 0) for log, at in latest.items() if isinstance(at, int))
-    return lag
+def _text_of(error: Exception) -> str:
+    """Return the text of an error with the name of its type, as a traceback has it: errors of steps have no other."""
+    kind = type(error)
+    is_of_spark = kind.__module__.startswith(("pyspark.", "py4j."))
+    return str(error) if is_of_spark else f"{kind.__module__}.{kind.__qualname__}: {error}"

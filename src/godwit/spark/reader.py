@@ -235,6 +235,16 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
         infos, _ = self._find_logs()
         self._target = {log: int(info["next_offset"]) for log, info in infos.items()}
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an archive did not answer at the last contact, so that its log may have more messages."""
+        return bool(self._unreachable_since)
+
+    @property
+    def target(self) -> dict[str, int] | None:
+        """By log, where a query with the trigger availableNow ends."""
+        return self._target
+
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the position at which a micro-batch ends that begins at `start`."""
         infos = self._poll_archives()

@@ -1,8 +1,6 @@
 """gold/anomalies: readings that deviate from their series, detected as they arrive and published as alerts.
 
-Each series, that is a quantity of a topic of a broker, has its own detector, whose state Spark stores in the
-checkpoint. The readings of a micro-batch are processed in the order of their times. A repeated batch starts from the
-same states and finds the same alarms, which the table and the broker accept once.
+godwit.pipeline.detection runs the detectors. The table and the broker accept each alarm once.
 
 An alarm is published to the broker that its reading came from, under `alerts/` and the reading's topic:
 
@@ -13,36 +11,24 @@ An alarm is published to the broker that its reading came from, under `alerts/` 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as sf
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql import SparkSession
 
-from godwit.pipeline.datasets import readings
-from godwit.pipeline.detector import Detector
-from godwit.pipeline.lake import TIMESTAMP, Lake, TableColumn, TableSpec
+from godwit.pipeline.detector import Alarm
+from godwit.pipeline.lake import TIMESTAMP, TableColumn, TableSpec
 from godwit.spark.archive import Archive, ArchiveError
 from godwit.spark.options import WRITING, read_options
 
-QUERY_NAME: Final = "anomalies"
-RETENTION_HOURS: Final = 24
-"""For this time after a change, readers can still use the files of their snapshot."""
 ALERT_PREFIX: Final = "alerts/"
 ALERT_PUBLISHER: Final = "pipeline"
 MAX_TOPIC_BYTES: Final = 1024
 MAX_TOPIC_LEVELS: Final = 64
 """The broker's limits. A topic that exceeds them with the prefix is only named in the payload."""
-_SERIES: Final = ("broker", "topic", "quantity")
-_DETECTED: Final = (
-    "broker string, topic string, quantity string, offset bigint, time_us bigint, value double, unit string, "
-    "expected double, score double, reason string"
-)
 _MESSAGES: Final = pa.schema([("topic", pa.string()), ("payload", pa.string())])
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
 SPEC: Final = TableSpec(
     "gold/anomalies",
@@ -64,76 +50,20 @@ SPEC: Final = TableSpec(
 )
 
 
-# -- the query --------------------------------------------------------------------------------------------------------
-
-
-def start(
-    spark: SparkSession, source: Mapping[str, str], lake: Lake, checkpoint: str, trigger: Mapping[str, Any]
-) -> StreamingQuery:
-    """Start the query that fills the table and publishes alerts.
-
-    `source` are options of format("godwit"); `trigger` are arguments of DataStreamWriter.trigger.
-    """
-    stream = spark.readStream.format("godwit").options(**source).load()
-    alarms = detect(readings.valid(readings.parse(stream)))
-    write = _batch_writer(lake, AlertPublisher(source))
-    writer = alarms.writeStream.queryName(QUERY_NAME).outputMode("append").foreachBatch(write)
-    return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
-
-
-def detect(stream: DataFrame) -> DataFrame:
-    """Return rows of this table from a stream of readings."""
-    rows = stream.select(*_SERIES, "offset", sf.unix_micros("event_time").alias("time_us"), "value", "unit")
-    found = rows.groupBy(*_SERIES).transformWithState(_SeriesProcessor(), _DETECTED, "append", "none")
-    return found.withColumn("event_time", sf.timestamp_micros("time_us")).select(*SPEC.schema.names)
-
-
-class _SeriesProcessor(StatefulProcessor):
-    """Runs the detectors on an executor, one series after another."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._state = handle.getValueState("detector", "state binary")
-
-    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803  # Spark's
-        known = self._state.get()
-        detector = Detector() if known is None else Detector.from_bytes(bytes(known[0]))
-        broker, topic, quantity = key
-        for row in sorted(rows, key=lambda one: (one.time_us, one.offset)):
-            alarm = detector.update(row.time_us, row.value)
-            if alarm is not None:
-                yield Row(
-                    broker=broker,
-                    topic=topic,
-                    quantity=quantity,
-                    offset=row.offset,
-                    time_us=row.time_us,
-                    value=row.value,
-                    unit=row.unit,
-                    expected=alarm.expected,
-                    score=alarm.score,
-                    reason=alarm.reason,
-                )
-        self._state.update((detector.to_bytes(),))
-
-    def close(self) -> None:
-        """Spark requires this method; there is nothing to close."""
-
-
-def _batch_writer(lake: Lake, publisher: AlertPublisher) -> Callable[[DataFrame, int], None]:
-    table = lake.table(SPEC)
-
-    def write(found: DataFrame, batch: int) -> None:
-        spark = found.sparkSession
-        query = spark.sparkContext.getLocalProperty(_QUERY_PROPERTY)
-        assert query is not None, "foreachBatch runs within a streaming query"
-        # Evaluated once only: each evaluation runs the detectors again. Alarms are few and fit on the driver.
-        rows = found.toArrow().sort_by([(name, "ascending") for name in ("event_time", "broker", "offset", "quantity")])
-        if rows.num_rows:
-            table.append_arrow(rows, {query: batch})
-            table.maintain(None, RETENTION_HOURS)
-            publisher.publish(spark, rows.to_pylist(), query, batch)
-
-    return write
+def alarm_row(series: Mapping[str, Any], offset: int, unit: str, alarm: Alarm) -> dict[str, Any]:
+    """Return the row of an alarm of a series: its broker, topic and quantity. This runs on executors."""
+    return {
+        "broker": series["broker"],
+        "offset": offset,
+        "quantity": series["quantity"],
+        "topic": series["topic"],
+        "event_time": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=alarm.time_us),
+        "value": alarm.value,
+        "unit": unit,
+        "expected": alarm.expected,
+        "score": alarm.score,
+        "reason": alarm.reason,
+    }
 
 
 # -- alerts -----------------------------------------------------------------------------------------------------------
@@ -151,7 +81,7 @@ class AlertPublisher:
         """By the id of the broker's log."""
 
     def publish(self, spark: SparkSession, alarms: list[dict[str, Any]], query: str, batch: int) -> None:
-        """Publish the alarms of a micro-batch, rows of this table, each to its broker. A repeated call does nothing.
+        """Publish the alarms of a step, rows of this table, each to its broker. A repeated call does nothing.
 
         Raise ArchiveError if no archive has the log of an alarm.
         """

@@ -105,4 +105,6 @@ def _prepare(messages: DataFrame) -> DataFrame:
     )
 
 
-TABLE: Final = GoldTable(SPEC, "job_statistics", bronze.SPEC, source_time="received", prepare=_prepare)
+TABLE: Final = GoldTable(
+    SPEC, "job_statistics", bronze.SPEC, source_time="received", prepare=_prepare, topics_from=TOPICS
+)

@@ -64,15 +64,16 @@ QUARANTINE: Final = TableSpec(
     keys=("broker", "offset"),
     checks={"it has a reason": "reason != '' AND detail != ''", "its payload is stored": "payload IS NOT NULL"},
 )
+_INPUT: Final = ("broker", "offset", "topic", "publisher", "published", "received", "payload")
+_READINGS: Final = SPEC.schema
+_REJECTED: Final = QUARANTINE.schema
+"""Executors have the schemas, and not the definitions of the tables."""
 _PARSED: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
 
 
 def parse(messages: DataFrame) -> DataFrame:
     """Parse rows of bronze. Return readings and rejected messages together; `reason` is null for a reading."""
-    wanted = messages
-    for prefix in NOT_READINGS:
-        wanted = wanted.where(~messages.topic.startswith(prefix))
-    wanted = wanted.select("broker", "offset", "topic", "publisher", "published", "received", "payload")
+    wanted = messages.select(*_INPUT)
     return wanted.mapInArrow(_parse_batches, from_arrow_schema(_PARSED))
 
 
@@ -86,18 +87,34 @@ def rejected(parsed: DataFrame) -> DataFrame:
     return parsed.where("reason IS NOT NULL").select(*QUARANTINE.schema.names)
 
 
+def decode_batch(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the rows of silver/readings and of silver/quarantine for rows of bronze. This runs on executors."""
+    columns: dict[str, list[Any]] = {name: [] for name in _READINGS.names}
+    rejected: dict[str, list[Any]] = {name: [] for name in _REJECTED.names}
+    times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("published", "received")]
+    plain = [batch.column(name).to_pylist() for name in ("broker", "offset", "topic", "publisher", "payload")]
+    for broker, offset, topic, publisher, payload, published_us, received_us in zip(*plain, *times, strict=True):
+        if topic.startswith(NOT_READINGS):
+            continue
+        for row in _rows(broker, offset, topic, publisher, payload, published_us, received_us):
+            target = rejected if "reason" in row else columns
+            for name, values in target.items():
+                values.append(row.get(name))
+    return _to_batch(columns, _READINGS), _to_batch(rejected, _REJECTED)
+
+
+def _to_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [pa.array(values, schema.field(name).type) for name, values in columns.items()]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def _parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Parse messages on an executor."""
     for batch in batches:
-        columns: dict[str, list[Any]] = {name: [] for name in _PARSED.names}
-        times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("published", "received")]
-        plain = [batch.column(name).to_pylist() for name in ("broker", "offset", "topic", "publisher", "payload")]
-        for broker, offset, topic, publisher, payload, published_us, received_us in zip(*plain, *times, strict=True):
-            for row in _rows(broker, offset, topic, publisher, payload, published_us, received_us):
-                for name, values in columns.items():
-                    values.append(row.get(name))
-        arrays = [pa.array(values, _PARSED.field(name).type) for name, values in columns.items()]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_PARSED)
+        for found in decode_batch(batch):
+            nulls = {one.name: pa.nulls(found.num_rows, one.type) for one in _PARSED}
+            columns = nulls | dict(zip(found.schema.names, found.columns, strict=True))
+            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=_PARSED)
 
 
 def _rows(

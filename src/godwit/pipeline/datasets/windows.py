@@ -83,7 +83,7 @@ def _prepare_combine(rows: DataFrame) -> DataFrame:
     return rows.withColumn("whole_mean", whole_mean)
 
 
-def _table(name: str, lengths_s: tuple[int, ...]) -> GoldTable:
+def _table(name: str, lengths_s: tuple[int, ...], part: tuple[str, int] | None = None) -> GoldTable:
     return GoldTable(
         SPEC,
         name,
@@ -91,10 +91,13 @@ def _table(name: str, lengths_s: tuple[int, ...]) -> GoldTable:
         source_time="event_time",
         prepare=partial(_prepare, lengths_s),
         prepare_combine=_prepare_combine,
+        part=part,
     )
 
 
 TABLE: Final = _table("windows", LENGTHS_S)
-BY_LENGTH: Final = tuple(_table(f"windows of {length_s} s", (length_s,)) for length_s in LENGTHS_S)
-"""One for each length, merged separately: the current hour changes with each step and its past minutes do not, so
-they should not share files."""
+BY_LENGTH: Final = tuple(
+    _table(f"windows of {length_s} s", (length_s,), ("window_s", length_s)) for length_s in LENGTHS_S
+)
+"""One for each length, computed together and merged separately: the current hour changes with each step and its past
+minutes do not, so they should not share files."""

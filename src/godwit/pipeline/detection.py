@@ -1,0 +1,345 @@
+"""Runs the detectors behind silver: new readings update the state of their series, and alarms go to gold/anomalies.
+
+A series is a quantity of a topic of a broker. Series are divided by a hash into PARTS parts, and the states of a part
+are one file. A step takes new rows of silver; each task reads the columns that it needs, keeps the series of its parts,
+processes their readings in the order of time, and writes new files of states. Then, in this order:
+
+1. the driver writes a manifest with the number of the step, the files of states, and the alarms;
+2. one transaction of gold/anomalies adds the alarms, and sets watermarks for the number and the offsets;
+3. the alarms are published with the number of the step, which a broker accepts once.
+
+States, alarms and offsets therefore change together: the transaction decides which manifest counts. After a crash
+before it, the step is repeated from the last states. After a crash behind it, the alarms in the manifest are published
+again.
+
+The functions for executors use pyarrow and the detector only.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs, parquet
+from pyspark.sql import SparkSession
+
+from godwit.pipeline.checkpoints import ANOMALIES, TABLES, checkpoint_address, read_checkpoint, write_checkpoint
+from godwit.pipeline.datasets import anomalies, readings
+from godwit.pipeline.datasets.anomalies import AlertPublisher, alarm_row
+from godwit.pipeline.detector import Detector
+from godwit.pipeline.files import file_system
+from godwit.pipeline.lake import Lake, LakeTable, Ranges
+from godwit.pipeline.supervisor import StepQuery, StepResult
+from godwit.spark.offsets import Offsets, Position
+
+PARTS: Final = 16
+"""A small step rewrites few of them; a large number makes many files."""
+STEP_OFFSETS: Final = 500_000
+"""Offsets of each log in one step, whose readings a task holds in memory."""
+LEARNING_OFFSETS: Final = 1_000_000
+"""Offsets of each log before the first that raises alarms, from which detectors without a state learn."""
+PAUSE_S: Final = 2.0
+"""From the end of a step to the next one."""
+STATE_DAYS: Final = 90
+"""A series without a reading for this time is forgotten."""
+RETENTION_HOURS: Final = 24
+"""For this time after a change, readers can still use the files of their snapshot."""
+SERIES: Final = tuple(name for name in ("broker", "topic", "quantity", "name") if name in readings.SPEC.schema.names)
+"""The columns of silver that identify a series."""
+_STATE: Final = pa.schema([*[(name, pa.string()) for name in SERIES], ("seen_us", pa.int64()), ("state", pa.binary())])
+_NUMBER: Final = "anomalies: states"
+"""Name of the watermark with the number of the last step."""
+_STATES: Final = "states"
+Alarms: TypeAlias = list[dict[str, Any]]
+
+
+# -- on executors -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DetectionTask:
+    """The work of a step, with all of its parts."""
+
+    files: Sequence[str]
+    """Addresses of the files of silver that may have rows of the ranges."""
+    ranges: Mapping[str, tuple[int, int]]
+    quiet_below: Mapping[str, int]
+    """By log: readings below this offset raise no alarm."""
+    states: Mapping[int, str]
+    """By part: the address of its file of states."""
+    target: str
+    """Folder for new files of states."""
+
+    def run(self, parts: Sequence[int]) -> list[dict[str, Any]]:
+        """Process the readings of these parts. Return a plain dictionary for each part that has any."""
+        rows = _sorted_rows(self.files, self.ranges, set(parts))
+        found = []
+        for part in pc.unique(rows.column("part")).to_pylist():
+            mine = rows.filter(pc.equal(rows.column("part"), part))
+            states = _read_states(self.states.get(part))
+            alarms = []
+            for key, times, offsets, values, units, seen_us in _series_of(mine):
+                known = states.get(key)
+                detector = Detector() if known is None else Detector.from_bytes(known[1])
+                quiet_below = self.quiet_below.get(key[0], 0)
+                for time_us, offset, value, unit in zip(times, offsets, values, units, strict=True):
+                    alarm = detector.update(time_us, value)
+                    if alarm is not None and offset >= quiet_below:
+                        alarms.append(alarm_row(dict(zip(SERIES, key, strict=True)), offset, unit, alarm))
+                states[key] = (seen_us, detector.to_bytes())
+            found.append({"part": part, "states": _write_states(self.target, states), "alarms": alarms})
+        return found
+
+
+def _sorted_rows(files: Iterable[str], ranges: Mapping[str, tuple[int, int]], parts: set[int]) -> pa.Table:
+    """Return the readings of these ranges and parts, in the order of parts, series and times."""
+    columns = [*SERIES, "offset", "event_time", "received", "value", "unit"]
+    found = []
+    for address in files:
+        system, path = file_system(address)
+        with system.open_input_file(path) as file:
+            content = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+            names = [name for name in columns if name in content.schema_arrow.names]
+            for batch in content.iter_batches(columns=names):
+                rows = _with_part(_within(pa.Table.from_batches([batch]), ranges))
+                rows = rows.filter(pc.is_in(rows.column("part"), pa.array(sorted(parts), pa.int64())))
+                if rows.num_rows:
+                    found.append(rows)
+    if not found:
+        return pa.table({"part": pa.array([], pa.int64())})
+    rows = pa.concat_tables(found, promote_options="default")
+    order = [name for name in ("part", *SERIES, "event_time", "offset") if name in rows.column_names]
+    return rows.sort_by([(name, "ascending") for name in order])
+
+
+def _within(rows: pa.Table, ranges: Mapping[str, tuple[int, int]]) -> pa.Table:
+    wanted = None
+    for log, (begin, end) in ranges.items():
+        at = rows.column("offset")
+        one = pc.and_(pc.equal(rows.column("broker"), log), pc.and_(pc.greater_equal(at, begin), pc.less(at, end)))
+        wanted = one if wanted is None else pc.or_(wanted, one)
+    return rows.filter(wanted)
+
+
+def _with_part(rows: pa.Table) -> pa.Table:
+    """Add the part of each row's series. The hash is computed once for each series."""
+    texts = [pc.fill_null(rows.column(name), "") for name in SERIES if name in rows.column_names]
+    coded = pa.concat_arrays([pa.array([], pa.string()), *pc.binary_join_element_wise(*texts, "\0").chunks])
+    coded = coded.dictionary_encode()
+    parts = pa.array([zlib.crc32(text.encode()) % PARTS for text in coded.dictionary.to_pylist()], pa.int64())
+    return rows.append_column("part", parts.take(coded.indices))
+
+
+def _series_of(rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], list[int], list[int], list[float], list[Any], int]]:
+    """Yield each series of sorted rows: its key; times, offsets, values and units; and the last time of receipt."""
+    keys = list(
+        zip(
+            *[
+                rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows
+                for name in SERIES
+            ],
+            strict=True,
+        )
+    )
+    times = rows.column("event_time").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    seen = rows.column("received").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
+    offsets, values = rows.column("offset").to_pylist(), rows.column("value").to_pylist()
+    units = rows.column("unit").to_pylist()
+    begin = 0
+    for end in range(1, len(keys) + 1):
+        if end == len(keys) or keys[end] != keys[begin]:
+            part = slice(begin, end)
+            yield keys[begin], times[part], offsets[part], values[part], units[part], max(seen[part])
+            begin = end
+
+
+def _read_states(address: str | None) -> dict[tuple[Any, ...], tuple[int, bytes]]:
+    """Return the states of a part by series, each with the time of its last reading."""
+    if address is None:
+        return {}
+    system, path = file_system(address)
+    with system.open_input_file(path) as file:
+        rows = parquet.read_table(file)
+    keys = zip(
+        *[rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows for name in SERIES],
+        strict=True,
+    )
+    states = zip(rows.column("seen_us").to_pylist(), rows.column("state").to_pylist(), strict=True)
+    return dict(zip(keys, states, strict=True))
+
+
+def _write_states(folder: str, states: Mapping[tuple[Any, ...], tuple[int, bytes]]) -> str:
+    """Write the states of a part that are not too old. Return the file's name, which is unique for each attempt."""
+    newest_us = max(seen_us for seen_us, _ in states.values())
+    kept = {key: one for key, one in states.items() if one[0] >= newest_us - STATE_DAYS * 86_400_000_000}
+    columns = [pa.array([key[at] for key in kept], pa.string()) for at in range(len(SERIES))]
+    columns += [pa.array([one[0] for one in kept.values()], pa.int64())]
+    columns += [pa.array([one[1] for one in kept.values()], pa.binary())]
+    name = f"{uuid.uuid4().hex}.parquet"
+    system, path = file_system(folder)
+    system.create_dir(path, recursive=True)
+    table = pa.Table.from_arrays(columns, schema=_STATE)
+    parquet.write_table(table, f"{path}/{name}", filesystem=system, use_dictionary=False, write_statistics=False)
+    return name
+
+
+# -- on the driver ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The result of a step."""
+
+    id: str
+    """Identifies the query to brokers."""
+    number: int
+    offsets: Offsets
+    """By log, the offset below which all readings are processed."""
+    quiet_below: Offsets
+    files: dict[int, str]
+    """By part, the name of its file of states."""
+    alarms: Alarms = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """Return the form in which it is stored."""
+        return json.dumps(asdict(self), default=_to_plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Parse the form in which it is stored."""
+        found = json.loads(text)
+        alarms = [one | {"event_time": datetime.fromisoformat(one["event_time"])} for one in found["alarms"]]
+        files = {int(part): name for part, name in found["files"].items()}
+        return cls(**(found | {"alarms": alarms, "files": files}))
+
+
+def _to_plain(value: Any) -> str:
+    assert isinstance(value, datetime)
+    return value.isoformat()
+
+
+class Detection:
+    """The detectors of a lake. Only one instance may write at a time."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, source: Mapping[str, str]) -> None:
+        """`source` are options of format("godwit"), for alerts."""
+        self._spark = spark
+        self._lake = lake
+        self._silver = lake.table(readings.SPEC)
+        self._table = lake.table(anomalies.SPEC)
+        self._publisher = AlertPublisher(source)
+        self._folder = f"{checkpoint_address(lake, ANOMALIES)}/{_STATES}"
+        self._last: Manifest | None = None
+        """None before the first step."""
+
+    def step(self) -> StepResult:
+        """Process new readings, at most STEP_OFFSETS of each log, and publish the alarms."""
+        if self._last is None:
+            self._last = self._first_manifest()
+            self._publish(self._last)  # again, after a run that was killed
+        ends = {log: self._silver.watermark(log) or 0 for log in self._logs()}
+        ranges = _next_ranges(self._silver, self._last.offsets, ends)
+        if not ranges:
+            return StepResult(0, 0)
+        manifest = self._process(self._last, ranges)
+        self._commit(manifest)
+        self._publish(manifest)
+        self._delete_unused(self._last, manifest)
+        messages = sum(end - begin for begin, end in ranges.values())
+        self._last = manifest
+        return StepResult(messages, sum(max(end - manifest.offsets.get(log, 0), 0) for log, end in ends.items()))
+
+    def _logs(self) -> list[str]:
+        found = read_checkpoint(self._lake, TABLES)
+        return [] if found is None else list(found.offsets)
+
+    def _process(self, last: Manifest, ranges: Ranges) -> Manifest:
+        task = DetectionTask(
+            self._silver.file_addresses(ranges),
+            dict(ranges),
+            last.quiet_below,
+            {part: f"{self._folder}/{name}" for part, name in last.files.items()},
+            self._folder,
+        )
+        context = self._spark.sparkContext
+        tasks = max(1, min(PARTS, context.defaultParallelism))
+        parts = context.parallelize([list(range(first, PARTS, tasks)) for first in range(tasks)], tasks)
+        results = parts.flatMap(task.run).collect() if task.files else []
+        alarms = [alarm for one in results for alarm in one["alarms"]]
+        alarms.sort(key=lambda one: (one["event_time"], one["broker"], one["offset"], one["quantity"]))
+        files = last.files | {one["part"]: one["states"] for one in results}
+        offsets = last.offsets | {log: end for log, (_, end) in ranges.items()}
+        return Manifest(last.id, last.number + 1, offsets, last.quiet_below, files, alarms)
+
+    def _commit(self, manifest: Manifest) -> None:
+        system, path = file_system(self._folder)
+        system.create_dir(path, recursive=True)
+        with system.open_output_stream(self._manifest_path(path, manifest.number)) as file:
+            file.write(manifest.to_json().encode())
+        rows = pa.Table.from_pylist(manifest.alarms, anomalies.SPEC.schema)
+        watermarks = {_watermark_name(log): at for log, at in manifest.offsets.items()} | {_NUMBER: manifest.number}
+        self._table.append_arrow(rows, watermarks)
+        self._table.maintain(None, RETENTION_HOURS)
+        write_checkpoint(self._lake, ANOMALIES, manifest.number, Position(manifest.offsets, {}, {}), {})
+
+    def _publish(self, manifest: Manifest) -> None:
+        if manifest.alarms:
+            self._publisher.publish(self._spark, manifest.alarms, manifest.id, manifest.number)
+
+    def _first_manifest(self) -> Manifest:
+        """Return the last step of an earlier run, or the begin of a new query."""
+        number = self._table.watermark(_NUMBER)
+        system, path = file_system(self._folder)
+        if number is not None:
+            with suppress(FileNotFoundError), system.open_input_file(self._manifest_path(path, number)) as file:
+                return Manifest.from_json(file.read().decode())
+        # Without states: of a lake of 0.5.0, or after a loss. Detectors learn from readings that were processed before.
+        known = read_checkpoint(self._lake, ANOMALIES)
+        before = {} if known is None else known.offsets
+        quiet_below = {log: self._table.watermark(_watermark_name(log)) or before.get(log, 0) for log in self._logs()}
+        offsets = {log: max(0, at - LEARNING_OFFSETS) for log, at in quiet_below.items()}
+        return Manifest(uuid.uuid4().hex, -1 if number is None else number, offsets, quiet_below, {})
+
+    def _manifest_path(self, folder: str, number: int) -> str:
+        return f"{folder}/{number:020}.json"
+
+    def _delete_unused(self, last: Manifest, current: Manifest) -> None:
+        """Delete files of states and manifests of earlier steps, and of tasks that failed before them."""
+        used = {*last.files.values(), *current.files.values()}
+        used |= {f"{one.number:020}.json" for one in (last, current)}
+        system, path = file_system(self._folder)
+        for one in system.get_file_info(fs.FileSelector(path)):
+            if one.base_name not in used:
+                with suppress(OSError):
+                    system.delete_file(one.path)
+
+
+def _next_ranges(silver: LakeTable, offsets: Offsets, ends: Offsets) -> dict[str, tuple[int, int]]:
+    found = {}
+    for log, end in ends.items():
+        at = offsets.get(log, 0)
+        if at < end:
+            first = silver.first_offset(log)
+            begin = max(at, end if first is None else first)
+            found[log] = (begin, min(end, begin + STEP_OFFSETS))
+    return found
+
+
+def _watermark_name(log: str) -> str:
+    return f"anomalies: {log}"
+
+
+def start_detection(spark: SparkSession, detection: Detection, is_input_complete: Callable[[], bool]) -> StepQuery:
+    """Start the query that detects anomalies.
+
+    `is_input_complete` returns whether silver has everything that it will ever get.
+    """
+    return StepQuery(ANOMALIES, spark, detection.step, is_input_complete, pause_s=PAUSE_S)

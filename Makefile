@@ -101,7 +101,7 @@ figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear $(BUILD)/lock
 	$(BUILD)/lock/bin/python -m pip install -qq uv==$(UV_VERSION)
-	$(BUILD)/lock/bin/uv pip compile pyproject.toml --group dev --extra spark --universal --python-version 3.11 --upgrade --quiet \
+	$(BUILD)/lock/bin/uv pip compile pyproject.toml --group dev --extra spark --extra spark-connect --universal --python-version 3.11 --upgrade --quiet \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --no-header --output-file $(LOCK)
 	if grep -nE '://|--(extra-)?index|--find-links' $(LOCK); then
 	  echo "error: $(LOCK) names an address (above); see docs/decisions/0001-locked-without-registry-addresses.md" >&2

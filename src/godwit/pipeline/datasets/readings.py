@@ -64,7 +64,7 @@ QUARANTINE: Final = TableSpec(
     keys=("broker", "offset"),
     checks={"it has a reason": "reason != '' AND detail != ''", "its payload is stored": "payload IS NOT NULL"},
 )
-_PARSED: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
+PARSED: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
 
 
 def parse(messages: DataFrame) -> DataFrame:
@@ -73,7 +73,7 @@ def parse(messages: DataFrame) -> DataFrame:
     for prefix in NOT_READINGS:
         wanted = wanted.where(~messages.topic.startswith(prefix))
     wanted = wanted.select("broker", "offset", "topic", "publisher", "published", "received", "payload")
-    return wanted.mapInArrow(_parse_batches, from_arrow_schema(_PARSED))
+    return wanted.mapInArrow(parse_batches, from_arrow_schema(PARSED))
 
 
 def valid(parsed: DataFrame) -> DataFrame:
@@ -86,18 +86,18 @@ def rejected(parsed: DataFrame) -> DataFrame:
     return parsed.where("reason IS NOT NULL").select(*QUARANTINE.schema.names)
 
 
-def _parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Parse messages on an executor."""
     for batch in batches:
-        columns: dict[str, list[Any]] = {name: [] for name in _PARSED.names}
+        columns: dict[str, list[Any]] = {name: [] for name in PARSED.names}
         times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("published", "received")]
         plain = [batch.column(name).to_pylist() for name in ("broker", "offset", "topic", "publisher", "payload")]
         for broker, offset, topic, publisher, payload, published_us, received_us in zip(*plain, *times, strict=True):
             for row in _rows(broker, offset, topic, publisher, payload, published_us, received_us):
                 for name, values in columns.items():
                     values.append(row.get(name))
-        arrays = [pa.array(values, _PARSED.field(name).type) for name, values in columns.items()]
-        yield pa.RecordBatch.from_arrays(arrays, schema=_PARSED)
+        arrays = [pa.array(values, PARSED.field(name).type) for name, values in columns.items()]
+        yield pa.RecordBatch.from_arrays(arrays, schema=PARSED)
 
 
 def _rows(

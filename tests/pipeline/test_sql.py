@@ -129,6 +129,13 @@ def test_errors_are_one_sentence(lake: Lake) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_missing_file_is_named(lake: Lake) -> None:
+    path = first_file(lake)
+    path.unlink()
+    with pytest.raises(PipelineError, match=path.name):
+        ask(lake, "SELECT * FROM bronze_messages")
+
+
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [

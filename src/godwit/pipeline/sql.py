@@ -83,7 +83,8 @@ def open_database(lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
         tempfile.TemporaryDirectory(prefix="godwit-query-", ignore_cleanup_errors=True) as folder,
         duckdb.connect(config=_SETTINGS | {"temp_directory": folder}) as database,
     ):
-        _add_views(database, lake)
+        with short_errors():  # a file may be missing or damaged
+            _add_views(database, lake)
         yield database
 
 

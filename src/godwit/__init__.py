@@ -21,7 +21,7 @@ see the records on standard error.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from godwit import sync
+    from godwit import spark, sync
     from godwit.client.message import Bookmark, Message
     from godwit.errors import (
         AccessError,
@@ -76,6 +76,7 @@ __all__ = [
     "__version__",
     "connect",
     "run",
+    "spark",
     "sync",
 ]
 
@@ -108,8 +109,8 @@ def __getattr__(name: str) -> Any:
         return version(DISTRIBUTION)
     from importlib import import_module
 
-    if name == "sync":
-        return import_module("godwit.sync")
+    if name in ("spark", "sync"):
+        return import_module(f"godwit.{name}")
     value = globals()[name] = getattr(import_module(_HOMES.get(name, "godwit.errors")), name)
     return value
 

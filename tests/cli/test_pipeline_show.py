@@ -63,15 +63,8 @@ def lake(tmp_path: Path) -> Lake:
     return found
 
 
-@pytest.mark.soak
-def test_answers_in_three_forms(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def shared(master: str, log: Path, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-        assert (master, dict(settings)) == ("local[*,4]", {"spark.x": "1"})
-        yield spark
-
-    monkeypatch.setattr("godwit.pipeline.session.spark_session", shared)
-    ask = ("pipeline", "query", "--lake", lake.address, "--conf", "spark.x=1")
+def test_answers_in_three_forms(lake: Lake) -> None:
+    ask = ("pipeline", "query", "--lake", lake.address)
     sql = "SELECT offset, topic, payload, received FROM bronze_messages ORDER BY offset"
     told = [json.loads(line) for line in lines(godwit(*ask, sql, "--json").stdout)]
     assert told[2] == {"offset": 2, "topic": "a\x1b[31m", "payload": "2", "received": "2026-11-15T12:00:00.000000Z"}
@@ -79,7 +72,33 @@ def test_answers_in_three_forms(lake: Lake, spark: SparkSession, monkeypatch: py
     assert lines(table.stdout)[0].split() == ["offset", "topic", "payload", "received"]
     assert lines(table.stdout)[1].split() == ["0", r"a\x1b[31m", "0", "2026-11-15T12:00:00.000000Z"]
     assert len(lines(table.stdout)) == 3
-    assert b"more than 2 rows: see them with --limit" in table.stderr
+    assert b"more than 2 rows: see the rest with --limit" in table.stderr
+    assert lines(godwit(*ask, "SELECT offset, [1] a FROM bronze_messages WHERE offset = 1", "--csv").stdout) == [
+        "offset,a",
+        "1,[1]",
+    ]
+    assert "choose from bronze_messages" in error_of(*ask, "SELECT * FROM nothing")
+    assert "give --engine spark" in error_of(*ask, "SELECT 1", "--conf", "spark.x=1")
+    assert lines(godwit(*ask, "SELECT count(*) AS n FROM gold_windows", "--csv").stdout) == ["n", "0"]
+
+
+@pytest.mark.soak
+def test_answers_of_spark(lake: Lake, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def shared(master: str, log: Path, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+        assert (master, dict(settings)) == ("local[*,4]", {"spark.x": "1"})
+        yield spark
+
+    monkeypatch.setattr("godwit.pipeline.session.spark_session", shared)
+    ask = ("pipeline", "query", "--engine", "spark", "--lake", lake.address, "--conf", "spark.x=1")
+    sql = "SELECT offset, topic, payload, received FROM bronze_messages ORDER BY offset"
+    told = [json.loads(line) for line in lines(godwit(*ask, sql, "--json").stdout)]
+    assert told[2] == {"offset": 2, "topic": "a\x1b[31m", "payload": "2", "received": "2026-11-15T12:00:00.000000Z"}
+    table = godwit(*ask, sql, "--limit", "2")
+    assert lines(table.stdout)[0].split() == ["offset", "topic", "payload", "received"]
+    assert lines(table.stdout)[1].split() == ["0", r"a\x1b[31m", "0", "2026-11-15T12:00:00.000000Z"]
+    assert len(lines(table.stdout)) == 3
+    assert b"more than 2 rows: see the rest with --limit" in table.stderr
     assert lines(godwit(*ask, "SELECT offset, array(1) a FROM bronze_messages WHERE offset = 1", "--csv").stdout) == [
         "offset,a",
         "1,[1]",

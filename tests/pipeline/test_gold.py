@@ -101,7 +101,7 @@ def test_a_lake_of_0_5_0_gets_an_added_column(
     tables_at(lake, {LOG: 122})
     assert Gold(lake).step(spark) == StepResult(2, 0)
     assert largest() == {12: None, 13: 3, 14: 5}
-    assert not [one for one in run_checks(spark, lake) if one.wrong]
+    assert not [one for one in run_checks(lake) if one.wrong]
     assert repair.rebuild(spark, lake, None, None) == {"gold/traffic": 3}
     assert largest() == {12: 4, 13: 6, 14: 5}
 
@@ -146,7 +146,7 @@ def test_it_follows_step_by_step(tmp_path: Path, spark: SparkSession, monkeypatc
     tables_at(lake, {LOG: ends[-1]})
     Gold(lake).catch_up(spark)
     assert Gold(lake).step(spark) == StepResult(0, 0)
-    assert not [one for one in run_checks(spark, lake) if one.wrong]
+    assert not [one for one in run_checks(lake) if one.wrong]
 
 
 def test_a_log_that_begins_late_takes_one_step(tmp_path: Path, spark: SparkSession) -> None:

@@ -218,7 +218,7 @@ def test_up_to_what_is_there_and_then_the_rest(
         publish("21", "22")
         assert run(spark, config, listener).rows == {"tables": 2, "anomalies": 2, "gold": 2}
         assert [one.lag for one in status_of(lake, config.source).logs] == [0, 0, 0]
-    assert not [one for one in run_checks(spark, lake) if one.wrong]
+    assert not [one for one in run_checks(lake) if one.wrong]
     rows = {spec.name: lake.table(spec).rows for spec in (bronze.SPEC, readings.SPEC, readings.QUARANTINE)}
     assert rows == {"bronze/messages": 103, "silver/readings": 102, "silver/quarantine": 1}
     counts = lake.table(windows.SPEC).arrow(["window_s", "count"]).to_pylist()

@@ -25,7 +25,10 @@ class Served:
 
     def add(self, count: int, topic: str = "a", size: int = 10) -> None:
         """Messages in one block; their payloads begin with their number in the block."""
-        payloads = [f"{number} ".encode().ljust(size, b".") for number in range(count)]
+        self.add_payloads([f"{number} ".encode().ljust(size, b".") for number in range(count)], topic)
+
+    def add_payloads(self, payloads: list[bytes], topic: str) -> None:
+        """Messages in one block."""
         self.store.append([logs.make_entry(topic, payloads)])
 
 

@@ -40,7 +40,7 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         """For the driver's process: its executors' Python has no godwit."""
-        return _clean() | {"PYSPARK_PYTHON": _bare_python(), "PYTHONPATH": str(self._packages)}
+        return _without_godwit(self._packages)
 
     def start(self) -> None:
         log = self._run("master", "master.Master", "--host", HOSTS[0], "--port", "0", "--webui-port", "0")
@@ -97,6 +97,15 @@ def _packages(folder: Path) -> Path:
         if (site / name).exists():
             (folder / name).symlink_to(site / name)
     return folder
+
+
+def bare_environment(folder: Path) -> dict[str, str]:
+    """The environment of a program whose Spark has a Python without godwit; its packages are linked in this folder."""
+    return _without_godwit(_packages(folder))
+
+
+def _without_godwit(packages: Path) -> dict[str, str]:
+    return _clean() | {"PYSPARK_PYTHON": _bare_python(), "PYTHONPATH": str(packages)}
 
 
 def _bare_python() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -59,6 +60,14 @@ CertificateOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LOCAL: Final = "local[*,4]"
 """All processors of this machine, with four attempts per task, as on a cluster."""
+
+
+class QueryEngine(StrEnum):
+    """The program that executes a query."""
+
+    DUCKDB = "duckdb"
+    SPARK = "spark"
+
 
 app = typer.Typer(no_args_is_help=True, help="Keep brokers' logs as tables, and query them.")
 
@@ -147,25 +156,37 @@ def query(
             show_default=f"{DEFAULT_ROWS}, with --json or --csv all",
         ),
     ] = None,
+    engine: Annotated[
+        QueryEngine, typer.Option("--engine", help="SQL of DuckDB, in about a second, or of Spark, on Java.")
+    ] = QueryEngine.DUCKDB,
     master: MasterOption = LOCAL,
     lake: LakeOption = DEFAULT_LAKE,
     conf: ConfOption = None,
     yes: YesOption = False,
 ) -> None:
-    """Query the tables in SQL. Works during a run. Spark takes some seconds to start."""
+    """Query the tables in SQL, which can read them and nothing else. Works during a run.
+
+    With --engine spark, SQL can also read files of this machine and call Java: do not run statements of others.
+    """
     from godwit.cli.pipeline_run import SparkOptions
     from godwit.cli.pipeline_show import show_query
 
+    if engine is not QueryEngine.SPARK and (conf or master != LOCAL):
+        raise UsageError("--master and --conf are for Spark: give --engine spark, too")
     if as_json and as_csv:
         raise UsageError("--json and --csv exclude each other: give one of them")
     if limit is not None and limit < 1:
         raise UsageError(f"--limit {limit} is out of range; give a number from 1 upward")
     form = "json" if as_json else "csv" if as_csv else "table"
-    show_query(SparkOptions(master, conf or [], yes), lake, sql, form, limit)
+    spark = SparkOptions(master, conf or [], yes) if engine is QueryEngine.SPARK else None
+    show_query(spark, lake, sql, form, limit)
 
 
-@app.command("check", epilog="Example: godwit pipeline check")
+@app.command("check", epilog="Example: godwit pipeline check --all")
 def check(
+    is_complete: Annotated[
+        bool, typer.Option("--all", help="Check all messages, not only changes since the last check.")
+    ] = False,
     master: MasterOption = LOCAL,
     lake: LakeOption = DEFAULT_LAKE,
     conf: ConfOption = None,
@@ -174,11 +195,12 @@ def check(
 ) -> None:
     """Check the tables: no duplicates, no losses between tables, and no impossible values.
 
-    The exit code is 1 if a check fails. No run may write during the checks.
+    Only changes since the last check without errors are examined. The exit code is 1 if a check fails. No run may
+    write during the checks. Spark starts only if gold is not up to date.
     """
     from godwit.cli.pipeline_run import SparkOptions, run_check
 
-    run_check(SparkOptions(master, conf or [], yes), lake, as_json=as_json)
+    run_check(SparkOptions(master, conf or [], yes), lake, is_complete=is_complete, as_json=as_json)
 
 
 @app.command("rebuild", epilog="Example: godwit pipeline rebuild --from 2026-11-01 --to 2026-11-15T12:00")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from godwit.pipeline.supervisor import BatchProgress
 
 
-PACKAGES: Final = ("pyspark", "deltalake", "pyarrow", "pandas")
+PACKAGES: Final = ("pyspark", "deltalake", "duckdb", "pyarrow", "pandas")
 MAX_PORT: Final = 65535
 SPECIAL_CHARACTERS: Final = "%\\[]{}*?"
 """Characters that Spark reads as patterns or Delta as escapes."""
@@ -273,24 +273,29 @@ class _RunStatus:
 # -- check, rebuild, requeue ------------------------------------------------------------------------------------------
 
 
-def run_check(spark: SparkOptions, lake_address: str, *, as_json: bool) -> None:
-    """Run all checks and print the results.
+def run_check(spark: SparkOptions, lake_address: str, *, is_complete: bool, as_json: bool) -> None:
+    """Run the checks and print the results. Spark starts only if gold has to be brought up to date first.
 
     Raises:
         GodwitError: A check failed.
     """
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.checks import run_checks
+    from godwit.pipeline.checks import gold_is_behind, run_checks
+    from godwit.pipeline.gold import Gold
+    from godwit.pipeline.lock import LakeLock
 
+    purpose = "godwit pipeline check"
     results = []
-    with (
-        explained_errors(),
-        status_line("starting") as status,
-        session(spark, lake, status, purpose="godwit pipeline check") as found,
-    ):
-        for result in run_checks(found, lake):
-            results.append(result)
-            status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
+    spark.settings()  # reports invalid settings
+    with explained_errors(), status_line("starting") as status:
+        if gold_is_behind(lake):
+            with session(spark, lake, status, purpose=purpose) as found:
+                status.update("bringing gold up to date")
+                Gold(lake).catch_up(found)
+        with LakeLock(lake, purpose):
+            for result in run_checks(lake, is_complete=is_complete):
+                results.append(result)
+                status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
     if as_json:
         show_objects([asdict(result) for result in results])
     else:

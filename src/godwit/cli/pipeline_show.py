@@ -7,7 +7,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, date, datetime
@@ -77,25 +77,35 @@ def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> 
     )
 
 
-def show_query(spark: SparkOptions, lake_address: str, sql: str, form: str, limit: int | None) -> None:
-    """Print the rows of a query."""
+def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: str, limit: int | None) -> None:
+    """Print the rows of a query, by DuckDB or with options for Spark by Spark."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.query import iterate_rows, run_query
+    with explained_errors(), status_line("working") as status:
+        if spark is None:
+            from godwit.pipeline.sql import run_sql
 
-    with explained_errors(), status_line("starting") as status, session(spark, lake, status) as found:
-        status.update("working")
-        answer = run_query(found, lake, sql)
-        rows: Iterable[dict[str, Any]] = iterate_rows(answer)
-        try:
-            if form == "table":
-                _table(answer.columns, list(islice(rows, (limit or DEFAULT_ROWS) + 1)), limit or DEFAULT_ROWS)
-            elif form == "csv":
-                _csv(answer.columns, islice(rows, limit))
-            else:
-                for row in islice(rows, limit):
-                    typer.echo(safe_json(msgspec.json.encode({name: json_value(value) for name, value in row.items()})))
-        except BrokenPipeError:  # the reader closed the pipe
-            discard_output()
+            with run_sql(lake, sql) as result:
+                _show_rows(result.columns, result.rows, form, limit)
+            return
+        from godwit.pipeline.query import iterate_rows, run_query
+
+        with session(spark, lake, status) as found:
+            status.update("working")
+            answer = run_query(found, lake, sql)
+            _show_rows(answer.columns, iterate_rows(answer), form, limit)
+
+
+def _show_rows(names: list[str], rows: Iterator[dict[str, Any]], form: str, limit: int | None) -> None:
+    try:
+        if form == "table":
+            _table(names, list(islice(rows, (limit or DEFAULT_ROWS) + 1)), limit or DEFAULT_ROWS)
+        elif form == "csv":
+            _csv(names, islice(rows, limit))
+        else:
+            for row in islice(rows, limit):
+                typer.echo(safe_json(msgspec.json.encode({name: json_value(value) for name, value in row.items()})))
+    except BrokenPipeError:  # the reader closed the pipe
+        discard_output()
 
 
 def write_report_file(lake_address: str, output: Path, *, force: bool) -> None:

@@ -2,25 +2,48 @@
 
 A message that was lost or written twice is found here. Between batches, once gold is up to date, all checks hold;
 during a batch some tables have its messages and others do not.
+
+The checks run on DuckDB. If all of them hold, the files of the tables are recorded (_checks in the lake), and the next
+check examines the messages of files that were added or removed since, and of gold the hours of these messages and of
+changed files. Every row of bronze and silver belongs to one message, so messages of unchanged files need no second
+look. (gold/devices has one row for all time: it is compared with the topics of all messages.) `is_complete` examines
+everything, which finds files that were damaged later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
 
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
+import duckdb
+import pyarrow as pa
+from pyarrow import fs
 
-from godwit.pipeline.checkpoints import check_no_partial_batch
+from godwit.pipeline.checkpoints import TABLES, check_no_partial_batch, read_checkpoint
+from godwit.pipeline.datasets import anomalies, bronze, readings
 from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.datasets.job_statistics import TOPICS
 from godwit.pipeline.datasets.readings import NOT_READINGS
 from godwit.pipeline.datasets.windows import LENGTHS_S
 from godwit.pipeline.gold import Gold
-from godwit.pipeline.lake import Lake, TableSpec
-from godwit.pipeline.query import add_views
+from godwit.pipeline.lake import Lake, TableSpec, file_system
+from godwit.pipeline.sql import interruptible, open_database, quote_offset, short_errors
+
+STATE: Final = "_checks/state.json"
+BY_MESSAGE: Final = (bronze.SPEC, readings.SPEC, readings.QUARANTINE, anomalies.SPEC)
+"""Tables whose rows have the offset of one message."""
+MAX_RANGES: Final = 32
+"""More ranges of offsets are joined, which examines more messages than needed."""
+HOUR: Final = timedelta(hours=1)
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+Files: TypeAlias = dict[str, list[list[Any]]]
+"""By table: the path of each file, and its first and last offset, or time for gold; null if they are unknown."""
+Ranges: TypeAlias = list[tuple[int, int]]
+"""First and last offsets, in order."""
 
 
 def _difference(counted: str, expected: str) -> str:
@@ -37,36 +60,38 @@ def _group_columns(counted: str) -> list[str]:
     return [name.strip() for name in counted.removeprefix("SELECT ").split(", ")[:-1]]
 
 
-_IS_PARSED: Final = " AND ".join(f"NOT startswith(topic, '{prefix}')" for prefix in NOT_READINGS)
+_IS_PARSED: Final = " AND ".join(f"NOT starts_with(topic, '{prefix}')" for prefix in NOT_READINGS)
 BETWEEN_TABLES: Final = {
-    # (table, condition): SQL for the number of rows that violate it
+    # (table, condition): SQL for the number of rows that violate it. The views named new_* have the rows to examine,
+    # and {events} and {hours} are conditions on times.
     ("silver/readings", "every message is in silver or in quarantine"): f"""
-        SELECT count(*) FROM bronze_messages
-        LEFT ANTI JOIN (SELECT broker, offset FROM silver_readings UNION SELECT broker, offset FROM silver_quarantine)
-        USING (broker, offset) WHERE {_IS_PARSED}""",
+        SELECT count(*) FROM new_bronze_messages ANTI JOIN (
+            SELECT broker, "offset" FROM new_silver_readings UNION SELECT broker, "offset" FROM new_silver_quarantine
+        ) USING (broker, "offset") WHERE {_IS_PARSED}""",
     ("silver/readings", "every reading is of a message in bronze"): """
-        SELECT count(*) FROM silver_readings LEFT ANTI JOIN bronze_messages USING (broker, offset)""",
+        SELECT count(*) FROM new_silver_readings ANTI JOIN new_bronze_messages USING (broker, "offset")""",
     ("silver/quarantine", "no message in it is in silver, too"): """
-        SELECT count(*) FROM silver_quarantine LEFT SEMI JOIN silver_readings USING (broker, offset)""",
+        SELECT count(*) FROM new_silver_quarantine SEMI JOIN new_silver_readings USING (broker, "offset")""",
     ("gold/windows", "windows of each length count every reading once"): _difference(
-        "SELECT broker, topic, quantity, window_s, sum(count) AS n FROM gold_windows GROUP BY ALL",
+        "SELECT broker, topic, quantity, window_s, sum(count) AS n FROM gold_windows "
+        "WHERE {events:window_start} GROUP BY ALL",
         "SELECT broker, topic, quantity, window_s, count(*) AS n FROM silver_readings "
-        f"CROSS JOIN (SELECT explode(array{LENGTHS_S}) AS window_s) GROUP BY ALL",
+        f"CROSS JOIN (SELECT unnest({list(LENGTHS_S)}) AS window_s) WHERE {{events:event_time}} GROUP BY ALL",
     ),
     ("gold/devices", "devices count every message once, but the broker's own"): _difference(
         "SELECT broker, topic, sum(messages) AS n FROM gold_devices GROUP BY ALL",
-        "SELECT broker, topic, count(*) AS n FROM bronze_messages WHERE NOT startswith(topic, '$') GROUP BY ALL",
+        "SELECT broker, topic, count(*) AS n FROM bronze_messages WHERE NOT starts_with(topic, '$') GROUP BY ALL",
     ),
     ("gold/traffic", "publishers count every message once, in its hour"): _difference(
-        "SELECT broker, publisher, hour, sum(messages) AS n FROM gold_traffic GROUP BY ALL",
+        "SELECT broker, publisher, hour, sum(messages) AS n FROM gold_traffic WHERE {hours:hour} GROUP BY ALL",
         "SELECT broker, publisher, date_trunc('hour', received) AS hour, count(*) AS n FROM bronze_messages "
-        "GROUP BY ALL",
+        "WHERE {hours:received} GROUP BY ALL",
     ),
     ("gold/job_statistics", "every job submitted is counted once"): _difference(
-        "SELECT broker, kind, sum(jobs_submitted) AS n FROM gold_job_statistics GROUP BY ALL",
+        "SELECT broker, kind, sum(jobs_submitted) AS n FROM gold_job_statistics WHERE {hours:hour} GROUP BY ALL",
         f"SELECT broker, substring(topic, {len(TOPICS) + 1}) AS kind, "
-        "count_if(get_json_object(cast(payload AS string), '$.event') = 'submitted') AS n "
-        f"FROM bronze_messages WHERE startswith(topic, '{TOPICS}') GROUP BY ALL",
+        "count(*) FILTER (TRY(json_extract_string(decode(payload), '$.event')) = 'submitted') AS n "
+        f"FROM bronze_messages WHERE starts_with(topic, '{TOPICS}') AND {{hours:received}} GROUP BY ALL",
     ),
 }
 
@@ -81,31 +106,190 @@ class CheckResult:
     """Rows that violate the condition."""
 
 
-def run_checks(spark: SparkSession, lake: Lake) -> Iterator[CheckResult]:
-    """Bring gold up to date, then yield the result of each check.
+def gold_is_behind(lake: Lake) -> bool:
+    """Return whether gold has to be brought up to date, with Spark, before the checks can hold."""
+    found = read_checkpoint(lake, TABLES)
+    if found is None:
+        return False
+    sources = [lake.table(bronze.SPEC), lake.table(readings.SPEC)]
+    known = Gold(lake).watermarks(found.offsets)
+    return any(min(source.watermark(log) or 0 for source in sources) > known[log] for log in found.offsets)
 
-    The lake must be locked. Raise PipelineError if a batch is incomplete.
+
+def run_checks(lake: Lake, *, is_complete: bool = False) -> Iterator[CheckResult]:
+    """Yield the result of each check: of new messages only unless `is_complete`. Record the state if all hold.
+
+    The lake must be locked, and gold up to date. Raise PipelineError if a batch is incomplete.
     """
     check_no_partial_batch(lake)
-    Gold(lake).catch_up(spark)
-    add_views(spark, lake)
-    for spec in ALL:
-        yield from _check_rows(spark, spec)
-        yield CheckResult(spec.name, f"no two rows have the same {', '.join(spec.keys)}", _duplicates(spark, spec))
+    files = _files(lake)
+    known = None if is_complete else _read_state(lake)
+    ranges = None if known is None else changed_ranges(known, files)
+    is_right = True
+    with open_database(lake) as database:
+        check = _Checks(database, ranges, {} if known is None else _changed_times(known, files))
+        for spec in ALL:
+            for result in check.of_table(spec):
+                is_right = is_right and not result.wrong
+                yield result
+    if is_right:
+        _write_state(lake, files)
+
+
+class _Checks:
+    """The checks of one database."""
+
+    def __init__(
+        self, database: duckdb.DuckDBPyConnection, ranges: Ranges | None, times: Mapping[str, list[datetime] | None]
+    ) -> None:
+        """`ranges` are the offsets to examine, None for all; `times` those of changed files of gold by table."""
+        self._database = database
+        self._rows("CREATE MACRO unix_micros(moment) AS epoch_us(moment)")  # the conditions are also valid in Spark
+        where = "true" if ranges is None else range_condition(ranges)
+        for spec in ALL:
+            condition = where if spec in BY_MESSAGE else "true"
+            self._rows(f"CREATE VIEW new_{view_name(spec)} AS SELECT * FROM {view_name(spec)} WHERE {condition}")
+        self._bounds: dict[str, tuple[datetime, datetime] | None] = {}
+        if ranges is None:
+            return
+        for name, view, column, tables in (
+            ("events", "new_silver_readings", "event_time", ("gold/windows",)),
+            ("hours", "new_bronze_messages", "received", ("gold/traffic", "gold/job_statistics")),
+        ):
+            changed = [times.get(table, []) for table in tables]
+            if None not in changed:  # else some are unknown, and all hours are examined
+                seen = [one for each in changed for one in each or ()] + self._times(view, column)
+                self._bounds[name] = (_hour(min(seen)), _hour(max(seen)) + HOUR) if seen else None
+
+    def of_table(self, spec: TableSpec) -> Iterator[CheckResult]:
+        counts = [f"count(*) FILTER (NOT coalesce({condition}, false))" for condition in spec.checks.values()]
+        (found,) = self._rows(quote_offset(f"SELECT {', '.join(counts)} FROM new_{view_name(spec)}"))
+        for check, wrong in zip(spec.checks, found, strict=True):
+            yield CheckResult(spec.name, check, int(wrong))
+        keys = ", ".join(f'"{key}"' for key in spec.keys)
+        ((doubled,),) = self._rows(
+            f"SELECT coalesce(sum(n - 1), 0) FROM (SELECT count(*) AS n FROM new_{view_name(spec)} "
+            f"GROUP BY {keys} HAVING count(*) > 1)"
+        )
+        yield CheckResult(spec.name, f"no two rows have the same {', '.join(spec.keys)}", int(doubled))
         for (table, check), sql in BETWEEN_TABLES.items():
             if table == spec.name:
-                yield CheckResult(table, check, int(spark.sql(sql).collect()[0][0]))
+                ((wrong,),) = self._rows(self._with_times(sql))
+                yield CheckResult(table, check, int(wrong))
+
+    def _with_times(self, sql: str) -> str:
+        """Replace {events:COLUMN} and {hours:COLUMN} by conditions."""
+        for name in ("events", "hours"):
+            while f"{{{name}:" in sql:
+                before, _, rest = sql.partition(f"{{{name}:")
+                column, _, after = rest.partition("}")
+                sql = f"{before}{self._time_condition(name, column)}{after}"
+        return sql
+
+    def _time_condition(self, name: str, column: str) -> str:
+        if name not in self._bounds:
+            return "true"
+        bounds = self._bounds[name]
+        if bounds is None:
+            return "false"
+        first, last = bounds
+        return f"({column} >= TIMESTAMPTZ '{first.isoformat()}' AND {column} < TIMESTAMPTZ '{last.isoformat()}')"
+
+    def _times(self, view: str, column: str) -> list[datetime]:
+        """Return the first and the last time of the rows to examine."""
+        ((first, last),) = self._rows(f"SELECT epoch_us(min({column})), epoch_us(max({column})) FROM {view}")
+        return [] if first is None else [EPOCH + timedelta(microseconds=one) for one in (first, last)]
+
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+        with short_errors():
+            return interruptible(self._database, lambda: self._database.execute(sql).fetchall())
 
 
-def _check_rows(spark: SparkSession, spec: TableSpec) -> Iterator[CheckResult]:
-    counts = [sf.count_if(sf.expr(f"NOT coalesce({condition}, false)")) for condition in spec.checks.values()]
-    found = spark.table(view_name(spec)).agg(*counts).collect()[0]
-    for check, wrong in zip(spec.checks, found, strict=True):
-        yield CheckResult(spec.name, check, int(wrong))
+# -- the state of the last check ---------------------------------------------------------------------------------------
 
 
-def _duplicates(spark: SparkSession, spec: TableSpec) -> int:
-    """Return the number of rows beyond the first of each key."""
-    groups = spark.table(view_name(spec)).groupBy(*spec.keys).count()
-    found = groups.agg(sf.coalesce(sf.sum(sf.col("count") - 1), sf.lit(0))).collect()[0]
-    return int(found[0])
+def changed_ranges(known: Mapping[str, list[list[Any]]], files: Mapping[str, list[list[Any]]]) -> Ranges | None:
+    """Return the offsets of all files that are in one of two states only; None if some are unknown."""
+    found: list[tuple[int, int]] = []
+    for spec in BY_MESSAGE:
+        for _, first, last in _changed(known, files, spec.name):
+            if first is None or last is None:
+                return None
+            found.append((first, last))
+    merged: Ranges = []
+    for first, last in sorted(found):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
+        else:
+            merged.append((first, last))
+    return merged if len(merged) <= MAX_RANGES else [(merged[0][0], merged[-1][1])]
+
+
+def _changed(known: Mapping[str, list[list[Any]]], files: Mapping[str, list[list[Any]]], name: str) -> set[Any]:
+    """Return the files of a table that are in one of two states only."""
+    return {tuple(one) for one in known.get(name, [])} ^ {tuple(one) for one in files.get(name, [])}
+
+
+def _changed_times(known: Files, files: Files) -> dict[str, list[datetime] | None]:
+    """Return first and last times of the changed files of each gold table; None if some are unknown."""
+    found: dict[str, list[datetime] | None] = {}
+    for spec in ALL:
+        if spec.time is not None:
+            texts = [text for _, *pair in _changed(known, files, spec.name) for text in pair]
+            found[spec.name] = None if None in texts else [datetime.fromisoformat(text) for text in texts]
+    return found
+
+
+def _hour(at: datetime) -> datetime:
+    return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def range_condition(ranges: Ranges) -> str:
+    """Return the SQL condition that an offset is in one of the ranges."""
+    return " OR ".join(f'"offset" BETWEEN {first} AND {last}' for first, last in ranges) or "false"
+
+
+def _files(lake: Lake) -> Files:
+    found: Files = {}
+    for spec in ALL:
+        column = "offset" if spec in BY_MESSAGE else spec.time
+        if column is not None:
+            delta = lake.table(spec).snapshot()
+            added = [] if delta is None else pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+            found[spec.name] = [
+                [one["path"], *[_plain(one.get(f"{bound}.{column}")) for bound in ("min", "max")]] for one in added
+            ]
+    return found
+
+
+def _plain(bound: Any) -> Any:
+    return bound.isoformat() if isinstance(bound, datetime) else bound
+
+
+def _conditions() -> str:
+    """Return a digest of all conditions: a state of others is not used."""
+    texts = [f"{spec.name} {name} {sql}" for spec in ALL for name, sql in spec.checks.items()]
+    return hashlib.sha256("\n".join([*texts, *BETWEEN_TABLES.values()]).encode()).hexdigest()
+
+
+def _read_state(lake: Lake) -> Files | None:
+    system, path = file_system(f"{lake.address}/{STATE}")
+    try:
+        with system.open_input_file(path) as file:
+            state = json.loads(file.read())
+        return state["files"] if state["conditions"] == _conditions() else None
+    except (OSError, ValueError, LookupError, TypeError):  # none yet, or damaged: check everything
+        return None
+
+
+def _write_state(lake: Lake, files: Files) -> None:
+    system, path = file_system(f"{lake.address}/{STATE}")
+    data = json.dumps({"conditions": _conditions(), "files": files}).encode()
+    if not isinstance(system, fs.LocalFileSystem):
+        with system.open_output_stream(path) as file:  # visible when it is complete
+            file.write(data)
+        return
+    system.create_dir(path.rpartition("/")[0])
+    with system.open_output_stream(f"{path}.new") as file:
+        file.write(data)
+    system.move(f"{path}.new", path)

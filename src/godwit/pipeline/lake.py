@@ -282,6 +282,10 @@ class LakeTable:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
+    def snapshot(self) -> DeltaTable | None:
+        """Return the table as deltalake reads it, at its latest version; None if it does not exist."""
+        return self._open()
+
     def frame(self, spark: SparkSession, ranges: Ranges | None = None) -> DataFrame:
         """Return a snapshot of the rows for Spark, all or those of some ranges of offsets."""
         schema = from_arrow_schema(self.spec.schema)

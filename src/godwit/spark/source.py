@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 from pyspark.sql.datasource import (
@@ -21,8 +22,9 @@ from godwit.spark.sink import BatchWriter, StreamWriter
 class GodwitSource(DataSource):
     """The data source. docs/SPARK.md has its options; invalid ones raise OptionError."""
 
-    parallelism = 2
-    """Partitions of a large read; `register` sets it to the session's default parallelism."""
+    parallelism: int | None = None
+    """Partitions of a large read. `register` sets it to the session's default parallelism; if it is unknown, the number
+    of the driver's processors is used."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,12 +36,15 @@ class GodwitSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(dict(self.options), is_stream=False)
         _warn(options.access)
-        return BatchReader(options, check_columns(schema), self.parallelism)
+        return BatchReader(options, check_columns(schema), self._partitions())
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         options = read_options(dict(self.options), is_stream=True)
         _warn(options.access)
-        return StreamReader(options, check_columns(schema), self.parallelism)
+        return StreamReader(options, check_columns(schema), self._partitions())
+
+    def _partitions(self) -> int:
+        return self.parallelism or os.cpu_count() or 2
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if overwrite:

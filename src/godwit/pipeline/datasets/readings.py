@@ -68,13 +68,13 @@ _INPUT: Final = ("broker", "offset", "topic", "publisher", "published", "receive
 _READINGS: Final = SPEC.schema
 _REJECTED: Final = QUARANTINE.schema
 """Executors have the schemas, and not the definitions of the tables."""
-_PARSED: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
+PARSED: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
 
 
 def parse(messages: DataFrame) -> DataFrame:
     """Parse rows of bronze. Return readings and rejected messages together; `reason` is null for a reading."""
     wanted = messages.select(*_INPUT)
-    return wanted.mapInArrow(_parse_batches, from_arrow_schema(_PARSED))
+    return wanted.mapInArrow(parse_batches, from_arrow_schema(PARSED))
 
 
 def valid(parsed: DataFrame) -> DataFrame:
@@ -108,13 +108,13 @@ def _to_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Parse messages on an executor."""
     for batch in batches:
         for found in decode_batch(batch):
-            nulls = {one.name: pa.nulls(found.num_rows, one.type) for one in _PARSED}
+            nulls = {one.name: pa.nulls(found.num_rows, one.type) for one in PARSED}
             columns = nulls | dict(zip(found.schema.names, found.columns, strict=True))
-            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=_PARSED)
+            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=PARSED)
 
 
 def _rows(

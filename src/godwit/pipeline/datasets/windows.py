@@ -63,7 +63,9 @@ SPEC: Final = TableSpec(
             "AND p95 <= p99 AND p99 <= max"
         ),
         "its deviation is a number": "deviation >= 0 AND NOT isnan(deviation)",
-        "it begins where windows of its length begin": "unix_micros(window_start) % (window_s * 1000000L) = 0",
+        "it begins where windows of its length begin": (
+            "unix_micros(window_start) % (window_s * CAST(1000000 AS BIGINT)) = 0"
+        ),
     },
     time="window_start",
 )

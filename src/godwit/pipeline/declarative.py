@@ -1,0 +1,52 @@
+"""Silver for Spark Declarative Pipelines: see examples/declarative.
+
+The functions that define a declarative pipeline must not analyse a DataFrame, and `DataFrame.mapInArrow` of Spark
+Connect does. A function of columns does not, so messages are parsed by one that returns arrays of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.pandas.types import from_arrow_type
+
+from godwit import pipeline
+from godwit.pipeline.datasets import readings
+from godwit.pipeline.datasets.readings import parse_batches
+
+_INPUT: Final = ("broker", "offset", "topic", "publisher", "published", "received", "payload")
+
+
+def silver_readings(messages: DataFrame) -> DataFrame:
+    """Return the rows of silver/readings from rows of bronze/messages, of a batch or of a stream."""
+    return readings.valid(_parsed(messages))
+
+
+def silver_quarantine(messages: DataFrame) -> DataFrame:
+    """Return the rows of silver/quarantine from rows of bronze/messages, of a batch or of a stream."""
+    return readings.rejected(_parsed(messages))
+
+
+def _parsed(messages: DataFrame) -> DataFrame:
+    cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]  # executors need not have godwit
+    for prefix in readings.NOT_READINGS:
+        messages = messages.where(~sf.col("topic").startswith(prefix))
+    make_udf: Callable[..., Any] = sf.arrow_udf
+    parse = make_udf(_parse_columns, returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED)))))
+    return messages.select(sf.inline(parse(*_INPUT)))
+
+
+def _parse_columns(*columns: pa.Array) -> pa.Array:
+    """Return one list for each message, on an executor: the first has the rows of all messages, the others none.
+
+    Rows carry the keys of their messages, so it does not matter in which list they are.
+    """
+    batch = pa.RecordBatch.from_arrays(list(columns), names=list(_INPUT))
+    (parsed,) = parse_batches(iter([batch]))
+    ends = [0, *[parsed.num_rows] * len(columns[0])]
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), parsed.to_struct_array())

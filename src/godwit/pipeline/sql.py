@@ -1,0 +1,242 @@
+"""SQL over the lake without Spark: DuckDB reads the tables, in about a second and in bounded memory.
+
+Each table is a view, bronze/messages is bronze_messages. The database is in memory and belongs to one query. It can
+read the files of the tables and no others: external access is off and the settings are locked before the SQL is
+parsed, and only a single SELECT statement is executed. See docs/decisions/0048-queries-run-on-duckdb.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+from urllib.parse import unquote
+
+import duckdb
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from godwit.pipeline.datasets.catalog import ALL, view_name
+from godwit.pipeline.errors import PipelineError
+from godwit.pipeline.lake import Lake, LakeTable
+
+MEMORY: Final = "1GB"
+"""Beyond it, DuckDB writes intermediate results to temporary files."""
+BATCH_ROWS: Final = 10_000
+SIGNAL_POLL_S: Final = 0.1
+T = TypeVar("T")
+_SETTINGS: Final = {
+    "memory_limit": MEMORY,
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",  # else names in SQL could be variables of this program
+    "preserve_insertion_order": "false",
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_AFTER_OFFSET: Final = (duckdb.token_type.numeric_const, duckdb.token_type.identifier)
+_SQL_TYPES: Final = {
+    pa.string(): "VARCHAR",
+    pa.binary(): "BLOB",
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+    pa.timestamp("us", tz="UTC"): "TIMESTAMPTZ",
+}
+
+
+@dataclass(frozen=True)
+class SqlResult:
+    """The rows of a query. They are computed while they are iterated, within the block of `run_sql`."""
+
+    columns: list[str]
+    rows: Iterator[dict[str, Any]]
+
+
+@contextmanager
+def run_sql(lake: Lake, sql: str) -> Iterator[SqlResult]:
+    """Execute a query for the time of the block.
+
+    Raise PipelineError if the SQL is invalid, is not a query, or needs too much memory; also while rows are iterated.
+    """
+    with open_database(lake) as database:
+        with short_errors():
+            text = quote_offset(sql)
+            _check_is_query(database, text)
+            reader = interruptible(database, lambda: database.sql(text).to_arrow_reader(BATCH_ROWS))
+        yield SqlResult(list(reader.schema.names), _rows(database, reader))
+
+
+@contextmanager
+def open_database(lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a database with a view of each table, which cannot read anything else."""
+    with (
+        tempfile.TemporaryDirectory(prefix="godwit-query-", ignore_cleanup_errors=True) as folder,
+        duckdb.connect(config=_SETTINGS | {"temp_directory": folder}) as database,
+    ):
+        with short_errors():  # a file may be missing or damaged
+            _add_views(database, lake)
+        yield database
+
+
+def _add_views(database: duckdb.DuckDBPyConnection, lake: Lake) -> None:
+    """Create the views, as snapshots of the tables; then forbid access to anything else."""
+    allowed: list[str] = []
+    for spec in ALL:
+        allowed += _add_view(database, lake.table(spec))
+    database.execute("SET TimeZone = 'UTC'")
+    database.execute(f"SET allowed_paths = [{', '.join(map(_quoted, allowed))}]")
+    database.execute("SET enable_external_access = false")
+    database.execute("SET lock_configuration = true")
+
+
+def _add_view(database: duckdb.DuckDBPyConnection, table: LakeTable) -> list[str]:
+    """Create the view of a table. Return the files that it reads by itself."""
+    name = view_name(table.spec)
+    delta = table.snapshot()
+    files = [] if delta is None else _files(table, delta)
+    if delta is not None and files and ("://" in table.address or delta.metadata().partition_columns):
+        # Through deltalake: DuckDB's own access to object stores is an extension that it would have to download.
+        database.register(name, delta.to_pyarrow_dataset(schema=table.spec.schema))
+        return []
+    typed = ", ".join(f'CAST(NULL AS {_SQL_TYPES[one.type]}) AS "{one.name}"' for one in table.spec.schema)
+    view = f'CREATE VIEW "{name}" AS SELECT {typed} WHERE false'
+    if files:  # older files may lack columns, which are null then
+        listed = ", ".join(map(_quoted, files))
+        view += f" UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], union_by_name = true)"
+    database.execute(view)
+    return files
+
+
+def _files(table: LakeTable, delta: DeltaTable) -> list[str]:
+    """Return the paths of a table's files. Those in the Delta log are encoded as in an address."""
+    added = pa.table(delta.get_add_actions(flatten=True))
+    return [f"{table.address}/{unquote(path)}" for path in added.column("path").to_pylist()]
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_offset(sql: str) -> str:
+    """Quote the column `offset`, which is a reserved word in DuckDB and not in Spark.
+
+    The clause OFFSET is always followed by a number, a name or a parenthesis, and the column hardly ever.
+    """
+    data = sql.encode()
+    tokens = duckdb.tokenize(sql)
+    if not tokens:
+        return sql
+    ends = [at for at, _ in tokens[1:]] + [len(data)]
+    found = bytearray()
+    for index, ((at, kind), end) in enumerate(zip(tokens, ends, strict=True)):
+        text = data[at:end]
+        if kind == duckdb.token_type.keyword and text.strip().lower() == b"offset":
+            next_at, next_kind = tokens[index + 1] if index + 1 < len(tokens) else (len(data), None)
+            is_clause = next_kind in _AFTER_OFFSET or data[next_at : next_at + 1] in (b"(", b"$", b"?")
+            text = text if is_clause else b'"offset"' + text[len("offset") :]
+        found += text
+    return (data[: tokens[0][0]] + found).decode()
+
+
+def _check_is_query(database: duckdb.DuckDBPyConnection, sql: str) -> None:
+    statements = database.extract_statements(sql)
+    if len(statements) != 1:
+        raise PipelineError(f"the SQL has {len(statements)} statements: give one")
+    (statement,) = statements
+    words = sql.split(None, 2)
+    if statement.type == duckdb.StatementType.EXPLAIN and len(words) == 3:
+        # EXPLAIN ANALYZE executes its statement
+        rest = words[2] if words[1].lower() == "analyze" else " ".join(words[1:])
+        if [one.type for one in database.extract_statements(rest)] == [duckdb.StatementType.SELECT]:
+            return
+    if statement.type != duckdb.StatementType.SELECT:
+        raise PipelineError(
+            f"{words[0].upper()} is not a query: use SELECT, WITH, SHOW or DESCRIBE, which change nothing"
+        )
+
+
+def interruptible(database: duckdb.DuckDBPyConnection, call: Callable[[], T]) -> T:
+    """Call DuckDB in another thread: in this one, Ctrl-C and signals would wait for the end of the query."""
+    with ThreadPoolExecutor(1, "godwit-query") as thread:
+        future = thread.submit(call)
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    return future.result(SIGNAL_POLL_S)
+                if future.done():
+                    return future.result()
+        except BaseException:
+            while not future.done():  # repeatedly: an interrupt has no effect before the query has begun
+                database.interrupt()
+                wait([future], SIGNAL_POLL_S)
+            raise
+
+
+def _rows(database: duckdb.DuckDBPyConnection, reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
+    names = reader.schema.names
+
+    def next_batch() -> pa.RecordBatch | None:
+        return next(reader, None)
+
+    with short_errors():
+        while (batch := interruptible(database, next_batch)) is not None:
+            columns = [_plain(column) for column in batch.columns]
+            for row in zip(*columns, strict=True):
+                yield dict(zip(names, row, strict=True))
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """Return the values of a column: times in UTC, sums of integers as int, intervals as text."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):  # pyarrow's own conversion imports pandas, which takes half a second
+        times_us = column.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64()).to_pylist()
+        return [None if one is None else _EPOCH + timedelta(microseconds=one) for one in times_us]
+    values: list[Any] = column.to_pylist()
+    if pa.types.is_decimal(kind) and kind.scale == 0:
+        return [None if one is None else int(one) for one in values]
+    if kind == pa.month_day_nano_interval():
+        return [None if one is None else interval_text(*one) for one in values]
+    return values
+
+
+def interval_text(months: int, days: int, nanoseconds: int) -> str:
+    """Return an interval as DuckDB shows it: 1 month 2 days 03:00:00.5."""
+    parts = [f"{number} {unit}{'' if abs(number) == 1 else 's'}" for number, unit in ((months, "month"), (days, "day"))]
+    parts = [part for part in parts if not part.startswith("0 ")]
+    seconds, rest = divmod(abs(nanoseconds) // 1000, 1_000_000)
+    clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    clock += f".{rest:06d}".rstrip("0") if rest else ""
+    if nanoseconds or not parts:
+        parts.append(f"{'-' if nanoseconds < 0 else ''}{clock}")
+    return " ".join(parts)
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """Raise DuckDB's errors as PipelineError in one sentence, with the tables if a table is unknown."""
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OverflowError) as error:  # the last for a time beyond the year 9999
+        raise PipelineError(_sentence(error)) from None
+
+
+def _sentence(error: Exception) -> str:
+    first = next(iter(str(error).splitlines()), type(error).__name__).strip()
+    if isinstance(error, duckdb.CatalogException) and first.startswith("Catalog Error: Table with name "):
+        name = first.removeprefix("Catalog Error: Table with name ").partition(" ")[0]
+        return f"the table {name} does not exist: choose from {', '.join(view_name(spec) for spec in ALL)}"
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return f"the query needs more than {MEMORY} of memory: select fewer rows or columns, or use --engine spark"
+    if isinstance(error, duckdb.PermissionException):
+        return f"a query reads the tables of the lake and nothing else ({first})"
+    return first

@@ -140,4 +140,6 @@ def test_gold_is_behind_until_it_has_merged(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     assert not gold_is_behind(lake)
     tables_at(lake, {LOG: 1})
+    for spec in (bronze.SPEC, readings.SPEC):
+        lake.table(spec).append_files([], {LOG: 1})
     assert gold_is_behind(lake)

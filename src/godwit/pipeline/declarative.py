@@ -19,6 +19,8 @@ from godwit import pipeline
 from godwit.pipeline.datasets import readings
 from godwit.pipeline.datasets.readings import parse_batches
 
+_arrow_udf: Final[Callable[..., Any]] = vars(sf)["arrow_udf"]
+"""PySpark's types lack it."""
 _INPUT: Final = ("broker", "offset", "topic", "publisher", "published", "received", "payload")
 
 
@@ -36,8 +38,7 @@ def _parsed(messages: DataFrame) -> DataFrame:
     cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]  # executors need not have godwit
     for prefix in readings.NOT_READINGS:
         messages = messages.where(~sf.col("topic").startswith(prefix))
-    make_udf: Callable[..., Any] = sf.arrow_udf
-    parse = make_udf(_parse_columns, returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED)))))
+    parse = _arrow_udf(_parse_columns, returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED)))))
     return messages.select(sf.inline(parse(*_INPUT)))
 
 

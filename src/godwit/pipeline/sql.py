@@ -29,7 +29,7 @@ MEMORY: Final = "1GB"
 BATCH_ROWS: Final = 10_000
 SIGNAL_POLL_S: Final = 0.1
 T = TypeVar("T")
-_SETTINGS: Final = {
+_SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "memory_limit": MEMORY,
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",

@@ -105,6 +105,13 @@ def test_upserts_replace_rows_by_their_keys(table: LakeTable) -> None:
     assert found == {1: 1.0, 2: 2.0, 3: 2.0}
 
 
+def test_watermarks_are_set_without_rows(table: LakeTable) -> None:
+    assert table.append_arrow(SPEC.schema.empty_table(), {"q": 0})
+    assert table.append_files([], {"r": 0})
+    assert table.has_reached({"q": 0, "r": 0})
+    assert (table.rows, table.file_addresses()) == (0, [])
+
+
 def test_rows_with_the_same_keys(tmp_path: Path) -> None:
     table = Lake(str(tmp_path)).table(replace(SPEC, keys=("id", "at"), time="at"))
     assert table.matching(arrow([1], 0.0)).num_rows == 0

@@ -154,7 +154,10 @@ class LakeTable:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_commit_properties(watermarks))
+        if rows.num_rows:
+            write_deltalake(delta, self._cast(rows), mode="append", commit_properties=_commit_properties(watermarks))
+        else:
+            self._commit(delta, [], watermarks)
         return True
 
     def upsert(self, rows: pa.Table, watermarks: Watermarks) -> bool:

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from godwit.pipeline.decoders.results import Reading
+
 SCHEMA_VERSION: Final = 1
 """Of silver/readings: it grows when the meaning of a field or a unit changes."""
 MAX_TEXT_BYTES: Final = 64 * 1024
@@ -77,14 +79,6 @@ _NUMBER: Final = r"[-+]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _PLAIN: Final = re.compile(rf"\s*({_NUMBER})\s*\Z")
 _TEXT: Final = re.compile(rf"(?<![\w.,])({_NUMBER})\s*(°?\s?[A-Za-z%°]+(?:/[A-Za-z0-9]+)?)?")
 _WORD: Final = re.compile(r"[A-Za-z_0-9]+")
-
-
-class Reading(NamedTuple):
-    """One number."""
-
-    quantity: str
-    value: float
-    unit: str
 
 
 class ParsedPayload(NamedTuple):

@@ -24,11 +24,14 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from godwit.pipeline.decoders.content import json_of, text_of
 from godwit.pipeline.decoders.results import FORMS, Decoded, Reading, Rejected, RejectedError
 from godwit.pipeline.errors import PipelineError
+
+GROUP_SEPARATOR: Final = "\n"
+"""In the key of a definition: between the group and the member, see `DecoderContext.definition_group`."""
 
 
 class DecoderMessage:
@@ -97,6 +100,7 @@ class Definitions:
         self._texts: dict[tuple[str, str, str], dict[int, str]] = {}
         self._offsets: dict[tuple[str, str, str], list[int]] = {}
         self._parsed: dict[tuple[str, str, str, int], Any] = {}
+        self._groups: dict[tuple[str, str, str], set[str]] = {}
         self.add(rows)
 
     def __len__(self) -> int:
@@ -109,6 +113,17 @@ class Definitions:
             self._texts.setdefault(place, {})[offset] = text
             self._offsets.pop(place, None)
             self._parsed.pop((*place, offset), None)
+            group, separator, _ = key.partition(GROUP_SEPARATOR)
+            if separator:
+                self._groups.setdefault((broker, decoder, group), set()).add(key)
+
+    def group(self, broker: str, decoder: str, group: str, before: int) -> list[Any]:
+        """Return the newest definitions below `before` of all keys `group`, GROUP_SEPARATOR, member, by key."""
+        keys = self._groups.get((broker, decoder, group))
+        if keys is None:
+            return []
+        found = (self.newest(broker, decoder, key, before) for key in sorted(keys))
+        return [one for one in found if one is not None]
 
     def newest(self, broker: str, decoder: str, key: str, before: int) -> Any:
         """Return the definition with the highest offset below `before`, parsed; None if there is none."""
@@ -148,6 +163,13 @@ class DecoderContext:
         shared: do not change it.
         """
         return self._definitions.newest(self._broker, decoder or self._decoder, key, self._before)
+
+    def definition_group(self, group: str) -> list[Any]:
+        """Return the newest definitions of all keys that begin with `group` and GROUP_SEPARATOR, by key.
+
+        For formats in which several messages define parts of one topic, such as the sensors of Home Assistant.
+        """
+        return self._definitions.group(self._broker, self._decoder, group, self._before)
 
     def decode_inner(self, message: DecoderMessage) -> Decoded | Rejected:
         """Decode a message that this one contains, with the decoder that is selected for it."""

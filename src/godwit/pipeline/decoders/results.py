@@ -39,6 +39,7 @@ REASONS: Final = {
     "time in the far past": "the clock of the device was never set",
     "time in the future": "the time is more than five minutes after the message was received",
     "definition missing": "the message refers to an earlier one (a birth, a discovery message) that is not known",
+    "template not supported": "the discovery message computes the value by a template other than a path",
     "wrong format": "the decoder that is configured for the topic does not read this payload",
     "bad payload": "the format is recognised, and the payload breaks its rules",
     "decoder failed": "the decoder raised an exception",

@@ -101,6 +101,7 @@ class Definitions:
         self._offsets: dict[tuple[str, str, str], list[int]] = {}
         self._parsed: dict[tuple[str, str, str, int], Any] = {}
         self._groups: dict[tuple[str, str, str], set[str]] = {}
+        self._group_names: set[tuple[str, str]] = set()
         self.add(rows)
 
     def __len__(self) -> int:
@@ -116,6 +117,7 @@ class Definitions:
             group, separator, _ = key.partition(GROUP_SEPARATOR)
             if separator:
                 self._groups.setdefault((broker, decoder, group), set()).add(key)
+                self._group_names.add((decoder, group))
 
     def group(self, broker: str, decoder: str, group: str, before: int) -> list[Any]:
         """Return the newest definitions below `before` of all keys `group`, GROUP_SEPARATOR, member, by key."""
@@ -124,6 +126,10 @@ class Definitions:
             return []
         found = (self.newest(broker, decoder, key, before) for key in sorted(keys))
         return [one for one in found if one is not None]
+
+    def is_group(self, decoder: str, group: str) -> bool:
+        """Return whether a decoder has definitions of this group, of any broker."""
+        return (decoder, group) in self._group_names
 
     def newest(self, broker: str, decoder: str, key: str, before: int) -> Any:
         """Return the definition with the highest offset below `before`, parsed; None if there is none."""
@@ -187,13 +193,18 @@ class Decoder:
     title: ClassVar[str]
     """The format in one line, for docs."""
     filters: ClassVar[tuple[str, ...]] = ("#",)
-    """Topics for which it is asked without configuration; () for none."""
+    """Topics for which it is asked without configuration; () for none. It is also asked for topics that are groups of
+    its definitions."""
+    text_filters: ClassVar[tuple[str, ...] | None] = None
+    """Topics for which it is asked about text that is not JSON; None for those of `filters`."""
     forms: ClassVar[frozenset[str]] = FORMS
     """The forms of payloads for which it is asked."""
     keys: ClassVar[tuple[frozenset[str], ...]] = ()
     """For a JSON object: it is asked only if all keys of one of these sets are at the top level; () for any keys."""
     definition_filters: ClassVar[tuple[str, ...]] = ()
     """Topics whose messages may define others: see `define`."""
+    is_quick: ClassVar[bool] = False
+    """Whether it has `decode_quickly`, and never returns None for its forms."""
     option_names: ClassVar[tuple[str, ...]] = ()
     """The options that its configuration may have."""
 
@@ -206,6 +217,10 @@ class Decoder:
                 f"the decoder {self.name} has no option {', '.join(unknown)} (its options: {known}): correct the "
                 "configuration"
             )
+
+    def decode_quickly(self, topic: str, item: Any) -> Decoded | None:
+        """Decode a JSON object or the bytes of a number, if `is_quick`; None if `decode` is to be called."""
+        return None
 
     def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
         """Decode a message; None if it is not of this format. It may raise RejectedError instead of returning it."""

@@ -10,7 +10,6 @@ of the four units do not overlap. Other numbers are no times.
 from __future__ import annotations
 
 import json
-import math
 import re
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -19,7 +18,6 @@ from godwit.pipeline.decoders.results import RejectedError
 
 MAX_TEXT_BYTES: Final = 64 * 1024
 MAX_LEVELS: Final = 16
-MAX_DIGITS: Final = 32
 EARLIEST_S: Final = 946_684_800
 """The year 2000: a clock that shows an earlier time was never set."""
 LATEST_S: Final = 4_102_444_800
@@ -64,11 +62,13 @@ def _other_text(payload: bytes, at: int) -> str:
 
 
 class _JsonReader:
-    """A parser that is quick to call. It is made anew on an executor: the parser of the C library cannot be pickled."""
+    """A parser and a writer that are quick to call. They are made anew on an executor, as they cannot be pickled."""
 
     def __init__(self) -> None:
-        decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant)
+        decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
         self.read = decoder.decode
+        self.scan = decoder.scan_once  # type: ignore[attr-defined]  # of the C library
+        self.write = json.JSONEncoder(ensure_ascii=False, allow_nan=False, skipkeys=True, default=_json_text).encode
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return (_JsonReader, ())
@@ -83,16 +83,30 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _integer(digits: str) -> int | float:
-    """Convert an integer. Python would parse any length, in quadratic time."""
-    return int(digits) if len(digits) <= MAX_DIGITS else math.inf
-
-
 def _constant(name: str) -> Any:
     raise RejectedError("bad JSON", f"{name} is not JSON; a device without a value should send null")
 
 
+def _json_text(value: Any) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
 _READER: Final = _JsonReader()
+
+
+def quick_object(payload: bytes) -> dict[str, Any] | None:
+    """Return the flat JSON object that a payload is; None if it needs a closer look.
+
+    It accepts what `text_of` and `json_of` accept, without blanks around it, escapes and brackets in it.
+    """
+    try:
+        text = payload.decode()
+        if len(payload) > MAX_TEXT_BYTES or "\\u" in text or text.count("{") > 1 or "[" in text:
+            return None
+        value, end = _READER.scan(text, 0)
+    except (ValueError, StopIteration, RejectedError):
+        return None
+    return value if type(value) is dict and end == len(text) else None
 
 
 def json_of(text: str) -> Any:
@@ -123,14 +137,14 @@ def _levels(text: str) -> int:
 
 
 def extra_of(fields: dict[str, Any]) -> str | None:
-    """Return other fields as JSON, bytes as hexadecimal text; None if there are none."""
+    """Return other fields as JSON, bytes as hexadecimal text, infinite numbers as text; None if there are none."""
     if not fields:
         return None
-    return json.dumps(fields, ensure_ascii=False, default=_json_text)[:MAX_TEXT_BYTES]
-
-
-def _json_text(value: Any) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)
+    try:
+        return _READER.write(fields)
+    except ValueError:
+        plain = json.loads(json.dumps(fields, skipkeys=True, default=_json_text), parse_constant=str)
+        return _READER.write(plain)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------

@@ -16,9 +16,11 @@ discovery message), the configuration, or the documented default of the quantity
 OBJECT: Final = "object"
 ARRAY: Final = "array"
 TEXT: Final = "text"
+WORDS: Final = "words"
 BINARY: Final = "binary"
 FORMS: Final = frozenset((OBJECT, ARRAY, TEXT, BINARY))
-"""What a payload looks like: a JSON object, a JSON array, other text in UTF-8, or bytes that are not UTF-8."""
+"""What a payload looks like: a JSON object, a JSON array, other text (WORDS: text but for plain numbers), or bytes that
+are not text."""
 
 REASONS: Final = {
     "empty": "the payload has no bytes, or blanks only",

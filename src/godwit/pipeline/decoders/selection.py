@@ -2,11 +2,12 @@
 
 1. The configuration: the first `[[pipeline.decoder]]` whose filter matches the topic. No other decoder is asked.
 2. Decoders of installed packages (entry points of the group `godwit.decoders`), in the order of their names.
-3. The built-in decoders, in the order of BUILT_IN: those that are recognised by topic, then those that are recognised
-   by structure, then JSON and plain numbers.
+3. The built-in decoders, in the order of `catalog.MODULES`: those that are recognised by topic, then those that are
+   recognised by structure, then JSON and plain numbers.
 
-A decoder of 2. and 3. is asked if one of its filters matches the topic, the payload has one of its forms, and a JSON
-object has its keys. The candidates are cached by topic, form and keys.
+A decoder of 2. and 3. is asked if one of its filters matches the topic or one of its definitions is for the topic, the
+payload has one of its forms, and a JSON object has its keys. The candidates are cached by topic, form and keys. Where
+the first candidate is the one for flat JSON or plain numbers, `decode_quickly` calls it without further ado.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from importlib.metadata import entry_points
 from typing import Any, Final, NamedTuple
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderMessage, Definitions
-from godwit.pipeline.decoders.results import ARRAY, BINARY, OBJECT, TEXT, Decoded, Rejected, RejectedError
+from godwit.pipeline.decoders.content import NUMBER, quick_object
+from godwit.pipeline.decoders.results import ARRAY, BINARY, OBJECT, TEXT, WORDS, Decoded, Rejected, RejectedError
 from godwit.pipeline.errors import PipelineError
 
 ENTRY_POINTS: Final = "godwit.decoders"
@@ -67,19 +69,42 @@ class DecoderSet:
             self._rules.append((filter_pattern(rule.filter), by_name[rule.decoder](rule.options)))
         self._decoders = [one() for one in decoders]
         self._filters = [[filter_pattern(one) for one in decoder.filters] for decoder in self._decoders]
+        self._text_filters = [
+            filters if decoder.text_filters is None else [filter_pattern(one) for one in decoder.text_filters]
+            for decoder, filters in zip(self._decoders, self._filters, strict=True)
+        ]
         self._defining = [
             ([filter_pattern(one) for one in decoder.definition_filters], decoder)
             for decoder in self._decoders
             if decoder.definition_filters
         ]
         self._plans: dict[Any, tuple[Decoder, ...]] = {}
+        self._quick: dict[Any, Decoder] = {}
         self._configured: dict[str, Decoder | None] = {}
-        self.definitions = Definitions()
+        self._definitions = Definitions()
 
     @property
     def names(self) -> list[str]:
         """The names of all decoders, in the order in which they are asked."""
         return [one.name for one in self._decoders]
+
+    @property
+    def definitions(self) -> Definitions:
+        """The definitions of earlier messages. They are replaced as a whole, or by `add_definitions`."""
+        return self._definitions
+
+    @definitions.setter
+    def definitions(self, known: Definitions) -> None:
+        self._definitions = known
+        self._plans.clear()
+        self._quick.clear()
+
+    def add_definitions(self, rows: Iterable[tuple[str, int, str, str, str]]) -> None:
+        """Add definitions, as rows of Definitions."""
+        rows = list(rows)
+        if rows:
+            self._definitions.add(rows)
+            self.definitions = self._definitions
 
     @property
     def definition_filters(self) -> list[str]:
@@ -98,29 +123,50 @@ class DecoderSet:
                 found += [(message.broker, message.offset, decoder.name, key, text) for key, text in pairs]
         return found
 
+    def decode_quickly(self, topic: str, payload: bytes, received_us: int, broker: str, offset: int) -> tuple[Any, str]:
+        """Do as `decode`, for a message given by its parts, with less work for flat JSON and plain numbers."""
+        first = payload[:1]
+        if first == b"{":
+            item = quick_object(payload)
+            decoder = None if item is None else self._quick.get((topic, tuple(item)))
+        elif first in _NUMBER_STARTS:
+            item, decoder = payload, self._quick.get(topic)
+        else:
+            decoder = None
+        if decoder is not None:
+            try:
+                found = decoder.decode_quickly(topic, item)
+                if found is not None:
+                    return found, decoder.name
+            except RejectedError as error:
+                return error.rejection, decoder.name
+        return self.decode(DecoderMessage(topic, payload, None, received_us, broker, offset))
+
     def decode(self, message: DecoderMessage) -> tuple[Decoded | Rejected, str]:
         """Return the content of a message or the reason why it has none, and the name of the decoder ("" for none).
 
         It never raises an exception.
         """
-        return self._decode(message, depth=1)
+        return self._decode(message, is_inner=False)
 
-    def _decode(self, message: DecoderMessage, depth: int) -> tuple[Decoded | Rejected, str]:
+    def _decode_inner(self, message: DecoderMessage) -> Decoded | Rejected:
+        return self._decode(message, is_inner=True)[0]
+
+    def _decode(self, message: DecoderMessage, *, is_inner: bool) -> tuple[Decoded | Rejected, str]:
         name = ""
         try:
-            configured = self._configured_decoder(message.topic)
+            configured = None if is_inner else self._configured_decoder(message.topic)
             candidates = self._candidates(message) if configured is None else (configured,)
             for decoder in candidates:
                 name = decoder.name
-                inner = (lambda one: self._decode(one, depth + 1)[0]) if depth <= 1 else None
-                context = DecoderContext(self.definitions, name, message.broker, message.offset, inner)
+                inner = None if is_inner else self._decode_inner
+                context = DecoderContext(self._definitions, name, message.broker, message.offset, inner)
                 found = decoder.decode(message, context)
                 if found is not None:
                     return _checked(found), name
             if configured is not None:
-                return Rejected(
-                    "wrong format", f"the decoder {name} is configured for this topic, and this is not of its format"
-                ), name
+                text = f"the decoder {name} is configured for this topic, and this is not of its format"
+                return Rejected("wrong format", text), name
         except RejectedError as error:
             return error.rejection, name
         except Exception as error:  # of any decoder: other messages must not suffer
@@ -147,15 +193,30 @@ class DecoderSet:
         if found is None:
             found = tuple(
                 decoder
-                for decoder, filters in zip(self._decoders, self._filters, strict=True)
-                if form in decoder.forms
-                and any(one.match(message.topic) for one in filters)
+                for decoder, filters in zip(
+                    self._decoders, self._text_filters if form in (NUMERIC, WORDS) else self._filters, strict=True
+                )
+                if (form in decoder.forms or (form in (NUMERIC, WORDS) and TEXT in decoder.forms))
+                and (
+                    any(one.match(message.topic) for one in filters)
+                    or self._definitions.is_group(decoder.name, message.topic)
+                )
                 and (form != OBJECT or not decoder.keys or any(one.issubset(keys) for one in decoder.keys))
             )
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
+                self._quick.clear()
             self._plans[key] = found
+            if found and found[0].is_quick and not self._rules_match(message.topic):
+                self._quick[(message.topic, keys) if form == OBJECT else message.topic] = found[0]
         return found
+
+    def _rules_match(self, topic: str) -> bool:
+        return self._configured_decoder(topic) is not None
+
+
+NUMERIC: Final = "number"
+_NUMBER_STARTS: Final = frozenset(bytes((code,)) for code in b"+-.0123456789")
 
 
 def _form(message: DecoderMessage) -> tuple[str, tuple[str, ...]]:
@@ -169,7 +230,9 @@ def _form(message: DecoderMessage) -> tuple[str, tuple[str, ...]]:
             return OBJECT, tuple(message.json)
         except RejectedError:
             return OBJECT, ()
-    return (ARRAY if text[:1] == "[" else TEXT), ()
+    if text[:1] == "[":
+        return ARRAY, ()
+    return (NUMERIC if NUMBER.fullmatch(text) else WORDS), ()
 
 
 def _checked(found: Decoded | Rejected) -> Decoded | Rejected:

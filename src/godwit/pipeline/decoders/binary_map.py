@@ -1,0 +1,103 @@
+"""Maps of CBOR (RFC 8949) and MessagePack with names as keys: they are read like the JSON object of the same content.
+
+The first byte tells the two apart: a map begins with A1 to BF in CBOR, with 81 to 8F, DE or DF in MessagePack. The map
+must be the whole payload.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any, Final
+
+from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
+from godwit.pipeline.decoders.content import MAX_LEVELS, MAX_TEXT_BYTES
+from godwit.pipeline.decoders.json_fields import OPTIONS, JsonFields
+from godwit.pipeline.decoders.results import BINARY, DEFAULT, Decoded, Reading, Rejected
+
+_CBOR_MARK: Final = b"\xd9\xd9\xf7"
+"""The tag of self-described CBOR."""
+
+
+class BinaryMapDecoder(Decoder):
+    """Reads maps of CBOR and MessagePack."""
+
+    name = "binary_map"
+    title = "CBOR or MessagePack map of numbers"
+    forms = frozenset((BINARY,))
+    option_names = OPTIONS
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._fields = JsonFields(self.options)
+
+    def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
+        payload = message.payload
+        if len(payload) > MAX_TEXT_BYTES:
+            return None
+        first = payload[:1]
+        if payload.startswith(_CBOR_MARK) or b"\xa1" <= first <= b"\xbf":
+            item = _cbor(payload.removeprefix(_CBOR_MARK))
+        elif b"\x81" <= first <= b"\x8f" or first in (b"\xde", b"\xdf"):
+            item = _message_pack(payload)
+        else:
+            return None
+        if not isinstance(item, dict) or not all(isinstance(key, str) for key in item):
+            return None
+        if not _is_bounded(item, 1):
+            return Rejected("nested too deeply", f"more than {MAX_LEVELS} levels")
+        return self._fields.read_flat(item, message.topic) or self._fields.read_nested(item, message.topic)
+
+
+def _cbor(payload: bytes) -> Any:
+    """Return the value of a payload; None if it is not one value of CBOR."""
+    import cbor2
+
+    stream = io.BytesIO(payload)
+    try:
+        value = cbor2.CBORDecoder(stream).decode()
+    except Exception:  # cbor2 raises many types for bytes that are not CBOR
+        return None
+    return value if stream.tell() == len(payload) else None
+
+
+def _message_pack(payload: bytes) -> Any:
+    """Return the value of a payload; None if it is not one value of MessagePack, or has a key twice."""
+    import msgpack
+
+    try:
+        return msgpack.unpackb(payload, object_pairs_hook=_pairs)
+    except Exception:  # msgpack raises many types for bytes that are not MessagePack
+        return None
+
+
+def _pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _is_bounded(item: Any, level: int) -> bool:
+    if not isinstance(item, dict | list):
+        return True
+    values = item.values() if isinstance(item, dict) else item
+    return level <= MAX_LEVELS and all(_is_bounded(one, level + 1) for one in values)
+
+
+DECODER: Final = BinaryMapDecoder
+EXAMPLES: Final = (
+    DecoderExample(
+        "home/kitchen",
+        bytes.fromhex("a16b74656d7065726174757265f94d60"),
+        (Reading("temperature", 21.5, "°C", unit_source=DEFAULT),),
+        note='CBOR {"temperature": 21.5}',
+    ),
+    DecoderExample(
+        "home/kitchen",
+        bytes.fromhex("81ab74656d7065726174757265cb4035800000000000"),
+        (Reading("temperature", 21.5, "°C", unit_source=DEFAULT),),
+        note='MessagePack {"temperature": 21.5}',
+    ),
+    DecoderExample("home/kitchen", bytes.fromhex("a16b74656d70"), reason="not text", note="truncated CBOR"),
+)

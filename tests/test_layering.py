@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "net": (MACHINES, "apsw msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("spark", "cbor2 deltalake msgpack pint py4j pyarrow pyspark"),
+    "pipeline": ("spark", "cbor2 deltalake google msgpack pint py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
         f"__init__ {MACHINES} impairment net archive spark pipeline console",

@@ -194,7 +194,7 @@ def _problem(reading: JudgedReading, wanted: list[Any], allowed: list[Any], expe
         return "a time that the payload does not state"
     fitting = [one for one in (*wanted, *allowed) if _fits(reading, one)]
     if not fitting:
-        return "not expected"
+        return "" if _is_unnamed(reading, wanted) else "not expected"
     timed = [one for one in fitting if isinstance(one, dict) and "time" in one]
     if (
         reading.time_s is not None
@@ -223,6 +223,13 @@ def _fits(reading: JudgedReading, expected: Any) -> bool:
     if expected.get("unit_any") and (not reading.unit or not expected["unit"]):
         return _close(reading.value, expected["value"])
     return _equal(reading, expected["value"], expected["unit"])
+
+
+def _is_unnamed(reading: JudgedReading, wanted: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a reading is a number of no quantity and no unit that equals an expected one: unread, not wrong."""
+    return (reading.quantity, reading.unit) == ("value", "") and any(
+        one.get("unit_any") and _close(reading.value, one["value"]) for one in wanted
+    )
 
 
 def _matches(reading: JudgedReading, pattern: Mapping[str, Any]) -> bool:

@@ -120,6 +120,8 @@ READING = {"quantity": "temperature", "value": 70, "unit": "°F"}
         ([("temperature", 70.0, "°C")], {"readings": [READING]}, WRONG),
         ([("temperature", 70.0, "")], {"readings": [READING]}, WRONG),
         ([("temperature", 70.0, "")], {"readings": [{**READING, "unit_any": True}]}, RIGHT),
+        ([("value", 70.0, "")], {"readings": [{**READING, "unit_any": True}]}, UNREAD),
+        ([("value", 70.0, "")], {"readings": [READING]}, WRONG),
         ([("humidity", 70.0, "%")], {"readings": [READING]}, WRONG),
         ([("temperature", 70.0, "°F"), ("value", 3.0, "")], {"readings": [READING]}, WRONG),
         ([("temperature", 70.0, "°F"), ("value", 3.0, "")],

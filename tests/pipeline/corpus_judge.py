@@ -226,7 +226,7 @@ def _fits(reading: JudgedReading, expected: Any) -> bool:
 
 
 def _is_unnamed(reading: JudgedReading, wanted: Iterable[Mapping[str, Any]]) -> bool:
-    """Return whether a reading is a number of no quantity and no unit that equals an expected one: unread, not wrong."""
+    """Return whether a reading has no quantity and no unit, but an expected number: it is unread, not wrong."""
     return (reading.quantity, reading.unit) == ("value", "") and any(
         one.get("unit_any") and _close(reading.value, one["value"]) for one in wanted
     )

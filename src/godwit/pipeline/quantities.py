@@ -183,7 +183,7 @@ def _with_default(
     if known.default is None:
         return Reading(quantity, number, "", name, time_us, DEFAULT)
     low, high = known.default
-    if not low <= number <= high and number != 0:
+    if not low <= number <= high:
         raise RejectedError(
             "ambiguous",
             f"{name or quantity} is {number:g} without a unit, which is not plausible in {known.unit or 'its unit'} "
@@ -226,7 +226,8 @@ def kind_of(value: Any) -> str:
 # -- the names of fields ----------------------------------------------------------------------------------------------
 
 ALIASES: Final[dict[str, tuple[str, ...]]] = {
-    "temperature": ("temperature", "temp", "tmp", "celsius", "fahrenheit", "air_temperature", "ambient_temperature"),
+    "temperature": ("temperature", "temp", "tmp", "celsius", "fahrenheit", "tempc", "tempf", "air_temperature",
+                    "ambient_temperature"),
     "dew_point": ("dew_point", "dewpoint", "dew_point_temperature"),
     "humidity": ("humidity", "hum", "humid", "rh", "relative_humidity", "air_humidity", "rel_humidity"),
     "absolute_humidity": ("absolute_humidity", "abs_humidity"),
@@ -294,7 +295,7 @@ _WITH_PREFIX: Final = frozenset(
     ("temperature", "temp", "humidity", "pressure", "voltage", "current", "energy", "co2", "illuminance", "lux",
      "moisture", "power", "pm25", "pm10", "pm1", "battery_level", "dew_point", "dewpoint", "power_factor", "irradiance",
      "wind_speed", "wind_direction", "apparent_power", "reactive_power", "active_power", "soil_moisture", "rainfall",
-     "conductivity", "frequency", "hum", "volt", "soc", "tvoc", "weight", "distance")
+     "conductivity", "frequency", "hum", "volt", "soc", "tvoc", "weight", "distance", "tempc", "tempf", "humid")
 )  # fmt: skip
 """The aliases that keep their meaning behind other words: outdoor_temperature, but not status_light."""
 _NO_MEASUREMENTS: Final = frozenset(
@@ -305,17 +306,34 @@ _NO_MEASUREMENTS: Final = frozenset(
      "unit", "units", "time", "timestamp", "date", "occupied", "unoccupied", "heating", "cooling", "comfort", "eco",
      "away", "forecast", "tx", "rx", "transmit", "nominal", "rated", "reference", "ref", "std", "stddev", "variance",
      "accuracy", "precision", "resolution", "interval", "hysteresis", "ok", "valid", "count", "mode", "color", "colour",
-     "index", "sensor", "sensors", "switch", "relay", "on", "off", "default", "override", "request", "requested")
+     "index", "sensors", "switch", "relay", "on", "off", "default", "override", "request", "requested")
 )  # fmt: skip
 """Words of fields that do not carry a measurement: settings, statistics, states. Such fields go to `extra`."""
 _PLACES: Final = frozenset(
-    ("indoor", "outdoor", "inside", "outside", "int", "ext", "internal", "external", "room", "water", "air", "soil",
-     "surface", "ambient", "probe", "cpu", "gpu", "board", "chip", "device", "tank", "top", "bottom", "left", "right",
-     "inlet", "outlet", "supply", "return", "floor", "wall", "body", "skin", "in", "out", "l1", "l2",
-     "l3", "kitchen", "bedroom", "garage", "basement", "attic", "fridge", "freezer", "garden", "cellar", "bathroom",
-     "office", "livingroom", "bme280", "bmp280", "bme680", "dht22", "dht11", "ds18b20", "sht31", "sht30", "am2301")
+    ("indoor", "outdoor", "inside", "outside", "int", "ext", "internal", "external", "local", "remote", "in", "out",
+     "room", "living", "livingroom", "bed", "bedroom", "bath", "bathroom", "dining", "kids", "child", "guest", "main",
+     "master", "hall", "hallway", "corridor", "entrance", "porch", "balcony", "terrace", "patio", "garden",
+     "greenhouse", "shed", "barn", "stable", "roof", "loft", "attic", "cellar", "basement", "garage", "workshop",
+     "laundry", "pantry", "kitchen", "office", "study", "lab", "server", "rack", "pool", "spa", "sauna", "pond",
+     "lake", "river", "sea", "aquarium", "tank", "boiler", "buffer", "hot", "cold", "water", "dhw", "flow", "return",
+     "supply", "inlet", "outlet", "intake", "exhaust", "extract", "fresh", "air", "ground", "soil", "surface", "floor",
+     "wall", "ceiling", "leaf", "panel", "solar", "pv", "battery", "batt", "bat", "bms", "inverter", "grid", "mains",
+     "line", "load", "phase", "input", "output", "bus", "cell", "pack", "string", "total", "motor", "engine", "oil",
+     "coolant", "gearbox", "bearing", "winding", "stator", "cpu", "gpu", "chip", "board", "core", "mcu", "case",
+     "ambient", "environment", "env", "probe", "sensor", "object", "skin", "body", "meat", "food", "grill", "oven",
+     "fridge", "freezer", "refrigerator", "node", "station", "device", "module", "weather", "wind", "left", "right",
+     "front", "rear", "back", "top", "bottom", "north", "south", "east", "west", "current", "actual", "measured",
+     "instant", "instantaneous", "active", "real", "process", "product", "rel", "relative", "barometric", "atmospheric",
+     "l1", "l2", "l3", "a", "b", "ch1", "ch2", "ch3", "ch4", "t1", "t2", "u1", "u2", "u3", "i1", "i2", "i3", "usb",
+     "ntc", "pt100", "pt1000", "sht", "sht20", "sht21", "sht30", "sht31", "sht35", "sht40", "sht41", "sht45", "ds",
+     "ds18b20", "dht", "dht11", "dht22", "am2301", "am2302", "am2320", "bme", "bme280", "bme680", "bme688", "bmp180",
+     "bmp280", "bmp388", "scd30", "scd40", "scd41", "mhz19", "si7021", "hdc1080", "htu21", "htu21d", "lm35", "tmp36",
+     "max6675", "max31855", "mcp9808", "phone", "tablet", "car", "laptop", "washer", "dryer", "dishwasher", "lamp",
+     "plug", "socket", "heatpump", "pump", "fan", "charger", "wallbox", "meter", "house", "home", "building", "zone",
+     "area", "site", "machine", "compressor", "condenser", "evaporator", "esp", "esp32", "rtc")
 )  # fmt: skip
-"""Words that may follow the name of a quantity: temperature_outdoor."""
+"""Words that may stand before or behind the name of a quantity: outdoor_temperature, temperature_outdoor. Other words
+may make it a setting (frost_protection_temperature) or something else (over_voltage)."""
 _SUFFIXES: Final[dict[tuple[str, ...], str]] = {
     **{(word,): word for word in (
         "celsius", "fahrenheit", "kelvin", "hpa", "kpa", "pa", "mbar", "bar", "psi", "mmhg", "inhg", "volts",
@@ -326,8 +344,8 @@ _SUFFIXES: Final[dict[tuple[str, ...], str]] = {
     ("deg", "c"): "°C", ("deg", "f"): "°F", ("v",): "V", ("a",): "A", ("w",): "W", ("in", "hg"): "inHg",
     ("mm", "hg"): "mmHg", ("h", "pa"): "hPa", ("k", "pa"): "kPa", ("k", "wh"): "kWh", ("k", "w"): "kW",
     ("m", "v"): "mV", ("mv",): "mV", ("m", "a"): "mA", ("km", "h"): "km/h", ("m", "s"): "m/s", ("mi", "h"): "mph",
-    ("ft",): "ft", ("m",): "m", ("in",): "in", ("mm", "h"): "mm/h", ("in", "h"): "in/h", ("mm", "hr"): "mm/h", ("deg",): "°",
-    ("degrees",): "°", ("ug", "m3"): "µg/m³", ("mg", "m3"): "mg/m³", ("mg", "m", "3"): "mg/m³",
+    ("ft",): "ft", ("m",): "m", ("in",): "in", ("mm", "h"): "mm/h", ("in", "h"): "in/h", ("mm", "hr"): "mm/h",
+    ("deg",): "°", ("degrees",): "°", ("ug", "m3"): "µg/m³", ("mg", "m3"): "mg/m³", ("mg", "m", "3"): "mg/m³",
     ("ug", "m", "3"): "µg/m³", ("w", "m2"): "W/m²", ("w", "m", "2"): "W/m²", ("bq", "m3"): "Bq/m³",
     ("us", "cm"): "µS/cm", ("g", "m3"): "g/m³", ("l", "min"): "L/min", ("m3",): "m³", ("l",): "L", ("g",): "g",
     ("lb",): "lb", ("s",): "s", ("ms",): "ms",
@@ -365,7 +383,7 @@ def field_of(key: str) -> Field | None:
     except KeyError:
         if len(_fields) >= 10_000:
             _fields.clear()
-        found = _fields[key] = _field_of(key) if 1 < len(key) <= MAX_FIELD else None
+        found = _fields[key] = _field_of(key) if 1 < len(key) <= MAX_FIELD and key.isprintable() else None
         return found
 
 
@@ -397,26 +415,34 @@ def _field_of(key: str) -> Field | None:
 
 
 def _known(words: list[str]) -> Field | None:
-    """Return the meaning of words without a unit at their end."""
+    """Return the meaning of words, with a unit perhaps before words of a place: temp_c_indoor."""
     joined = "_".join(words)
     if joined in _BY_ALIAS:
         return Field(_BY_ALIAS[joined], _own_unit(joined), True)
-    if (digits := _DIGITS.match(joined)) is not None and digits[1].rstrip("_") in _BY_ALIAS:  # temperature1, temp_2
-        quantity = _BY_ALIAS[digits[1].rstrip("_")]
-        return None if digits[1].rstrip("_") in ("co", "pm", "no", "o", "nh", "ch") else Field(quantity, None, False)
     if _NO_MEASUREMENTS.intersection(words):
         return None
-    for length in (3, 2, 1):
-        if len(words) > length:
-            tail, head = "_".join(words[-length:]), "_".join(words[:length])
-            if tail in _WITH_PREFIX:
-                return Field(_BY_ALIAS[tail], None, False)
-            if head in _WITH_PREFIX and _PLACES.issuperset(words[length:]):
-                return Field(_BY_ALIAS[head], None, False)
-    if (digits := _DIGITS.match(joined)) is not None:  # outdoor_temperature_2
-        found = _known(digits[1].rstrip("_").split("_")) if digits[1].rstrip("_") != joined else None
-        return None if found is None else Field(found.quantity, None, False)
+    if (digits := _DIGITS.match(joined)) is not None and digits[1] in _BY_ALIAS:  # temperature1, temp_2
+        return None if digits[1] in ("co", "pm", "no") else Field(_BY_ALIAS[digits[1]], _own_unit(digits[1]), False)
+    behind = len(words)
+    while behind > 1 and _is_place(words[behind - 1]):
+        behind -= 1
+    before = 0  # words of a place
+    while before < behind - 1 and _is_place(words[before]):
+        before += 1
+    for first in range(before + 1):  # outdoor_temperature, temperature_outdoor
+        alias = "_".join(words[first:behind])
+        if alias in _WITH_PREFIX:
+            return Field(_BY_ALIAS[alias], _own_unit(alias), False)
+    for first in range(before + 1):  # temp_c_indoor
+        for last in range(behind - 1, first, -1):
+            alias, unit = "_".join(words[first:last]), _SUFFIXES.get(tuple(words[last:behind]))
+            if alias in _WITH_PREFIX and unit is not None and _own_unit(alias) is None:
+                return _with_unit(Field(_BY_ALIAS[alias], None, False), unit)
     return None
+
+
+def _is_place(word: str) -> bool:
+    return word in _PLACES or word.isdecimal() or word.rstrip("0123456789") in _PLACES
 
 
 def _own_unit(alias: str) -> str | None:
@@ -424,7 +450,7 @@ def _own_unit(alias: str) -> str | None:
     units: Mapping[str, str] = {
         "celsius": "°C", "fahrenheit": "°F", "lux": "lx", "volts": "V", "amps": "A", "watts": "W", "watt": "W",
         "volt": "V", "ampere": "A", "amperes": "A", "rpm": "rpm", "battery_percentage": "%", "battery_percent": "%",
-        "illuminance_lux": "lx",
+        "illuminance_lux": "lx", "tempc": "°C", "tempf": "°F",
     }  # fmt: skip
     return units.get(alias)
 
@@ -449,5 +475,14 @@ def quantity_of_topic(topic: str) -> Field | None:
     return field_of(levels[-1])
 
 
-_GENERIC: Final = frozenset(("state", "value", "reading", "data", "get", "measurement", "latest"))
+_GENERIC: Final = frozenset(("state", "value", "reading", "data", "measurement", "latest"))
 """Last levels of topics that say nothing about the quantity."""
+_SETTINGS: Final = frozenset(
+    ("target", "setpoint", "setpoints", "desired", "forecast", "cmnd", "command", "commands", "cmd", "set", "get",
+     "threshold", "thresholds", "limit", "limits", "config", "settings", "calibration", "offset", "tomorrow")
+)  # fmt: skip
+
+
+def is_setting_topic(topic: str) -> bool:
+    """Return whether a level of a topic says that its messages are commands, settings or forecasts."""
+    return not _SETTINGS.isdisjoint(topic.lower().split("/"))

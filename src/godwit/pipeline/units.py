@@ -45,7 +45,9 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
         (_F, -32 * _F, "°F degF deg_F [degF] fahrenheit degree_fahrenheit degrees_fahrenheit degree_F degrees_F °_F"),
         (1, -273.15, "K kelvin °K degK"),
     ),
-    "percent": ((1, 0, "% percent pct %RH %_RH RH% %rh %_humidity %_r.H. %r.H. %rF percent_RH %EL"),),
+    "percent": (
+        (1, 0, "% percent pct %RH %_RH RH% %rh %_humidity %_r.H. %r.H. %rF percent_RH %EL"), (100, 0, "ratio fraction"),
+    ),
     "pressure": (
         (0.01, 0, "Pa pascal pascals"),
         (1, 0, "hPa hectopascal hectopascals mbar mb millibar millibars"),
@@ -161,11 +163,13 @@ _SIGNS: Final = str.maketrans(
 )  # fmt: skip
 _BLANKS: Final = re.compile(r"\s+")
 _PINT_TEXT: Final = re.compile(r"[A-Za-zµΩ°][A-Za-z0-9µΩ°./*_() -]{0,31}\Z")
+_NOT_FOR_PINT: Final = frozenset(("mhg", "k", "c", "f"))
+"""Texts that pint reads as units that no device means: metres of mercury, degrees without a sign."""
 _EXPONENT: Final = re.compile(r"(?<=[A-Za-z])(-?[23])(?![0-9A-Za-z])")
 
 
-def _tables() -> tuple[dict[str, UnitScale], dict[str, UnitScale]]:
-    """Return the units by spelling, and by spelling in lower case where that is not ambiguous."""
+def _tables() -> tuple[dict[str, UnitScale], dict[str, tuple[UnitScale, str]]]:
+    """Return the units by spelling, and by spelling in lower case, with the exact one, where that is not ambiguous."""
     exact: dict[str, UnitScale] = {}
     for kind, rows in _TABLE.items():
         for factor, offset, spellings in rows:
@@ -173,11 +177,11 @@ def _tables() -> tuple[dict[str, UnitScale], dict[str, UnitScale]]:
                 exact[plain(spelling.replace("_", " ") if "[" not in spelling else spelling)] = UnitScale(
                     kind, float(factor), float(offset)
                 )
-    folded: dict[str, set[UnitScale]] = {}
+    folded: dict[str, dict[UnitScale, str]] = {}
     for spelling, scale in exact.items():
-        folded.setdefault(spelling.lower(), set()).add(scale)
+        folded.setdefault(spelling.lower(), {})[scale] = spelling
     return exact, {
-        spelling: next(iter(scales)) for spelling, scales in folded.items() if len(scales) == 1 and len(spelling) > 1
+        lower: next(iter(scales.items())) for lower, scales in folded.items() if len(scales) == 1 and len(lower) > 1
     }
 
 
@@ -190,13 +194,17 @@ _EXACT, _FOLDED = _tables()
 _IN_KIND: Final = {
     ("temperature", "c"): _EXACT["°C"],
     ("temperature", "f"): _EXACT["°F"],
-    ("temperature", "k"): _EXACT["K"],
     ("acceleration", "g"): UnitScale("acceleration", 9.80665),
     ("voltage", "v"): _EXACT["V"],
     ("current", "a"): _EXACT["A"],
     ("power", "w"): _EXACT["W"],
 }
 """Spellings in lower case that have this meaning for a quantity of this kind only: C and F are coulomb and farad."""
+_ANY_CASE: Final = frozenset(
+    ("hpa", "kpa", "mbar", "mmhg", "inhg", "psi", "ppm", "ppb", "lux", "lx", "kwh", "kw", "rpm", "mph", "kmh", "kph",
+     "khz", "ghz", "hz", "dbm", "°c", "°f", "degc", "degf", "cel", "%rh", "km/h", "volt", "watt", "amp", "amps", "bar")
+)  # fmt: skip
+"""Short units that mean the same in small and capital letters. Others do not: mS and ms, pA and Pa, Gb and GB."""
 _cache: dict[tuple[str, str], UnitScale | None] = {}
 
 
@@ -216,8 +224,15 @@ def scale_of(unit: str, kind: str) -> UnitScale | None:
 
 
 def _scale_of(text: str, kind: str) -> UnitScale | None:
-    found = _IN_KIND.get((kind, text.lower())) or _EXACT.get(text) or _FOLDED.get(text.lower())
-    if found is not None or not kind or not _PINT_TEXT.match(text):
+    lower = text.lower()
+    found = _IN_KIND.get((kind, lower)) or _EXACT.get(text)
+    if found is None and lower in _FOLDED:
+        scale, spelling = _FOLDED[lower]
+        is_word = len(text) > 4 or lower in _ANY_CASE
+        is_fitting = scale.kind == kind and (text[0] == spelling[0] or text[0] not in "mM")  # mega is not milli
+        if is_word or is_fitting:
+            found = scale
+    if found is not None or not kind or not _PINT_TEXT.match(text) or lower in _NOT_FOR_PINT:
         return found
     return _scale_by_pint(text, kind)
 
@@ -241,5 +256,4 @@ def _scale_by_pint(text: str, kind: str) -> UnitScale | None:
 
 def is_unit(text: str) -> bool:
     """Return whether a text is a unit of the table, of any kind."""
-    text = plain(text)
-    return text in _EXACT or text.lower() in _FOLDED
+    return _scale_of(plain(text), "") is not None

@@ -127,6 +127,28 @@ class Definitions:
         found = (self.newest(broker, decoder, key, before) for key in sorted(keys))
         return [one for one in found if one is not None]
 
+    def is_same(self, broker: str, decoder: str, key: str, offset: int, text: str) -> bool:
+        """Return whether a definition at this offset would change nothing: the one before it has the same text."""
+        texts = self._texts.get((broker, decoder, key), {})
+        return max(((at, one) for at, one in texts.items() if at <= offset), default=(0, None))[1] == text
+
+    def rows_since(self, begins: Mapping[str, int] | None) -> list[tuple[str, int, str, str, str]]:
+        """Return rows with the definitions that messages at and above these offsets, by broker, may need.
+
+        Without offsets all are returned, and for a broker that is not named none.
+        """
+        found = []
+        for (broker, decoder, key), texts in self._texts.items():
+            if begins is None:
+                chosen = sorted(texts)
+            elif broker in begins:
+                before = [at for at in texts if at < begins[broker]]
+                chosen = sorted({*[at for at in texts if at >= begins[broker]], *([max(before)] if before else [])})
+            else:
+                continue
+            found += [(broker, at, decoder, key, texts[at]) for at in chosen]
+        return found
+
     def is_group(self, decoder: str, group: str) -> bool:
         """Return whether a decoder has definitions of this group, of any broker."""
         return (decoder, group) in self._group_names

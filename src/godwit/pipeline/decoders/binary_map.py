@@ -58,7 +58,32 @@ def _cbor(payload: bytes) -> Any:
         value = cbor2.CBORDecoder(stream).decode()
     except Exception:  # cbor2 raises many types for bytes that are not CBOR
         return None
-    return value if stream.tell() == len(payload) else None
+    return value if stream.tell() == len(payload) and not _has_key_twice(payload) else None
+
+
+def _has_key_twice(payload: bytes) -> bool:
+    """Return whether the map that a payload is has a key twice; cbor2 returns the last value only.
+
+    Only the map at the top is searched: keys are texts, whose lengths are known, and values are skipped.
+    """
+    import cbor2
+
+    stream = io.BytesIO(payload)
+    count = payload[0] & 0x1F
+    if count > 23:  # the length follows, or the end is marked
+        size = {24: 1, 25: 2, 26: 4, 27: 8, 31: 0}.get(count, 0)
+        count = int.from_bytes(payload[1 : 1 + size], "big") if size else len(payload)
+        stream.seek(1 + size)
+    else:
+        stream.seek(1)
+    keys = []
+    decoder = cbor2.CBORDecoder(stream)
+    for _ in range(count):
+        if payload[stream.tell() : stream.tell() + 1] == b"\xff":
+            break
+        keys.append(decoder.decode())
+        decoder.decode()
+    return len(set(keys)) != len(keys)
 
 
 def _message_pack(payload: bytes) -> Any:

@@ -19,12 +19,15 @@ from godwit.pipeline.units import is_unit
 
 MAX_LINES: Final = 1024
 _KEY: Final = r"(?:[^,=\s\\\"]|\\.)+"
+_TEXT: Final = r'"(?:[^"\\]|\\(?s:.))*"'
 _VALUE: Final = (
-    r'(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?[iu]?|"(?:[^"\\]|\\.)*"|t|T|true|True|TRUE|f|F|false|False|FALSE)'
+    r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?[iu]?|" + _TEXT + r"|t|T|true|True|TRUE|f|F|false|False|FALSE)"
 )
 _LINE: Final = re.compile(
     rf"((?:[^,\s\\]|\\.)+)((?:,{_KEY}={_KEY})*) ({_KEY}={_VALUE}(?:,{_KEY}={_VALUE})*)(?: (-?\d{{1,19}}))?\Z", re.ASCII
 )
+_WITH_QUOTES: Final = re.compile(r'(?:[^"\n\\]|\\.|"(?:[^"\\]|\\.)*"|"|\\)+', re.DOTALL)
+"""A line, in which a text in quotes may have line breaks."""
 _TAG: Final = re.compile(rf",({_KEY})=({_KEY})")
 _FIELD: Final = re.compile(rf"({_KEY})=({_VALUE})(?:,|\Z)", re.ASCII)
 _ESCAPE: Final = re.compile(r"\\(.)")
@@ -41,7 +44,8 @@ class InfluxDecoder(Decoder):
         text = message.text
         if "=" not in text or " " not in text:
             return None
-        lines = [line.strip() for line in text.splitlines() if line.strip() and line[:1] != "#"]
+        lines = text.splitlines() if '"' not in text else _WITH_QUOTES.findall(text)
+        lines = [line.strip() for line in lines if line.strip() and line[:1] != "#"]
         if len(lines) > MAX_LINES:
             return Rejected("too many fields", f"{len(lines)} lines: at most {MAX_LINES}")
         found = [_LINE.match(line) for line in lines]

@@ -6,6 +6,7 @@ of names and topic, and then used for all such objects.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -21,6 +22,7 @@ from godwit.pipeline.quantities import (
     Field,
     Quantity,
     field_of,
+    is_setting_topic,
     kind_of,
     measure,
     quantity_of_topic,
@@ -31,12 +33,15 @@ from godwit.pipeline.units import is_unit, scale_of
 MAX_FIELDS: Final = 1024
 MAX_PLANS: Final = 20_000
 MAX_DEVICE: Final = 256
+MAX_TWIN_GAP: Final = 0.6
+"""Kelvin between a temperature and the same one in another unit, both rounded."""
 OPTIONS: Final = ("fields", "units", "time", "time_zone", "device", "ignore")
 """The options of decoders that read such objects."""
 TIMES: Final = (
     "time", "timestamp", "ts", "datetime", "date_time", "event_time", "eventtime", "measured_at", "measuredat",
     "recorded_at", "recordedat", "observed_at", "observedat", "sampled_at", "created_at", "createdat", "published_at",
-    "time_us", "time_ms", "timestamp_ms", "timestamp_us", "ts_ms", "unixtime", "unix_time", "epoch", "utc", "at",
+    "source_timestamp", "sourcetimestamp", "time_us", "time_ms", "timestamp_ms", "timestamp_us", "ts_ms", "unixtime",
+    "unix_time", "epoch", "utc", "at",
     "date", "timestampms", "epoch_ms", "measurement_time", "sample_time", "last_seen",
 )  # fmt: skip
 """Fields with the time of the readings, in lower case; the first of them that is there and can be read counts."""
@@ -53,6 +58,12 @@ QUANTITY_NAMES: Final = (
     "field", "sensor", "name", "label", "channel",
 )  # fmt: skip
 """Fields that may name the quantity of `value`, in lower case."""
+_POWER_ON: Final = 85.0
+"""The value of a DS18B20 after power-on."""
+_OTHER_SCALES: Final = frozenset(
+    ("f", "°f", "fahrenheit", "degf", "deg f", "k", "kelvin", "imperial", "us_customary", "us")
+)
+"""Texts in any field that tell that a temperature is not in °C."""
 _SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
 _OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
 NO_VALUE: Final = frozenset(
@@ -100,6 +111,8 @@ class _Plan(NamedTuple):
     unit_key: str | None
     quantity_keys: tuple[str, ...]
     others: tuple[str, ...]
+    twins: tuple[str, ...]
+    """Fields with the value of another one in another unit: tempf beside tempc."""
 
 
 class JsonFields:
@@ -132,10 +145,14 @@ class JsonFields:
                     return None
         self._read(item, plan, readings, rest, "", None)
         time_us = self._time_of(item, plan, rest)
+        if plan.twins:
+            readings = _without_twins(readings, plan.twins)
         if not readings:
             raise _no_readings(item, topic, rest)
         for key in plan.others:
-            rest[key] = item[key]
+            value = rest[key] = item[key]
+            if type(value) is str and value.lower() in _OTHER_SCALES:
+                _check_scale(key, value, readings)
         device = item[plan.device] if plan.device is not None else None
         return Decoded(readings, time_us, _device_text(device), extra_of(rest) if rest else None)
 
@@ -155,10 +172,15 @@ class JsonFields:
         place = f"{topic}\n{path}" if path else topic
         if (place, keys) in self._plans:
             return self._plans[place, keys]
+        if not self._fields and is_setting_topic(topic):
+            text = f"by its topic a command, a setting or a forecast: {_teach(keys[0] if keys else 'x', topic)}"
+            raise RejectedError("no quantity", text)
         if len(keys) > MAX_FIELDS:
             raise RejectedError("too many fields", f"{len(keys)}: at most {MAX_FIELDS}")
         lower = {key.lower(): key for key in reversed(keys)}
         found = {key: field for key in keys if (field := self._field(key)) is not None and key not in self._ignored}
+        for key in [one for one in found if one.lower().startswith("current_")]:
+            found.pop(key[len("current_") :], None)  # beside current_temperature, temperature is the one that is set
         times = [lower[name] for name in TIMES if name in lower]
         if self._time is not None:
             times = [self._time] if self._time in keys else []
@@ -175,7 +197,8 @@ class JsonFields:
         quantity_keys = tuple(lower[name] for name in QUANTITY_NAMES if name in lower)
         letter_t = lower.get("t") if not times and "t" in lower and lower["t"] not in found else None
         others = tuple(key for key in keys if key not in used and key not in (unit_key, letter_t))
-        plan = _Plan(tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others)
+        twins = _twins(fields)
+        plan = _Plan(tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[place, keys] = plan
@@ -322,9 +345,12 @@ class JsonFields:
             written, source = field.unit, field.source
         if written is None and field.quantity == "light" and value in (0, 1) and label.lower().endswith("light"):
             raise RejectedError("ambiguous", f"{label} is {value}: an illuminance or a state; {_teach(label)}")
+        is_ds18b20 = field.is_ds18b20 or (
+            value == _POWER_ON and any(isinstance(one, str) and DS18B20.search(one) for one in item.values())
+        )
         readings.append(
             measure(field.quantity, value, written, name, unit_source=source, time_us=time_us,
-                    is_ds18b20=field.is_ds18b20)
+                    is_ds18b20=is_ds18b20)
         )  # fmt: skip
 
     def _time_of(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | None:
@@ -348,10 +374,11 @@ class JsonFields:
 
 def _quick(plan: _Planned, known: Quantity) -> _Planned:
     """Return the plan with the range of numbers that need no call of `measure`."""
+    errors = known.errors | {_POWER_ON} if plan.quantity == "temperature" else known.errors
     if plan.unit is None:
         low, high = known.bounds if known.default is None else known.default
         unit = "" if known.default is None else known.unit
-        return plan._replace(low=low, high=high, errors=known.errors, result=unit, source=DEFAULT)
+        return plan._replace(low=low, high=high, errors=errors, result=unit, source=DEFAULT)
     scale, base = scale_of(plan.unit, known.kind), scale_of(known.unit, known.kind)
     if scale is None or base is None or scale.kind != known.kind:
         return plan
@@ -359,7 +386,7 @@ def _quick(plan: _Planned, known: Quantity) -> _Planned:
     low, high = [(bound - offset) / factor for bound in known.bounds]
     margin = 1e-9 * max(abs(low), abs(high))
     return plan._replace(
-        low=low + margin, high=high - margin, errors=known.errors, factor=factor, offset=offset, result=known.unit
+        low=low + margin, high=high - margin, errors=errors, factor=factor, offset=offset, result=known.unit
     )
 
 
@@ -399,13 +426,18 @@ class _Walk:
         if self.device is None and not isinstance(device, dict | list):
             self.device = _device_text(device)
         fields._read(item, plan, self.readings, self.rest, path, own or time_us)
-        for key in [*plan.others, *[one.key for one in plan.fields]]:
+        below = [] if _is_desired(item) else [*plan.others, *[one.key for one in plan.fields]]
+        if isinstance(device, dict) and plan.device is not None:
+            below.append(plan.device)
+        for key in below:
             value = item[key]
             if isinstance(value, dict | list):
                 self.rest.pop(path + key, None)
                 self._visit_below(key, value, path, own or time_us, level)
             elif key in plan.others:
                 self.rest[path + key] = value
+                if type(value) is str and value.lower() in _OTHER_SCALES:
+                    _check_scale(key, value, self.readings)
 
     def _visit_below(self, key: str, value: Any, path: str, time_us: int | None, level: int) -> None:
         if PARTS.intersection(words_of(key)) and field_of(key) is None:
@@ -421,6 +453,11 @@ class _Walk:
             raise RejectedError("too many fields", f"{len(item)} objects in a list: at most {MAX_FIELDS}")
         for index, (label, one) in enumerate(zip(_labels(item), item, strict=True)):
             self.visit(one, f"{path}{index if label is None else label}.", parent, time_us, level + 1)
+
+
+def _is_desired(item: dict[str, Any]) -> bool:
+    """Return whether an object is a command for what its path names, as in Eclipse Ditto."""
+    return isinstance(path := item.get("path"), str) and "desired" in path.lower()
 
 
 _LABELS: Final = ("id", "name", "sensor", "label", "channel", "address", "sensor_id", "device", "key", "n")
@@ -459,6 +496,39 @@ def _unique_names(readings: list[Reading]) -> list[Reading]:
     return readings
 
 
+def _check_scale(key: str, text: str, readings: list[Reading]) -> None:
+    """Raise RejectedError if a temperature was taken to be in °C, and another field says that it is not."""
+    if any(one.unit_source == DEFAULT and one.unit == "°C" for one in readings):
+        raise RejectedError(
+            "ambiguous",
+            f"a temperature without a unit beside the field {key[:40]!r}, which is {text!r}: name it `unit`",
+        )
+
+
+def _twins(fields: list[_Planned]) -> tuple[str, ...]:
+    """Return the fields whose value another one states in another unit, by the name without the unit."""
+    first: dict[tuple[str, str], _Planned] = {}
+    found = []
+    for field in fields:
+        stem = (field.quantity, re.sub(r"(?i)(?:_?deg)?_?(?:c|f|k|celsius|fahrenheit)(?=_?\d*\Z)", "", field.key))
+        if field.quantity == "temperature" and field.unit is not None:
+            if stem in first and first[stem].unit != field.unit:
+                found.append(field.key)
+            first.setdefault(stem, field)
+    return tuple(found)
+
+
+def _without_twins(readings: list[Reading], twins: tuple[str, ...]) -> list[Reading]:
+    """Return the readings without those that repeat another one. Raise RejectedError if one contradicts it."""
+    kept: list[Reading] = []
+    for one in readings:
+        if one.name not in twins:
+            kept.append(one)
+        elif not any(other.quantity == one.quantity and abs(other.value - one.value) < MAX_TWIN_GAP for other in kept):
+            raise RejectedError("ambiguous", f"{one.name} is not the value of the same field in another unit")
+    return kept
+
+
 # -- units ------------------------------------------------------------------------------------------------------------
 
 
@@ -488,7 +558,9 @@ def _stated_units(unit: Any, fields: tuple[_Planned, ...]) -> dict[str, str] | N
             for field in fields
             if isinstance(text := unit.get(field.key, unit.get(field.quantity)), str)
         }
-    if not isinstance(unit, str) or not unit.strip() or unit.strip().lower() in _SYSTEMS:
+    if not isinstance(unit, str):
+        raise RejectedError("ambiguous", f"the unit is {kind_of(unit)} and should be a text")
+    if not unit.strip() or unit.strip().lower() in _SYSTEMS:
         return None
     if unit.strip().lower() in _OTHER_SYSTEMS:
         raise RejectedError("ambiguous", f"the units are {unit[:40]!r}, which does not say the unit of each field")

@@ -7,6 +7,7 @@ unit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -14,7 +15,16 @@ from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExampl
 from godwit.pipeline.decoders.content import json_of, number_and_unit
 from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, TEXT, Decoded, Reading, Rejected
 from godwit.pipeline.errors import PipelineError
-from godwit.pipeline.quantities import DS18B20, QUANTITIES, VALUE, Field, measure, quantity_of_topic, words_of
+from godwit.pipeline.quantities import (
+    DS18B20,
+    QUANTITIES,
+    VALUE,
+    Field,
+    is_setting_topic,
+    measure,
+    quantity_of_topic,
+    words_of,
+)
 from godwit.pipeline.units import is_unit, scale_of
 
 MAX_TEXT: Final = 100
@@ -29,6 +39,8 @@ _NO_READINGS: Final = frozenset(
      "pid", "set", "cmd", "command", "cmnd", "lwt", "availability", "ssid", "bssid", "hostname", "uuid", "code")
 )  # fmt: skip
 """Words at the end of topics whose messages are commands, names, versions and clocks."""
+_OTHER_UNITS: Final = re.compile(r"teslamate/.*power\Z", re.DOTALL)
+"""Topics of projects whose documented units are not the defaults: TeslaMate publishes power in kW."""
 
 
 class NumberDecoder(Decoder):
@@ -89,7 +101,7 @@ class NumberDecoder(Decoder):
         if unit and not _is_clear(unit, field.quantity):
             return None
         if is_none:
-            return Rejected("no quantity", f"a number, and the topic says that it is no measurement: {_teach(message)}")
+            return Rejected("no quantity", f"a number, and by its topic no measurement: {_teach(message)}")
         source = PAYLOAD
         if not unit and field.unit is not None:
             unit, source = field.unit, CONFIGURATION if "unit" in self.options else PAYLOAD
@@ -107,7 +119,9 @@ class NumberDecoder(Decoder):
             unit = self.options.get("unit", field.unit)
             field = Field(self.options.get("quantity", field.quantity), unit, True)
             words = words_of(topic.rpartition("/")[2])
-            is_none = bool(words) and words[-1] in _NO_READINGS and not self.options
+            is_none = (bool(words) and words[-1] in _NO_READINGS) or _OTHER_UNITS.match(topic) is not None
+            is_none = is_none or is_setting_topic(topic)
+            is_none = is_none and not self.options
             if len(self._topics) >= MAX_TOPICS:
                 self._topics.clear()
             found = self._topics[topic] = (field, is_none, DS18B20.search(topic) is not None)

@@ -73,7 +73,7 @@ def _sample(line: re.Match[str], units: dict[str, str]) -> Reading:
     field = field_of(metric)
     unit = units.get(metric)
     if field is None or field.quantity == VALUE:
-        last = metric.removesuffix("_total").rpartition("_")[2]
+        last = metric.removesuffix("_total").removesuffix("_sum").rpartition("_")[2]
         field = Field(metric, _UNITS.get(last, ""), False)
     stated = field.unit if field.unit is not None else _UNITS.get(unit or "", unit)
     name = metric if labels is None else f"{metric}{{{','.join(sorted(re.findall(_LABEL, labels)))}}}"

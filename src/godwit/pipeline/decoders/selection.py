@@ -88,6 +88,10 @@ class DecoderSet:
         """The names of all decoders, in the order in which they are asked."""
         return [one.name for one in self._decoders]
 
+    def title(self, name: str) -> str:
+        """Return the format that a decoder reads, in one line."""
+        return next((one.title for one in self._decoders if one.name == name), "")
+
     @property
     def definitions(self) -> Definitions:
         """The definitions of earlier messages. They are replaced as a whole, or by `add_definitions`."""

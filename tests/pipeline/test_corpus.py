@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import subprocess
+import sys
 from collections import Counter
 from typing import Any
 
@@ -21,7 +25,7 @@ from tests.pipeline.corpus_judge import (
     table,
 )
 
-from godwit.pipeline.decoders.base import DecoderMessage, Definitions
+from godwit.pipeline.decoders.base import DecoderMessage
 from godwit.pipeline.decoders.catalog import decoder_set
 from godwit.pipeline.decoders.results import Rejected
 from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
@@ -31,16 +35,32 @@ ENTRIES = 450
 INVENTED = 60
 
 
+def decoders_of(entry: dict[str, Any]) -> DecoderSet:
+    """Return the decoders with the configuration of an entry and the definitions before it."""
+    decoders = decoder_set(
+        DecoderRule(
+            rule["filter"],
+            rule["decoder"],
+            {key: value for key, value in rule.items() if key not in ("filter", "decoder")},
+        )
+        for rule in entry.get("configuration", [])
+    )
+    for offset, earlier in enumerate(entry.get("before", [])):
+        message = DecoderMessage(earlier["topic"], payload_of(earlier), broker="b", offset=offset)
+        decoders.add_definitions(decoders.define(message))
+    return decoders
+
+
 def decode(decoders: DecoderSet, entry: dict[str, Any]) -> tuple[list[JudgedReading] | None, str]:
     """Return the readings of an entry, or None and the reason."""
     received_us = int(seconds(entry.get("received", NOON)) * 1e6)
-    decoders.definitions = Definitions()
-    before = entry.get("before", [])
-    for offset, earlier in enumerate(before):
-        message = DecoderMessage(earlier["topic"], payload_of(earlier), None, received_us - 1_000_000, "b", offset)
-        decoders.definitions.add(decoders.define(message))
     message = DecoderMessage(
-        entry["topic"], payload_of(entry), entry.get("content_type"), received_us, "b", len(before)
+        entry["topic"],
+        payload_of(entry),
+        entry.get("content_type"),
+        received_us,
+        "b",
+        len(entry.get("before", [])),
     )
     found, name = decoders.decode(message)
     if isinstance(found, Rejected):
@@ -59,16 +79,7 @@ def verdicts() -> list[Verdict]:
     default = decoder_set()
     found = []
     for family, fields, entry in entries():
-        decoders = default
-        if rules := entry.get("configuration"):
-            decoders = decoder_set(
-                DecoderRule(
-                    rule["filter"],
-                    rule["decoder"],
-                    {key: value for key, value in rule.items() if key not in ("filter", "decoder")},
-                )
-                for rule in rules
-            )
+        decoders = decoders_of(entry) if "before" in entry or "configuration" in entry else default
         readings, reason = decode(decoders, entry)
         found.append(judge(family, fields, entry, readings, reason))
     return found
@@ -107,6 +118,40 @@ def test_readable_payloads_are_read(all_verdicts: list[Verdict]) -> None:
     readable = [one for one in all_verdicts if one.readable]
     read = sum(one.outcome == RIGHT for one in readable)
     assert read >= READABLE_SHARE * len(readable), table(all_verdicts)
+
+
+def test_the_command_reads_the_same() -> None:
+    default = decoder_set()
+    given = [
+        entry
+        for _, _, entry in entries()
+        if not {"before", "configuration", "content_type"} & set(entry) and "config" not in entry["topic"]
+    ]
+    lines = b"".join(
+        json.dumps({"topic": entry["topic"], "payload_base64": base64.b64encode(payload_of(entry)).decode()}).encode()
+        + b"\n"
+        for entry in given
+    )
+    code = "import sys; from godwit.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "pipeline", "decode", "--lines"]
+    shown = subprocess.run(command, input=lines, capture_output=True, check=True).stdout.splitlines()
+    assert len(shown) == len(given)
+    for entry, line in zip(given, shown, strict=True):
+        readings, reason = decode(default, entry)
+        found = json.loads(line)
+        if readings is None:
+            assert set(found) == {"quarantine"}, entry["id"]
+            assert reason.startswith(found["quarantine"]), entry["id"]
+            continue
+        assert f"[{found['decoder']}]" == reason, entry["id"]
+        assert [(one["quantity"], one["value"], one["unit"]) for one in found["readings"]] == [
+            (one.quantity, one.value, one.unit) for one in readings
+        ], entry["id"]
+        for one, reading in zip(found["readings"], readings, strict=True):
+            # A time relative to the receipt of the message is unknown to the command.
+            if one["time"] is not None:
+                assert reading.time_s is not None, entry["id"]
+                assert abs(seconds(one["time"]) - reading.time_s) < 1e-3, entry["id"]
 
 
 READING = {"quantity": "temperature", "value": 70, "unit": "°F"}

@@ -172,9 +172,12 @@ def _field_of(name: str) -> RadioField | None:
     if plain in _WITHOUT_UNIT:
         return RadioField(*_WITHOUT_UNIT[plain])
     found = _NAME.match(name)
-    if found is None or found[1] not in _QUANTITIES:
+    if found is None:
         return None
-    quantity, unit = _QUANTITIES[found[1]], _UNITS[found[3]]
+    quantity = _QUANTITIES.get(f"{found[1]}_{found[2]}") or _QUANTITIES.get(found[1])
+    if quantity is None:
+        return None
+    unit = _UNITS[found[3]]
     if quantity == "battery":
         return RadioField("battery", unit) if unit == "%" else RadioField("voltage", unit)
     return RadioField(quantity, unit) if unit_fits(quantity, unit) else None

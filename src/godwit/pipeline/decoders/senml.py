@@ -50,7 +50,7 @@ _QUANTITIES: Final = {
 _RATIOS: Final = {"/": 1.0, "/100": 0.01, "/1000": 0.001}
 _LAST: Final = re.compile(r"[^:/.#]+\Z")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:./_-]*\Z")
-MAX_RECORDS: Final = 4096
+MAX_RECORDS: Final = 1024
 
 
 class SenmlDecoder(Decoder):

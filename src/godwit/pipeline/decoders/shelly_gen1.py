@@ -116,8 +116,10 @@ class ShellyGen1Decoder(Decoder):
             raise RejectedError("no quantity", f"the topic {rest[:60]!r} of a Shelly device is not known")
         number = number_of(message.text)
         if number is None:
-            if message.text in ("null", "unknown", ""):
+            if message.text in ("null", "unknown"):
                 return Decoded([], device=device)
+            if not message.text:
+                raise RejectedError("empty", "the payload is empty")
             raise RejectedError("type changed", f"{rest[:60]} is {message.text[:40]!r} and should be a number")
         if number == _NO_ANSWER:
             raise RejectedError("error value", f"{rest[:60]} is 999: the sensor does not answer")

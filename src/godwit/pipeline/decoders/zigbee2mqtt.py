@@ -143,13 +143,13 @@ def _add_exposes(found: Any, exposes: dict[str, Any]) -> None:
     for one in found if isinstance(found, list) else []:
         if not isinstance(one, dict):
             continue
-        kind, access = one.get("type"), one.get("access")
-        if kind == "numeric" and isinstance(one.get("property"), str):
+        kind, access, name, unit = one.get("type"), one.get("access"), one.get("name"), one.get("unit")
+        if kind == "numeric" and isinstance(one.get("property"), str) and isinstance(name, str):
             if isinstance(access, int):
                 is_measured = access & 1 and not access & 2 and one.get("category") != "config"
             else:
-                is_measured = _QUANTITIES.get(str(one.get("name")))
-            exposes[one["property"]] = [one.get("name"), one.get("unit")] if is_measured else None
+                is_measured = _QUANTITIES.get(name)
+            exposes[one["property"]] = [name, unit if isinstance(unit, str) else None] if is_measured else None
         elif kind not in ("composite", "list"):
             _add_exposes(one.get("features"), exposes)
 
@@ -196,14 +196,14 @@ def _exposed(name: str, value: Any, expose: Any) -> Reading | None:
     kind, unit = expose
     quantity = _QUANTITIES.get(kind)
     if quantity is None:
-        field = field_of(kind) if isinstance(kind, str) else None
+        field = field_of(kind)
         quantity = field.quantity if field is not None else name
     if not quantity:
         return None
     number = field_number(value, name)
     if number is None:
         return None
-    if not isinstance(unit, str) or not unit.strip():
+    if unit is None or not unit.strip():
         documented = _FIELDS.get(kind)
         if documented is not None:
             return measure(quantity, number, documented.unit, name, unit_source=FROM_DECODER)

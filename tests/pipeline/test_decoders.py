@@ -333,7 +333,7 @@ def test_the_configuration_comes_first() -> None:
 @pytest.mark.parametrize(
     ("rule", "text"),
     [
-        (DecoderRule("a", "jsn", {}), "there is no decoder 'jsn'"),
+        (DecoderRule("a", "jsn", {}), "the decoder 'jsn' is unknown"),
         (DecoderRule("a", "json", {"colums": []}), "has no option colums"),
         (DecoderRule("a", "csv", {}), "needs columns"),
         (DecoderRule("a", "json", {"time_zone": "Mars"}), "not a time zone"),

@@ -117,7 +117,7 @@ _UNITS: Final[dict[str, float]] = {  # the canonical unit of a quantity, in the 
     one.unit: scale.factor for one in QUANTITIES.values() if (scale := scale_of(one.unit, one.kind)) is not None
 }
 DS18B20: Final = re.compile(r"ds18[bsx]?20|dallas|one_?wire", re.IGNORECASE)
-"""A topic or a name that says which sensor it is: 85 °C is then its value after power-on, before the first
+"""A topic or a name of a known sensor: 85 °C is then its value after power-on, before the first
 measurement."""
 
 
@@ -244,7 +244,7 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "power_factor": ("power_factor", "powerfactor"),
     "energy": ("energy", "total_energy", "energy_total"),
     "frequency": ("frequency",),
-    "co2": ("co2", "eco2", "carbon_dioxide"),
+    "co2": ("co2", "eco2", "e_co2", "carbon_dioxide"),
     "co": ("carbon_monoxide",),
     "voc": ("voc", "tvoc"),
     "voc_index": ("voc_index",),
@@ -322,8 +322,8 @@ _PLACES: Final = frozenset(
      "coolant", "gearbox", "bearing", "winding", "stator", "cpu", "gpu", "chip", "board", "core", "mcu", "case",
      "ambient", "environment", "env", "probe", "sensor", "object", "skin", "body", "meat", "food", "grill", "oven",
      "fridge", "freezer", "refrigerator", "node", "station", "device", "module", "weather", "wind", "left", "right",
-     "front", "rear", "back", "top", "bottom", "north", "south", "east", "west", "current", "actual", "measured",
-     "instant", "instantaneous", "active", "real", "process", "product", "rel", "relative", "barometric", "atmospheric",
+     "front", "rear", "back", "top", "bottom", "north", "south", "east", "west", "onboard", "process", "product", "rel",
+     "relative", "barometric", "atmospheric",
      "l1", "l2", "l3", "a", "b", "ch1", "ch2", "ch3", "ch4", "t1", "t2", "u1", "u2", "u3", "i1", "i2", "i3", "usb",
      "ntc", "pt100", "pt1000", "sht", "sht20", "sht21", "sht30", "sht31", "sht35", "sht40", "sht41", "sht45", "ds",
      "ds18b20", "dht", "dht11", "dht22", "am2301", "am2302", "am2320", "bme", "bme280", "bme680", "bme688", "bmp180",
@@ -427,7 +427,7 @@ def _known(words: list[str]) -> Field | None:
     while behind > 1 and _is_place(words[behind - 1]):
         behind -= 1
     before = 0  # words of a place
-    while before < behind - 1 and _is_place(words[before]):
+    while before < behind - 1 and (_is_place(words[before]) or words[before] in _ADJECTIVES):
         before += 1
     for first in range(before + 1):  # outdoor_temperature, temperature_outdoor
         alias = "_".join(words[first:behind])
@@ -439,6 +439,16 @@ def _known(words: list[str]) -> Field | None:
             if alias in _WITH_PREFIX and unit is not None and _own_unit(alias) is None:
                 return _with_unit(Field(_BY_ALIAS[alias], None, False), unit)
     return None
+
+
+_ADJECTIVES: Final = frozenset(("current", "actual", "measured", "instant", "instantaneous", "active", "real"))
+"""Words that may stand before the name of a quantity, not behind it: current_power, but not power_current."""
+LOCATIONS: Final = frozenset(
+    ("indoor", "outdoor", "inside", "outside", "internal", "external", "room", "kitchen", "bedroom", "bathroom",
+     "livingroom", "garage", "basement", "attic", "garden", "office", "water", "air", "soil", "ground", "floor", "top",
+     "bottom", "left", "right", "supply", "return", "inlet", "outlet", "l1", "l2", "l3")
+)  # fmt: skip
+"""Names of fields in an object that is named after a quantity: {"temperature": {"indoor": 21.5}}."""
 
 
 def _is_place(word: str) -> bool:
@@ -484,5 +494,5 @@ _SETTINGS: Final = frozenset(
 
 
 def is_setting_topic(topic: str) -> bool:
-    """Return whether a level of a topic says that its messages are commands, settings or forecasts."""
+    """Return whether a level of a topic names commands, settings or forecasts."""
     return not _SETTINGS.isdisjoint(topic.lower().split("/"))

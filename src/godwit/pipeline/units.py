@@ -39,7 +39,7 @@ BASE_UNITS: Final = {
 
 _F: Final = 5 / 9
 _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
-    # by kind: factor, offset, and spellings, separated by blanks; _ stands for a blank within a spelling
+    # by kind: factor, offset, and spellings, separated by blanks; _ is a blank within a spelling
     "temperature": (
         (1, 0, "°C degC deg_C Cel celsius degree_celsius degrees_celsius degree_C degrees_C centigrade °_C ºCelsius"),
         (_F, -32 * _F, "°F degF deg_F [degF] fahrenheit degree_fahrenheit degrees_fahrenheit degree_F degrees_F °_F"),

@@ -1,4 +1,4 @@
-"""The interface of decoders: what they are given, what they return, and how they describe themselves.
+"""The interface of decoders: their input, their results, and their description.
 
 A decoder reads one payload format. It is one module in this package with a subclass of Decoder, bound to the name
 DECODER, and a constant EXAMPLES, which a test runs and docs/DECODERS.md shows. `godwit.pipeline.decoders.selection`
@@ -7,8 +7,8 @@ are subclasses of Decoder.
 
 The rules for all decoders:
 
-- A reading is made only if the payload states unambiguously what it is. Everything else is rejected with a reason, and
-  with a detail that says what was found and how to configure it.
+- A reading is made only if the payload states its meaning unambiguously. Everything else is rejected with a reason, and
+  with a detail: the finding, and how to configure it.
 - A decoder returns None only if the payload is not of its format, by definite structure or topic; then the next
   candidate is asked.
 - A message is decoded as a whole: if one of its values is out of bounds, all of it is rejected.
@@ -154,7 +154,7 @@ class Definitions:
         return (decoder, group) in self._group_names
 
     def newest(self, broker: str, decoder: str, key: str, before: int) -> Any:
-        """Return the definition with the highest offset below `before`, parsed; None if there is none."""
+        """Return the definition with the highest offset below `before`, parsed, or None."""
         place = (broker, decoder, key)
         texts = self._texts.get(place)
         if texts is None:
@@ -185,7 +185,7 @@ class DecoderContext:
         self._inner = inner
 
     def definition(self, key: str, decoder: str | None = None) -> Any:
-        """Return the newest definition under this key from a message before this one; None if there is none.
+        """Return the newest definition under this key from a message before this one, or None.
 
         The definition is the parsed JSON that `define` returned, of this decoder or of the one that is named. It is
         shared: do not change it.
@@ -251,7 +251,7 @@ class Decoder:
     def define(self, message: DecoderMessage) -> list[tuple[str, str]]:
         """Return the definitions in a message that matches `definition_filters`: keys with JSON.
 
-        A message without definitions, or one that cannot be read, returns none.
+        For a message without definitions, or an unreadable one, the list is empty.
         """
         return []
 

@@ -3,7 +3,7 @@
 Text is UTF-8, with or without a byte order mark, or UTF-16 with one. Bytes that are ASCII but for the signs ° µ ² ³ of
 Latin-1 are read as Latin-1: in UTF-8 they are invalid, and the character sets of Western Europe agree on them.
 
-A number of seconds, milli-, micro- or nanoseconds since 1970 is told apart by its range: the times from 2000 to 2100
+A number of seconds, milli-, micro- or nanoseconds since 1970 is recognised by its range: the times from 2000 to 2100
 of the four units do not overlap. Other numbers are no times.
 """
 
@@ -157,7 +157,7 @@ def number_of(text: str) -> float | None:
 
 
 def number_and_unit(text: str) -> tuple[float, str] | None:
-    """Split a number from what follows it, which is "" or the candidate of a unit; None if it begins otherwise."""
+    """Split a number from the text behind it, "" or the candidate of a unit; None if it begins otherwise."""
     found = _NUMBER_WITH_UNIT.match(text.strip())
     return None if found is None else (float(found[1]), (found[2] or "").strip())
 

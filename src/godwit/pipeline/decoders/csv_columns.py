@@ -1,6 +1,6 @@
 """CSV with declared columns, one or more lines. Only for topics for which the columns are configured.
 
-The columns are named as the fields of flat JSON: "time", "device", "temperature_F". "-" stands for a column that is not
+The columns are named as the fields of flat JSON: "time", "device", "temperature_F". "-" is a column that is not
 read. A line has exactly the declared columns. With `header = true` the first line is skipped.
 """
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
 from godwit.pipeline.decoders.content import extra_of, time_of
-from godwit.pipeline.decoders.json_fields import DEVICES, UNITS
+from godwit.pipeline.decoders.json_fields import DEVICES, OTHER_SYSTEMS, PARTS, UNITS, check_scale
 from godwit.pipeline.decoders.results import DEFAULT, WORDS, Decoded, Reading, Rejected, RejectedError
-from godwit.pipeline.quantities import DS18B20, VALUE, Field, field_of, measure
+from godwit.pipeline.quantities import DS18B20, VALUE, Field, field_of, measure, words_of
 from godwit.pipeline.units import is_unit
 
 MAX_LINES: Final = 1024
@@ -75,10 +75,14 @@ class InfluxDecoder(Decoder):
             time_us = time_of(int(line[4]))
             if time_us is None:
                 raise RejectedError("bad time", f"the timestamp {line[4]} is in no range of s, ms, µs or ns since 2000")
-        unit = next((value for key, value in tags.items() if key.lower() in UNITS), None)
+        fields = {_plain(key): text for key, text in _FIELD.findall(line[3])}
+        texts = tags | {key: text.strip('"') for key, text in fields.items() if text[:1] == '"'}
+        unit = next((value for key, value in texts.items() if key.lower() in UNITS), None)
+        if PARTS.intersection(words_of(measurement)):
+            raise RejectedError("no quantity", f"{measurement[:40]!r} are not measurements, by their name")
+        first = len(readings)
         series = ",".join([measurement, *[f"{key}={value}" for key, value in sorted(tags.items())]])
-        for key, text in _FIELD.findall(line[3]):
-            key = _plain(key)
+        for key, text in fields.items():
             name = f"{series}.{key}"
             if text[0] not in "+-.0123456789":
                 rest[name] = text.strip('"')
@@ -87,7 +91,13 @@ class InfluxDecoder(Decoder):
             stated = field.unit or unit or (measurement if is_unit(measurement) and field.quantity != key else None)
             is_ds18b20 = DS18B20.search(f"{topic} {series}") is not None
             value = float(text.rstrip("iu"))
+            if stated is not None and stated.lower() in OTHER_SYSTEMS:
+                raise RejectedError(
+                    "ambiguous", f"the units are {stated!r}, which does not name the unit of each field"
+                )
             readings.append(measure(field.quantity, value, stated, name, time_us=time_us, is_ds18b20=is_ds18b20))
+        for key, text in texts.items():
+            check_scale(key, text, readings[first:])
 
 
 def _field(measurement: str, key: str, tags: dict[str, str]) -> Field:

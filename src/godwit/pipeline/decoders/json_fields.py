@@ -17,6 +17,7 @@ from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, De
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
+    LOCATIONS,
     QUANTITIES,
     VALUE,
     Field,
@@ -28,7 +29,7 @@ from godwit.pipeline.quantities import (
     quantity_of_topic,
     words_of,
 )
-from godwit.pipeline.units import is_unit, scale_of
+from godwit.pipeline.units import MAX_UNIT, is_unit, scale_of
 
 MAX_FIELDS: Final = 1024
 MAX_PLANS: Final = 20_000
@@ -65,7 +66,7 @@ _OTHER_SCALES: Final = frozenset(
 )
 """Texts in any field that tell that a temperature is not in °C."""
 _SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
-_OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
+OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
 NO_VALUE: Final = frozenset(
     ("", "-", "--", "---", "nan", "null", "none", "n/a", "na", "unknown", "unavailable", "error", "err", "inf", "-inf")
 )
@@ -75,7 +76,13 @@ PARTS: Final = frozenset(
      "desired", "target", "metadata", "meta", "calibration", "schedule", "history", "statistics", "stats", "update",
      "prediction", "options", "definition", "schema", "previous", "delta", "min", "max", "alarm", "alarms", "expected",
      "capabilities", "info", "version", "request", "command", "set", "offset", "offsets", "setpoints", "setpoint",
-     "old", "last", "average", "averages", "daily", "summary")
+     "old", "last", "average", "averages", "daily", "summary", "yesterday", "tomorrow", "default", "defaults",
+     "program", "programs", "error", "errors", "count", "counts", "pin", "pins", "gpio", "gpios", "interval",
+     "intervals", "column", "columns", "id", "ids", "address", "addresses", "register", "registers", "weights",
+     "enabled", "disabled", "minimum", "maximum", "mean", "std", "unit", "units", "type", "types", "range", "ranges",
+     "bounds", "step", "steps", "scale", "scales", "factor", "factors", "coefficients", "deltas", "correction",
+     "corrections", "alert", "alerts", "rule", "rules", "trigger", "triggers", "index", "indices", "hysteresis",
+     "accuracy", "resolution", "precision", "tolerance", "mapping", "labels", "names", "colors", "timers", "timer")
 )  # fmt: skip
 """Names of objects within objects that do not hold current measurements."""
 
@@ -160,6 +167,8 @@ class JsonFields:
         """Return the content of an object or a list with objects in it; the names of readings are paths."""
         walk = _Walk(self, topic)
         walk.visit(item, "", None, None, 1)
+        if any(one.unit_source == DEFAULT for one in walk.readings):
+            _check_units(item, walk.readings, 1)
         if not walk.readings:
             raise _no_readings(item if isinstance(item, dict) else {"[]": item}, topic, walk.rest)
         readings = _unique_names(walk.readings)
@@ -178,7 +187,9 @@ class JsonFields:
         if len(keys) > MAX_FIELDS:
             raise RejectedError("too many fields", f"{len(keys)}: at most {MAX_FIELDS}")
         lower = {key.lower(): key for key in reversed(keys)}
-        found = {key: field for key in keys if (field := self._field(key)) is not None and key not in self._ignored}
+        found = {
+            key: field for key in keys if (field := self._field(key, path)) is not None and key not in self._ignored
+        }
         for key in [one for one in found if one.lower().startswith("current_")]:
             found.pop(key[len("current_") :], None)  # beside current_temperature, temperature is the one that is set
         times = [lower[name] for name in TIMES if name in lower]
@@ -190,7 +201,7 @@ class JsonFields:
         unit_keys = _unit_keys(keys, found)
         fields = []
         by_place = parent if path else quantity_of_topic(topic)
-        for key, (field, name, source) in self._named(found, by_place).items():
+        for key, (field, name, source) in self._named(found, by_place, path).items():
             fields.append(self._planned(key, field, name, source, unit_keys.get(key), topic, path))
         used = {*found, *times, device, *unit_keys.values()}
         unit_key = next((lower[name] for name in UNITS if name in lower), None)
@@ -204,11 +215,17 @@ class JsonFields:
         self._plans[place, keys] = plan
         return plan
 
-    def _field(self, key: str) -> Field | None:
-        configured = self._fields.get(key)
+    def _field(self, key: str, path: str) -> Field | None:
+        configured = self._option(key, path)
         return field_of(key) if configured is None else Field(configured[0], configured[1], configured[2] == "")
 
-    def _named(self, found: Mapping[str, Field], by_place: Field | None) -> dict[str, tuple[Field, str, str]]:
+    def _option(self, key: str, path: str) -> tuple[str, str | None, str] | None:
+        """Return the configuration of a field, by its path or its own name."""
+        return self._fields.get(f"{path}{key}") or self._fields.get(key)
+
+    def _named(
+        self, found: Mapping[str, Field], by_place: Field | None, path: str
+    ) -> dict[str, tuple[Field, str, str]]:
         """Return the fields with the names of their readings and the sources of their units.
 
         `by_place` is the quantity that the topic or the object around names, for a field `value`.
@@ -217,8 +234,9 @@ class JsonFields:
         seen: set[tuple[str, str]] = set()
         for key, field in found.items():
             name, source = "" if field.is_plain else key, PAYLOAD
-            if key in self._fields:
-                name, source = self._fields[key][2], CONFIGURATION if field.unit is not None else PAYLOAD
+            configured = self._option(key, path)
+            if configured is not None:
+                name, source = configured[2], CONFIGURATION if field.unit is not None else PAYLOAD
             elif field.quantity == VALUE and by_place is not None and by_place.quantity != VALUE:
                 field = Field(by_place.quantity, field.unit or by_place.unit, True)
             if (field.quantity, name) in seen:
@@ -354,7 +372,7 @@ class JsonFields:
         )  # fmt: skip
 
     def _time_of(self, item: Mapping[str, Any], plan: _Plan, rest: dict[str, Any]) -> int | None:
-        """Return the time that an object states. Values that cannot be read as a time are added to `rest`."""
+        """Return the time that an object states. Other values of its fields are added to `rest`."""
         found = None
         for key in plan.times:
             value = item[key]
@@ -436,8 +454,6 @@ class _Walk:
                 self._visit_below(key, value, path, own or time_us, level)
             elif key in plan.others:
                 self.rest[path + key] = value
-                if type(value) is str and value.lower() in _OTHER_SCALES:
-                    _check_scale(key, value, self.readings)
 
     def _visit_below(self, key: str, value: Any, path: str, time_us: int | None, level: int) -> None:
         if PARTS.intersection(words_of(key)) and field_of(key) is None:
@@ -456,7 +472,7 @@ class _Walk:
 
 
 def _is_desired(item: dict[str, Any]) -> bool:
-    """Return whether an object is a command for what its path names, as in Eclipse Ditto."""
+    """Return whether an object is a command for the property that its path names, as in Eclipse Ditto."""
     return isinstance(path := item.get("path"), str) and "desired" in path.lower()
 
 
@@ -480,9 +496,19 @@ def _with_parent(item: dict[str, Any], parent: Field | None) -> dict[str, Any]:
         return item
     found = {}
     for key, value in item.items():
-        complete = f"{parent.quantity}_{key}"
-        found[key if field_of(key) is not None or field_of(complete) is None else complete] = value
+        own, complete = field_of(key), f"{parent.quantity}_{key}"
+        if own is None and (key.lower() in LOCATIONS or key.lower() in _SCALE_NAMES) and field_of(complete) is not None:
+            key = complete
+        elif own is not None and key.lower() in ("current", "count") and parent.quantity not in _ELECTRICAL:
+            key = f"{key} of {parent.quantity}"  # the current temperature, or an electric current: unknown
+        found[key] = value
     return found
+
+
+_SCALE_NAMES: Final = frozenset(
+    ("c", "f", "k", "degc", "degf", "hpa", "kpa", "pa", "mbar", "mv", "v", "percent", "pct")
+)
+_ELECTRICAL: Final = frozenset(("battery", "power", "voltage", "energy"))
 
 
 def _unique_names(readings: list[Reading]) -> list[Reading]:
@@ -497,12 +523,47 @@ def _unique_names(readings: list[Reading]) -> list[Reading]:
 
 
 def _check_scale(key: str, text: str, readings: list[Reading]) -> None:
-    """Raise RejectedError if a temperature was taken to be in °C, and another field says that it is not."""
+    """Raise RejectedError if a temperature was taken to be in °C, and another field states another scale."""
     if any(one.unit_source == DEFAULT and one.unit == "°C" for one in readings):
         raise RejectedError(
             "ambiguous",
             f"a temperature without a unit beside the field {key[:40]!r}, which is {text!r}: name it `unit`",
         )
+
+
+def _check_units(item: Any, readings: list[Reading], level: int) -> None:
+    """Raise RejectedError if an object at any depth states another unit than the default of a reading."""
+    if isinstance(item, list):
+        for one in item:
+            _check_units(one, readings, level + 1)
+    if not isinstance(item, dict) or level > MAX_LEVELS:
+        return
+    for key, value in item.items():
+        if isinstance(value, dict | list):
+            _check_units(value, readings, level + 1)
+        elif isinstance(value, str) and len(value) <= MAX_UNIT:
+            if value.lower() in _OTHER_SCALES:
+                _check_scale(str(key), value, readings)
+            elif "unit" in str(key).lower():
+                check_unit(str(key), value, readings)
+
+
+def check_unit(key: str, text: str, readings: list[Reading]) -> None:
+    """Raise RejectedError if a text is another unit of a quantity whose unit was taken to be the default."""
+    for one in readings:
+        known = QUANTITIES.get(one.quantity)
+        if one.unit_source == DEFAULT and known is not None and known.kind:
+            scale = scale_of(text, known.kind)
+            if scale is not None and scale.kind == known.kind and scale != scale_of(known.unit, known.kind):
+                raise RejectedError(
+                    "ambiguous", f"{one.name or one.quantity} has no unit, and the field {key!r} is {text!r}"
+                )
+
+
+def check_scale(key: str, text: str, readings: list[Reading]) -> None:
+    """Raise RejectedError if a text in another field tells that a temperature is not in °C."""
+    if text.strip().lower() in _OTHER_SCALES:
+        _check_scale(key, text, readings)
 
 
 def _twins(fields: list[_Planned]) -> tuple[str, ...]:
@@ -519,7 +580,7 @@ def _twins(fields: list[_Planned]) -> tuple[str, ...]:
 
 
 def _without_twins(readings: list[Reading], twins: tuple[str, ...]) -> list[Reading]:
-    """Return the readings without those that repeat another one. Raise RejectedError if one contradicts it."""
+    """Return the readings except repetitions of another one. Raise RejectedError if one contradicts it."""
     kept: list[Reading] = []
     for one in readings:
         if one.name not in twins:
@@ -562,7 +623,7 @@ def _stated_units(unit: Any, fields: tuple[_Planned, ...]) -> dict[str, str] | N
         raise RejectedError("ambiguous", f"the unit is {kind_of(unit)} and should be a text")
     if not unit.strip() or unit.strip().lower() in _SYSTEMS:
         return None
-    if unit.strip().lower() in _OTHER_SYSTEMS:
+    if unit.strip().lower() in OTHER_SYSTEMS:
         raise RejectedError("ambiguous", f"the units are {unit[:40]!r}, which does not say the unit of each field")
     if len(fields) == 1:
         return {fields[0].key: unit}
@@ -638,7 +699,11 @@ def _local_time(text: str, zone: ZoneInfo) -> int | None:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         return None
-    return time_of(moment.replace(tzinfo=zone).isoformat()) if moment.tzinfo is None else None
+    if moment.tzinfo is not None:
+        return None
+    earlier, later = [moment.replace(tzinfo=zone, fold=fold) for fold in (0, 1)]
+    is_clear = earlier.utcoffset() == later.utcoffset()  # else it exists twice or not at all: daylight saving time
+    return time_of(earlier.isoformat()) if is_clear else None
 
 
 # -- options ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Within each object the rules for flat JSON hold. The name of an object may complete those of its fields
 ({"temperature": {"value": 21.5, "unit": "°C"}}), and objects such as `config` or `forecast` hold no measurements. The
-objects of a list are told apart by `id`, `name` or the like, else by their positions.
+objects of a list are distinguished by `id`, `name` or the like, else by their positions.
 """
 
 from __future__ import annotations

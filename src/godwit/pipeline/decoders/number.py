@@ -80,6 +80,7 @@ class NumberDecoder(Decoder):
         field, is_none, is_ds18b20 = self._topic(topic)
         known = QUANTITIES.get(field.quantity)
         is_odd = known is None or known.default is None or field.unit is not None or self.options
+        found: tuple[float, float, frozenset[float], str, str]
         if known is None or known.default is None or is_odd or is_none or is_ds18b20:
             found = (1.0, 0.0, frozenset(), "", "")
         elif field.quantity in ("battery", "light"):

@@ -12,11 +12,13 @@ from typing import Final
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
 from godwit.pipeline.decoders.content import time_of
+from godwit.pipeline.decoders.json_fields import UNITS, check_scale
 from godwit.pipeline.decoders.results import WORDS, Decoded, Reading, Rejected, RejectedError
 from godwit.pipeline.quantities import VALUE, Field, field_of, measure
 
 MAX_LINES: Final = 4096
 _LABEL: Final = r'[a-zA-Z_][a-zA-Z0-9_]*\s*=\s*"(?:[^"\\\n]|\\.)*"'
+_PAIR: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*)"')
 _SAMPLE: Final = re.compile(
     rf"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{{\s*(?:{_LABEL}\s*(?:,\s*)?)*\}})?"
     r"[ \t]+(\S+)(?:[ \t]+(-?\d+(?:\.\d+)?))?(?:[ \t]+#.*)?\Z"
@@ -72,12 +74,17 @@ def _sample(line: re.Match[str], units: dict[str, str]) -> Reading:
             raise RejectedError("bad time", f"the timestamp {time} is in no range of s or ms since 2000")
     field = field_of(metric)
     unit = units.get(metric)
+    texts = {} if labels is None else dict(_PAIR.findall(labels))
+    unit = next((value for key, value in texts.items() if key.lower() in UNITS), unit)
     if field is None or field.quantity == VALUE:
         last = metric.removesuffix("_total").removesuffix("_sum").rpartition("_")[2]
         field = Field(metric, _UNITS.get(last, ""), False)
     stated = field.unit if field.unit is not None else _UNITS.get(unit or "", unit)
     name = metric if labels is None else f"{metric}{{{','.join(sorted(re.findall(_LABEL, labels)))}}}"
-    return measure(field.quantity, float(text), stated, name, time_us=time_us)
+    reading = measure(field.quantity, float(text), stated, name, time_us=time_us)
+    for key, value in texts.items():
+        check_scale(key, value, [reading])
+    return reading
 
 
 DECODER: Final = OpenMetricsDecoder

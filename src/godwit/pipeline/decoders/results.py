@@ -37,7 +37,7 @@ REASONS: Final = {
     "not finite": "NaN or infinity",
     "out of bounds": "no sensor of this quantity measures such a value",
     "error value": "a value by which a sensor reports that it failed",
-    "bad time": "the time cannot be read",
+    "bad time": "the time is unreadable",
     "time in the far past": "the clock of the device was never set",
     "time in the future": "the time is more than five minutes after the message was received",
     "definition missing": "the message refers to an earlier one (a birth, a discovery message) that is not known",
@@ -57,7 +57,7 @@ class Reading(NamedTuple):
     metrics."""
     value: float
     unit: str
-    """The canonical unit of the quantity; an unknown unit as written; "" if there is none."""
+    """The canonical unit of the quantity; an unknown unit as written; or ""."""
     name: str = ""
     """Which sensor or field within the message; "" for the only one."""
     time_us: int | None = None
@@ -82,7 +82,7 @@ class Rejected(NamedTuple):
     reason: str
     """One of REASONS."""
     detail: str
-    """What was found, and how to teach it."""
+    """The finding, and how to teach it."""
 
 
 class RejectedError(Exception):

@@ -2,8 +2,8 @@
 
 1. The configuration: the first `[[pipeline.decoder]]` whose filter matches the topic. No other decoder is asked.
 2. Decoders of installed packages (entry points of the group `godwit.decoders`), in the order of their names.
-3. The built-in decoders, in the order of `catalog.MODULES`: those that are recognised by topic, then those that are
-   recognised by structure, then JSON and plain numbers.
+3. The built-in decoders, in the order of `catalog.MODULES`: formats that are recognised by topic, then formats
+   that are recognised by structure, then JSON and plain numbers.
 
 A decoder of 2. and 3. is asked if one of its filters matches the topic or one of its definitions is for the topic, the
 payload has one of its forms, and a JSON object has its keys. The candidates are cached by topic, form and keys. Where
@@ -63,7 +63,7 @@ class DecoderSet:
         for rule in rules:
             if rule.decoder not in by_name:
                 raise PipelineError(
-                    f"[[pipeline.decoder]] for {rule.filter!r}: there is no decoder {rule.decoder!r}; the decoders are "
+                    f"[[pipeline.decoder]] for {rule.filter!r}: the decoder {rule.decoder!r} is unknown; choose one of "
                     f"{', '.join(sorted(by_name))}"
                 )
             self._rules.append((filter_pattern(rule.filter), by_name[rule.decoder](rule.options)))
@@ -130,6 +130,7 @@ class DecoderSet:
     def decode_quickly(self, topic: str, payload: bytes, received_us: int, broker: str, offset: int) -> tuple[Any, str]:
         """Do as `decode`, for a message given by its parts, with less work for flat JSON and plain numbers."""
         first = payload[:1]
+        item: Any
         if first == b"{":
             item = quick_object(payload)
             decoder = None if item is None else self._quick.get((topic, tuple(item)))

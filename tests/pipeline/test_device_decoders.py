@@ -75,6 +75,7 @@ def numeric(name: str, unit: Any = None, access: Any = 1, prop: str | None = Non
         ({"temperature": None, "humidity": 40}, [("humidity", 40.0, "%", "humidity")]),
         ({"state": "ON", "brightness": 215, "color_temp": 325}, []),
         ({"occupancy": True}, []),
+        ({"illuminance": 41, "illuminance_lux": 41}, [("light", 41.0, "lx", "illuminance_lux")]),
         ({"temperature": "21.5"}, [("temperature", 21.5, "°C", "temperature")]),
     ],
 )
@@ -138,6 +139,15 @@ def test_zigbee2mqtt_with_definitions() -> None:
     assert numbers("zigbee2mqtt/room/sensor/voc", "120", before) == [("voc_mass", 120.0, "µg/m3", "voc")]
     assert reason("zigbee2mqtt/room/sensor", {"temperature": "x"}, before) == "type changed"
     assert reason("zigbee2mqtt/d", {"temperature": 5}, [devices(numeric("temperature", "%"))]) == "unit does not fit"
+
+
+def test_zigbee2mqtt_without_a_unit_in_the_definition() -> None:
+    before: Messages = [devices(numeric("illuminance"), numeric("temperature"), numeric("power_factor"))]
+    assert numbers("zigbee2mqtt/d", {"illuminance": 17000, "temperature": 20, "power_factor": 0.5}, before) == [
+        ("illuminance", 17000.0, "", "illuminance"),
+        ("temperature", 20.0, "°C", "temperature"),
+        ("power_factor", 0.5, "", "power_factor"),
+    ]
 
 
 def test_zigbee2mqtt_uses_the_newest_definition() -> None:
@@ -210,6 +220,9 @@ def test_tasmota_units_and_names() -> None:
         ("voltage", 2.9, "V", "ZbReceived.0x8F20.Voltage"),
         ("pressure", 990.0, "hPa", "ZbReceived.0x8F20.Pressure"),
     ]
+    assert numbers("tele/d/SENSOR", {"data": {"AM2301": {"Temperature": 68}, "TempUnit": "F"}}) == [
+        ("temperature", 20.0, "°C", "data.AM2301.Temperature")
+    ]
     wind = {"Speed": {"Act": 36, "Max": 90}, "Dir": {"Card": "WSW", "Deg": 247.5}}
     assert numbers("tele/d/SENSOR", {"TX23": wind, "SpeedUnit": "km/h"}) == [
         ("wind_speed", 10.0, "m/s", "TX23.Speed.Act"),
@@ -254,6 +267,12 @@ def test_tasmota_answers_and_other_orders_of_the_topic() -> None:
     expected = [("temperature", 20.0, "°C", "AM2301.Temperature")]
     assert numbers("stat/d/STATUS8", status) == numbers("stat/d/STATUS10", status) == expected
     assert numbers("tasmota/bedroom/d/tele/SENSOR", status["StatusSNS"]) == expected
+    old = {"Time": "2017-07-25T12:06:28", "Total": 0.64, "Power": 5, "Voltage": 230}
+    assert numbers("tele/d/ENERGY", old) == [
+        ("energy", 0.64, "kWh", "ENERGY.Total"),
+        ("power", 5.0, "W", "ENERGY.Power"),
+        ("voltage", 230.0, "V", "ENERGY.Voltage"),
+    ]
     assert decode("penthouse/d/tele/SENSOR", status["StatusSNS"]).device == "penthouse/d"
 
 
@@ -403,7 +422,8 @@ def sensor(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
         ("{{ value_json.list[1].t }}", {"list": [{}, {"t": 68}]}, "list.1.t", 20.0),
         ("{{ value_json.list.0 }}", {"list": [68]}, "list.0", 20.0),
         ("{{ value_json.t | is_defined }}", {"t": 68}, "t", 20.0),
-        ("{{ value_json.t | float }}", {"t": 68}, "t", 20.0),
+        ("{{ value_json.t | float(0) | round(1) }}", {"t": 68}, "t", 20.0),
+        ("{{ value_json.t | default(0) }}", {"t": 68}, "t", 20.0),
         ("{{ value }}", "68", "", 20.0),
         (None, "68", "", 20.0),
     ],
@@ -418,8 +438,8 @@ def test_home_assistant_paths(template: str | None, payload: Any, name: str, val
     "template",
     [
         "{{ value_json.t * 10 }}",
-        "{{ value_json.t | round(1) }}",
         "{{ value_json.t | int }}",
+        "{{ value_json.t | round(1) * 2 }}",
         "{% if value_json.t %}{{ value_json.t }}{% endif %}",
         "{{ states('sensor.x') }}",
         "{{ value_json.t }} °C",
@@ -484,9 +504,10 @@ def test_home_assistant_names_and_bases() -> None:
     before: Messages = [
         (
             "homeassistant/sensor/node/water_flow/config",
-            {"~": "a/b", "stat_t": "~/state", "unit_of_meas": "L/min", "dev": {"name": "pump"}},
+            {"~": "a/b", "stat_t": "~/state", "avty_t": "~/on", "unit_of_meas": "L/min", "dev": {"name": "pump"}},
         )
     ]
+    assert numbers("a/b/on", "online", before) == []
     found = decode("a/b/state", "2.5", before)
     assert found.device == "pump"
     assert [(one.quantity, one.value, one.unit) for one in found.readings] == [("volume_flow", 2.5, "L/min")]
@@ -495,6 +516,23 @@ def test_home_assistant_names_and_bases() -> None:
     ]
     assert reason("homeassistant/sensor/x/config", '{"stat_t": ') == "bad JSON"
     assert numbers("homeassistant/status", "online") == []
+
+
+def test_home_assistant_climate() -> None:
+    topic, config = "homeassistant/climate/c/config", {"temp_stat_t": "c/set", "curr_temp_t": "c/now", "temp_unit": "F"}
+    assert numbers("c/now", "68", [(topic, config)]) == [("temperature", 20.0, "°C", "")]
+    assert numbers("c/set", "68", [(topic, config)]) == []
+    assert reason("c/now", "68", [(topic, {"curr_temp_t": "c/now"})]) == "ambiguous"
+    humidity = {"curr_hum_t": "c/now", "curr_hum_tpl": "{{ value_json.h }}"}
+    assert numbers("c/now", {"h": 41}, [(topic, humidity)]) == [("humidity", 41.0, "%", "h")]
+
+
+def test_home_assistant_sensors_that_contradict_each_other() -> None:
+    before: Messages = [
+        sensor("a", dev_cla="temperature", unit_of_meas="°C"),
+        sensor("b", dev_cla="temperature", unit_of_meas="°F"),
+    ]
+    assert reason("x/state", "21", before) == "ambiguous"
 
 
 def test_esphome_without_discovery_is_left_to_other_decoders() -> None:

@@ -5,12 +5,16 @@ device classes in the source of Home Assistant (components/mqtt, components/sens
 
 - `homeassistant/sensor/[NODE/]OBJECT/config` defines one sensor, `homeassistant/device/.../config` several: topic of
   the state, unit, device class and template. An empty message removes it. These are neither readings nor errors.
-- The template is a path, `{{ value_json.x }}`, `{{ value_json['x'].y[0] }}` or `{{ value }}`, possibly with the filter
-  `is_defined` or `float`, which keep the value. Other templates compute something, and are rejected as such.
+- The template is a path, `{{ value_json.x }}`, `{{ value_json['x'].y[0] }}` or `{{ value }}`, possibly with the filters
+  `is_defined`, `float`, `round` and `default`: the value is read as it was sent, not rounded, and a missing one is not
+  replaced. Other templates compute something, and are rejected as such.
+- `climate` entities have topics with the current temperature, in `temperature_unit` (without it, in a unit that only
+  Home Assistant knows: rejected), and the current humidity. Set points are not measurements.
+- Two sensors that read one value in different units contradict each other: rejected.
 - ESPHome publishes plain numbers on `NODE/sensor/OBJECT/state`, and defines them in this way. `nan` is rejected.
 - The quantity is that of the device class; without one, that of the field's or object's name if the unit fits it; or
   else the object's own name. A sensor without unit, device class and state class may be a text: then it is not read.
-- States of other components (switch, light, binary_sensor, ...) are neither readings nor errors.
+- States of other components (switch, light, binary_sensor, ...) and availabilities are neither readings nor errors.
 - A topic without a discovery message before it is left to other decoders.
 """
 
@@ -33,7 +37,13 @@ _CONFIG: Final = re.compile(
 _LONG: Final = {
     "stat_t": "state_topic", "val_tpl": "value_template", "unit_of_meas": "unit_of_measurement",
     "dev_cla": "device_class", "stat_cla": "state_class", "dev": "device", "cmps": "components", "p": "platform",
-    "uniq_id": "unique_id", "obj_id": "object_id", "def_ent_id": "default_entity_id",
+    "avty_t": "availability_topic", "temp_unit": "temperature_unit", "temp_stat_t": "temperature_state_topic",
+    "curr_temp_t": "current_temperature_topic", "curr_temp_tpl": "current_temperature_template",
+    "curr_hum_t": "current_humidity_topic", "curr_hum_tpl": "current_humidity_template",
+    "mode_stat_t": "mode_state_topic", "bri_stat_t": "brightness_state_topic", "pos_t": "position_topic",
+    "hum_stat_t": "target_humidity_state_topic", "temp_hi_stat_t": "temperature_high_state_topic",
+    "temp_lo_stat_t": "temperature_low_state_topic", "act_t": "action_topic", "fan_mode_stat_t": "fan_mode_state_topic",
+    "pct_stat_t": "percentage_state_topic", "clr_temp_stat_t": "color_temp_state_topic",
 }  # fmt: skip
 """The abbreviations of the fields that are used here."""
 _CLASSES: Final = {
@@ -49,11 +59,16 @@ _CLASSES: Final = {
     "volume_storage": "volume", "water": "volume", "gas": "volume", "volume_flow_rate": "volume_flow",
 }  # fmt: skip
 """By device class: the quantity."""
+_CURRENT: Final = {
+    "current_temperature_topic": ("temperature", "current_temperature_template", ""),
+    "current_humidity_topic": ("humidity", "current_humidity_template", "%"),
+}
+"""Topics of a climate entity with measurements: quantity, the field with the template, and the unit."""
 _NO_NUMBERS: Final = frozenset(("date", "enum", "timestamp", "uptime"))
 _NO_VALUES: Final = frozenset(("", "unknown", "unavailable", "none", "null"))
 _TEMPLATE: Final = re.compile(
     r"\{\{-?\s*value(?P<json>_json(?P<path>(?:\.\w+|\[\s*(?:'[^'\]]*'|\"[^\"\]]*\"|\d+)\s*\])+))?\s*"
-    r"(?:\|\s*(?:is_defined|float)\s*)*-?\}\}\Z"
+    r"(?:\|\s*(?:is_defined|(?:float|round|default)(?:\(\s*[-+.\w]*\s*\))?)\s*)*-?\}\}\Z"
 )
 _STEP: Final = re.compile(r"\.(\w+)|\[\s*(?:'([^'\]]*)'|\"([^\"\]]*)\"|(\d+))\s*\]")
 _MAX_TEMPLATE: Final = 500
@@ -120,38 +135,68 @@ def _unabbreviated(config: Any) -> dict[str, Any]:
 
 
 def _sensor(config: dict[str, Any], component: str, name: str, topic: str) -> list[dict[str, Any]]:
-    """Return the definition of an entity with a state topic."""
-    state_topic = config.get("state_topic")
-    if not isinstance(state_topic, str) or not state_topic:
-        return []
-    base = config.get("~")
-    if isinstance(base, str):
-        if state_topic.startswith("~"):
-            state_topic = base + state_topic[1:]
-        elif state_topic.endswith("~"):
-            state_topic = state_topic[:-1] + base
+    """Return the definitions of the topics of an entity: those of sensors, and others without readings."""
+    entity = {"config": topic, "sensor": False, "device": _device(config.get("device"))}
+    found = []
+    for key in config:
+        state_topic = _topic(config, key) if key.endswith("_topic") and not key.endswith("command_topic") else None
+        if state_topic is None:
+            continue
+        one: dict[str, Any] = {**entity, "key": f"{topic}#{name}#{key}", "topic": state_topic}
+        if component == "sensor" and key == "state_topic":
+            one |= _state(config, name)
+        elif component == "climate" and key in _CURRENT:
+            one |= _current(config, key)
+        found.append(one)
+    return found
+
+
+def _state(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the definition of the state of a sensor."""
     unit = config.get("unit_of_measurement")
     unit = unit if isinstance(unit, str) and unit.strip() else None
     device_class = config.get("device_class")
-    is_sensor = component == "sensor" and device_class not in _NO_NUMBERS
-    is_number = unit is not None or device_class is not None or config.get("state_class") is not None
     template = config.get("value_template")
     path, is_supported = _path(template)
-    field = str(path[-1]) if path else name
-    return [
-        {
-            "key": f"{topic}#{name}",
-            "config": topic,
-            "topic": state_topic,
-            "sensor": is_sensor,
-            "number": is_number,
-            "path": path,
-            "template": None if is_supported else str(template)[:100],
-            "quantity": _quantity(device_class, unit, field, name),
-            "unit": unit,
-            "device": _device(config.get("device")),
-        }
-    ]
+    return {
+        "sensor": device_class not in _NO_NUMBERS,
+        "number": unit is not None or device_class is not None or config.get("state_class") is not None,
+        "path": path,
+        "template": None if is_supported else str(template)[:100],
+        "quantity": _quantity(device_class, unit, str(path[-1]) if path else name, name),
+        "unit": unit,
+    }
+
+
+def _current(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return the definition of the current temperature or humidity of a climate entity."""
+    quantity, template_key, unit = _CURRENT[key]
+    template = config.get(template_key)
+    path, is_supported = _path(template)
+    if quantity == "temperature":
+        stated = config.get("temperature_unit")
+        unit = f"°{stated}" if stated in ("C", "F") else ""
+    return {
+        "sensor": True,
+        "number": True,
+        "path": path,
+        "template": None if is_supported else str(template)[:100],
+        "quantity": quantity,
+        "unit": unit,
+    }
+
+
+def _topic(config: dict[str, Any], name: str) -> str | None:
+    """Return a topic of a discovery message, with its base in place of the sign for it."""
+    topic, base = config.get(name), config.get("~")
+    if not isinstance(topic, str) or not topic:
+        return None
+    if isinstance(base, str):
+        if topic.startswith("~"):
+            topic = base + topic[1:]
+        if topic.endswith("~"):
+            topic = topic[:-1] + base
+    return topic
 
 
 def _path(template: Any) -> tuple[list[str | int] | None, bool]:
@@ -205,8 +250,11 @@ def _decoded(message: DecoderMessage, defined: list[dict[str, Any]]) -> Decoded 
             templates.append(one["template"])
             continue
         reading = _reading(message, one)
-        if reading is not None and reading not in readings:
-            readings.append(reading)
+        if reading is None or reading in readings:
+            continue
+        if any((reading.quantity, reading.name) == (other.quantity, other.name) for other in readings):
+            raise RejectedError("ambiguous", f"two discovery messages give {reading.quantity} different units")
+        readings.append(reading)
     if templates and not readings:
         return Rejected(
             "template not supported",
@@ -236,6 +284,8 @@ def _reading(message: DecoderMessage, one: dict[str, Any]) -> Reading | None:
     if isinstance(value, str) and number_of(value) is None:
         raise RejectedError("type changed", f"{name or message.topic[:100]} is {value[:40]!r} and should be a number")
     number = field_number(value, name)
+    if one["unit"] == "":
+        raise RejectedError("ambiguous", "the discovery message of the climate entity has no temperature_unit: add it")
     return measure(one["quantity"], number, one["unit"], name, unit_source=DEFINITION)
 
 

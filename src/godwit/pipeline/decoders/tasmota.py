@@ -89,7 +89,7 @@ class TasmotaDecoder(Decoder):
             return Decoded([])
         levels = message.topic.split("/")
         kind = levels[-1]
-        if kind not in ("SENSOR", "STATE") and not _STATUS.match(kind):
+        if kind not in ("SENSOR", "STATE", "ENERGY") and not _STATUS.match(kind):
             return Decoded([]) if _OTHER.match(kind) else None
         if not message.is_json:
             return None
@@ -101,8 +101,9 @@ class TasmotaDecoder(Decoder):
             found = status
         elif kind.startswith("STATUS"):
             return Decoded([])
-        is_state = kind == "STATE"
-        return _telemetry(found, _device(levels), is_state)
+        if kind == "ENERGY":  # a topic of its own in versions before 5.12
+            found = {"Time": found.get("Time"), kind: {name: one for name, one in found.items() if name != "Time"}}
+        return _telemetry(found, _device(levels), kind == "STATE")
 
 
 def _device(levels: list[str]) -> str:
@@ -163,10 +164,7 @@ def _add_sensor(
     before = len(readings)
     if name == "ZbReceived" and isinstance(value, dict):
         for device, fields in value.items():
-            own = {**units, _TEMPERATURE: "°C"}
-            if isinstance(fields, dict) and _PRESSURE in fields:
-                own[_PRESSURE] = _unit(fields[_PRESSURE], _PRESSURE)
-            _add_fields([name, device], fields, own, readings)
+            _add_fields([name, device], fields, {**units, _TEMPERATURE: "°C"}, readings)
     else:
         _add_fields([name], value, units, readings)
     if len(readings) == before or isinstance(value, dict):
@@ -186,6 +184,8 @@ def _left(value: Any) -> Any:
 def _add_fields(path: list[str], value: Any, units: dict[str, str | None], readings: list[Reading]) -> None:
     """Add the readings of a field, or of the fields of an object; `path` begins with the name of the sensor."""
     if isinstance(value, dict):
+        if own := _UNIT_FIELDS.intersection(value):  # a gateway that wraps the message
+            units = {**units, **{name: _unit(value[name], name) for name in own}}
         if len(path) <= MAX_SENSOR_LEVELS:
             for name, one in value.items():
                 _add_fields([*path, name], one, units, readings)

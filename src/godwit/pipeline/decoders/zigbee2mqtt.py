@@ -11,6 +11,8 @@ Sources: zigbee2mqtt.io, "MQTT topics and messages" and "Exposes"; the expose pr
   device: mains are in V, batteries in mV. Without a definition it is mV from 1000 on, which no mains voltage is, and V
   below 500 if the message also has power, current or energy. Other voltages remain in `extra`. So do properties whose
   unit differs between devices, such as `voc` and `formaldehyd`.
+- Before version 2, `illuminance` was a raw value, and `illuminance_lux` the one in lx: if both are there, or if the
+  definition has no unit for it, `illuminance` is not read as light.
 - With `output: attribute` each property has a topic of its own, with the value as text.
 - `bridge/#`, `/set`, `/get` and `/availability` are neither readings nor errors.
 """
@@ -33,7 +35,7 @@ from godwit.pipeline.decoders.results import (
     Rejected,
     RejectedError,
 )
-from godwit.pipeline.quantities import field_of, measure
+from godwit.pipeline.quantities import QUANTITIES, field_of, measure
 
 MAX_DEVICES_BYTES: Final = 8 * 1024 * 1024
 """Of `bridge/devices`, which is longer than other payloads: some kilobytes for each device."""
@@ -204,10 +206,9 @@ def _exposed(name: str, value: Any, expose: Any) -> Reading | None:
     if number is None:
         return None
     if unit is None or not unit.strip():
-        documented = _FIELDS.get(kind)
-        if documented is not None:
-            return measure(quantity, number, documented.unit, name, unit_source=FROM_DECODER)
-        return measure(name, number, "", name, unit_source=DEFINITION)
+        known = QUANTITIES.get(quantity)
+        is_raw = known is None or quantity == "light"  # illuminance without a unit is the raw value of Zigbee
+        return measure(name if is_raw else quantity, number, None, name, unit_source=DEFINITION)
     return measure(quantity_in(quantity, unit), number, unit, name, unit_source=DEFINITION)
 
 
@@ -215,7 +216,7 @@ def _documented(name: str, value: Any, state: dict[str, Any], is_meter: bool) ->
     """Return the reading of a property whose unit is the same for all devices."""
     if value is None:
         return None
-    field = _FIELDS.get(name)
+    field = _FIELDS.get(name) if name != "illuminance" or "illuminance_lux" not in state else None
     if name == "voltage":
         field = _voltage(field_number(value, name), state)
     elif name == "current" and is_meter:

@@ -234,6 +234,8 @@ def _scale_of(text: str, kind: str) -> UnitScale | None:
             found = scale
     if found is not None or not kind or not _PINT_TEXT.match(text) or lower in _NOT_FOR_PINT:
         return found
+    if kind == "temperature":  # no thermometer has prefixes of kelvin
+        return None
     return _scale_by_pint(text, kind)
 
 

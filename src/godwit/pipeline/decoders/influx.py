@@ -21,7 +21,9 @@ MAX_LINES: Final = 1024
 _KEY: Final = r"(?:[^,=\s\\\"]|\\.)+"
 _TEXT: Final = r'"(?:[^"\\]|\\(?s:.))*"'
 _VALUE: Final = (
-    r"(?:[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?[iu]?|" + _TEXT + r"|t|T|true|True|TRUE|f|F|false|False|FALSE)"
+    r"(?:[-+]?\d+i|\+?\d+u|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?|"
+    + _TEXT
+    + r"|t|T|true|True|TRUE|f|F|false|False|FALSE)"
 )
 _LINE: Final = re.compile(
     rf"((?:[^,\s\\]|\\.)+)((?:,{_KEY}={_KEY})*) ({_KEY}={_VALUE}(?:,{_KEY}={_VALUE})*)(?: (-?\d{{1,19}}))?\Z", re.ASCII
@@ -67,6 +69,8 @@ class InfluxDecoder(Decoder):
     ) -> None:
         measurement = _plain(line[1])
         tags = {_plain(key): _plain(value) for key, value in _TAG.findall(line[2])}
+        if len(tags) != len(_TAG.findall(line[2])):
+            raise RejectedError("bad payload", "a tag is there twice")
         device = next((tags[name] for name in DEVICES if name in tags), None)
         if device is not None:
             devices.add(device)

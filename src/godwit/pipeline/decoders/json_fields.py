@@ -82,7 +82,9 @@ PARTS: Final = frozenset(
      "enabled", "disabled", "minimum", "maximum", "mean", "std", "unit", "units", "type", "types", "range", "ranges",
      "bounds", "step", "steps", "scale", "scales", "factor", "factors", "coefficients", "deltas", "correction",
      "corrections", "alert", "alerts", "rule", "rules", "trigger", "triggers", "index", "indices", "hysteresis",
-     "accuracy", "resolution", "precision", "tolerance", "mapping", "labels", "names", "colors", "timers", "timer")
+     "accuracy", "resolution", "precision", "tolerance", "mapping", "before", "example", "examples",
+     "mode", "modes", "test", "tests", "preset", "presets", "profile", "profiles", "schedules", "labels", "names",
+     "colors", "timers", "timer")
 )  # fmt: skip
 """Names of objects within objects that do not hold current measurements."""
 

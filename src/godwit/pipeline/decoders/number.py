@@ -39,6 +39,12 @@ _NO_READINGS: Final = frozenset(
      "pid", "set", "cmd", "command", "cmnd", "lwt", "availability", "ssid", "bssid", "hostname", "uuid", "code")
 )  # fmt: skip
 """Words at the end of topics whose messages are commands, names, versions and clocks."""
+_CURRENT: Final = re.compile(
+    r"(?!.*(?:plug|socket|meter|power|energy|phase|inverter|battery|solar|pv|grid|circuit|line|outlet|relay|electric|"
+    r"switch|motor|pump|charger|l[123]\b)).*(?:^|/)current\Z",
+    re.DOTALL | re.IGNORECASE,
+)
+"""Topics whose last level may mean a present value as well as an electric current."""
 _OTHER_UNITS: Final = re.compile(r"teslamate/.*power\Z", re.DOTALL)
 """Topics of projects whose documented units are not the defaults: TeslaMate publishes power in kW."""
 
@@ -83,7 +89,7 @@ class NumberDecoder(Decoder):
         found: tuple[float, float, frozenset[float], str, str]
         if known is None or known.default is None or is_odd or is_none or is_ds18b20:
             found = (1.0, 0.0, frozenset(), "", "")
-        elif field.quantity in ("battery", "light"):
+        elif field.quantity in ("battery", "light", "current"):
             found = (1.0, 0.0, known.errors, "", "")
         else:
             found = (*known.default, known.errors, field.quantity, known.unit)
@@ -101,6 +107,8 @@ class NumberDecoder(Decoder):
         field, is_none, is_ds18b20 = self._topic(message.topic)
         if unit and not _is_clear(unit, field.quantity):
             return None
+        if not unit and field.quantity == "current" and not self.options and _CURRENT.match(message.topic):
+            field = Field(VALUE, None, True)
         if is_none:
             return Rejected("no quantity", f"a number, and by its topic no measurement: {_teach(message)}")
         source = PAYLOAD

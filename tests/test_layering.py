@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "net": (f"install {MACHINES}", "apsw msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("install spark", "deltalake py4j pyarrow pyspark"),
+    "pipeline": ("install spark", "cbor2 deltalake google msgpack pint py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
         f"__init__ install {MACHINES} impairment net archive spark pipeline console",

@@ -8,14 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
-from tests.pipeline.lakes import LOG, MINUTES, NOON, readings_by_hour, three_hours, write_checkpoint
+from tests.pipeline.lakes import LOG, MINUTES, NOON, Sent, messages, readings_by_hour, three_hours, write_checkpoint
 
 from godwit.pipeline.checkpoints import TABLES
-from godwit.pipeline.datasets import devices, readings, traffic, windows
+from godwit.pipeline.checks import run_checks
+from godwit.pipeline.datasets import bronze, definitions, devices, readings, traffic, windows
+from godwit.pipeline.decoders.selection import DecoderRule
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.repair import REQUEUE, rebuild, requeue, whole_hours
+from godwit.pipeline.repair import REQUEUE, REQUEUE_ALL, rebuild, requeue, requeue_all, whole_hours
+from godwit.pipeline.runner import TablesWriter
 
 
 def break_windows(lake: Lake) -> None:
@@ -59,7 +63,7 @@ def test_quarantine_is_parsed_again(tmp_path: Path, spark: SparkSession, monkeyp
     # As after an update that can parse one of them.
     parse = readings.parse
 
-    def parse_more(messages: Any) -> Any:
+    def parse_more(messages: Any, decoding: Any = None) -> Any:
         rows = messages.where("payload = cast('warm' AS binary)").drop("payload")
         rows = rows.selectExpr("*", "cast('25' AS binary) AS payload")
         return parse(rows.unionByName(messages.where("payload != cast('warm' AS binary)")))
@@ -75,3 +79,79 @@ def test_quarantine_is_parsed_again(tmp_path: Path, spark: SparkSession, monkeyp
     assert quarantine.arrow(["offset"])["offset"].to_pylist() == [100]
     assert requeue(spark, lake) == (0, 1)
     assert (silver.rows, readings_by_hour(lake)[12]) == (MINUTES - 1, 60)
+
+
+def test_a_lake_of_version_1_is_decoded_again(tmp_path: Path, spark: SparkSession) -> None:
+    """Silver and windows lack the columns of version 2, and silver has a wrong number."""
+    lake = three_hours(tmp_path, spark)
+    silver = lake.table(readings.SPEC)
+    old = ["broker", "offset", "quantity", "topic", "event_time", "value", "unit", "received", "schema_version"]
+    for spec, names in ((readings.SPEC, old), (windows.SPEC, [n for n in windows.SPEC.schema.names if n != "name"])):
+        rows = lake.table(spec).arrow(names)
+        if spec is readings.SPEC:
+            rows = rows.set_column(8, "schema_version", pa.array([1] * rows.num_rows, pa.int32()))
+        write_deltalake(lake.table(spec).address, rows, mode="overwrite", schema_mode="overwrite")
+    lake = Lake(str(tmp_path))
+    silver = lake.table(readings.SPEC)
+    assert {row["name"] for row in silver.arrow().to_pylist()} == {None}
+    # New messages: one fits a window that an older version began.
+    new = lake.table(bronze.SPEC).arrow().slice(179, 1).to_pylist()[0] | {"offset": MINUTES}
+    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([new], bronze.SPEC.schema), {LOG: MINUTES + 1})
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {end}}}' for end in (MINUTES, MINUTES + 1)], done=1)
+    frame = lake.table(bronze.SPEC).frame(spark).where(f"offset = {MINUTES}")
+    TablesWriter(lake).write(frame, 1)
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": {end}}}' for end in (MINUTES, MINUTES + 1)], done=2)
+    assert not [one for one in run_checks(spark, lake) if one.wrong]
+    assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 61}
+    rules = (DecoderRule("home/#", "number", {"quantity": "temperature", "unit": "°F"}),)
+    assert requeue_all(spark, lake, rules) == (MINUTES - 1, 2)
+    (row,) = [one for one in silver.arrow().to_pylist() if one["offset"] == 5]
+    assert (row["quantity"], round(row["value"], 3), row["unit_source"]) == ("temperature", -15.0, "configuration")
+    assert {one["schema_version"] for one in silver.arrow().to_pylist()} == {2}
+    assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 61}
+    assert not [one for one in run_checks(spark, lake, rules) if one.wrong]
+    # Interrupted: silver is replaced, the others are not.
+    silver.append_arrow(readings.SPEC.schema.empty_table(), {REQUEUE_ALL: 1})
+    with pytest.raises(PipelineError, match="finish it with godwit pipeline requeue --all"):
+        requeue(spark, lake)
+    with pytest.raises(PipelineError, match="finish it with godwit pipeline requeue --all"):
+        rebuild(spark, lake, None, None)
+    assert requeue_all(spark, lake) == (MINUTES - 1, 2)
+    assert requeue(spark, lake) == (0, 2)
+
+
+DISCOVERY = b'{"state_topic": "node/one", "unit_of_measurement": "\xc2\xb0F", "device_class": "temperature"}'
+
+
+def test_definitions_are_used_by_later_messages(tmp_path: Path, spark: SparkSession) -> None:
+    """A repeated batch, a batch with other bounds and a repair give the same rows."""
+    sent: list[Sent] = [
+        (0, "node/one", "a", 0.0, b"50"),
+        (1, "homeassistant/sensor/one/config", "a", 1.0, DISCOVERY),
+        (2, "node/one", "a", 2.0, b"50"),
+        (3, "node/one", "a", 3.0, b"59"),
+    ]
+    expected = [
+        (0, "value", 50.0, "default"),
+        (2, "temperature", 10.0, "definition"),
+        (3, "temperature", 15.0, "definition"),
+    ]
+
+    def found(lake: Lake) -> list[tuple[int, str, float, str]]:
+        rows = lake.table(readings.SPEC).arrow().sort_by("offset").to_pylist()
+        return [(row["offset"], row["quantity"], round(row["value"], 6), row["unit_source"]) for row in rows]
+
+    for plans in (((0, 2), (0, 2), (2, 4)), ((0, 4),), ((0, 1), (1, 3), (1, 4))):
+        lake = Lake(
+            str(tmp_path / str(plans)[1:-1].replace(" ", "").replace(",", "-").replace("(", "").replace(")", ""))
+        )
+        for number, (begin, end) in enumerate(plans):
+            write_checkpoint(lake, TABLES, [f'{{"{LOG}": {end}}}'] * (number + 1), done=number)
+            TablesWriter(lake).write(messages(spark, sent[begin:end]), number)
+        assert found(lake) == expected, plans
+        rows = lake.table(definitions.SPEC).arrow().to_pylist()
+        assert {row["offset"] for row in rows} == {1}
+    write_checkpoint(lake, TABLES, [f'{{"{LOG}": 4}}'] * len(plans), done=len(plans))
+    assert requeue_all(spark, lake) == (3, 0)
+    assert found(lake) == expected
+    assert not [one for one in run_checks(spark, lake) if one.wrong]

@@ -57,11 +57,13 @@ def test_up_to_what_is_there_and_then_the_rest(
 
         def publish(*lines: str) -> None:
             text = "\n".join(lines).encode()
-            assert godwit("pub", "--broker", broker.address, "home/t", "--lines", "-q", input=text).returncode == 0
+            assert godwit("pub", "--broker", broker.address, "home/x", "--lines", "-q", input=text).returncode == 0
 
         config = RunConfig(lake, {"archive": broker.archive}, is_once=True)
         began_s = int(time.time()) - 600  # ten minutes of readings
-        publish(*[f'{{"t": {20 + number % 5}, "time": {began_s + 6 * number}}}' for number in range(100)], "warm")
+        publish(
+            *[f'{{"temperature": {20 + number % 5}, "time": {began_s + 6 * number}}}' for number in range(100)], "warm"
+        )
         stats = run(spark, config, listener)
         assert stats == RunStats(
             {"tables": 1, "anomalies": 1, "gold": 1}, dict.fromkeys(("tables", "anomalies", "gold"), 101)

@@ -14,10 +14,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from godwit.pipeline.checkpoints import check_no_partial_batch
+from godwit.pipeline.datasets import readings
 from godwit.pipeline.datasets.catalog import ALL, view_name
+from godwit.pipeline.datasets.definitions import DefinitionStore
 from godwit.pipeline.datasets.job_statistics import TOPICS
-from godwit.pipeline.datasets.readings import NOT_READINGS
 from godwit.pipeline.datasets.windows import LENGTHS_S
+from godwit.pipeline.decoders.catalog import decoder_set
+from godwit.pipeline.decoders.selection import DecoderRule
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.query import add_views
@@ -34,23 +37,25 @@ def _difference(counted: str, expected: str) -> str:
 
 def _group_columns(counted: str) -> list[str]:
     """Return the columns of a query except the last, which is the count."""
-    return [name.strip() for name in counted.removeprefix("SELECT ").split(", ")[:-1]]
+    return [name.strip() for name in counted.removeprefix("SELECT ").partition(" FROM ")[0].split(", ")[:-1]]
 
 
-_IS_PARSED: Final = " AND ".join(f"NOT startswith(topic, '{prefix}')" for prefix in NOT_READINGS)
+_UNREAD: Final = """
+    SELECT * FROM bronze_messages
+    LEFT ANTI JOIN (SELECT broker, offset FROM silver_readings UNION SELECT broker, offset FROM silver_quarantine)
+    USING (broker, offset)"""
+"""Messages that are in neither table: definitions and statuses, which have no readings."""
+ALL_READ: Final = "every message with readings or an error is in silver or in quarantine"
 BETWEEN_TABLES: Final = {
     # (table, condition): SQL for the number of rows that violate it
-    ("silver/readings", "every message is in silver or in quarantine"): f"""
-        SELECT count(*) FROM bronze_messages
-        LEFT ANTI JOIN (SELECT broker, offset FROM silver_readings UNION SELECT broker, offset FROM silver_quarantine)
-        USING (broker, offset) WHERE {_IS_PARSED}""",
     ("silver/readings", "every reading is of a message in bronze"): """
         SELECT count(*) FROM silver_readings LEFT ANTI JOIN bronze_messages USING (broker, offset)""",
     ("silver/quarantine", "no message in it is in silver, too"): """
         SELECT count(*) FROM silver_quarantine LEFT SEMI JOIN silver_readings USING (broker, offset)""",
     ("gold/windows", "windows of each length count every reading once"): _difference(
-        "SELECT broker, topic, quantity, window_s, sum(count) AS n FROM gold_windows GROUP BY ALL",
-        "SELECT broker, topic, quantity, window_s, count(*) AS n FROM silver_readings "
+        "SELECT broker, topic, quantity, name, window_s, sum(count) AS n FROM "
+        "(SELECT * EXCEPT (name), coalesce(name, '') AS name FROM gold_windows) GROUP BY ALL",
+        "SELECT broker, topic, quantity, coalesce(name, '') AS name, window_s, count(*) AS n FROM silver_readings "
         f"CROSS JOIN (SELECT explode(array{LENGTHS_S}) AS window_s) GROUP BY ALL",
     ),
     ("gold/devices", "devices count every message once, but the broker's own"): _difference(
@@ -81,8 +86,8 @@ class CheckResult:
     """Rows that violate the condition."""
 
 
-def run_checks(spark: SparkSession, lake: Lake) -> Iterator[CheckResult]:
-    """Bring gold up to date, then yield the result of each check.
+def run_checks(spark: SparkSession, lake: Lake, rules: tuple[DecoderRule, ...] = ()) -> Iterator[CheckResult]:
+    """Bring gold up to date, then yield the result of each check. `rules` are the configured decoders.
 
     The lake must be locked. Raise PipelineError if a batch is incomplete.
     """
@@ -92,9 +97,18 @@ def run_checks(spark: SparkSession, lake: Lake) -> Iterator[CheckResult]:
     for spec in ALL:
         yield from _check_rows(spark, spec)
         yield CheckResult(spec.name, f"no two rows have the same {', '.join(spec.keys)}", _duplicates(spark, spec))
+        if spec is readings.SPEC:
+            yield CheckResult(spec.name, ALL_READ, _unread(spark, lake, rules))
         for (table, check), sql in BETWEEN_TABLES.items():
             if table == spec.name:
                 yield CheckResult(table, check, int(spark.sql(sql).collect()[0][0]))
+
+
+def _unread(spark: SparkSession, lake: Lake, rules: tuple[DecoderRule, ...]) -> int:
+    """Return the number of messages that are in neither table of silver, and should be in one."""
+    definitions = DefinitionStore(lake, decoder_set(rules)).rows_since()
+    parsed = readings.parse(spark.sql(_UNREAD), readings.Decoding(rules, tuple(definitions)))
+    return parsed.select("broker", "offset").distinct().count()
 
 
 def _check_rows(spark: SparkSession, spec: TableSpec) -> Iterator[CheckResult]:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -70,6 +70,8 @@ class TableColumn:
     type: pa.DataType
     doc: str = ""
     """A phrase for docs/SPARK.md."""
+    missing: str | None = None
+    """For a key that an older version did not have: the value that its rows are taken to have."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,25 @@ class LakeTable:
 
         Return False, and write nothing, if all watermarks had been reached before.
         """
+        return self._write(frame, watermarks, "append")
+
+    def _write(self, frame: DataFrame, watermarks: Watermarks, mode: Literal["append", "overwrite"]) -> bool:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
         folder = f"{FILES}/{uuid.uuid4().hex}"
         frame.select(*self.spec.schema.names).write.parquet(f"{self.address}/{folder}")
         delta.create_write_transaction(
-            self._add_actions(folder), "append", delta.schema(), commit_properties=_commit_properties(watermarks)
+            self._add_actions(folder), mode, delta.schema(), commit_properties=_commit_properties(watermarks)
         )
         return True
+
+    def overwrite(self, frame: DataFrame, watermarks: Watermarks) -> bool:
+        """Replace all rows by these, and set the watermarks, in one transaction.
+
+        Return False, and write nothing, if all watermarks had been reached before.
+        """
+        return self._write(frame, watermarks, "overwrite")
 
     def append_arrow(self, rows: pa.Table, watermarks: Watermarks) -> bool:
         """Do the same as `append` with rows that are on the driver."""
@@ -160,7 +172,7 @@ class LakeTable:
             delta.create_write_transaction([], "append", delta.schema(), commit_properties=properties)
             return True
         rows = self._cast(rows)
-        conditions = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
+        conditions = [self._equal(key) for key in self.spec.keys]
         if self.spec.time is not None:
             conditions.append(spans_condition(f'target."{self.spec.time}"', self._spans(rows)))
         merge = delta.merge(
@@ -284,7 +296,8 @@ class LakeTable:
         wanted = self._cast(rows).select(keys).group_by(keys).aggregate([])
         # Batch by batch: the same files may hold a very large number of rows with other keys.
         batches = delta.to_pyarrow_dataset(schema=self.spec.schema).scanner(filter=where).to_batches()
-        found = [self._cast(pa.Table.from_batches([one])).join(wanted, keys, join_type="left semi") for one in batches]
+        tables = (self._complete(self._cast(pa.Table.from_batches([one]))) for one in batches)
+        found = [one.join(wanted, keys, join_type="left semi") for one in tables]
         return pa.concat_tables([self.spec.schema.empty_table(), *found])
 
     def scan(self, columns: Sequence[str], where: pc.Expression | None = None) -> Iterator[pa.Table]:
@@ -372,6 +385,20 @@ class LakeTable:
 
     def _spans(self, rows: pa.Table) -> list[TimeSpan]:
         return time_spans(pc.unique(rows.column(self.spec.time)).to_pylist())
+
+    def _equal(self, key: str) -> str:
+        """Return the SQL condition that two rows have the same value of a key."""
+        missing = next(one.missing for one in self.spec.columns if one.name == key)
+        if missing is None:
+            return f'target."{key}" = source."{key}"'
+        return f"""coalesce(target."{key}", '{missing}') = coalesce(source."{key}", '{missing}')"""
+
+    def _complete(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the values of keys that an older version did not have."""
+        for index, one in enumerate(self.spec.columns):
+            if one.missing is not None and rows.column(index).null_count:
+                rows = rows.set_column(index, rows.field(index), pc.fill_null(rows.column(index), one.missing))
+        return rows
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)

@@ -30,6 +30,9 @@ from godwit.pipeline.checkpoints import (
     planned_offsets,
 )
 from godwit.pipeline.datasets import anomalies, bronze, readings
+from godwit.pipeline.datasets.definitions import DefinitionStore
+from godwit.pipeline.decoders.catalog import decoder_set
+from godwit.pipeline.decoders.selection import DecoderRule
 from godwit.pipeline.gold import Gold, GoldFollower
 from godwit.pipeline.lake import Lake, LakeTable, Watermarks
 from godwit.pipeline.supervisor import RunListener, RunStats, SparkQuery, SupervisedQuery
@@ -54,6 +57,8 @@ class RunConfig:
     is_once: bool = False
     """Whether to end with the last message that the logs have at the start."""
     trigger_s: float = 1.0
+    rules: tuple[DecoderRule, ...] = ()
+    """The configured decoders."""
 
     @property
     def limited_source(self) -> dict[str, str]:
@@ -75,6 +80,7 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
     Return the batches and rows by query. Raise PipelineError if a query cannot continue.
     """
     check_checkpoints(config.lake)
+    DefinitionStore(config.lake, decoder_set(config.rules)).catch_up(spark)
     stats = RunStats()
     followers: list[GoldFollower] = []
 
@@ -100,7 +106,7 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
 def start_tables(spark: SparkSession, config: RunConfig) -> SparkQuery:
     """Start the query that writes bronze, silver and quarantine."""
     stream = spark.readStream.format("godwit").options(**config.limited_source).load()
-    writer = stream.writeStream.queryName(TABLES).foreachBatch(TablesWriter(config.lake).write)
+    writer = stream.writeStream.queryName(TABLES).foreachBatch(TablesWriter(config.lake, config.rules).write)
     writer = writer.option("checkpointLocation", checkpoint_address(config.lake, TABLES))
     return SparkQuery(writer.trigger(**config.trigger).start())
 
@@ -108,14 +114,19 @@ def start_tables(spark: SparkSession, config: RunConfig) -> SparkQuery:
 def start_anomalies(spark: SparkSession, config: RunConfig) -> SparkQuery:
     """Start the query that detects anomalies."""
     checkpoint = checkpoint_address(config.lake, ANOMALIES)
-    return SparkQuery(anomalies.start(spark, config.limited_source, config.lake, checkpoint, config.trigger))
+    # Its definitions are those at its start: it parses the stream on its own, before silver has a batch.
+    definitions = DefinitionStore(config.lake, decoder_set(config.rules)).rows_since()
+    decoding = readings.Decoding(config.rules, tuple(definitions))
+    return SparkQuery(anomalies.start(spark, config.limited_source, config.lake, checkpoint, config.trigger, decoding))
 
 
 class TablesWriter:
     """Writes the micro-batches of the query `tables` to bronze, silver and quarantine."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, rules: tuple[DecoderRule, ...] = ()) -> None:
         self._lake = lake
+        self._rules = rules
+        self._definitions = DefinitionStore(lake, decoder_set(rules))
         self._messages = lake.table(bronze.SPEC)
         self._readings = lake.table(readings.SPEC)
         self._quarantine = lake.table(readings.QUARANTINE)
@@ -124,8 +135,12 @@ class TablesWriter:
         """Write one micro-batch, for foreachBatch. A repeated call does nothing."""
         ends = planned_offsets(self._lake, TABLES, batch)
         messages = messages.persist(StorageLevel.MEMORY_AND_DISK)
-        parsed = readings.parse(messages).persist(StorageLevel.MEMORY_AND_DISK)
+        parsed = messages
         try:
+            self._definitions.update(messages, ends)
+            begins = {log: self._readings.watermark(log) or 0 for log in ends}
+            decoding = readings.Decoding(self._rules, tuple(self._definitions.rows_since(begins)))
+            parsed = readings.parse(messages, decoding).persist(StorageLevel.MEMORY_AND_DISK)
             _append_new(self._messages, messages, ends)
             _append_new(self._readings, readings.valid(parsed), ends)
             _append_new(self._quarantine, readings.rejected(parsed), ends)

@@ -1,6 +1,6 @@
 """gold/anomalies: readings that deviate from their series, detected as they arrive and published as alerts.
 
-Each series, that is a quantity of a topic of a broker, has its own detector, whose state Spark stores in the
+Each series, that is a quantity and name of a topic of a broker, has its own detector, whose state Spark stores in the
 checkpoint. The readings of a micro-batch are processed in the order of their times. A repeated batch starts from the
 same states and finds the same alarms, which the table and the broker accept once.
 
@@ -37,16 +37,18 @@ MAX_TOPIC_BYTES: Final = 1024
 MAX_TOPIC_LEVELS: Final = 64
 """The broker's limits. A topic that exceeds them with the prefix is only named in the payload."""
 _SERIES: Final = ("broker", "topic", "quantity")
+_NAME_SEPARATOR: Final = "\n"
+"""Between quantity and name in the key of a series. The key has the columns of version 0.5, as Spark stores it."""
 _DETECTED: Final = (
-    "broker string, topic string, quantity string, offset bigint, time_us bigint, value double, unit string, "
-    "expected double, score double, reason string"
+    "broker string, topic string, quantity string, name string, offset bigint, time_us bigint, value double, "
+    "unit string, expected double, score double, reason string"
 )
 _MESSAGES: Final = pa.schema([("topic", pa.string()), ("payload", pa.string())])
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
 SPEC: Final = TableSpec(
     "gold/anomalies",
-    "one row per alarm: (broker, offset, quantity) of the reading that raised it",
+    "one row per alarm: (broker, offset, quantity, name) of the reading that raised it",
     (
         TableColumn("broker", pa.string()),
         TableColumn("offset", pa.int64()),
@@ -58,8 +60,9 @@ SPEC: Final = TableSpec(
         TableColumn("expected", pa.float64()),
         TableColumn("score", pa.float64(), "as a multiple of the detector's limit: at least 1"),
         TableColumn("reason", pa.string()),
+        TableColumn("name", pa.string(), "which sensor or field of the message; empty for the only one", missing=""),
     ),
-    keys=("broker", "offset", "quantity"),
+    keys=("broker", "offset", "quantity", "name"),
     checks={"it is beyond the limit, and has a reason": "score >= 1 AND reason != ''"},
 )
 
@@ -68,14 +71,20 @@ SPEC: Final = TableSpec(
 
 
 def start(
-    spark: SparkSession, source: Mapping[str, str], lake: Lake, checkpoint: str, trigger: Mapping[str, Any]
+    spark: SparkSession,
+    source: Mapping[str, str],
+    lake: Lake,
+    checkpoint: str,
+    trigger: Mapping[str, Any],
+    decoding: readings.Decoding | None = None,
 ) -> StreamingQuery:
     """Start the query that fills the table and publishes alerts.
 
-    `source` are options of format("godwit"); `trigger` are arguments of DataStreamWriter.trigger.
+    `source` are options of format("godwit"); `trigger` are arguments of DataStreamWriter.trigger; `decoding` tells how
+    messages are decoded.
     """
     stream = spark.readStream.format("godwit").options(**source).load()
-    alarms = detect(readings.valid(readings.parse(stream)))
+    alarms = detect(readings.valid(readings.parse(stream, decoding)))
     write = _batch_writer(lake, AlertPublisher(source))
     writer = alarms.writeStream.queryName(QUERY_NAME).outputMode("append").foreachBatch(write)
     return writer.option("checkpointLocation", checkpoint).trigger(**trigger).start()
@@ -83,6 +92,9 @@ def start(
 
 def detect(stream: DataFrame) -> DataFrame:
     """Return rows of this table from a stream of readings."""
+    name = sf.coalesce("name", sf.lit(""))
+    series = sf.when(name == "", sf.col("quantity")).otherwise(sf.concat_ws(_NAME_SEPARATOR, "quantity", name))
+    stream = stream.withColumn("quantity", series)
     rows = stream.select(*_SERIES, "offset", sf.unix_micros("event_time").alias("time_us"), "value", "unit")
     found = rows.groupBy(*_SERIES).transformWithState(_SeriesProcessor(), _DETECTED, "append", "none")
     return found.withColumn("event_time", sf.timestamp_micros("time_us")).select(*SPEC.schema.names)
@@ -97,7 +109,8 @@ class _SeriesProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: N802, N803  # Spark's
         known = self._state.get()
         detector = Detector() if known is None else Detector.from_bytes(bytes(known[0]))
-        broker, topic, quantity = key
+        broker, topic, series = key
+        quantity, _, name = series.partition(_NAME_SEPARATOR)
         for row in sorted(rows, key=lambda one: (one.time_us, one.offset)):
             alarm = detector.update(row.time_us, row.value)
             if alarm is not None:
@@ -105,6 +118,7 @@ class _SeriesProcessor(StatefulProcessor):
                     broker=broker,
                     topic=topic,
                     quantity=quantity,
+                    name=name,
                     offset=row.offset,
                     time_us=row.time_us,
                     value=row.value,
@@ -127,7 +141,8 @@ def _batch_writer(lake: Lake, publisher: AlertPublisher) -> Callable[[DataFrame,
         query = spark.sparkContext.getLocalProperty(_QUERY_PROPERTY)
         assert query is not None, "foreachBatch runs within a streaming query"
         # Evaluated once only: each evaluation runs the detectors again. Alarms are few and fit on the driver.
-        rows = found.toArrow().sort_by([(name, "ascending") for name in ("event_time", "broker", "offset", "quantity")])
+        order = ("event_time", "broker", "offset", "quantity", "name")
+        rows = found.toArrow().sort_by([(key, "ascending") for key in order])
         if rows.num_rows:
             table.append_arrow(rows, {query: batch})
             table.maintain(None, RETENTION_HOURS)
@@ -191,6 +206,7 @@ def _alert_payload(alarm: Mapping[str, Any]) -> str:
         "reason": alarm["reason"],
         "topic": alarm["topic"],
         "quantity": alarm["quantity"],
+        **({"name": alarm["name"]} if alarm.get("name") else {}),
         "value": alarm["value"],
         "expected": round(alarm["expected"], 6),
         "unit": alarm["unit"],

@@ -1,4 +1,4 @@
-"""The payload of Sparkplug B: a protobuf message, parsed with the protobuf library (decision 50).
+"""The payload of Sparkplug B: a protobuf message, parsed with the protobuf library (decision 49).
 
 The fields and numbers are those of `sparkplug_b.proto` in the Eclipse Sparkplug specification 3.0.0, chapter 6. The
 descriptor is built in code, in a pool of its own: a process that also has Tahu's generated module must not see two

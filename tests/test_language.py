@@ -19,7 +19,7 @@ COUNTS = {
     "gives": (7, 28),
     "who, those that": (22, 23),
     "its place, goes on, stands": (19, 31),
-    "cannot be, is no, is none": (64, 42),
+    "cannot be, is no, is none": (63, 42),
     "personification": (0, 1),
 }
 

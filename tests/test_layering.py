@@ -36,14 +36,14 @@ LAYERS: dict[str, tuple[str, str]] = {
     "net": (f"install {MACHINES}", "apsw msgspec uvloop"),
     "archive": (MACHINES, "apsw msgspec numpy pyarrow"),
     "spark": ("", "pyarrow pyspark"),  # shipped to executors by value: nothing of godwit is there
-    "pipeline": ("install spark", "deltalake duckdb py4j pyarrow pyspark"),
+    "pipeline": ("install spark", "cbor2 deltalake duckdb google msgpack pint py4j pyarrow pyspark"),
     "console": (f"{MACHINES} net archive", "msgspec nicegui prometheus_client"),
     "cli": (
         f"__init__ install {MACHINES} impairment net archive spark pipeline console",
         "apsw msgspec prompt_toolkit pyarrow rich typer uvloop",
     ),
     "sync": ("net", ""),
-    "__init__": ("client errors install net spark sync wire", ""),  # late, by name: `import godwit` alone imports no layer
+    "__init__": ("client errors install net spark sync wire", ""),  # late: `import godwit` imports no layer
     "__main__": ("cli", ""),
     "pyspark_godwit": ("spark", "pyarrow"),  # found by PySpark through its name
     # Development tools, outside what users install: no layer above may import them.

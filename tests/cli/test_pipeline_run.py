@@ -200,8 +200,9 @@ def test_the_results_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(pipeline_run, "session", session)
     monkeypatch.setattr("godwit.pipeline.repair.rebuild", rebuild)
-    monkeypatch.setattr("godwit.pipeline.repair.requeue", lambda spark, lake: (3, 1200))
-    monkeypatch.setattr("godwit.pipeline.checks.run_checks", lambda lake, is_complete: iter(results))
+    monkeypatch.setattr("godwit.pipeline.repair.requeue", lambda spark, lake, rules: (3, 1200))
+    monkeypatch.setattr("godwit.pipeline.repair.requeue_all", lambda spark, lake, rules: (1, 2))
+    monkeypatch.setattr("godwit.pipeline.checks.run_checks", lambda lake, rules, is_complete: iter(results))
     told = godwit("pipeline", "check", "--lake", str(tmp_path))
     assert told.returncode == 0
     assert lines(told.stdout)[1].split("  ")[0] == "gold/windows"
@@ -213,8 +214,11 @@ def test_the_results_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines(told.stdout) == ["gold/windows: 1 row", "gold/traffic: 2,000 rows"]
     told = godwit("pipeline", "requeue", "--lake", str(tmp_path))
     assert lines(told.stdout) == ["3 messages left quarantine, 1,200 remain"]
+    told = godwit("pipeline", "requeue", "--lake", str(tmp_path), "--all")
+    assert lines(told.stdout) == ["1 reading, 2 messages in quarantine"]
     assert asked == [
         "godwit pipeline rebuild",
         (None, datetime(2026, 11, 1, tzinfo=UTC)),
+        "godwit pipeline requeue",
         "godwit pipeline requeue",
     ]

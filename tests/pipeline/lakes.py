@@ -52,7 +52,7 @@ def day() -> list[Sent]:
     for second in range(0, 7200, 20):
         if not 3000 <= second < 4000:
             rows.append((len(rows), "home/one", "a", float(second), str(20 + second % 7).encode()))
-        rows.append((len(rows), "home/two", "b", second + 0.5, b'{"t": 1000000.25}'))
+        rows.append((len(rows), "home/two", "b", second + 0.5, b'{"value": 1000000.25}'))
     for number, second in enumerate(range(0, 7200, 600)):
         for event, more in (
             ("submitted", {}),

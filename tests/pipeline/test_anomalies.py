@@ -97,7 +97,7 @@ STEP_US = 1_000_000
 BEGIN_US = logs.NOW_US - 10_000 * STEP_US
 HALF = 200
 JUMP_AT = HALF + 130
-POISON = [b"NaN", b"\xff", b'{"t": 1e300}', b"[" * 100]
+POISON = [b"NaN", b"\xff", b'{"temperature": 1e300}', b"[" * 100]
 OTHER_LOG = bytes(range(1, 17))
 
 
@@ -111,7 +111,8 @@ def values(seed: int, jump: float) -> list[float]:
 def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> None:
     """Publish readings (number, value) in this order. The number determines the time."""
     payloads = [
-        json.dumps({"t": value, "time": (BEGIN_US + number * STEP_US) / 1e6}).encode() for number, value in numbers
+        json.dumps({"temperature": value, "time": (BEGIN_US + number * STEP_US) / 1e6}).encode()
+        for number, value in numbers
     ]
     place.store.append([logs.make_entry(topic, payloads)])
 

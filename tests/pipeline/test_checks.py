@@ -76,8 +76,8 @@ def test_errors_are_found(tmp_path: Path, spark: SparkSession, is_first_right: b
     expected = {
         ("bronze/messages", "its QoS is 0, 1 or 2"): 1,
         ("silver/readings", "its value is a number"): 1,
-        ("silver/readings", "no two rows have the same broker, offset, quantity"): 1,
-        ("silver/readings", "every message is in silver or in quarantine"): 1,
+        ("silver/readings", "no two rows have the same broker, offset, quantity, position"): 1,
+        ("silver/readings", "every message with readings or an error is in silver or in quarantine"): 1,
         ("gold/windows", "mean and percentiles lie between the least and the greatest"): 1,
         ("gold/windows", "windows of each length count every reading once"): 2,
         ("gold/devices", "devices count every message once, but the broker's own"): 1,

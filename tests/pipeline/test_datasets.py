@@ -21,11 +21,11 @@ def test_readings_and_rejected_messages(spark: SparkSession) -> None:
     frame = messages(
         spark,
         [
-            (0, "home/temperature", "one", 0, b'{"t": 21.5, "humidity": 40, "x_y": 1}'),
+            (0, "home/temperature", "one", 0, b'{"temperature": 21.5, "humidity": 40, "x_y": 1}'),
             (1, "home/temperature", "one", 1, b"12C"),
             (2, "home/temperature", "one", 2, b"\xff"),
-            (3, "home/temperature", "one", 0, json.dumps({"t": 1, "time": late}).encode()),
-            (4, "home/temperature", "one", 0, json.dumps({"t": 1, "time": soon}).encode()),
+            (3, "home/temperature", "one", 0, json.dumps({"temperature": 1, "time": late}).encode()),
+            (4, "home/temperature", "one", 0, json.dumps({"temperature": 1, "time": soon}).encode()),
             (5, "$jobs/resize", "$broker", 0, b'{"event": "done"}'),
             (6, "alerts/home/temperature", "spark", 0, b"99"),
         ],
@@ -42,6 +42,19 @@ def test_readings_and_rejected_messages(spark: SparkSession) -> None:
     bad = readings.rejected(parsed).orderBy("offset").collect()
     assert [(row.offset, row.reason) for row in bad] == [(2, "not text"), (3, "time in the future")]
     assert bytes(bad[0].payload) == b"\xff"
+    assert [(row.name, row.position, row.decoder, row.unit_source, row.schema_version) for row in good[:3]] == [
+        ("", 1, "json", "default", 2), ("", 0, "json", "default", 2), ("", 0, "number", "payload", 2),
+    ]  # fmt: skip
+
+
+def test_sensors_of_one_message_are_not_mixed(spark: SparkSession) -> None:
+    payload = b'{"a": {"temperature": 20}, "b": {"temperature": 30}}'
+    found = windows.TABLE.compute(readings_of(spark, [(0, "home", "one", 0, payload), (1, "home", "one", 1, payload)]))
+    rows = found.where("window_s = 60").orderBy("name").collect()
+    assert [(row.name, row["count"], row["mean"]) for row in rows] == [
+        ("a.temperature", 2, 20.0),
+        ("b.temperature", 2, 30.0),
+    ]
 
 
 # -- gold --------------------------------------------------------------------------------------------------------------
@@ -76,7 +89,7 @@ def test_traffic_of_each_hour(spark: SparkSession) -> None:
     second = local(NOON + timedelta(hours=1))
     of_b = [row for row in found if row.publisher == "b"]
     assert [(row.messages, row.topics, row.payload_bytes) for row in of_b] == [
-        (180, 1, 180 * len(b'{"t": 1000000.25}')), (181, 2, 180 * len(b'{"t": 1000000.25}') + 5),
+        (180, 1, 180 * len(b'{"value": 1000000.25}')), (181, 2, 180 * len(b'{"value": 1000000.25}') + 5),
     ]  # fmt: skip
     assert (of_b[1].hour, of_b[1].last_received - second) == (second, timedelta(seconds=3599))
     assert {row.publisher: row.messages for row in found if row.hour == second} == {"$broker": 18, "a": 160, "b": 181}

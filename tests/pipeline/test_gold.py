@@ -78,8 +78,8 @@ def test_a_lake_of_0_5_0_gets_an_added_column(
     lake = Lake(str(tmp_path / "lake"))
     status = status_of(lake, {"archive": "127.0.0.1:9", "archiveTimeout": "0.1"})
     assert {one.table: one.rows for one in status.tables} == {
-        "bronze/messages": 120, "silver/readings": 118, "silver/quarantine": 2, "gold/windows": 120, "gold/devices": 1,
-        "gold/traffic": 2, "gold/job_statistics": 0, "gold/anomalies": 0,
+        "bronze/messages": 120, "silver/readings": 118, "silver/quarantine": 2, "silver/definitions": 0,
+        "gold/windows": 120, "gold/devices": 1, "gold/traffic": 2, "gold/job_statistics": 0, "gold/anomalies": 0,
     }  # fmt: skip
     write_report(lake, tmp_path / "report.html")
 

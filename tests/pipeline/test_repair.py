@@ -8,13 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.sql import SparkSession
-from tests.pipeline.lakes import LOG, MINUTES, NOON, readings_by_hour, three_hours
+from tests.archive import logs
+from tests.pipeline.lakes import LOG, MINUTES, NOON, readings_by_hour, tables_at, three_hours
+from tests.spark.archives import options, served
 
-from godwit.pipeline.datasets import bronze, devices, readings, traffic, windows
+from godwit.pipeline.checks import run_checks
+from godwit.pipeline.datasets import bronze, definitions, devices, readings, traffic, windows
+from godwit.pipeline.decoders.selection import DecoderRule
 from godwit.pipeline.errors import PipelineError
+from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.repair import REQUEUE, rebuild, requeue, whole_hours
+from godwit.pipeline.repair import REQUEUE, REQUEUE_ALL, rebuild, requeue, requeue_all, whole_hours
+from godwit.pipeline.runner import RunConfig, TablesWriter
 
 
 def break_windows(lake: Lake) -> None:
@@ -58,7 +65,7 @@ def test_quarantine_is_parsed_again(tmp_path: Path, spark: SparkSession, monkeyp
     # As after an update that can parse one of them.
     parse = readings.parse
 
-    def parse_more(messages: Any) -> Any:
+    def parse_more(messages: Any, decoding: Any = None) -> Any:
         rows = messages.where("payload = cast('warm' AS binary)").drop("payload")
         rows = rows.selectExpr("*", "cast('25' AS binary) AS payload")
         return parse(rows.unionByName(messages.where("payload != cast('warm' AS binary)")))
@@ -74,3 +81,81 @@ def test_quarantine_is_parsed_again(tmp_path: Path, spark: SparkSession, monkeyp
     assert quarantine.arrow(["offset"])["offset"].to_pylist() == [100]
     assert requeue(spark, lake) == (0, 1)
     assert (silver.rows, readings_by_hour(lake)[12]) == (MINUTES - 1, 60)
+
+
+def test_a_lake_of_version_1_is_decoded_again(tmp_path: Path, spark: SparkSession) -> None:
+    """Silver and windows lack the columns of version 2, and silver has a wrong number."""
+    lake = three_hours(tmp_path, spark)
+    silver = lake.table(readings.SPEC)
+    old = ["broker", "offset", "quantity", "topic", "event_time", "value", "unit", "received", "schema_version"]
+    for spec, names in ((readings.SPEC, old), (windows.SPEC, [n for n in windows.SPEC.schema.names if n != "name"])):
+        rows = lake.table(spec).arrow(names)
+        if spec is readings.SPEC:
+            rows = rows.set_column(8, "schema_version", pa.array([1] * rows.num_rows, pa.int32()))
+        write_deltalake(lake.table(spec).address, rows, mode="overwrite", schema_mode="overwrite")
+    lake = Lake(str(tmp_path))
+    silver = lake.table(readings.SPEC)
+    assert {row["name"] for row in silver.arrow().to_pylist()} == {None}
+    # New messages: one fits a window that an older version began.
+    new = lake.table(bronze.SPEC).arrow().slice(179, 1).to_pylist()[0] | {"offset": MINUTES}
+    lake.table(bronze.SPEC).append_arrow(pa.Table.from_pylist([new], bronze.SPEC.schema), {LOG: MINUTES + 1})
+    frame = readings.parse(lake.table(bronze.SPEC).frame(spark).where(f"offset = {MINUTES}"))
+    silver.append(readings.valid(frame), {LOG: MINUTES + 1})
+    lake.table(readings.QUARANTINE).append(readings.rejected(frame), {LOG: MINUTES + 1})
+    tables_at(lake, {LOG: MINUTES + 1})
+    Gold(lake).catch_up(spark)
+    assert not [one for one in run_checks(lake) if one.wrong]
+    assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 61}
+    rules = (DecoderRule("home/#", "number", {"quantity": "temperature", "unit": "°F"}),)
+    assert requeue_all(spark, lake, rules) == (MINUTES - 1, 2)
+    (row,) = [one for one in silver.arrow().to_pylist() if one["offset"] == 5]
+    assert (row["quantity"], round(row["value"], 3), row["unit_source"]) == ("temperature", -15.0, "configuration")
+    assert {one["schema_version"] for one in silver.arrow().to_pylist()} == {2}
+    assert readings_by_hour(lake) == {12: 59, 13: 59, 14: 61}
+    assert not [one for one in run_checks(lake, rules) if one.wrong]
+    # Interrupted: silver is replaced, the others are not.
+    silver.append_arrow(readings.SPEC.schema.empty_table(), {REQUEUE_ALL: 1})
+    with pytest.raises(PipelineError, match="finish it with godwit pipeline requeue --all"):
+        requeue(spark, lake)
+    with pytest.raises(PipelineError, match="finish it with godwit pipeline requeue --all"):
+        rebuild(spark, lake, None, None)
+    assert requeue_all(spark, lake) == (MINUTES - 1, 2)
+    assert requeue(spark, lake) == (0, 2)
+
+
+DISCOVERY = b'{"state_topic": "node/one", "unit_of_measurement": "\xc2\xb0F", "device_class": "temperature"}'
+
+
+def test_definitions_are_used_by_later_messages(tmp_path: Path, spark: SparkSession) -> None:
+    """A repeated batch, a batch with other bounds and a repair give the same rows."""
+    sent = [
+        ("node/one", b"50"),
+        ("homeassistant/sensor/one/config", DISCOVERY),
+        ("node/one", b"50"),
+        ("node/one", b"59"),
+    ]
+    expected = [
+        (0, "value", 50.0, "default"),
+        (2, "temperature", 10.0, "definition"),
+        (3, "temperature", 15.0, "definition"),
+    ]
+
+    def found(lake: Lake) -> list[tuple[int, str, float, str]]:
+        rows = lake.table(readings.SPEC).arrow().sort_by("offset").to_pylist()
+        return [(row["offset"], row["quantity"], round(row["value"], 6), row["unit_source"]) for row in rows]
+
+    with served(tmp_path / "data") as place:
+        place.store.append([logs.make_entry(topic, [payload]) for topic, payload in sent])
+        for number, plans in enumerate((((0, 2), (0, 2), (2, 4)), ((0, 4),), ((0, 1), (1, 3), (1, 4)))):
+            lake = Lake(str(tmp_path / str(number)))
+            for begin, end in plans:
+                writer = TablesWriter(spark, RunConfig(lake, options(place)))
+                partitions = writer._planner.partitions({place.log: begin}, {place.log: end})
+                writer.write(partitions, {place.log: end}, {})
+            assert found(lake) == expected, plans
+            rows = lake.table(definitions.SPEC).arrow().to_pylist()
+            assert {row["offset"] for row in rows} == {1}
+        tables_at(lake, {place.log: 4})
+    assert requeue_all(spark, lake) == (3, 0)
+    assert found(lake) == expected
+    assert not [one for one in run_checks(lake) if one.wrong]

@@ -31,7 +31,7 @@ from godwit.pipeline.checkpoints import (
 )
 from godwit.pipeline.checks import run_checks
 from godwit.pipeline.datasets import anomalies, bronze, devices, readings, windows
-from godwit.pipeline.datasets.readings import decode_batch
+from godwit.pipeline.datasets.readings import BatchDecoder, Decoding
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.ingest import KINDS, RangeWriter, TargetTable
 from godwit.pipeline.lake import Lake, TableSpec
@@ -186,7 +186,7 @@ def test_tasks_run_where_godwit_is_not(tmp_path: Path) -> None:
         for package in packages:
             cloudpickle.register_pickle_by_value(package)  # type: ignore[no-untyped-call]
         try:
-            shipped = cloudpickle.dumps(RangeWriter(planner, partitions, targets, decode_batch))  # type: ignore[no-untyped-call]
+            shipped = cloudpickle.dumps(RangeWriter(planner, partitions, targets, BatchDecoder(Decoding()).split))  # type: ignore[no-untyped-call]
         finally:
             for package in packages:
                 cloudpickle.unregister_pickle_by_value(package)  # type: ignore[no-untyped-call]
@@ -203,11 +203,13 @@ def test_up_to_what_is_there_and_then_the_rest(
 
         def publish(*lines: str) -> None:
             text = "\n".join(lines).encode()
-            assert run_godwit("pub", "--broker", broker.address, "home/t", "--lines", "-q", input=text).returncode == 0
+            assert run_godwit("pub", "--broker", broker.address, "home/x", "--lines", "-q", input=text).returncode == 0
 
         config = RunConfig(lake, {"archive": broker.archive}, is_once=True)
         began_s = int(time.time()) - 600  # ten minutes of readings
-        publish(*[f'{{"t": {20 + number % 5}, "time": {began_s + 6 * number}}}' for number in range(100)], "warm")
+        publish(
+            *[f'{{"temperature": {20 + number % 5}, "time": {began_s + 6 * number}}}' for number in range(100)], "warm"
+        )
         stats = run(spark, config, listener)
         assert stats == RunStats(
             {"tables": 1, "anomalies": 1, "gold": 1}, dict.fromkeys(("tables", "anomalies", "gold"), 101)

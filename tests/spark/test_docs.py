@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
+from typing import Any
 
-from godwit.pipeline import payload
+from tests import decoder_docs
+
+from godwit.pipeline.configuration import load_rules
 from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.datasets.catalog import ALL
+from godwit.pipeline.decoders.base import DecoderMessage
+from godwit.pipeline.decoders.catalog import MODULES
+from godwit.pipeline.decoders.results import Decoded, Reading
+from godwit.pipeline.decoders.selection import DecoderSet
 from godwit.pipeline.lake import TableSpec
-from godwit.pipeline.payload import DEFAULT_UNITS, QUANTITIES
 from godwit.spark.options import READING, WRITING, read_options, write_options
 from godwit.spark.reader import SCHEMA
 
@@ -54,12 +59,6 @@ def test_columns_of_the_source() -> None:
     ]
 
 
-def test_quantities() -> None:
-    assert rows(part("quantities")) == [
-        [quantity, DEFAULT_UNITS[quantity], ", ".join(names)] for quantity, names in QUANTITIES.items()
-    ]
-
-
 def section(spec: TableSpec) -> str:
     """Return the section of a table, as it must be in docs/SPARK.md."""
     lines = [f"| {one.name} | {one.type} | {one.doc} |".replace("|  |", "| |") for one in spec.columns]
@@ -75,7 +74,26 @@ def test_tables() -> None:
 def test_parameters() -> None:
     assert f"**Windows** are {windows.LENGTHS_S[0]} s and {windows.LENGTHS_S[1]} s long" in PAGE
     assert f"more than {readings.MAX_AHEAD_US // 60_000_000} minutes after it was received" in PAGE
-    text = inspect.getsource(payload) + inspect.getsource(readings)
-    reasons = set(re.findall(r'(?:_RejectedError|RejectedPayload)\("([^"]+)"', text))
-    assert len(reasons) > 10
-    assert not [reason for reason in reasons if f"`{reason}`" not in PAGE]
+
+
+def test_decoders() -> None:
+    """The failure is repaired by `python tests/decoder_docs.py`."""
+    page = decoder_docs.PAGE.read_text(encoding="utf-8")
+    assert page == decoder_docs.with_parts(page)
+    assert {name for name, _ in re.findall(r"### (\w+)(\n)", page)} == {module.DECODER.name for module in MODULES}
+
+
+def test_the_configuration_of_the_page_is_valid(tmp_path: Path) -> None:
+    page = decoder_docs.PAGE.read_text(encoding="utf-8")
+    file = tmp_path / "pipeline.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0], encoding="utf-8")
+    first, second = load_rules(file)
+    assert (first.decoder, second.decoder) == ("csv", "json")
+
+
+def test_the_decoder_of_the_page_works() -> None:
+    page = decoder_docs.PAGE.read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    found, name = DecoderSet([names["PulseDecoder"]]).decode(DecoderMessage("meters/a/pulse", bytes([0, 0, 1, 0])))
+    assert (found, name) == (Decoded([Reading("volume", 256.0, "L", unit_source="decoder")]), "pulse")

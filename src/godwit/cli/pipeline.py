@@ -57,6 +57,16 @@ CertificateOption = Annotated[
         show_default=False,
     ),
 ]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        readable=False,
+        help="Configuration of the decoders (TOML).",
+        show_default="pipeline.toml in the lake",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 LOCAL: Final = "local[*,4]"
 """All processors of this machine, with four attempts per task, as on a cluster."""
@@ -103,6 +113,7 @@ def run(
     ] = True,
     token_file: TokenOption = None,
     certificate_file: CertificateOption = None,
+    config: ConfigOption = None,
     conf: ConfOption = None,
     yes: YesOption = False,
 ) -> None:
@@ -116,7 +127,7 @@ def run(
     if not 0.001 <= trigger <= 3600:
         raise UsageError(f"--trigger {trigger:g} is out of range; give seconds, from 0.001 to 3600")
     sources = SourceOptions(archive or [], broker, topics or [], token_file, certificate_file, fail_on_data_loss)
-    run_pipeline(SparkOptions(master, conf or [], yes), lake, sources, is_once=once, trigger_s=trigger)
+    run_pipeline(SparkOptions(master, conf or [], yes), lake, sources, config, is_once=once, trigger_s=trigger)
 
 
 @app.command("status", epilog="Example: godwit pipeline status --json")
@@ -189,6 +200,7 @@ def check(
     ] = False,
     master: MasterOption = LOCAL,
     lake: LakeOption = DEFAULT_LAKE,
+    config: ConfigOption = None,
     conf: ConfOption = None,
     yes: YesOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per check.")] = False,
@@ -200,7 +212,7 @@ def check(
     """
     from godwit.cli.pipeline_run import SparkOptions, run_check
 
-    run_check(SparkOptions(master, conf or [], yes), lake, is_complete=is_complete, as_json=as_json)
+    run_check(SparkOptions(master, conf or [], yes), lake, config, is_complete=is_complete, as_json=as_json)
 
 
 @app.command("rebuild", epilog="Example: godwit pipeline rebuild --from 2026-11-01 --to 2026-11-15T12:00")
@@ -229,14 +241,64 @@ def rebuild(
     run_rebuild(SparkOptions(master, conf or [], yes), lake, start, stop)
 
 
-@app.command("requeue", epilog="Example: godwit pipeline requeue")
+@app.command("requeue", epilog="Example: godwit pipeline requeue --all")
 def requeue(
-    master: MasterOption = LOCAL, lake: LakeOption = DEFAULT_LAKE, conf: ConfOption = None, yes: YesOption = False
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Decode all messages of bronze again, not only those in quarantine.")
+    ] = False,
+    config: ConfigOption = None,
+    master: MasterOption = LOCAL,
+    lake: LakeOption = DEFAULT_LAKE,
+    conf: ConfOption = None,
+    yes: YesOption = False,
 ) -> None:
-    """Parse the quarantine again, as after an update. New readings go to silver and to their windows."""
+    """Decode the quarantine again, as after an update or a change of the configuration.
+
+    New readings go to silver and to their windows. With --all, silver, quarantine and windows are made again from
+    bronze; anomalies are not.
+    """
     from godwit.cli.pipeline_run import SparkOptions, run_requeue
 
-    run_requeue(SparkOptions(master, conf or [], yes), lake)
+    run_requeue(SparkOptions(master, conf or [], yes), lake, config, is_all=is_all)
+
+
+@app.command("decode", epilog="Example: godwit pipeline decode home/kitchen/temperature '70 deg F'")
+def decode(
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Topic of the message.")] = None,
+    payload: Annotated[
+        str | None, typer.Argument(metavar="PAYLOAD|@FILE", help="Payload, or the file that has it.")
+    ] = None,
+    lines: Annotated[
+        bool,
+        typer.Option(
+            "--lines",
+            help="Read messages from standard input, one JSON object a line with topic and payload_base64, and print "
+            "one a line.",
+        ),
+    ] = False,
+    config: ConfigOption = None,
+    lake: LakeOption = DEFAULT_LAKE,
+) -> None:
+    """Show what the pipeline reads from a payload, or why it would go to quarantine. No Spark is started."""
+    from godwit.cli.pipeline_decode import decode_lines, load_decoders, show_decoded
+
+    if lines and topic is not None:
+        raise UsageError("with --lines the messages come from standard input: leave out TOPIC and PAYLOAD")
+    if not lines and (topic is None or payload is None):
+        raise UsageError("give TOPIC and PAYLOAD (or @FILE), or --lines")
+    decoders = load_decoders(config, lake)
+    if lines:
+        decode_lines(decoders)
+    elif topic is not None and payload is not None:
+        show_decoded(decoders, topic, payload)
+
+
+@app.command("quarantine", epilog="Example: godwit pipeline quarantine --json")
+def quarantine(lake: LakeOption = DEFAULT_LAKE, as_json: JsonOption = False) -> None:
+    """List the reasons for quarantine with counts and a suggested configuration. Works during a run, without Java."""
+    from godwit.cli.pipeline_show import show_quarantine
+
+    show_quarantine(lake, as_json=as_json)
 
 
 @app.command("report", epilog="Example: godwit pipeline report --output report.html")

@@ -31,6 +31,7 @@ from godwit.install import pip_command
 from godwit.net.address import parse_broker
 
 if TYPE_CHECKING:
+    from godwit.pipeline.decoders.selection import DecoderRule
     from godwit.pipeline.lake import Lake
     from godwit.pipeline.session import Session
     from godwit.pipeline.supervisor import BatchProgress
@@ -215,7 +216,13 @@ def _terminated(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def run_pipeline(
-    spark: SparkOptions, lake_address: str, sources: SourceOptions, *, is_once: bool, trigger_s: float
+    spark: SparkOptions,
+    lake_address: str,
+    sources: SourceOptions,
+    config: Path | None = None,
+    *,
+    is_once: bool,
+    trigger_s: float,
 ) -> None:
     """Run the queries until all messages are read, or until Ctrl-C."""
     lake = open_lake(lake_address, must_exist=False)
@@ -228,6 +235,7 @@ def run_pipeline(
     with explained_errors(), status_line(f"looking for the archive at {options['archive']}") as status:
         if warning := check_options(options).access.plain_token_warning():
             print_notice(warning)
+        rules = configured_rules(config, lake)
         if not sys.stderr.isatty():
             print_notice(f"looking for the archive at {options['archive']}")
         logs = find_logs(options)
@@ -237,7 +245,8 @@ def run_pipeline(
             print_now(f"reading {archives} into {lake.address}; Spark's own messages are in {log_path(lake)}")
             if sys.stderr.isatty():
                 status.start()
-            outcome = run(found, RunConfig(lake, options, is_once, trigger_s), _RunStatus(status, log_path(lake)))
+            run_config = RunConfig(lake, options, is_once, trigger_s, rules)
+            outcome = run(found, run_config, _RunStatus(status, log_path(lake)))
     for query, batches in outcome.batches.items():
         print_now(
             f"{query}: {count(outcome.rows[query], 'message')} in {batches:,} batch{'' if batches == 1 else 'es'}"
@@ -273,7 +282,7 @@ class _RunStatus:
 # -- check, rebuild, requeue ------------------------------------------------------------------------------------------
 
 
-def run_check(spark: SparkOptions, lake_address: str, *, is_complete: bool, as_json: bool) -> None:
+def run_check(spark: SparkOptions, lake_address: str, config: Path | None, *, is_complete: bool, as_json: bool) -> None:
     """Run the checks and print the results. Spark starts only if gold has to be brought up to date first.
 
     Raises:
@@ -288,12 +297,13 @@ def run_check(spark: SparkOptions, lake_address: str, *, is_complete: bool, as_j
     results = []
     spark.settings()  # reports invalid settings
     with explained_errors(), status_line("starting") as status:
+        rules = configured_rules(config, lake)
         if gold_is_behind(lake):
             with session(spark, lake, status, purpose=purpose) as found:
                 status.update("bringing gold up to date")
                 Gold(lake).catch_up(found)
         with LakeLock(lake, purpose):
-            for result in run_checks(lake, is_complete=is_complete):
+            for result in run_checks(lake, rules, is_complete=is_complete):
                 results.append(result)
                 status.update(f"{count(len(results), 'check')} done, the last of {result.table}")
     if as_json:
@@ -331,19 +341,30 @@ def run_rebuild(spark: SparkOptions, lake_address: str, start: str | None, stop:
         typer.echo(f"{table}: {count(rows, 'row')}")
 
 
-def run_requeue(spark: SparkOptions, lake_address: str) -> None:
-    """Parse the messages in quarantine again."""
+def run_requeue(spark: SparkOptions, lake_address: str, config: Path | None, *, is_all: bool) -> None:
+    """Decode the messages in quarantine again, or all messages."""
     lake = open_lake(lake_address, must_exist=True)
-    from godwit.pipeline.repair import requeue
+    from godwit.pipeline.repair import requeue, requeue_all
 
     with (
         explained_errors(),
         status_line("starting") as status,
         session(spark, lake, status, purpose="godwit pipeline requeue") as found,
     ):
-        status.update("parsing the quarantine")
-        moved, left = requeue(found, lake)
-    typer.echo(f"{count(moved, 'message')} left quarantine, {left:,} remain")
+        rules = configured_rules(config, lake)
+        status.update("decoding all messages" if is_all else "decoding the quarantine")
+        first, second = (requeue_all if is_all else requeue)(found, lake, rules)
+    if is_all:
+        typer.echo(f"{count(first, 'reading')}, {count(second, 'message')} in quarantine")
+    else:
+        typer.echo(f"{count(first, 'message')} left quarantine, {second:,} remain")
+
+
+def configured_rules(config: Path | None, lake: Lake) -> tuple[DecoderRule, ...]:
+    """Return the decoders of the configuration. Raise PipelineError if it is invalid."""
+    from godwit.pipeline.configuration import find_configuration, load_rules
+
+    return load_rules(find_configuration(config, lake.address))
 
 
 def parse_time(option: str, text: str | None) -> datetime | None:

@@ -1,4 +1,4 @@
-"""`godwit pipeline status`, `query` and `report`: the content of the lake."""
+"""`godwit pipeline status`, `query`, `quarantine` and `report`: the content of the lake."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from godwit.cli.streams import discard_output
 from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, iso_time, moment, safe, safe_json
 
+QUARANTINE_TOPICS: Final = 10
+"""Topics of each reason in JSON."""
 LOG_LETTERS: Final = 8
 """Number of characters of a log's id that are shown."""
 
@@ -106,6 +108,45 @@ def _show_rows(names: list[str], rows: Iterator[dict[str, Any]], form: str, limi
                 typer.echo(safe_json(msgspec.json.encode({name: json_value(value) for name, value in row.items()})))
     except BrokenPipeError:  # the reader closed the pipe
         discard_output()
+
+
+def show_quarantine(lake_address: str, *, as_json: bool) -> None:
+    """Print the reasons for quarantine."""
+    lake = open_lake(lake_address, must_exist=True)
+    from godwit.pipeline.quarantine import summarize
+
+    with explained_errors(), status_line("reading the quarantine"):
+        found = summarize(lake)
+    if as_json:
+        show_objects(
+            [
+                {
+                    "reason": one.reason,
+                    "meaning": one.meaning,
+                    "messages": one.messages,
+                    "topics": dict(one.topics.most_common(QUARANTINE_TOPICS)),
+                    "detail": one.detail,
+                    "suggestion": one.suggestion,
+                }
+                for one in found
+            ]
+        )
+        return
+    if not found:
+        typer.echo("no message is in quarantine")
+        return
+    show_table(
+        [Column("reason", is_name=True), Column("messages", right=True), Column("meaning", least_width=24, drop=1)],
+        [(one.reason, f"{one.messages:,}", one.meaning) for one in found],
+    )
+    for one in found:
+        typer.echo(safe(f"\n{one.reason}: {count(one.messages, 'message')}, {count(len(one.topics), 'topic')}"))
+        for topic, messages in one.topics.most_common(3):
+            typer.echo(safe(f"  {topic}: {messages:,}"))
+        typer.echo(safe(f"  {one.detail}"))
+        for line in one.suggestion.splitlines():
+            typer.echo(safe(f"    {line}"))
+    print_notice("try a configuration with godwit pipeline decode, then apply it with godwit pipeline requeue")
 
 
 def write_report_file(lake_address: str, output: Path, *, force: bool) -> None:

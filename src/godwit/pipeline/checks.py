@@ -24,17 +24,20 @@ import pyarrow as pa
 from pyarrow import fs
 
 from godwit.pipeline.checkpoints import TABLES, check_no_partial_batch, read_checkpoint
-from godwit.pipeline.datasets import anomalies, bronze, readings
+from godwit.pipeline.datasets import anomalies, bronze, definitions, readings
 from godwit.pipeline.datasets.catalog import ALL, view_name
+from godwit.pipeline.datasets.definitions import DefinitionStore
 from godwit.pipeline.datasets.job_statistics import TOPICS
-from godwit.pipeline.datasets.readings import NOT_READINGS
 from godwit.pipeline.datasets.windows import LENGTHS_S
+from godwit.pipeline.decoders.base import Definitions
+from godwit.pipeline.decoders.catalog import decoder_set
+from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, TableSpec, file_system
 from godwit.pipeline.sql import interruptible, open_database, quote_offset, short_errors
 
 STATE: Final = "_checks/state.json"
-BY_MESSAGE: Final = (bronze.SPEC, readings.SPEC, readings.QUARANTINE, anomalies.SPEC)
+BY_MESSAGE: Final = (bronze.SPEC, readings.SPEC, readings.QUARANTINE, definitions.SPEC, anomalies.SPEC)
 """Tables whose rows have the offset of one message."""
 MAX_RANGES: Final = 32
 """More ranges of offsets are joined, which examines more messages than needed."""
@@ -57,25 +60,27 @@ def _difference(counted: str, expected: str) -> str:
 
 def _group_columns(counted: str) -> list[str]:
     """Return the columns of a query except the last, which is the count."""
-    return [name.strip() for name in counted.removeprefix("SELECT ").split(", ")[:-1]]
+    return [name.strip() for name in counted.removeprefix("SELECT ").partition(" FROM ")[0].split(", ")[:-1]]
 
 
-_IS_PARSED: Final = " AND ".join(f"NOT starts_with(topic, '{prefix}')" for prefix in NOT_READINGS)
+_UNREAD: Final = """
+    SELECT * FROM new_bronze_messages ANTI JOIN (
+        SELECT broker, "offset" FROM new_silver_readings UNION SELECT broker, "offset" FROM new_silver_quarantine
+    ) USING (broker, "offset")"""
+"""Messages that are in neither table: definitions and statuses, which have no readings."""
+ALL_READ: Final = "every message with readings or an error is in silver or in quarantine"
 BETWEEN_TABLES: Final = {
     # (table, condition): SQL for the number of rows that violate it. The views named new_* have the rows to examine,
     # and {events} and {hours} are conditions on times.
-    ("silver/readings", "every message is in silver or in quarantine"): f"""
-        SELECT count(*) FROM new_bronze_messages ANTI JOIN (
-            SELECT broker, "offset" FROM new_silver_readings UNION SELECT broker, "offset" FROM new_silver_quarantine
-        ) USING (broker, "offset") WHERE {_IS_PARSED}""",
     ("silver/readings", "every reading is of a message in bronze"): """
         SELECT count(*) FROM new_silver_readings ANTI JOIN new_bronze_messages USING (broker, "offset")""",
     ("silver/quarantine", "no message in it is in silver, too"): """
         SELECT count(*) FROM new_silver_quarantine SEMI JOIN new_silver_readings USING (broker, "offset")""",
     ("gold/windows", "windows of each length count every reading once"): _difference(
-        "SELECT broker, topic, quantity, window_s, sum(count) AS n FROM gold_windows "
+        "SELECT broker, topic, quantity, name, window_s, sum(count) AS n FROM "
+        "(SELECT * REPLACE (coalesce(name, '') AS name) FROM gold_windows) "
         "WHERE {events:window_start} GROUP BY ALL",
-        "SELECT broker, topic, quantity, window_s, count(*) AS n FROM silver_readings "
+        "SELECT broker, topic, quantity, coalesce(name, '') AS name, window_s, count(*) AS n FROM silver_readings "
         f"CROSS JOIN (SELECT unnest({list(LENGTHS_S)}) AS window_s) WHERE {{events:event_time}} GROUP BY ALL",
     ),
     ("gold/devices", "devices count every message once, but the broker's own"): _difference(
@@ -116,8 +121,10 @@ def gold_is_behind(lake: Lake) -> bool:
     return any(min(source.watermark(log) or 0 for source in sources) > known[log] for log in found.offsets)
 
 
-def run_checks(lake: Lake, *, is_complete: bool = False) -> Iterator[CheckResult]:
+def run_checks(lake: Lake, rules: tuple[DecoderRule, ...] = (), *, is_complete: bool = False) -> Iterator[CheckResult]:
     """Yield the result of each check: of new messages only unless `is_complete`. Record the state if all hold.
+
+    `rules` are the configured decoders.
 
     The lake must be locked, and gold up to date. Raise PipelineError if a batch is incomplete.
     """
@@ -132,8 +139,19 @@ def run_checks(lake: Lake, *, is_complete: bool = False) -> Iterator[CheckResult
             for result in check.of_table(spec):
                 is_right = is_right and not result.wrong
                 yield result
+            if spec is readings.SPEC:
+                result = CheckResult(spec.name, ALL_READ, check.unread(_decoders(lake, rules)))
+                is_right = is_right and not result.wrong
+                yield result
     if is_right:
         _write_state(lake, files)
+
+
+def _decoders(lake: Lake, rules: tuple[DecoderRule, ...]) -> DecoderSet:
+    """Return the configured decoders, with all definitions of the lake."""
+    found = decoder_set(rules)
+    found.definitions = Definitions(DefinitionStore(lake, found).rows_since())
+    return found
 
 
 class _Checks:
@@ -160,6 +178,16 @@ class _Checks:
             if None not in changed:  # else some are unknown, and all hours are examined
                 seen = [one for each in changed for one in each or ()] + self._times(view, column)
                 self._bounds[name] = (_hour(min(seen)), _hour(max(seen)) + HOUR) if seen else None
+
+    def unread(self, decoders: DecoderSet) -> int:
+        """Return the number of messages that are in neither table of silver, and should be in one."""
+        with short_errors():
+            batches = interruptible(self._database, lambda: self._database.execute(_UNREAD).to_arrow_reader(10_000))
+            found = 0
+            for batch in batches:
+                parsed = readings.parse_batch(decoders, batch)
+                found += len(set(zip(*[parsed.column(name).to_pylist() for name in ("broker", "offset")], strict=True)))
+        return found
 
     def of_table(self, spec: TableSpec) -> Iterator[CheckResult]:
         counts = [f"count(*) FILTER (NOT coalesce({condition}, false))" for condition in spec.checks.values()]

@@ -7,6 +7,7 @@ Connect does. A function of columns does not, so messages are parsed by one that
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from godwit import pipeline
 from godwit.pipeline.datasets import readings
-from godwit.pipeline.datasets.readings import parse_batches
+from godwit.pipeline.datasets.readings import BatchDecoder, Decoding
 
 _arrow_udf: Final[Callable[..., Any]] = vars(sf)["arrow_udf"]
 """PySpark's types lack it."""
@@ -36,18 +37,19 @@ def silver_quarantine(messages: DataFrame) -> DataFrame:
 
 def _parsed(messages: DataFrame) -> DataFrame:
     cloudpickle.register_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]  # executors need not have godwit
-    for prefix in readings.NOT_READINGS:
-        messages = messages.where(~sf.col("topic").startswith(prefix))
-    parse = _arrow_udf(_parse_columns, returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED)))))
+    decoder = BatchDecoder(Decoding())
+    parse = _arrow_udf(
+        partial(_parse_columns, decoder), returnType=from_arrow_type(pa.list_(pa.struct(list(readings.PARSED))))
+    )
     return messages.select(sf.inline(parse(*_INPUT)))
 
 
-def _parse_columns(*columns: pa.Array) -> pa.Array:
+def _parse_columns(decoder: BatchDecoder, *columns: pa.Array) -> pa.Array:
     """Return one list for each message, on an executor: the first has the rows of all messages, the others none.
 
     Rows carry the keys of their messages, so it does not matter in which list they are.
     """
     batch = pa.RecordBatch.from_arrays(list(columns), names=list(_INPUT))
-    (parsed,) = parse_batches(iter([batch]))
+    (parsed,) = decoder(iter([batch]))
     ends = [0, *[parsed.num_rows] * len(columns[0])]
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), parsed.to_struct_array())

@@ -52,8 +52,8 @@ STATE_DAYS: Final = 90
 """A series without a reading for this time is forgotten."""
 RETENTION_HOURS: Final = 24
 """For this time after a change, readers can still use the files of their snapshot."""
-SERIES: Final = tuple(name for name in ("broker", "topic", "quantity", "name") if name in readings.SPEC.schema.names)
-"""The columns of silver that identify a series."""
+SERIES: Final = ("broker", "topic", "quantity", "name")
+"""The columns of silver that identify a series. The name is null in rows of Godwit 0.5.0, which means the same as ""."""
 _STATE: Final = pa.schema([*[(name, pa.string()) for name in SERIES], ("seen_us", pa.int64()), ("state", pa.binary())])
 _NUMBER: Final = "anomalies: states"
 """Name of the watermark with the number of the last step."""
@@ -109,15 +109,14 @@ def _sorted_rows(files: Iterable[str], ranges: Mapping[str, tuple[int, int]], pa
             content = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
             names = [name for name in columns if name in content.schema_arrow.names]
             for batch in content.iter_batches(columns=names):
-                rows = _with_part(_within(pa.Table.from_batches([batch]), ranges))
+                rows = _with_part(_with_names(_within(pa.Table.from_batches([batch]), ranges)))
                 rows = rows.filter(pc.is_in(rows.column("part"), pa.array(sorted(parts), pa.int64())))
                 if rows.num_rows:
                     found.append(rows)
     if not found:
         return pa.table({"part": pa.array([], pa.int64())})
-    rows = pa.concat_tables(found, promote_options="default")
-    order = [name for name in ("part", *SERIES, "event_time", "offset") if name in rows.column_names]
-    return rows.sort_by([(name, "ascending") for name in order])
+    rows = pa.concat_tables(found)
+    return rows.sort_by([(name, "ascending") for name in ("part", *SERIES, "event_time", "offset")])
 
 
 def _within(rows: pa.Table, ranges: Mapping[str, tuple[int, int]]) -> pa.Table:
@@ -129,9 +128,17 @@ def _within(rows: pa.Table, ranges: Mapping[str, tuple[int, int]]) -> pa.Table:
     return rows.filter(wanted)
 
 
+def _with_names(rows: pa.Table) -> pa.Table:
+    """Fill the column `name`, which files of Godwit 0.5.0 do not have."""
+    if "name" not in rows.column_names:
+        return rows.append_column("name", pa.repeat("", rows.num_rows))
+    at = rows.schema.get_field_index("name")
+    return rows.set_column(at, "name", pc.fill_null(rows.column("name"), ""))
+
+
 def _with_part(rows: pa.Table) -> pa.Table:
     """Add the part of each row's series. The hash is computed once for each series."""
-    texts = [pc.fill_null(rows.column(name), "") for name in SERIES if name in rows.column_names]
+    texts = [rows.column(name) for name in SERIES]
     coded = pa.concat_arrays([pa.array([], pa.string()), *pc.binary_join_element_wise(*texts, "\0").chunks])
     coded = coded.dictionary_encode()
     parts = pa.array([zlib.crc32(text.encode()) % PARTS for text in coded.dictionary.to_pylist()], pa.int64())
@@ -140,15 +147,7 @@ def _with_part(rows: pa.Table) -> pa.Table:
 
 def _series_of(rows: pa.Table) -> Iterator[tuple[tuple[Any, ...], list[int], list[int], list[float], list[Any], int]]:
     """Yield each series of sorted rows: its key; times, offsets, values and units; and the last time of receipt."""
-    keys = list(
-        zip(
-            *[
-                rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows
-                for name in SERIES
-            ],
-            strict=True,
-        )
-    )
+    keys = list(zip(*[rows.column(name).to_pylist() for name in SERIES], strict=True))
     times = rows.column("event_time").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     seen = rows.column("received").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_pylist()
     offsets, values = rows.column("offset").to_pylist(), rows.column("value").to_pylist()
@@ -168,10 +167,7 @@ def _read_states(address: str | None) -> dict[tuple[Any, ...], tuple[int, bytes]
     system, path = file_system(address)
     with system.open_input_file(path) as file:
         rows = parquet.read_table(file)
-    keys = zip(
-        *[rows.column(name).to_pylist() if name in rows.column_names else [None] * rows.num_rows for name in SERIES],
-        strict=True,
-    )
+    keys = zip(*[rows.column(name).to_pylist() for name in SERIES], strict=True)
     states = zip(rows.column("seen_us").to_pylist(), rows.column("state").to_pylist(), strict=True)
     return dict(zip(keys, states, strict=True))
 

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial, reduce
 from operator import or_
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,6 +68,8 @@ class TableColumn:
     type: pa.DataType
     doc: str = ""
     """A phrase for docs/SPARK.md."""
+    missing: str | None = None
+    """For a key that an older version did not have: the value that its rows are taken to have."""
 
 
 @dataclass(frozen=True)
@@ -129,15 +131,20 @@ class LakeTable:
 
         Return False, and write nothing, if all watermarks had been reached before.
         """
+        return self._write(frame, watermarks, "append")
+
+    def _write(self, frame: DataFrame, watermarks: Watermarks, mode: Literal["append", "overwrite"]) -> bool:
         self._open_for_writing()
         if self.has_reached(watermarks):
             return False
         rows = frame.select(*self.spec.schema.names)
         files = rows.mapInArrow(partial(_write_rows, self.address, self.spec.schema), _WRITTEN).collect()
-        return self.append_files([file.asDict() for file in files], watermarks)
+        return self.append_files([file.asDict() for file in files], watermarks, mode)
 
-    def append_files(self, files: Sequence[WrittenFile], watermarks: Watermarks) -> bool:
-        """Append the rows of complete files and set the watermarks in one transaction.
+    def append_files(
+        self, files: Sequence[WrittenFile], watermarks: Watermarks, mode: Literal["append", "overwrite"] = "append"
+    ) -> bool:
+        """Append the rows of complete files, or replace all rows by them, and set the watermarks in one transaction.
 
         Return False, and leave the files invisible, if all watermarks had been reached before.
         """
@@ -146,8 +153,15 @@ class LakeTable:
             return False
         now_ms = int(time.time() * 1000)
         added = [AddAction(one["path"], one["bytes"], {}, now_ms, True, one["statistics"]) for one in files]
-        self._commit(delta, added, watermarks)
+        self._commit(delta, added, watermarks, mode)
         return True
+
+    def overwrite(self, frame: DataFrame, watermarks: Watermarks) -> bool:
+        """Replace all rows by these, and set the watermarks, in one transaction.
+
+        Return False, and write nothing, if all watermarks had been reached before.
+        """
+        return self._write(frame, watermarks, "overwrite")
 
     def append_arrow(self, rows: pa.Table, watermarks: Watermarks) -> bool:
         """Do the same as `append` with rows that are on the driver."""
@@ -172,7 +186,7 @@ class LakeTable:
             self._commit(delta, [], watermarks)
             return True
         rows = self._cast(rows)
-        conditions = [f'target."{key}" = source."{key}"' for key in self.spec.keys]
+        conditions = [self._equal(key) for key in self.spec.keys]
         if self.spec.time is not None:
             conditions.append(spans_condition(f'target."{self.spec.time}"', self._spans(rows)))
         merge = delta.merge(
@@ -339,7 +353,8 @@ class LakeTable:
         wanted = self._cast(rows).select(keys).group_by(keys).aggregate([])
         # Batch by batch: the same files may hold a very large number of rows with other keys.
         batches = delta.to_pyarrow_dataset(schema=self.spec.schema).scanner(filter=where).to_batches()
-        found = [self._cast(pa.Table.from_batches([one])).join(wanted, keys, join_type="left semi") for one in batches]
+        tables = (self._complete(self._cast(pa.Table.from_batches([one]))) for one in batches)
+        found = [one.join(wanted, keys, join_type="left semi") for one in tables]
         return pa.concat_tables([self.spec.schema.empty_table(), *found])
 
     def scan(self, columns: Sequence[str], where: pc.Expression | None = None) -> Iterator[pa.Table]:
@@ -412,12 +427,32 @@ class LakeTable:
                 return False
         return True
 
-    def _commit(self, delta: DeltaTable, actions: Sequence[AddAction | RemoveAction], watermarks: Watermarks) -> None:
+    def _commit(
+        self,
+        delta: DeltaTable,
+        actions: Sequence[AddAction | RemoveAction],
+        watermarks: Watermarks,
+        mode: Literal["append", "overwrite"] = "append",
+    ) -> None:
         properties = _commit_properties(watermarks)
-        delta.create_write_transaction(list(actions), "append", delta.schema(), commit_properties=properties)
+        delta.create_write_transaction(list(actions), mode, delta.schema(), commit_properties=properties)
 
     def _spans(self, rows: pa.Table) -> list[TimeSpan]:
         return time_spans(pc.unique(rows.column(self.spec.time)).to_pylist())
+
+    def _equal(self, key: str) -> str:
+        """Return the SQL condition that two rows have the same value of a key."""
+        missing = next(one.missing for one in self.spec.columns if one.name == key)
+        if missing is None:
+            return f'target."{key}" = source."{key}"'
+        return f"""coalesce(target."{key}", '{missing}') = coalesce(source."{key}", '{missing}')"""
+
+    def _complete(self, rows: pa.Table) -> pa.Table:
+        """Return rows with the values of keys that an older version did not have."""
+        for index, one in enumerate(self.spec.columns):
+            if one.missing is not None and rows.column(index).null_count:
+                rows = rows.set_column(index, rows.field(index), pc.fill_null(rows.column(index), one.missing))
+        return rows
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         return rows.select(self.spec.schema.names).cast(self.spec.schema)

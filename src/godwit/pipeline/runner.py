@@ -12,9 +12,9 @@ has every message. A step that is repeated, also with other bounds, resumes ther
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
@@ -29,15 +29,19 @@ from godwit.pipeline.checkpoints import (
     write_checkpoint,
 )
 from godwit.pipeline.datasets.catalog import ALL
-from godwit.pipeline.datasets.readings import decode_batch
+from godwit.pipeline.datasets.definitions import DefinitionStore
+from godwit.pipeline.datasets.readings import BatchDecoder, Decoding
+from godwit.pipeline.decoders.base import DecoderMessage
+from godwit.pipeline.decoders.catalog import decoder_set
+from godwit.pipeline.decoders.selection import DecoderRule, filter_pattern
 from godwit.pipeline.detection import Detection, start_detection
 from godwit.pipeline.gold import Gold, start_gold
-from godwit.pipeline.ingest import KINDS, RangeWriter, TargetTable, TaskResult
+from godwit.pipeline.ingest import KINDS, READINGS, RangeWriter, TargetTable, TaskResult
 from godwit.pipeline.lake import Lake, LakeTable
 from godwit.pipeline.supervisor import RunListener, RunStats, StepQuery, StepResult, SupervisedQuery
 from godwit.spark.offsets import Offsets, Position
 from godwit.spark.options import read_options
-from godwit.spark.reader import SCHEMA, StreamReader
+from godwit.spark.reader import SCHEMA, LogPartition, StreamReader
 
 POLL_S: Final = 0.1
 MAX_ROWS: Final = 500_000
@@ -60,6 +64,8 @@ class RunConfig:
     is_once: bool = False
     """Whether to end with the last message that the logs have at the start."""
     trigger_s: float = 1.0
+    rules: tuple[DecoderRule, ...] = ()
+    """The configured decoders."""
 
     @property
     def limited_source(self) -> dict[str, str]:
@@ -80,6 +86,7 @@ def run(spark: SparkSession, config: RunConfig, listener: RunListener) -> RunSta
     """
     for spec in ALL:
         config.lake.table(spec).bring_forward(spark)
+    DefinitionStore(config.lake, decoder_set(config.rules)).catch_up(spark)
     stats = RunStats()
     started: list[StepQuery] = []
 
@@ -125,9 +132,13 @@ class TablesWriter:
     def __init__(self, spark: SparkSession, config: RunConfig) -> None:
         self._spark = spark
         self._lake = config.lake
+        self._rules = config.rules
+        self._decoders = decoder_set(config.rules)
+        self._definitions = DefinitionStore(config.lake, self._decoders)
         self._tables = {kind: config.lake.table(spec) for kind, spec in zip(KINDS, WRITTEN_TOGETHER, strict=True)}
         self._is_once = config.is_once
         options = read_options(config.limited_source, is_stream=True)
+        self._topics = [filter_pattern(one) for one in options.topics]
         self._limit: ReadLimit = ReadAllAvailable() if options.max_rows is None else ReadMaxRows(options.max_rows)
         self._planner = StreamReader(options, tuple(SCHEMA.names), max(1, spark.sparkContext.defaultParallelism))
         self._checkpoint: Checkpoint | None = None
@@ -150,7 +161,7 @@ class TablesWriter:
             table.maintain(None, RETENTION_HOURS)
         return StepResult(rows, self._behind(position))
 
-    def write(self, partitions: Sequence[Any], ends: Offsets, firsts: Offsets) -> int:
+    def write(self, partitions: Sequence[LogPartition], ends: Offsets, firsts: Offsets) -> int:
         """Write the messages of partitions that end at these offsets. Return the number of messages read.
 
         A table that has reached these offsets before is not changed. `firsts` has the offsets at which tables without
@@ -162,7 +173,9 @@ class TablesWriter:
         }
         results: list[TaskResult] = []
         if partitions:
-            task = RangeWriter(self._planner, partitions, targets, decode_batch)
+            self._definitions.update(self._defining_messages(partitions), ends)
+            decoding = Decoding(self._rules, tuple(self._definitions.rows_since(begins[READINGS])))
+            task = RangeWriter(self._planner, partitions, targets, BatchDecoder(decoding).split)
             numbers = self._spark.sparkContext.parallelize(range(len(partitions)), len(partitions))
             results = numbers.map(task).collect()
         for kind, table in self._tables.items():
@@ -171,6 +184,15 @@ class TablesWriter:
             if new_ends:
                 table.append_files([file for one in results if (file := one["files"][kind])], new_ends)
         return sum(one["rows"] for one in results)
+
+    def _defining_messages(self, partitions: Sequence[LogPartition]) -> Iterator[DecoderMessage]:
+        """Yield the messages of partitions that may define others. They are few, and read by the driver."""
+        filters = self._decoders.definition_filters
+        for partition in partitions if filters else ():
+            for batch in self._planner.read_topics(partition, filters):
+                for row in batch.select(["broker", "offset", "topic", "payload"]).to_pylist():
+                    if not self._topics or any(one.match(row["topic"]) for one in self._topics):
+                        yield DecoderMessage(row["topic"], row["payload"], broker=row["broker"], offset=row["offset"])
 
     def _behind(self, position: Position) -> int:
         """Return the number of offsets between a position and the ends of the logs at the last contact."""

@@ -2,7 +2,7 @@
 
 Each table is a view, bronze/messages is bronze_messages. The database is in memory and belongs to one query. It can
 read the files of the tables and no others: external access is off and the settings are locked before the SQL is
-parsed, and only a single SELECT statement is executed. See docs/decisions/0048-queries-run-on-duckdb.md.
+parsed, and only a single SELECT statement is executed. See docs/decisions/0050-queries-run-on-duckdb.md.
 """
 
 from __future__ import annotations

@@ -98,13 +98,17 @@ class SourceReader:
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition, on an executor."""
         assert isinstance(partition, LogPartition)
+        return self.read_topics(partition, self._options.topics)
+
+    def read_topics(self, partition: LogPartition, topics: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a partition whose topics match one of these filters."""
         range_ = partition.range
         wanted = [name for name in self._columns if name != BROKER]
         batches = partition.archive.read(
             range_.log,
             range_.start,
             range_.end,
-            topics=self._options.topics,
+            topics=topics,
             columns=wanted or ["offset"],  # without a column, the number of rows would be unknown
             fails_on_data_loss=self._options.fails_on_data_loss,
             gaps_known_below=partition.gaps_known_below,

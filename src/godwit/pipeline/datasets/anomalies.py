@@ -32,7 +32,7 @@ _MESSAGES: Final = pa.schema([("topic", pa.string()), ("payload", pa.string())])
 
 SPEC: Final = TableSpec(
     "gold/anomalies",
-    "one row per alarm: (broker, offset, quantity) of the reading that raised it",
+    "one row per alarm: (broker, offset, quantity, name) of the reading that raised it",
     (
         TableColumn("broker", pa.string()),
         TableColumn("offset", pa.int64()),
@@ -44,14 +44,15 @@ SPEC: Final = TableSpec(
         TableColumn("expected", pa.float64()),
         TableColumn("score", pa.float64(), "as a multiple of the detector's limit: at least 1"),
         TableColumn("reason", pa.string()),
+        TableColumn("name", pa.string(), "which sensor or field of the message; empty for the only one", missing=""),
     ),
-    keys=("broker", "offset", "quantity"),
+    keys=("broker", "offset", "quantity", "name"),
     checks={"it is beyond the limit, and has a reason": "score >= 1 AND reason != ''"},
 )
 
 
 def alarm_row(series: Mapping[str, Any], offset: int, unit: str, alarm: Alarm) -> dict[str, Any]:
-    """Return the row of an alarm of a series: its broker, topic and quantity. This runs on executors."""
+    """Return the row of an alarm of a series: its broker, topic, quantity and name. This runs on executors."""
     return {
         "broker": series["broker"],
         "offset": offset,
@@ -63,6 +64,7 @@ def alarm_row(series: Mapping[str, Any], offset: int, unit: str, alarm: Alarm) -
         "expected": alarm.expected,
         "score": alarm.score,
         "reason": alarm.reason,
+        "name": series["name"],
     }
 
 
@@ -121,6 +123,7 @@ def _alert_payload(alarm: Mapping[str, Any]) -> str:
         "reason": alarm["reason"],
         "topic": alarm["topic"],
         "quantity": alarm["quantity"],
+        **({"name": alarm["name"]} if alarm.get("name") else {}),
         "value": alarm["value"],
         "expected": round(alarm["expected"], 6),
         "unit": alarm["unit"],

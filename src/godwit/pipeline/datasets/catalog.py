@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from godwit.pipeline.datasets import anomalies, bronze, devices, job_statistics, readings, traffic, windows
+from godwit.pipeline.datasets import (
+    anomalies,
+    bronze,
+    definitions,
+    devices,
+    job_statistics,
+    readings,
+    traffic,
+    windows,
+)
 from godwit.pipeline.gold_table import GoldTable
 from godwit.pipeline.lake import TableSpec
 
@@ -17,6 +26,7 @@ ALL: Final[tuple[TableSpec, ...]] = (
     bronze.SPEC,
     readings.SPEC,
     readings.QUARANTINE,
+    definitions.SPEC,
     *[one.spec for one in GOLD_TABLES],
     anomalies.SPEC,
 )

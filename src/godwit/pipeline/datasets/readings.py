@@ -1,28 +1,45 @@
 """silver/readings: the numbers in messages, typed, with one unit for each quantity; and silver/quarantine.
 
-The event time of a message is the time in its payload, else the time of publishing, else the time of receipt. A message
-whose event time is more than five minutes after its receipt goes to quarantine, as does one that cannot be parsed.
+The decoders of godwit.pipeline.decoders read the payloads. The event time of a reading is its own time, that of its
+message, or else the time of publishing or of receipt. A message whose event time is more than five minutes after its
+receipt goes to quarantine, as does one that no decoder reads. A message that is decoded and has no readings, such as a
+definition or a status, is in neither table.
 """
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from godwit.pipeline import payload as payloads
+from godwit.pipeline.datasets.definitions import DefinitionRow
+from godwit.pipeline.decoders.base import Definitions
+from godwit.pipeline.decoders.catalog import decoder_set
+from godwit.pipeline.decoders.content import EARLIEST_US
+from godwit.pipeline.decoders.results import Decoded, Rejected
+from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
 from godwit.pipeline.lake import TIMESTAMP, TableColumn, TableSpec
+from godwit.pipeline.quantities import GREATEST
 
+SCHEMA_VERSION: Final = 2
+"""Of silver/readings: it grows when the meaning of a field or a unit changes."""
 MAX_AHEAD_US: Final = 5 * 60 * 1_000_000
 NOT_READINGS: Final = ("$", "alerts/")
 """Prefixes of topics whose messages are not parsed."""
 
 SPEC: Final = TableSpec(
     "silver/readings",
-    "one row per number in a message: (broker, offset, quantity)",
+    "one row per number in a message: (broker, offset, position)",
     (
         TableColumn("broker", pa.string()),
         TableColumn("offset", pa.int64()),
@@ -35,14 +52,25 @@ SPEC: Final = TableSpec(
         TableColumn("unit", pa.string(), "one for each quantity"),
         TableColumn("extra", pa.string(), "JSON of the other fields"),
         TableColumn("received", TIMESTAMP),
-        TableColumn("schema_version", pa.int32(), "1; grows when the meaning of a field or a unit changes"),
+        TableColumn("schema_version", pa.int32(), "2; grows when the meaning of a field or a unit changes"),
+        TableColumn("name", pa.string(), "which sensor or field of the message; empty for the only one"),
+        TableColumn("position", pa.int32(), "of the reading in its message, from 0; null in rows of version 1"),
+        TableColumn("decoder", pa.string(), "the decoder that read it; null in rows of version 1"),
+        TableColumn(
+            "unit_source",
+            pa.string(),
+            "where the unit is stated: payload, decoder, definition, configuration, or default if it is not",
+        ),
     ),
-    keys=("broker", "offset", "quantity"),
+    keys=("broker", "offset", "quantity", "position"),  # the quantity tells rows of version 1 apart
     checks={
-        "its value is a number": f"NOT isnan(value) AND abs(value) <= {payloads.GREATEST:g}",
+        "its value is a number": f"NOT isnan(value) AND abs(value) <= {GREATEST:g}",
         "it has a quantity and a time": "quantity != '' AND event_time IS NOT NULL",
         "its time is at most five minutes after it was received": (
             f"unix_micros(event_time) - unix_micros(received) <= {MAX_AHEAD_US}"
+        ),
+        "it has a position, a decoder and the source of its unit": (
+            "schema_version = 1 OR (position >= 0 AND decoder != '' AND unit_source != '' AND name IS NOT NULL)"
         ),
     },
 )
@@ -57,24 +85,46 @@ QUARANTINE: Final = TableSpec(
         TableColumn("published", TIMESTAMP),
         TableColumn("received", TIMESTAMP),
         TableColumn("reason", pa.string(), "one of the above, to count by"),
-        TableColumn("detail", pa.string(), "the exact error"),
+        TableColumn("detail", pa.string(), "the exact error, and how to configure a decoder for it"),
         TableColumn("payload", pa.binary()),
         TableColumn("schema_version", pa.int32()),
+        TableColumn("decoder", pa.string(), "the decoder that rejected it; empty if none reads such payloads"),
     ),
     keys=("broker", "offset"),
     checks={"it has a reason": "reason != '' AND detail != ''", "its payload is stored": "payload IS NOT NULL"},
 )
-_INPUT: Final = ("broker", "offset", "topic", "publisher", "published", "received", "payload")
-_READINGS: Final = SPEC.schema
-_REJECTED: Final = QUARANTINE.schema
-"""Executors have the schemas, and not the definitions of the tables."""
-PARSED: Final = pa.schema([*SPEC.schema, *[one for one in QUARANTINE.schema if one.name not in SPEC.schema.names]])
+_COLUMNS: Final = ("broker", "offset", "topic", "publisher", "received", "schema_version", "decoder")
+_READING: Final = ("quantity", "device", "event_time", "value", "unit", "extra", "name", "position", "unit_source")
+_REJECTED: Final = ("published", "reason", "detail", "payload")
+PARSED: Final = pa.schema(
+    [
+        (SPEC if name in SPEC.schema.names else QUARANTINE).schema.field(name)
+        for name in (*_COLUMNS, *_READING, *_REJECTED)
+    ]
+)
+_READING_COLUMNS: Final = SPEC.schema.names
+_QUARANTINE_COLUMNS: Final = QUARANTINE.schema.names
+"""Executors have the names of the columns, and not the definitions of the tables."""
+_NOT_REJECTED: Final = (None,) * len(_REJECTED)
+_NO_READING: Final = (None,) * len(_READING)
+_LOADED: Final = "_godwit_decoders"
+"""Name of a module that exists in workers only and stores their decoders between tasks."""
 
 
-def parse(messages: DataFrame) -> DataFrame:
+@dataclass(frozen=True)
+class Decoding:
+    """How messages are decoded."""
+
+    rules: tuple[DecoderRule, ...] = ()
+    """The configuration."""
+    definitions: tuple[DefinitionRow, ...] = ()
+    """From earlier messages, and from the messages to decode."""
+
+
+def parse(messages: DataFrame, decoding: Decoding | None = None) -> DataFrame:
     """Parse rows of bronze. Return readings and rejected messages together; `reason` is null for a reading."""
-    wanted = messages.select(*_INPUT)
-    return wanted.mapInArrow(parse_batches, from_arrow_schema(PARSED))
+    wanted = messages.select("broker", "offset", "topic", "publisher", "published", "received", "payload")
+    return wanted.mapInArrow(BatchDecoder(decoding or Decoding()), from_arrow_schema(PARSED))
 
 
 def valid(parsed: DataFrame) -> DataFrame:
@@ -87,60 +137,76 @@ def rejected(parsed: DataFrame) -> DataFrame:
     return parsed.where("reason IS NOT NULL").select(*QUARANTINE.schema.names)
 
 
-def decode_batch(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the rows of silver/readings and of silver/quarantine for rows of bronze. This runs on executors."""
-    columns: dict[str, list[Any]] = {name: [] for name in _READINGS.names}
-    rejected: dict[str, list[Any]] = {name: [] for name in _REJECTED.names}
+class BatchDecoder:
+    """Parses record batches on an executor.
+
+    It is sent with each task, while a worker runs many. So the decoders are sent as bytes, which a worker loads once.
+    """
+
+    def __init__(self, decoding: Decoding) -> None:
+        self._decoders = cloudpickle.dumps(decoder_set(decoding.rules))  # type: ignore[no-untyped-call]
+        self._definitions = pickle.dumps(decoding.definitions)
+        self._digests = [hashlib.sha256(one).digest() for one in (self._decoders, self._definitions)]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Parse the batches of a partition."""
+        decoders = self._load()
+        for batch in batches:
+            yield parse_batch(decoders, batch)
+
+    def split(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return the rows of silver/readings and of silver/quarantine for rows of bronze."""
+        parsed = parse_batch(self._load(), batch)
+        is_reading = pc.is_null(parsed.column("reason"))
+        valid = parsed.filter(is_reading).select(_READING_COLUMNS)
+        return valid, parsed.filter(pc.invert(is_reading)).select(_QUARANTINE_COLUMNS)
+
+    def _load(self) -> DecoderSet:
+        """Return the decoders, those of an earlier task if they are the same."""
+        loaded = sys.modules.setdefault(_LOADED, ModuleType(_LOADED))
+        digests = getattr(loaded, "digests", [b"", b""])
+        if digests[0] != self._digests[0]:
+            loaded.decoders = pickle.loads(self._decoders)  # type: ignore[attr-defined]
+            digests = [self._digests[0], b""]
+        if digests[1] != self._digests[1]:
+            loaded.decoders.definitions = Definitions(pickle.loads(self._definitions))
+        loaded.digests = list(self._digests)  # type: ignore[attr-defined]
+        found: DecoderSet = loaded.decoders
+        return found
+
+
+def parse_batch(decoders: DecoderSet, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the readings and the rejected messages of a batch of messages."""
+    rows: list[tuple[Any, ...]] = []
+    add = rows.append
+    decode = decoders.decode_quickly
     times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("published", "received")]
     plain = [batch.column(name).to_pylist() for name in ("broker", "offset", "topic", "publisher", "payload")]
     for broker, offset, topic, publisher, payload, published_us, received_us in zip(*plain, *times, strict=True):
         if topic.startswith(NOT_READINGS):
             continue
-        for row in _rows(broker, offset, topic, publisher, payload, published_us, received_us):
-            target = rejected if "reason" in row else columns
-            for name, values in target.items():
-                values.append(row.get(name))
-    return _to_batch(columns, _READINGS), _to_batch(rejected, _REJECTED)
-
-
-def _to_batch(columns: dict[str, list[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [pa.array(values, schema.field(name).type) for name, values in columns.items()]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def parse_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Parse messages on an executor."""
-    for batch in batches:
-        for found in decode_batch(batch):
-            nulls = {one.name: pa.nulls(found.num_rows, one.type) for one in PARSED}
-            columns = nulls | dict(zip(found.schema.names, found.columns, strict=True))
-            yield pa.RecordBatch.from_arrays(list(columns.values()), schema=PARSED)
-
-
-def _rows(
-    broker: str, offset: int, topic: str, publisher: str, payload: bytes, published_us: int, received_us: int
-) -> list[dict[str, Any]]:
-    """Return one row for each reading of a message, or one row with the reason why there is none."""
-    common = {
-        "broker": broker,
-        "offset": offset,
-        "topic": topic,
-        "publisher": publisher,
-        "received": received_us,
-        "schema_version": payloads.SCHEMA_VERSION,
-    }
-    found = payloads.parse(payload, topic)
-    if isinstance(found, payloads.ParsedPayload):
-        published_us = published_us if published_us >= payloads.EARLIEST_US else received_us
-        time_us = found.time_us or published_us
-        if time_us <= received_us + MAX_AHEAD_US:
-            return [
-                common
-                | {"quantity": one.quantity, "value": one.value, "unit": one.unit}
-                | {"device": found.device, "event_time": time_us, "extra": found.extra}
-                for one in found.readings
-            ]
-        ahead_s = (time_us - received_us) // 1_000_000
-        found = payloads.RejectedPayload("time in the future", f"its time is {ahead_s} s after it was received")
-    rejection = {"reason": found.reason, "detail": found.detail, "payload": payload, "published": published_us}
-    return [common | rejection]
+        found, decoder = decode(topic, payload, received_us, broker, offset)
+        common = (broker, offset, topic, publisher, received_us, SCHEMA_VERSION, decoder)
+        if type(found) is Decoded:
+            readings, message_us, device, extra = found
+            latest_us = received_us + MAX_AHEAD_US
+            if message_us is None:
+                message_us = published_us if published_us >= EARLIEST_US else received_us
+            is_ahead = False
+            first = len(rows)
+            for position, (quantity, value, unit, name, time_us, unit_source) in enumerate(readings):
+                if time_us is None:
+                    time_us = message_us
+                is_ahead = is_ahead or time_us > latest_us
+                reading = (quantity, device, time_us, value, unit, extra, name, position, unit_source)
+                add(common + reading + _NOT_REJECTED)
+            if not is_ahead:
+                continue
+            latest = max(row[len(_COLUMNS) + 2] for row in rows[first:])
+            del rows[first:]
+            ahead_s = (latest - received_us) // 1_000_000
+            found = Rejected("time in the future", f"its time is {ahead_s} s after it was received")
+        add(common + _NO_READING + (published_us, found.reason, found.detail, payload))
+    columns = zip(*rows, strict=True) if rows else [[]] * len(PARSED)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, PARSED, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=PARSED)

@@ -1,4 +1,4 @@
-"""gold/windows: statistics of each topic's readings by minute and by hour."""
+"""gold/windows: statistics of each topic's readings by minute and by hour, for each quantity and name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from godwit.pipeline.gold_table import GoldColumn, GoldTable
 from godwit.pipeline.lake import TIMESTAMP, TableSpec
 
 LENGTHS_S: Final = (60, 3600)
-_KEYS: Final = ("broker", "topic", "quantity", "window_s", "window_start")
+_KEYS: Final = ("broker", "topic", "quantity", "name", "window_s", "window_start")
 
 
 def _percentile(percent: int) -> GoldColumn:
@@ -24,7 +24,7 @@ def _percentile(percent: int) -> GoldColumn:
 
 SPEC: Final = TableSpec(
     "gold/windows",
-    "one row per (broker, topic, quantity, window length, window start)",
+    "one row per (broker, topic, quantity, name, window length, window start)",
     (
         GoldColumn("broker", pa.string()),
         GoldColumn("topic", pa.string()),
@@ -54,6 +54,7 @@ SPEC: Final = TableSpec(
             aggregate="kll_sketch_agg_double(value)",
             combine="kll_merge_agg_double(sketch)",
         ),
+        GoldColumn("name", pa.string(), "which sensor or field of the messages; empty for the only one", missing=""),
     ),
     keys=_KEYS,
     checks={
@@ -73,6 +74,7 @@ SPEC: Final = TableSpec(
 
 def _prepare(lengths_s: tuple[int, ...], rows: DataFrame) -> DataFrame:
     """Return each reading once for each length, with the window that it belongs to."""
+    rows = rows.withColumn("name", sf.coalesce("name", sf.lit("")))
     rows = rows.withColumn("window_s", sf.explode(sf.array(*[sf.lit(length_s) for length_s in lengths_s])))
     start = sf.timestamp_seconds(sf.floor(sf.unix_seconds("event_time") / sf.col("window_s")) * sf.col("window_s"))
     return rows.withColumn("window_start", start)

@@ -6,7 +6,7 @@ Tables are scanned in batches, and aggregated or reduced on the way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -265,15 +265,23 @@ def read_alarms(lake: Lake) -> AlarmSummary:
     table = lake.table(anomalies.SPEC)
     by_series = Totals(keys, {"n": "sum"})
     count = 0
-    for rows in table.scan(keys):
+    for rows in named_quantities(table.scan([*keys, "name"])):
         count += rows.num_rows
         by_series.add(rows.append_column("n", _ones(rows)))
-    newest = greatest_of(table.scan(columns), "event_time", MAX_ALARMS)
+    newest = greatest_of(named_quantities(table.scan([*columns, "name"])), "event_time", MAX_ALARMS)
     return AlarmSummary(
         count,
         tuple(_alarm(row) for row in (newest.to_pylist() if newest is not None else [])),
         {(str(row["broker"]), str(row["topic"]), str(row["quantity"])): _whole(row["n"]) for row in by_series.rows()},
     )
+
+
+def named_quantities(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield tables whose quantities include their names: sensors of one message are series of their own."""
+    for rows in tables:
+        quantity, name = rows.column("quantity"), pc.fill_null(rows.column("name"), "")
+        full = pc.if_else(pc.equal(name, ""), quantity, pc.binary_join_element_wise(quantity, name, " "))
+        yield rows.set_column(rows.schema.get_field_index("quantity"), "quantity", full).drop_columns(["name"])
 
 
 def _alarm(row: dict[str, Any]) -> AlarmRow:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from godwit.pipeline.datasets import windows
 from godwit.pipeline.lake import Lake, LakeTable
-from godwit.pipeline.report.figures import AlarmRow, AlarmSummary, Totals, micros
+from godwit.pipeline.report.figures import AlarmRow, AlarmSummary, Totals, micros, named_quantities
 
 MAX_SERIES: Final = 24
 MAX_POINTS: Final = 240
@@ -108,7 +108,8 @@ def _totals(table: LakeTable) -> tuple[pa.Table | None, list[tuple[int, int]]]:
     """Return the readings of each series, and of each hour as (begin of the hour, readings)."""
     by_series = Totals(_KEYS, {"count": "sum", "unit": "max"})
     by_hour = Totals(("window_start",), {"count": "sum"})
-    for rows in table.scan([*_KEYS, "unit", "count", "window_start"], pc.field("window_s") == _LONG_S):
+    columns = [*_KEYS, "name", "unit", "count", "window_start"]
+    for rows in named_quantities(table.scan(columns, pc.field("window_s") == _LONG_S)):
         by_series.add(rows)
         by_hour.add(rows)
     hours = by_hour.table()
@@ -159,7 +160,8 @@ def _points(
     joined = Totals((*_KEYS, "step"), functions)
     begin = pa.scalar(begin_us, pa.timestamp("us", tz="UTC"))
     where = (pc.field("window_s") == length_s) & (pc.field("window_start") >= begin)
-    for rows in table.scan([*_KEYS, "window_start", "count", "mean", "p50", "min", "max"], where):
+    columns = [*_KEYS, "name", "window_start", "count", "mean", "p50", "min", "max"]
+    for rows in named_quantities(table.scan(columns, where)):
         # Not in `where`: pyarrow cannot compare strings with the file statistics of deltalake.
         rows = rows.filter(pc.is_in(rows.column("topic"), pa.array(topics, pa.string())))
         count = rows.column("count")

@@ -1,0 +1,277 @@
+"""The selection of the decoder of a message.
+
+1. The configuration: the first `[[pipeline.decoder]]` whose filter matches the topic. No other decoder is asked.
+2. Decoders of installed packages (entry points of the group `godwit.decoders`), in the order of their names.
+3. The built-in decoders, in the order of `catalog.MODULES`: formats that are recognised by topic, then formats
+   that are recognised by structure, then JSON and plain numbers.
+
+A decoder of 2. and 3. is asked if one of its filters matches the topic or one of its definitions is for the topic, the
+payload has one of its forms, and a JSON object has its keys. The candidates are cached by topic, form and keys. Where
+the first candidate is the one for flat JSON or plain numbers, `decode_quickly` calls it without further ado.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from typing import Any, Final, NamedTuple
+
+from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderMessage, Definitions
+from godwit.pipeline.decoders.content import NUMBER, quick_object
+from godwit.pipeline.decoders.results import ARRAY, BINARY, OBJECT, TEXT, WORDS, Decoded, Rejected, RejectedError
+from godwit.pipeline.errors import PipelineError
+
+ENTRY_POINTS: Final = "godwit.decoders"
+MAX_PLANS: Final = 50_000
+"""Cached selections. Beyond, the cache is emptied: a flood of topics must not fill the memory."""
+MAX_READINGS: Final = 1024
+
+
+class DecoderRule(NamedTuple):
+    """One `[[pipeline.decoder]]` of the configuration."""
+
+    filter: str
+    decoder: str
+    options: Mapping[str, Any]
+
+
+def filter_pattern(filter: str) -> re.Pattern[str]:
+    """Return the pattern of the topics that a filter matches: see godwit.wire.filters for the rules."""
+    levels = filter.split("/")
+    parts = ["[^/]*" if level == "+" else ".*" if level == "*" else re.escape(level) for level in levels]
+    if levels[-1] == "#":
+        body = "/".join(parts[:-1])
+        pattern = f"{body}(?:/.*)?" if len(levels) > 1 else ".*"
+    else:
+        pattern = "/".join(parts)
+    reserved = r"(?!\$)" if levels[0] in ("+", "*", "#") else ""
+    return re.compile(rf"{reserved}{pattern}\Z", re.DOTALL)
+
+
+class DecoderSet:
+    """The decoders of a pipeline, with their configuration: decodes any message."""
+
+    def __init__(self, decoders: Sequence[type[Decoder]], rules: Iterable[DecoderRule] = ()) -> None:
+        """`decoders` are asked in this order. Raise PipelineError if a rule names none of them or is invalid."""
+        by_name: dict[str, type[Decoder]] = {}
+        for one in decoders:
+            if one.name in by_name:
+                raise PipelineError(f"two decoders have the name {one.name}: uninstall one of their packages")
+            by_name[one.name] = one
+        self._rules: list[tuple[re.Pattern[str], Decoder]] = []
+        for rule in rules:
+            if rule.decoder not in by_name:
+                raise PipelineError(
+                    f"[[pipeline.decoder]] for {rule.filter!r}: the decoder {rule.decoder!r} is unknown; choose one of "
+                    f"{', '.join(sorted(by_name))}"
+                )
+            self._rules.append((filter_pattern(rule.filter), by_name[rule.decoder](rule.options)))
+        self._decoders = [one() for one in decoders]
+        self._filters = [[filter_pattern(one) for one in decoder.filters] for decoder in self._decoders]
+        self._text_filters = [
+            filters if decoder.text_filters is None else [filter_pattern(one) for one in decoder.text_filters]
+            for decoder, filters in zip(self._decoders, self._filters, strict=True)
+        ]
+        self._defining = [
+            ([filter_pattern(one) for one in decoder.definition_filters], decoder)
+            for decoder in self._decoders
+            if decoder.definition_filters
+        ]
+        self._plans: dict[Any, tuple[Decoder, ...]] = {}
+        self._quick: dict[Any, Decoder] = {}
+        self._configured: dict[str, Decoder | None] = {}
+        self._definitions = Definitions()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all decoders, in the order in which they are asked."""
+        return [one.name for one in self._decoders]
+
+    def title(self, name: str) -> str:
+        """Return the format that a decoder reads, in one line."""
+        return next((one.title for one in self._decoders if one.name == name), "")
+
+    @property
+    def definitions(self) -> Definitions:
+        """The definitions of earlier messages. They are replaced as a whole, or by `add_definitions`."""
+        return self._definitions
+
+    @definitions.setter
+    def definitions(self, known: Definitions) -> None:
+        self._definitions = known
+        self._plans.clear()
+        self._quick.clear()
+
+    def add_definitions(self, rows: Iterable[tuple[str, int, str, str, str]]) -> None:
+        """Add definitions, as rows of Definitions."""
+        rows = list(rows)
+        if rows:
+            self._definitions.add(rows)
+            self.definitions = self._definitions
+
+    @property
+    def definition_filters(self) -> list[str]:
+        """The filters of the topics whose messages may define others."""
+        return sorted({one for decoder in self._decoders for one in decoder.definition_filters})
+
+    def define(self, message: DecoderMessage) -> list[tuple[str, int, str, str, str]]:
+        """Return the definitions in a message, as rows for Definitions. A decoder that fails has none."""
+        found = []
+        for filters, decoder in self._defining:
+            if any(one.match(message.topic) for one in filters):
+                try:
+                    pairs = decoder.define(message)
+                except Exception:  # `decode` is asked about the same message, and reports the error
+                    continue
+                found += [(message.broker, message.offset, decoder.name, key, text) for key, text in pairs]
+        return found
+
+    def decode_quickly(self, topic: str, payload: bytes, received_us: int, broker: str, offset: int) -> tuple[Any, str]:
+        """Do as `decode`, for a message given by its parts, with less work for flat JSON and plain numbers."""
+        first = payload[:1]
+        item: Any
+        if first == b"{":
+            item = quick_object(payload)
+            decoder = None if item is None else self._quick.get((topic, tuple(item)))
+        elif first in _NUMBER_STARTS:
+            item, decoder = payload, self._quick.get(topic)
+        else:
+            decoder = None
+        if decoder is not None:
+            try:
+                found = decoder.decode_quickly(topic, item)
+                if found is not None:
+                    return found, decoder.name
+            except RejectedError as error:
+                return error.rejection, decoder.name
+        return self.decode(DecoderMessage(topic, payload, None, received_us, broker, offset))
+
+    def decode(self, message: DecoderMessage) -> tuple[Decoded | Rejected, str]:
+        """Return the content of a message or the reason why it has none, and the name of the decoder ("" for none).
+
+        It never raises an exception.
+        """
+        return self._decode(message, is_inner=False)
+
+    def _decode_inner(self, message: DecoderMessage) -> Decoded | Rejected:
+        return self._decode(message, is_inner=True)[0]
+
+    def _decode(self, message: DecoderMessage, *, is_inner: bool) -> tuple[Decoded | Rejected, str]:
+        name = ""
+        try:
+            configured = None if is_inner else self._configured_decoder(message.topic)
+            candidates = self._candidates(message) if configured is None else (configured,)
+            for decoder in candidates:
+                name = decoder.name
+                inner = None if is_inner else self._decode_inner
+                context = DecoderContext(self._definitions, name, message.broker, message.offset, inner)
+                found = decoder.decode(message, context)
+                if found is not None:
+                    return _checked(found), name
+            if configured is not None:
+                text = f"the decoder {name} is configured for this topic, and this is not of its format"
+                return Rejected("wrong format", text), name
+        except RejectedError as error:
+            return error.rejection, name
+        except Exception as error:  # of any decoder: other messages must not suffer
+            text = " ".join(str(error).split())[:200]
+            return Rejected("decoder failed", f"the decoder {name}: {type(error).__name__}: {text}"), name
+        return _unknown(message), ""
+
+    def _configured_decoder(self, topic: str) -> Decoder | None:
+        if not self._rules:
+            return None
+        try:
+            return self._configured[topic]
+        except KeyError:
+            found = next((decoder for pattern, decoder in self._rules if pattern.match(topic)), None)
+            if len(self._configured) >= MAX_PLANS:
+                self._configured.clear()
+            self._configured[topic] = found
+            return found
+
+    def _candidates(self, message: DecoderMessage) -> tuple[Decoder, ...]:
+        form, keys = _form(message)
+        key = (message.topic, form, keys)
+        found = self._plans.get(key)
+        if found is None:
+            found = tuple(
+                decoder
+                for decoder, filters in zip(
+                    self._decoders, self._text_filters if form in (NUMERIC, WORDS) else self._filters, strict=True
+                )
+                if (form in decoder.forms or (form in (NUMERIC, WORDS) and TEXT in decoder.forms))
+                and (
+                    any(one.match(message.topic) for one in filters)
+                    or self._definitions.is_group(decoder.name, message.topic)
+                )
+                and (form != OBJECT or not decoder.keys or any(one.issubset(keys) for one in decoder.keys))
+            )
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+                self._quick.clear()
+            self._plans[key] = found
+            if found and found[0].is_quick and not self._rules_match(message.topic):
+                self._quick[(message.topic, keys) if form == OBJECT else message.topic] = found[0]
+        return found
+
+    def _rules_match(self, topic: str) -> bool:
+        return self._configured_decoder(topic) is not None
+
+
+NUMERIC: Final = "number"
+_NUMBER_STARTS: Final = frozenset(bytes((code,)) for code in b"+-.0123456789")
+
+
+def _form(message: DecoderMessage) -> tuple[str, tuple[str, ...]]:
+    """Return the form of a payload, and the keys of a JSON object."""
+    try:
+        text = message.text
+    except RejectedError:
+        return BINARY, ()
+    if text[:1] == "{":
+        try:
+            return OBJECT, tuple(message.json)
+        except RejectedError:
+            return OBJECT, ()
+    if text[:1] == "[":
+        return ARRAY, ()
+    return (NUMERIC if NUMBER.fullmatch(text) else WORDS), ()
+
+
+def _checked(found: Decoded | Rejected) -> Decoded | Rejected:
+    if isinstance(found, Decoded) and len(found.readings) > MAX_READINGS:
+        return Rejected("too many fields", f"{len(found.readings)} readings in one message: at most {MAX_READINGS}")
+    return found
+
+
+def _unknown(message: DecoderMessage) -> Rejected:
+    """Return the reason for a message that is of no known format."""
+    try:
+        text = message.text
+        if not text:
+            return Rejected("empty", "the payload is empty")
+        if text[:1] in "{[":
+            message.json  # noqa: B018  # raises the reason
+    except RejectedError as error:
+        return error.rejection
+    return Rejected(
+        "no number",
+        f"{text[:60]!r} is not a number with an optional unit, and no decoder reads it: choose one with "
+        f'[[pipeline.decoder]] filter = "{message.topic[:100]}", decoder = "..."',
+    )
+
+
+def installed() -> list[type[Decoder]]:
+    """Return the decoders of installed packages. Raise PipelineError if one cannot be loaded."""
+    found = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda one: one.name):
+        try:
+            decoder = point.load()
+        except Exception as error:
+            raise PipelineError(f"the decoder {point.name} ({point.value}) cannot be loaded: {error}") from error
+        if not (isinstance(decoder, type) and issubclass(decoder, Decoder)):
+            raise PipelineError(f"the entry point {point.name} ({point.value}) is not a subclass of Decoder")
+        found.append(decoder)
+    return found

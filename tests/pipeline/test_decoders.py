@@ -1,0 +1,445 @@
+"""The decoders: their documented examples, the selection among them, and any bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage, Definitions
+from godwit.pipeline.decoders.catalog import BUILT_IN, MODULES, decoder_set
+from godwit.pipeline.decoders.results import REASONS, UNIT_SOURCES, Decoded, Reading, Rejected
+from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, filter_pattern
+from godwit.pipeline.errors import PipelineError
+from godwit.wire.filters import matches
+
+EXAMPLES = [(module, one) for module in MODULES for one in module.EXAMPLES]
+SET = decoder_set()
+
+
+def decode(payload: bytes | str, topic: str = "home/kitchen/x") -> Decoded | Rejected:
+    data = payload.encode() if isinstance(payload, str) else payload
+    return SET.decode(DecoderMessage(topic, data))[0]
+
+
+def numbers(payload: bytes | str, topic: str = "home/kitchen/x") -> list[tuple[str, float, str]]:
+    found = decode(payload, topic)
+    assert isinstance(found, Decoded), found
+    return [(one.quantity, round(one.value, 6), one.unit) for one in found.readings]
+
+
+def reason(payload: bytes | str, topic: str = "home/kitchen/x") -> str:
+    found = decode(payload, topic)
+    assert isinstance(found, Rejected), found
+    assert found.reason in REASONS
+    assert found.detail
+    return found.reason
+
+
+# -- the documented examples ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "one"), EXAMPLES, ids=[f"{m.__name__.rpartition('.')[2]}-{e.topic}" for m, e in EXAMPLES]
+)
+def test_documented_examples(module: ModuleType, one: DecoderExample) -> None:
+    rules = [DecoderRule(one.topic, module.DECODER.name, one.options)] if one.is_configured else []
+    decoders = decoder_set(rules)
+    for offset, (topic, payload) in enumerate(one.definitions):
+        message = DecoderMessage(topic, payload, broker="b", offset=offset)
+        decoders.add_definitions(decoders.define(message))
+        found, _ = decoders.decode(message)
+        assert isinstance(found, Decoded), found
+    found, name = decoders.decode(DecoderMessage(one.topic, one.payload, broker="b", offset=len(one.definitions)))
+    if one.reason:
+        assert isinstance(found, Rejected), found
+        assert found.reason == one.reason, found
+        return
+    assert isinstance(found, Decoded), found
+    assert name == module.DECODER.name
+    assert len(found.readings) == len(one.readings), found.readings
+    for reading, expected in zip(found.readings, one.readings, strict=True):
+        assert reading._replace(value=0) == expected._replace(value=0)
+        assert reading.value == pytest.approx(expected.value, rel=1e-9)
+    assert found.time_us == one.time_us
+
+
+def test_each_decoder_has_examples_and_a_title() -> None:
+    for module in MODULES:
+        assert module.DECODER.title
+        assert any(one.readings for one in module.EXAMPLES)
+        assert all(one.reason in REASONS for one in module.EXAMPLES if one.reason)
+    assert len({one.name for one in BUILT_IN}) == len(BUILT_IN)
+
+
+# -- numbers that were wrong in 0.5.0 ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payload", "topic", "expected"),
+    [
+        ("70 deg F", "home/temperature", ("temperature", 21.111111, "°C")),
+        ("70 °F", "home/temperature", ("temperature", 21.111111, "°C")),
+        ("70 \u00baF", "home/temperature", ("temperature", 21.111111, "°C")),  # the ordinal indicator as a degree sign
+        ("70 \u2109", "home/temperature", ("temperature", 21.111111, "°C")),
+        ('{"temperature": 70, "unit_of_measurement": "°F"}', "home", ("temperature", 21.111111, "°C")),
+        ("760 mmHg", "home/pressure", ("pressure", 1013.250144, "hPa")),
+        ("760 mmHg", "home/x", ("value", 1013.250144, "hPa")),
+        ('{"t":1763208000,"temperature":21.5}', "home", ("temperature", 21.5, "°C")),
+        ('{"battery": 87}', "home", ("battery", 87.0, "%")),
+        ("87 %", "home/battery", ("battery", 87.0, "%")),
+        ("87 %", "home/x", ("value", 87.0, "%")),
+    ],
+)
+def test_payloads_that_were_read_wrongly(payload: str, topic: str, expected: tuple[str, float, str]) -> None:
+    assert numbers(payload, topic) == [expected]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "2026-11-15T12:00:00Z,21.5",
+        "2026-11-15",
+        "12:30:05",
+        "sensor-7 21.5",
+        "512 MB free",
+        "192.168.1.17",
+        "v1.2.3",
+        "1.2.3",
+        "$GPGGA,123519,4807.038,N,01131.000,E,1,08,0.9,545.4,M,46.9,M,,*47",
+        "aa:bb:cc:dd:ee:ff",
+        "00:1A:2B:3C:4D:5E",
+        "The Temp is 54 degree",
+        "room 101",
+        "21,5",
+        "1,000",
+        "0x1F",
+        "ON",
+        "online",
+        "21.5 22.5",
+        "12 apples",
+        "nan",
+        "1e999",
+        "temperature 21.5",
+        "T=21.5",
+        "12 F",
+        "5 m",
+        "\u0661\u0662",  # digits of another script
+    ],
+)
+def test_text_that_is_not_a_number_with_a_unit(payload: str) -> None:
+    assert reason(payload) in ("no number", "not finite", "ambiguous")
+
+
+def test_error_values_and_bounds() -> None:
+    for payload, topic in (
+        ("-127", "home/temperature"),
+        ("-127.0 °C", "home/temperature"),
+        ('{"temperature": -127}', "home"),
+        ('{"temperature": 327.67}', "home"),
+        ('{"temperature": -3276.8}', "home"),
+        ('{"temperature_C": 6553.5}', "home"),
+        ("85", "attic/ds18b20/temperature"),
+        ('{"co2": 65535}', "home"),
+    ):
+        assert reason(payload, topic) == "error value", payload
+    assert reason("140", "home/humidity") == "out of bounds"
+    assert reason("-300 °C", "home/temperature") == "out of bounds"
+    assert numbers("85", "attic/temperature") == [("temperature", 85.0, "°C")]
+
+
+@pytest.mark.parametrize(
+    ("payload", "topic"),
+    [
+        ("760", "home/pressure"),  # mmHg
+        ("101325", "home/pressure"),
+        ("29.92", "home/pressure"),
+        ('{"pressure": 101.3}', "home"),
+        ('{"temperature": 294.65}', "home"),  # kelvin
+        ('{"battery": 3.05}', "home"),
+        ('{"battery": 0.87}', "home"),
+        ('{"voltage": 3005}', "home"),
+        ('{"humidity": 0.45}', "home"),
+        ("1", "home/kitchen/light"),
+        ('{"light": 1}', "home"),
+        ('{"temperature_c": 21.5, "unit": "°F"}', "home"),
+        ('{"temperature": 70, "humidity": 40, "units": "imperial"}', "home"),
+    ],
+)
+def test_values_without_a_unit_that_are_ambiguous(payload: str, topic: str) -> None:
+    assert reason(payload, topic) == "ambiguous"
+
+
+def test_units_of_fields() -> None:
+    assert numbers('{"temperature": 68, "humidity": 40, "unit": "F"}') == [
+        ("temperature", 20.0, "°C"),
+        ("humidity", 40.0, "%"),
+    ]
+    assert numbers('{"temperature": "68 °F"}') == [("temperature", 20.0, "°C")]
+    assert numbers('{"temperature": "21.5"}') == [("temperature", 21.5, "°C")]
+    assert numbers('{"temperature": 21.5, "unit": "widgets"}') == [("temperature", 21.5, "widgets")]
+    assert numbers('{"battery_mV": 3050}') == [("voltage", 3.05, "V")]
+    assert numbers('{"pm2_5": 12, "eCO2": 600}') == [("pm25", 12.0, "µg/m³"), ("co2", 600.0, "ppm")]
+    assert numbers('{"energy": 12.5}') == [("energy", 12.5, "")]
+    assert reason('{"humidity": 40, "unit": "°C"}') == "unit does not fit"
+    assert reason('{"temperature": 70, "humidity": 40, "unit": "hPa"}') == "unit does not fit"
+
+
+def test_fields_without_a_number() -> None:
+    assert numbers('{"temperature": null, "humidity": 40}') == [("humidity", 40.0, "%")]
+    assert numbers('{"power": "ON", "voltage": 230}') == [("voltage", 230.0, "V")]
+    assert reason('{"temperature": null}') == "error value"
+    assert reason('{"temperature": "warm"}') == "type changed"
+    assert reason('{"temperature": true}') == "type changed"
+    assert reason('{"state": "ON"}') == "no quantity"
+    assert reason("{}") == "no quantity"
+
+
+def test_encodings() -> None:
+    assert numbers(b"\xef\xbb\xbf21.5") == [("value", 21.5, "")]
+    assert numbers("21.5".encode("utf-16")) == [("value", 21.5, "")]
+    assert numbers(b"70 \xb0F", "home/temperature") == [("temperature", 21.111111, "°C")]
+    assert reason("21.5".encode("utf-16-le")) == "no number"
+    assert reason(b"caf\xe9 21.5") == "not text"
+    assert reason(b"") == reason(b" \n") == "empty"
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        ('{"temperature": 21.5', "bad JSON"),
+        ('{"temperature": NaN}', "bad JSON"),
+        ('{"temperature": 1, "temperature": 2}', "bad JSON"),
+        ('{"a": ' * 20 + "1" + "}" * 20, "nested too deeply"),
+        ("[" * 500_000 + "]" * 500_000, "too long"),
+        ("[" * 30_000, "nested too deeply"),
+        ('{"temperature": ' + "9" * 40 + "}", "out of bounds"),
+        ('{"temperature": ' + "9" * 400 + "}", "type changed"),
+        ('{"temperature": ' + "9" * 5000 + "}", "bad JSON"),
+        ('{"temperature": "\\ud800"}', "not text"),
+        ("[1, 2, 3]", "no quantity"),
+    ],
+)
+def test_bad_json(payload: str, expected: str) -> None:
+    assert reason(payload) == expected
+
+
+# -- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1763208000",
+        "1763208000.0",
+        "1763208000000",
+        "1763208000000000",
+        "1763208000000000000",
+        '"1763208000"',
+        '"2025-11-15T12:00:00Z"',
+        '"2025-11-15T12:00:00.000+00:00"',
+        '"2025-11-15 13:00:00+0100"',
+        '"2025-11-15T12:00:00.000000000Z"',
+    ],
+)
+def test_times(text: str) -> None:
+    found = decode('{"temperature": 21.5, "time": ' + text + "}")
+    assert isinstance(found, Decoded)
+    assert found.time_us == 1763208000_000_000
+    assert found.extra is None
+
+
+@pytest.mark.parametrize("text", ['"2025-11-15T12:00:00"', "12345", "86400.5", '"noon"', "2026"])
+def test_times_that_are_not_known(text: str) -> None:
+    found = decode('{"temperature": 21.5, "time": ' + text + "}")
+    assert isinstance(found, Decoded)
+    assert found.time_us is None
+    assert found.extra is not None
+    assert text.strip('"') in found.extra
+
+
+def test_a_clock_that_was_never_set() -> None:
+    assert reason('{"temperature": 21.5, "time": "1970-01-01T00:00:12Z"}') == "time in the far past"
+
+
+def test_a_configured_time_zone() -> None:
+    decoders = decoder_set([DecoderRule("a/#", "json", {"time_zone": "Europe/Berlin"})])
+    found, _ = decoders.decode(DecoderMessage("a/b", b'{"temperature": 21.5, "time": "2025-11-15T13:00:00"}'))
+    assert isinstance(found, Decoded)
+    assert found.time_us == 1763208000_000_000
+
+
+# -- nested JSON ------------------------------------------------------------------------------------------------------
+
+
+def test_nested_json() -> None:
+    found = decode(
+        '{"time": 1763208000, "device": "d1", "a": {"temperature": {"value": 68, "unit": "F"}}, '
+        '"b": [{"humidity": 40}, {"humidity": 41}], "settings": {"temperature": 30}, "c": {"temperature_max": 9}}'
+    )
+    assert isinstance(found, Decoded)
+    assert [(one.name, one.quantity, round(one.value, 6)) for one in found.readings] == [
+        ("a.temperature.value", "temperature", 20.0),
+        ("b.0.humidity", "humidity", 40.0),
+        ("b.1.humidity", "humidity", 41.0),
+    ]
+    assert (found.time_us, found.device) == (1763208000_000_000, "d1")
+    assert found.extra is not None
+    assert "settings" in found.extra
+
+
+def test_samples_with_their_own_times() -> None:
+    found = decode('[{"time": 1763208000, "temperature": 20}, {"time": 1763208060, "temperature": 21}]')
+    assert isinstance(found, Decoded)
+    assert [(one.value, one.time_us) for one in found.readings] == [
+        (20.0, 1763208000_000_000),
+        (21.0, 1763208060_000_000),
+    ]
+
+
+# -- selection --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b", "", "+", "*"]), min_size=1, max_size=4),
+    st.booleans(),
+    st.lists(st.sampled_from(["a", "b", "", "$s"]), min_size=1, max_size=5),
+)
+def test_filters_match_as_those_of_the_broker(levels: list[str], is_open: bool, topic: list[str]) -> None:
+    text = "/".join([*levels, "#"] if is_open else levels)
+    name = "/".join(topic)
+    if text and name:
+        assert (filter_pattern(text).match(name) is not None) == matches(text, name)
+
+
+def test_the_configuration_comes_first() -> None:
+    rules = [DecoderRule("a/+", "number", {"quantity": "co2"}), DecoderRule("a/#", "sentence", {})]
+    decoders = decoder_set(rules)
+    assert decoders.decode(DecoderMessage("a/b", b"700"))[0] == Decoded(
+        [Reading("co2", 700.0, "ppm", unit_source="default")]
+    )
+    found, name = decoders.decode(DecoderMessage("a/b", b'{"temperature": 21.5}'))
+    assert (found[0], name) == ("wrong format", "number")
+    assert decoders.decode(DecoderMessage("a/b/c", b"The Temp is 54 degree"))[1] == "sentence"
+    assert decoders.decode(DecoderMessage("b", b'{"temperature": 21.5}'))[1] == "json"
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (DecoderRule("a", "jsn", {}), "the decoder 'jsn' is unknown"),
+        (DecoderRule("a", "json", {"colums": []}), "has no option colums"),
+        (DecoderRule("a", "csv", {}), "needs columns"),
+        (DecoderRule("a", "json", {"time_zone": "Mars"}), "not a time zone"),
+        (DecoderRule("a", "json", {"fields": {"t": 5}}), "needs a quantity"),
+    ],
+)
+def test_invalid_configurations(rule: DecoderRule, text: str) -> None:
+    with pytest.raises(PipelineError, match=text):
+        decoder_set([rule])
+
+
+class _Failing(Decoder):
+    name = "failing"
+    title = "fails"
+
+    def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
+        raise ValueError("broken")
+
+
+def test_a_decoder_that_fails_is_named() -> None:
+    found, name = DecoderSet([_Failing]).decode(DecoderMessage("a", b"1"))
+    assert (found, name) == (Rejected("decoder failed", "the decoder failing: ValueError: broken"), "failing")
+
+
+def test_definitions_apply_to_later_messages_of_the_same_broker() -> None:
+    rows = [("b", 5, "x", "k", '{"n": 5}'), ("b", 9, "x", "k", '{"n": 9}'), ("c", 1, "x", "k", "1")]
+    for order in (rows, rows[::-1], rows + rows):
+        found = Definitions(order)
+        assert [found.newest("b", "x", "k", at) for at in (5, 6, 9, 10)] == [None, {"n": 5}, {"n": 5}, {"n": 9}]
+        assert found.newest("b", "y", "k", 10) is None
+        assert len(found) == 3
+
+
+# -- any bytes --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200), st.sampled_from(["a/b", "home/temperature", "zigbee2mqtt/x", "tele/x/SENSOR"]))
+@example(b"\xa1" + b"\x81" * 5000, "a")
+@example(b"\x81" * 5000, "a")
+def test_any_bytes_give_readings_or_a_reason(payload: bytes, topic: str) -> None:
+    _check(SET.decode(DecoderMessage(topic, payload)))
+
+
+_VALUES: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["temperature", "unit", "time", "value", "id", "t", "battery", "power_unit"])
+            | st.text(max_size=5),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(_VALUES)
+def test_any_json_gives_readings_or_a_reason(value: Any) -> None:
+    _check(SET.decode(DecoderMessage("a/b", json.dumps(value).encode())))
+
+
+@settings(max_examples=300)
+@given(st.text(alphabet='ab=,{}" 0123456789.-#\n°CF%', max_size=80))
+def test_any_text_gives_readings_or_a_reason(text: str) -> None:
+    _check(SET.decode(DecoderMessage("a/b", text.encode())))
+
+
+def _check(result: tuple[Decoded | Rejected, str]) -> None:
+    found, name = result
+    if isinstance(found, Rejected):
+        assert found.reason in REASONS
+        assert found.reason != "decoder failed", found
+        assert found.detail
+        return
+    assert name
+    for one in found.readings:
+        assert math.isfinite(one.value)
+        assert one.unit_source in UNIT_SOURCES
+        assert one.quantity
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 65_000,
+        b'{"a":' * 10_000,
+        b"1" * 65_000,
+        b"a=" * 30_000,
+        b"a b=1," * 10_000,
+        b'a{b="' * 12_000,
+        b" " * 65_000,
+        b"1 " + b"\xc2\xb0" * 30_000,
+        b'{"' + b'a":1,"' * 10_000,
+        b"\x81" * 65_000,
+        b"a,b=c" * 13_000,
+        b"a" * 65_000 + b" b=1",
+        b"a\\" * 32_000,
+        b"x{" + b'a="b" , ' * 8_000,
+        b'x{a="b"' + b" " * 65_000,
+    ],
+)
+def test_time_is_bounded_by_the_length(payload: bytes) -> None:
+    began_at = time.perf_counter()
+    _check(SET.decode(DecoderMessage("a/b", payload)))
+    assert time.perf_counter() - began_at < 5, "quadratic work would take minutes"

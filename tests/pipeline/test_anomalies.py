@@ -19,8 +19,16 @@ from tests.archive.client import ArchiveClient
 from tests.spark.archives import Served, options, served
 
 from godwit import pipeline
-from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, _SeriesProcessor, alert_messages, start
-from godwit.pipeline.detector import Detector
+from godwit.pipeline.datasets.anomalies import (
+    SPEC,
+    STATE_TTL,
+    AlertPublisher,
+    _SeriesProcessor,
+    alert_messages,
+    newest_rows,
+    start,
+)
+from godwit.pipeline.detector import Alarm, Detector
 from godwit.pipeline.lake import Lake
 from godwit.spark.archive import ArchiveError
 
@@ -36,8 +44,16 @@ ALARM: dict[str, Any] = {
     "value": 61.25,
     "unit": "°C",
     "expected": 21.5,
-    "score": 3.14159,
+    "score": 0.83123,
     "reason": "jump up",
+    "state": "worse",
+    "peak_time": datetime(2026, 11, 15, 12, 5, tzinfo=UTC),
+    "peak_value": 70.5,
+    "end_time": None,
+    "alarm_time": datetime(2026, 11, 15, 12, 5, tzinfo=UTC),
+    "alarm_offset": 9,
+    "alarm_value": 70.5,
+    "alarm_expected": 21.75,
 }
 
 
@@ -48,13 +64,36 @@ def test_the_message_of_an_alert() -> None:
         "reason": "jump up",
         "topic": "größe/küche",
         "quantity": "temperature",
-        "value": 61.25,
-        "expected": 21.5,
+        "value": 70.5,
+        "expected": 21.75,
         "unit": "°C",
-        "score": 3.14,
-        "time": "2026-11-15T12:00:00+00:00",
-        "offset": 7,
+        "score": 0.831,
+        "time": "2026-11-15T12:05:00+00:00",
+        "offset": 9,
+        "state": "worse",
+        "begin": "2026-11-15T12:00:00+00:00",
+        "begin_offset": 7,
+        "peak": 70.5,
+        "peak_time": "2026-11-15T12:05:00+00:00",
     }
+
+
+def test_the_message_about_the_end_of_an_event() -> None:
+    ended = ALARM | {"state": "end", "end_time": datetime(2026, 11, 15, 12, 10, tzinfo=UTC)}
+    (row,) = alert_messages([ended]).to_pylist()
+    payload = json.loads(row["payload"])
+    assert (payload["state"], payload["end"]) == ("end", "2026-11-15T12:10:00+00:00")
+
+
+def test_an_event_has_one_row_from_its_last_alarm() -> None:
+    began = ALARM | {"state": "begin", "score": 0.6, "peak_value": 61.25}
+    other = ALARM | {"offset": 12}
+    rows = newest_rows([began, other, ALARM]).to_pylist()
+    assert [(row["offset"], row["state"], row["score"], row["value"]) for row in rows] == [
+        (7, "worse", 0.83123, 61.25),
+        (12, "worse", 0.83123, 61.25),
+    ]
+    assert list(rows[0]) == SPEC.schema.names
 
 
 @pytest.mark.parametrize(
@@ -88,17 +127,19 @@ ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvide
 STEP_US = 1_000_000
 BEGIN_US = logs.NOW_US - 10_000 * STEP_US
 TIMEOUT_S = 600
-HALF = 200
+HALF = 300
 JUMP_AT = HALF + 130
 POISON = [b"NaN", b"\xff", b'{"t": 1e300}', b"[" * 100]
 OTHER_LOG = bytes(range(1, 17))
 
 
 def values(seed: int, jump: float) -> list[float]:
+    """Return a series with a tenth of the jump, and later with all of it."""
     rng = random.Random(seed)
-    return [
-        round(21 + rng.gauss(0, 0.2) + (jump if JUMP_AT <= number < JUMP_AT + 20 else 0), 2) for number in range(400)
-    ]
+    usual = [21 + rng.gauss(0, 0.2) for _ in range(2 * HALF)]
+    for number in range(JUMP_AT, JUMP_AT + 30):
+        usual[number] += jump / 20 if number < JUMP_AT + 10 else jump
+    return [round(value, 2) for value in usual]
 
 
 def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> None:
@@ -133,11 +174,14 @@ def rows(lake: Lake) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["topic"], row["event_time"]))
 
 
-def expected(series: list[float]) -> list[tuple[datetime, float, str]]:
+def expected(series: list[float]) -> list[Alarm]:
     detector = Detector()
-    found = [detector.update(BEGIN_US + number * STEP_US, value) for number, value in enumerate(series)]
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    return [(epoch + timedelta(microseconds=one.time_us), one.value, one.reason) for one in found if one]
+    found = [detector.update(BEGIN_US + number * STEP_US, value, number) for number, value in enumerate(series)]
+    return [one for one in found if one is not None]
+
+
+def at(time_us: int | None) -> datetime | None:
+    return None if time_us is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
 
 
 @pytest.mark.soak
@@ -163,11 +207,22 @@ def test_alarms_reach_the_table_and_their_own_broker_once(spark: SparkSession, t
         found = rows(lake)
         for topic, place, series in (("a/near", one, near), ("a/far", other, far)):
             mine = [row for row in found if row["topic"] == topic]
-            assert [(row["event_time"], row["value"], row["reason"]) for row in mine] == expected(series) != []
+            raised = expected(series)
+            events = list({one.begin_position: one for one in raised}.values())
+            assert {one.state for one in raised} == {"begin", "worse", "end"}
+            assert [
+                (row["event_time"], row["value"], row["reason"], row["state"], row["end_time"]) for row in mine
+            ] == [(at(one.begin_us), one.begin_value, one.reason, one.state, at(one.end_us)) for one in events]
             assert {(row["broker"], row["quantity"], row["unit"]) for row in mine} == {(place.log, "temperature", "°C")}
-            assert [alert[:2] for alert in alerts(place)] == [(f"alerts/{topic}", "pipeline")] * len(mine)
-            assert [alert[2]["value"] for alert in alerts(place)] == [row["value"] for row in mine]
-        assert {row["topic"] for row in found} == {"a/near", "a/far"}
+            published = [alert for alert in alerts(place) if alert[0] == f"alerts/{topic}"]
+            assert {alert[1] for alert in published} == {"pipeline"}
+            assert [(alert[2]["value"], alert[2]["state"]) for alert in published] == [
+                (one.value, one.state) for one in raised
+            ]
+            begins = {
+                alert[2]["begin_offset"]: alert[2]["offset"] for alert in published if alert[2]["state"] == "begin"
+            }
+            assert begins == {row["offset"]: row["offset"] for row in mine}
 
         # The driver died after the second batch was written, before Spark committed it.
         (checkpoint / "commits" / "1").unlink()
@@ -192,14 +247,16 @@ from types import SimpleNamespace
 from pyspark import cloudpickle
 
 states = []
+ttl = []
 state = SimpleNamespace(get=lambda: states[-1] if states else None, update=states.append)
 processor = cloudpickle.loads(sys.stdin.buffer.read())
-processor.init(SimpleNamespace(getValueState=lambda *_: state))
+processor.init(SimpleNamespace(getValueState=lambda *given: ttl.append(given[2]) or state))
 for begin in (0, 250):
     values = [(at, 60.0 if at == 400 else 20 + at % 7 / 10) for at in range(begin, begin + 250)]
     rows = (SimpleNamespace(offset=at, time_us=at, value=value, unit="C") for at, value in values)
     for row in processor.handleInputRows(("broker", "topic", "quantity"), rows, None):
-        print(row.offset, row.reason)
+        print(row.offset, row.alarm_offset, row.state, row.reason)
+print(ttl)
 """
 
 
@@ -210,4 +267,8 @@ def test_detection_runs_where_godwit_is_not() -> None:
     finally:
         cloudpickle.unregister_pickle_by_value(pipeline)  # type: ignore[no-untyped-call]
     done = subprocess.run([sys.executable, "-c", WITHOUT_GODWIT], input=shipped, capture_output=True, check=False)
-    assert (done.stdout.decode(), done.stderr.decode()) == ("400 jump up\n", "")
+    assert done.stderr.decode() == ""
+    *lines, ttl = done.stdout.decode().splitlines()
+    assert lines[0] == "400 400 begin jump up"
+    assert all(line.startswith("400 4") for line in lines)
+    assert ttl == f"[{STATE_TTL.total_seconds() * 1000:.0f}]"

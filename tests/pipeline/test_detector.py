@@ -140,7 +140,7 @@ def test_events_that_repeat_must_deviate_farther() -> None:
     assert len([one for one in spikes if one.begin_position >= 36_000]) <= 5  # of ten
 
 
-def test_the_series_is_anomalous_until_readings_are_calm_again() -> None:
+def test_the_series_is_anomalous_until_readings_are_weaker_again() -> None:
     detector = Detector()
     alarms(noise(LEARNED), detector)
     states = [detector.is_anomalous]

@@ -281,7 +281,7 @@ ALTERNATIVES: Final[dict[str, tuple[float, ...]]] = {
     "LEVEL_RATE": (0.05, 0.15),
     "SLOT_RATE": (0.08, 0.3),
     "BETTER": (0.0, 0.6, 0.95),
-    "DOUBT": (0, 1, 4),
+    "DOUBT": (1, 4),
     "LEARNING": (150, 300),
     "LIMIT": (1.2, 1.4, 1.5),
     "PAUSE": (48, 150, 200),

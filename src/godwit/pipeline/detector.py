@@ -68,8 +68,10 @@ LEAST_GAP_US: Final = 60_000_000
 LIMIT: Final = 1.3
 CALM: Final = 0.9
 """A reading below this share of LIMIT is calm."""
+STRONG: Final = 2.0
+"""Decades from which the readings of an event are called anomalous: once in 2,400 readings."""
 RELEASE: Final = 12
-"""Calm readings after which the series is not anomalous any more; the event may continue."""
+"""Weaker readings after which the series is not anomalous any more; the event may continue."""
 PAUSE: Final = 4 * BLOCK
 WORSE: Final = 2.0
 HABIT: Final = 0.2
@@ -92,7 +94,7 @@ _LEAST_DECADES: Final = -math.log10(RARE)
 _SHAPE_DECADES: Final = 1 / (SHAPE * math.log(10))
 _MOST_CROSSINGS: Final = 1_000_000
 _VERSION: Final = 2
-_HEAD: Final = "<BQIIbI?qQQ?Bqqqq"  # no struct.Struct: that cannot be sent to executors
+_HEAD: Final = "<BQIIbI?qQQQ?Bqqqq"  # no struct.Struct: that cannot be sent to executors
 _NUMBERS: Final = 6 + 3 * 3 + 6 + 4 + SLOTS
 MAX_STATE_BYTES: Final = struct.calcsize(_HEAD) + 8 * _NUMBERS + SLOTS
 
@@ -201,6 +203,8 @@ class Detector:
         """Whether there is an event that has not ended."""
         self._active = 0
         """The number of the event's last reading that was not calm."""
+        self._strong = 0
+        """The number of its last strong reading; 0 without one."""
         self._reported = 0.0
         """Decades of the last alarm."""
         self._peak = 0.0
@@ -217,12 +221,12 @@ class Detector:
 
     @property
     def is_anomalous(self) -> bool:
-        """Whether the last reading belongs to an event, with less than RELEASE calm readings since."""
-        return self._is_open and self._readings - self._active < RELEASE
+        """Whether one of the last RELEASE readings was strong and belongs to the current event."""
+        return self._is_open and 0 <= self._readings - self._strong < RELEASE
 
     @property
     def event_score(self) -> float:
-        """The highest score of the event that the last reading belongs to; 0 if it belongs to none."""
+        """The highest score of the event so far if the series is anomalous, else 0."""
         return score_of(self._peak) if self.is_anomalous else 0.0
 
     def update(self, time_us: int, value: float, position: int = 0) -> Alarm | None:
@@ -317,10 +321,13 @@ class Detector:
             self._begin_us, self._position = begin_us, position
             self._begin_value, self._begin_expected = value, expected
             self._reported = self._peak = 0.0
+            self._strong = 0
             state = BEGIN
         else:
             state = IS_WORSE
         self._active, self._active_us = readings, time_us
+        if decades >= STRONG:
+            self._strong = readings
         if decades > self._peak:
             self._peak, self._reason, self._peak_us, self._peak_value = decades, reason, time_us, value
         if decades < WORSE * self._reported:
@@ -398,6 +405,7 @@ class Detector:
             self._last_us,
             self._habit_at,
             self._active,
+            self._strong,
             self._is_open,
             self._reason,
             self._begin_us,
@@ -432,6 +440,7 @@ class Detector:
             self._last_us,
             self._habit_at,
             self._active,
+            self._strong,
             self._is_open,
             self._reason,
             self._begin_us,

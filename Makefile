@@ -99,6 +99,7 @@ bench: $(STAMP) ## Measure on this machine: transport, broker, log, archive, job
 
 figures: $(STAMP) ## Draw the figures in docs/ anew, from the simulator (minutes)
 	@$(BIN)/python docs/figures/arq.py
+	$(BIN)/python docs/figures/anomalies.py
 
 lock: ## Pin the newest allowed versions anew, with hashes and for all platforms
 	@python3 -m venv --clear $(BUILD)/lock

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from godwit.cli.main import build_app
 from godwit.errors import GodwitError
-from godwit_bench import anomalies, archive, forward, jobs, log, spark
+from godwit_bench import anomalies, archive, forward, jobs, log, nab, spark
 from godwit_bench.report import Report, Result
 
 
@@ -95,3 +95,15 @@ def test_anomalies_as_a_table_and_as_json(monkeypatch: pytest.MonkeyPatch, tmp_p
     result = CliRunner().invoke(build_app(), ["bench", "anomalies", "--data", str(tmp_path), "--json"])
     assert json.loads(result.stdout)["results"][0]["name"] == "made_up_detector_windows_hit"
     assert asked == [tmp_path, tmp_path]
+
+
+def test_anomalies_with_nab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    series = nab.SeriesScore("family/one.csv", 1000, 1, 0.5, 1, 2, {})
+    result = nab.NabResult([series], 0.5, {"standard": 75.0}, 0.1)
+    monkeypatch.setattr(nab, "run", lambda _folder, _on_round: result)
+    monkeypatch.setattr(nab, "run_settings", lambda _folder, _on_round: [nab.Setting("", 0.0, result)])
+    command = ["bench", "anomalies", "--data", str(tmp_path / "none"), "--nab", str(tmp_path), "--held-out"]
+    assert "held-out families: 75.0" in CliRunner().invoke(build_app(), command).stdout
+    found = json.loads(CliRunner().invoke(build_app(), [*command, "--json"]).stdout)["results"]
+    values = {one["name"]: one["value"] for one in found}
+    assert (values["nab_standard_all"], values["false_per_1000"], values["nab_standard_held_out"]) == (75, 2, 75)

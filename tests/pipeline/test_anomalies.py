@@ -25,9 +25,9 @@ import godwit.spark
 from godwit.pipeline import detection
 from godwit.pipeline.checkpoints import ANOMALIES, checkpoint_address, read_checkpoint
 from godwit.pipeline.datasets import readings
-from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, alert_messages
+from godwit.pipeline.datasets.anomalies import SPEC, AlertPublisher, alert_messages, newest_rows
 from godwit.pipeline.detection import Detection, DetectionTask
-from godwit.pipeline.detector import Detector
+from godwit.pipeline.detector import Alarm, Detector
 from godwit.pipeline.files import TableFile
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.runner import RunConfig, TablesWriter
@@ -45,8 +45,16 @@ ALARM: dict[str, Any] = {
     "value": 61.25,
     "unit": "°C",
     "expected": 21.5,
-    "score": 3.14159,
+    "score": 0.83123,
     "reason": "jump up",
+    "state": "worse",
+    "peak_time": datetime(2026, 11, 15, 12, 5, tzinfo=UTC),
+    "peak_value": 70.5,
+    "end_time": None,
+    "alarm_time": datetime(2026, 11, 15, 12, 5, tzinfo=UTC),
+    "alarm_offset": 9,
+    "alarm_value": 70.5,
+    "alarm_expected": 21.75,
 }
 
 
@@ -57,13 +65,36 @@ def test_the_message_of_an_alert() -> None:
         "reason": "jump up",
         "topic": "größe/küche",
         "quantity": "temperature",
-        "value": 61.25,
-        "expected": 21.5,
+        "value": 70.5,
+        "expected": 21.75,
         "unit": "°C",
-        "score": 3.14,
-        "time": "2026-11-15T12:00:00+00:00",
-        "offset": 7,
+        "score": 0.831,
+        "time": "2026-11-15T12:05:00+00:00",
+        "offset": 9,
+        "state": "worse",
+        "begin": "2026-11-15T12:00:00+00:00",
+        "begin_offset": 7,
+        "peak": 70.5,
+        "peak_time": "2026-11-15T12:05:00+00:00",
     }
+
+
+def test_the_message_about_the_end_of_an_event() -> None:
+    ended = ALARM | {"state": "end", "end_time": datetime(2026, 11, 15, 12, 10, tzinfo=UTC)}
+    (row,) = alert_messages([ended]).to_pylist()
+    payload = json.loads(row["payload"])
+    assert (payload["state"], payload["end"]) == ("end", "2026-11-15T12:10:00+00:00")
+
+
+def test_an_event_has_one_row_from_its_last_alarm() -> None:
+    began = ALARM | {"state": "begin", "score": 0.6, "peak_value": 61.25}
+    other = ALARM | {"offset": 12}
+    rows = newest_rows([began, other, ALARM]).to_pylist()
+    assert [(row["offset"], row["state"], row["score"], row["value"]) for row in rows] == [
+        (7, "worse", 0.83123, 61.25),
+        (12, "worse", 0.83123, 61.25),
+    ]
+    assert list(rows[0]) == SPEC.schema.names
 
 
 @pytest.mark.parametrize(
@@ -95,17 +126,19 @@ def test_each_broker_has_its_address(tmp_path: Path) -> None:
 
 STEP_US = 1_000_000
 BEGIN_US = logs.NOW_US - 10_000 * STEP_US
-HALF = 200
+HALF = 300
 JUMP_AT = HALF + 130
 POISON = [b"NaN", b"\xff", b'{"temperature": 1e300}', b"[" * 100]
 OTHER_LOG = bytes(range(1, 17))
 
 
 def values(seed: int, jump: float) -> list[float]:
+    """Return a series with a tenth of the jump, and later with all of it."""
     rng = random.Random(seed)
-    return [
-        round(21 + rng.gauss(0, 0.2) + (jump if JUMP_AT <= number < JUMP_AT + 20 else 0), 2) for number in range(400)
-    ]
+    usual = [21 + rng.gauss(0, 0.2) for _ in range(2 * HALF)]
+    for number in range(JUMP_AT, JUMP_AT + 30):
+        usual[number] += jump / 20 if number < JUMP_AT + 10 else jump
+    return [round(value, 2) for value in usual]
 
 
 def publish(place: Served, topic: str, numbers: Sequence[tuple[int, float]]) -> None:
@@ -141,11 +174,14 @@ def rows(lake: Lake) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["topic"], row["event_time"]))
 
 
-def expected(series: list[float]) -> list[tuple[datetime, float, str]]:
+def expected(series: list[float]) -> list[Alarm]:
     detector = Detector()
-    found = [detector.update(BEGIN_US + number * STEP_US, value) for number, value in enumerate(series)]
-    epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    return [(epoch + timedelta(microseconds=one.time_us), one.value, one.reason) for one in found if one]
+    found = [detector.update(BEGIN_US + number * STEP_US, value, number) for number, value in enumerate(series)]
+    return [one for one in found if one is not None]
+
+
+def at(time_us: int | None) -> datetime | None:
+    return None if time_us is None else datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
 
 
 class KilledError(Exception):
@@ -178,7 +214,7 @@ def test_alarms_reach_the_table_and_their_own_broker_once(
             if begin:
                 # The run is killed before the transaction, then behind it, before the alerts.
                 with monkeypatch.context() as patch:
-                    patch.setattr(lake.table(SPEC).__class__, "append_arrow", killed)
+                    patch.setattr(lake.table(SPEC).__class__, "upsert", killed)
                     with pytest.raises(KilledError):
                         detect()
                 assert rows(lake) == []
@@ -192,11 +228,22 @@ def test_alarms_reach_the_table_and_their_own_broker_once(
         found = rows(lake)
         for topic, place, series in (("a/near", one, near), ("a/far", other, far)):
             mine = [row for row in found if row["topic"] == topic]
-            assert [(row["event_time"], row["value"], row["reason"]) for row in mine] == expected(series) != []
+            raised = expected(series)
+            events = list({one.begin_position: one for one in raised}.values())
+            assert {one.state for one in raised} == {"begin", "worse", "end"}
+            assert [
+                (row["event_time"], row["value"], row["reason"], row["state"], row["end_time"]) for row in mine
+            ] == [(at(one.begin_us), one.begin_value, one.reason, one.state, at(one.end_us)) for one in events]
             assert {(row["broker"], row["quantity"], row["unit"]) for row in mine} == {(place.log, "temperature", "°C")}
-            assert [alert[:2] for alert in alerts(place)] == [(f"alerts/{topic}", "pipeline")] * len(mine)
-            assert [alert[2]["value"] for alert in alerts(place)] == [row["value"] for row in mine]
-        assert {row["topic"] for row in found} == {"a/near", "a/far"}
+            published = [alert for alert in alerts(place) if alert[0] == f"alerts/{topic}"]
+            assert {alert[1] for alert in published} == {"pipeline"}
+            assert [(alert[2]["value"], alert[2]["state"]) for alert in published] == [
+                (one.value, one.state) for one in raised
+            ]
+            begins = {
+                alert[2]["begin_offset"]: alert[2]["offset"] for alert in published if alert[2]["state"] == "begin"
+            }
+            assert begins == {row["offset"]: row["offset"] for row in mine}
         before = [alerts(place) for place in (one, other)]
         detect()
         assert rows(lake) == found
@@ -253,10 +300,10 @@ def test_detectors_without_states_learn_from_readings_that_were_processed(
 
 def test_states_have_a_time_to_live(tmp_path: Path) -> None:
     day_us = 86_400_000_000
-    states = {(LOG, "a", "t"): (day_us, b"old"), (LOG, "b", "t"): (2 * day_us + detection.STATE_DAYS * day_us, b"new")}
-    assert len(detection.SERIES) == 3
+    new_us = 2 * day_us + detection.STATE_DAYS * day_us
+    states = {(LOG, "a", "t", ""): (day_us, b"old"), (LOG, "b", "t", ""): (new_us, b"new")}
     name = detection._write_states(str(tmp_path), states)
-    assert list(detection._read_states(f"{tmp_path}/{name}")) == [(LOG, "b", "t")]
+    assert list(detection._read_states(f"{tmp_path}/{name}")) == [(LOG, "b", "t", "")]
 
 
 WITHOUT_GODWIT = """
@@ -272,7 +319,8 @@ from pyspark import cloudpickle
 
 task = cloudpickle.loads(sys.stdin.buffer.read())
 for part in task.run(list(range(16))):
-    print([(one["offset"], one["reason"]) for one in part["alarms"]])
+    for one in part["alarms"]:
+        print(one["offset"], one["alarm_offset"], one["state"], one["reason"])
 """
 
 
@@ -290,4 +338,7 @@ def test_detection_runs_where_godwit_is_not(tmp_path: Path) -> None:
         for package in packages:
             cloudpickle.unregister_pickle_by_value(package)  # type: ignore[no-untyped-call]
     done = subprocess.run([sys.executable, "-c", WITHOUT_GODWIT], input=shipped, capture_output=True, check=False)
-    assert (done.stdout.decode(), done.stderr.decode()) == ("[(400, 'jump up')]\n", "")
+    assert done.stderr.decode() == ""
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "400 400 begin jump up"
+    assert all(line.startswith("400 4") for line in lines)

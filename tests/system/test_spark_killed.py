@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from tests.archive.client import ArchiveClient
@@ -23,7 +24,7 @@ from tests.system import thermometers
 from tests.system.stage import Broker, Process, Stage, needs_linux, run, until
 
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES, read_checkpoint
-from godwit.pipeline.datasets import anomalies, bronze
+from godwit.pipeline.datasets import anomalies, bronze, readings
 from godwit.pipeline.detector import Alarm, Detector
 from godwit.pipeline.files import FILES
 from godwit.pipeline.lake import Lake
@@ -173,22 +174,31 @@ def check_bronze(lake: Lake, counts: list[int]) -> None:
 
 
 def check_alerts(lake: Lake, archive: str, counts: list[int]) -> None:
-    expected = Counter(
-        (thermometers.topic_of(sensor), alarm.value, alarm.reason)
-        for sensor, count in enumerate(counts)
-        for alarm in alarms_of(sensor, count)
+    raised = [
+        (thermometers.topic_of(sensor), alarm) for sensor in range(len(counts)) for alarm in alarms_of(lake, sensor)
+    ]
+    events = {(topic, alarm.begin_position): alarm for topic, alarm in raised}
+    rows = lake.table(anomalies.SPEC).arrow(["topic", "offset", "value", "reason", "state"]).to_pylist()
+    assert Counter((row["topic"], row["offset"], row["value"], row["reason"], row["state"]) for row in rows) == Counter(
+        (topic, offset, alarm.begin_value, alarm.reason, alarm.state) for (topic, offset), alarm in events.items()
     )
-    rows = lake.table(anomalies.SPEC).arrow(["topic", "value", "reason"]).to_pylist()
-    assert Counter((row["topic"], row["value"], row["reason"]) for row in rows) == expected
     with ArchiveClient(archive) as client:
         told = [json.loads(one) for batch in client.read(["alerts/#"]) for one in batch["payload"].to_pylist()]
-    assert Counter((one["topic"], one["value"], one["reason"]) for one in told) == expected
+    assert Counter((one["topic"], one["value"], one["reason"], one["state"]) for one in told) == Counter(
+        (topic, alarm.value, alarm.reason, alarm.state) for topic, alarm in raised
+    )
     print(f"{len(told)} alerts in the log, each once")
     assert told
 
 
-def alarms_of(sensor: int, count: int) -> list[Alarm]:
+def alarms_of(lake: Lake, sensor: int) -> list[Alarm]:
     """What one detector tells that sees all readings of a sensor in their order."""
+    rows = lake.table(readings.SPEC).arrow(["topic", "offset", "event_time", "value"])
+    mine = rows.filter(pc.equal(rows["topic"], thermometers.topic_of(sensor))).sort_by("offset")
+    times_us = mine["event_time"].cast(pa.int64()).to_pylist()
     detector = Detector()
-    found = [detector.update(number, thermometers.value_of(sensor, number)) for number in range(count)]
+    found = [
+        detector.update(time_us, value, offset)
+        for time_us, value, offset in zip(times_us, mine["value"].to_pylist(), mine["offset"].to_pylist(), strict=True)
+    ]
     return [alarm for alarm in found if alarm is not None]

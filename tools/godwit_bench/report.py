@@ -38,6 +38,13 @@ class Report(msgspec.Struct, frozen=True):
     ratios: list[Ratio]
 
 
+def merged(reports: Sequence[Report]) -> Report:
+    """Return one report of the same benchmark with the results and ratios of all."""
+    first = reports[0]
+    results = [result for one in reports for result in one.results]
+    return Report(first.bench, first.machine, results, [ratio for one in reports for ratio in one.ratios])
+
+
 def machine() -> dict[str, str | int]:
     """Return the facts about the machine that are needed to compare figures."""
     return {

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from godwit_bench import forward as forward_bench
 from godwit_bench import transport as transport_bench
-from godwit_bench.report import Report, print_report
+from godwit_bench.report import Report, merged, print_report
 
 app = typer.Typer(no_args_is_help=True, help="Measure Godwit against peers and limits, in one run on this machine.")
 
@@ -100,18 +100,47 @@ def anomalies(
     data: Annotated[
         Path, typer.Option(file_okay=False, help="Folder with the series: nab and suthaharan_multihop.")
     ] = Path("../shared/data"),
+    nab: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False, help="Checkout of github.com/numenta/NAB: score all of its series. Cloned if missing."
+        ),
+    ] = None,
+    held_out: Annotated[
+        bool, typer.Option(help="With --nab: also score other parameters, chosen without each family of series.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """The pipeline's detector against a rolling rule of three deviations, on real series with labelled anomalies."""
+    """The pipeline's detector against a rolling rule of three deviations, on real series with labelled anomalies.
+
+    With `--nab`, its score on all series of the Numenta Anomaly Benchmark, by the scorer of that benchmark; the folder
+    of `--data` may then be missing.
+    """
     from godwit_bench import anomalies as anomalies_bench
+    from godwit_bench import nab as nab_bench
     from godwit_bench.anomalies import figures, print_comparisons
 
     with Console(stderr=True).status("starting") as status:
-        found = anomalies_bench.run(data, on_round=lambda name: status.update(f"measuring: {name}"))
+
+        def on_round(name: str) -> None:
+            status.update(f"measuring: {name}")
+
+        found = anomalies_bench.run(data, on_round) if nab is None or data.exists() else []
+        of_nab = None if nab is None else nab_bench.run(nab, on_round)
+        settings = nab_bench.run_settings(nab, on_round) if nab is not None and held_out else []
     if as_json:
-        print_report(figures(found), as_json=True)
-    else:
+        reports = [figures(found)] if found else []
+        if of_nab is not None:
+            more = list(nab_bench.held_out_results(settings)) if settings else []
+            reports.append(nab_bench.figures(of_nab, more))
+        print_report(merged(reports), as_json=True)
+        return
+    if found:
         print_comparisons(found)
+    if of_nab is not None:
+        nab_bench.print_series(of_nab)
+    if settings:
+        nab_bench.print_settings(settings)
 
 
 @app.command("spark", epilog="Example: godwit bench spark --json")

@@ -5,7 +5,7 @@ are one file. A step takes new rows of silver; each task reads the columns that 
 processes their readings in the order of time, and writes new files of states. Then, in this order:
 
 1. the driver writes a manifest with the number of the step, the files of states, and the alarms;
-2. one transaction of gold/anomalies adds the alarms, and sets watermarks for the number and the offsets;
+2. one transaction of gold/anomalies adds or replaces the events, and sets watermarks for the number and the offsets;
 3. the alarms are published with the number of the step, which a broker accepts once.
 
 States, alarms and offsets therefore change together: the transaction decides which manifest counts. After a crash
@@ -33,7 +33,7 @@ from pyspark.sql import SparkSession
 
 from godwit.pipeline.checkpoints import ANOMALIES, TABLES, checkpoint_address, read_checkpoint, write_checkpoint
 from godwit.pipeline.datasets import anomalies, readings
-from godwit.pipeline.datasets.anomalies import AlertPublisher, alarm_row
+from godwit.pipeline.datasets.anomalies import AlertPublisher, alarm_row, newest_rows
 from godwit.pipeline.detector import Detector
 from godwit.pipeline.files import file_system
 from godwit.pipeline.lake import Lake, LakeTable, Ranges
@@ -53,11 +53,14 @@ STATE_DAYS: Final = 90
 RETENTION_HOURS: Final = 24
 """For this time after a change, readers can still use the files of their snapshot."""
 SERIES: Final = ("broker", "topic", "quantity", "name")
-"""The columns of silver that identify a series. The name is null in rows of Godwit 0.5.0, which means the same as ""."""
+"""The columns of silver that identify a series. The name is null in rows of Godwit 0.5.0, which means that it is ""."""
 _STATE: Final = pa.schema([*[(name, pa.string()) for name in SERIES], ("seen_us", pa.int64()), ("state", pa.binary())])
 _NUMBER: Final = "anomalies: states"
 """Name of the watermark with the number of the last step."""
 _STATES: Final = "states"
+_ORDER: Final = ("alarm_time", "broker", "alarm_offset", "quantity", "name")
+"""Columns by which the alarms of a step are sorted."""
+_TIMES: Final = ("event_time", "peak_time", "end_time", "alarm_time")
 Alarms: TypeAlias = list[dict[str, Any]]
 
 
@@ -91,7 +94,7 @@ class DetectionTask:
                 detector = Detector() if known is None else Detector.from_bytes(known[1])
                 quiet_below = self.quiet_below.get(key[0], 0)
                 for time_us, offset, value, unit in zip(times, offsets, values, units, strict=True):
-                    alarm = detector.update(time_us, value)
+                    alarm = detector.update(time_us, value, offset)
                     if alarm is not None and offset >= quiet_below:
                         alarms.append(alarm_row(dict(zip(SERIES, key, strict=True)), offset, unit, alarm))
                 states[key] = (seen_us, detector.to_bytes())
@@ -212,9 +215,13 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         """Parse the form in which it is stored."""
         found = json.loads(text)
-        alarms = [one | {"event_time": datetime.fromisoformat(one["event_time"])} for one in found["alarms"]]
+        alarms = [one | {name: _from_plain(one[name]) for name in _TIMES} for one in found["alarms"]]
         files = {int(part): name for part, name in found["files"].items()}
         return cls(**(found | {"alarms": alarms, "files": files}))
+
+
+def _from_plain(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
 
 
 def _to_plain(value: Any) -> str:
@@ -270,7 +277,7 @@ class Detection:
         parts = context.parallelize([list(range(first, PARTS, tasks)) for first in range(tasks)], tasks)
         results = parts.flatMap(task.run).collect() if task.files else []
         alarms = [alarm for one in results for alarm in one["alarms"]]
-        alarms.sort(key=lambda one: (one["event_time"], one["broker"], one["offset"], one["quantity"]))
+        alarms.sort(key=lambda one: tuple(one[name] for name in _ORDER))
         files = last.files | {one["part"]: one["states"] for one in results}
         offsets = last.offsets | {log: end for log, (_, end) in ranges.items()}
         return Manifest(last.id, last.number + 1, offsets, last.quiet_below, files, alarms)
@@ -280,9 +287,9 @@ class Detection:
         system.create_dir(path, recursive=True)
         with system.open_output_stream(self._manifest_path(path, manifest.number)) as file:
             file.write(manifest.to_json().encode())
-        rows = pa.Table.from_pylist(manifest.alarms, anomalies.SPEC.schema)
+        rows = newest_rows(manifest.alarms)
         watermarks = {_watermark_name(log): at for log, at in manifest.offsets.items()} | {_NUMBER: manifest.number}
-        self._table.append_arrow(rows, watermarks)
+        self._table.upsert(rows, watermarks)
         self._table.maintain(None, RETENTION_HOURS)
         write_checkpoint(self._lake, ANOMALIES, manifest.number, Position(manifest.offsets, {}, {}), {})
 

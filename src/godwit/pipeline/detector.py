@@ -1,174 +1,356 @@
 """Detects readings that deviate from the series they belong to: a detector for one series, with fixed parameters.
 
-Three tests examine each reading. All of them learn from the series itself, count readings instead of seconds, and use
-medians, quantiles and maxima of blocks, so that anomalies hardly change the values they expect.
+Four tests examine each reading. All of them learn from the series itself.
 
-level    Compares the median of the last RECENT readings with its values at the end of each of the last HISTORY blocks
-         of BLOCK readings. The scale is the distance from the median of these values to their TAIL quantile, divided by
-         the same distance in a normal distribution. Each side has its own scale: machines idle often and rarely
-         overheat. The level is anomalous beyond LEVEL_LIMIT deviations for RECENT readings in a row. A steady drift
-         remains below two deviations.
-jump     Compares the distance of a reading from the median of the RECENT readings before it with the largest such
-         distance in each block of the history. It is anomalous beyond JUMP_LIMIT times the 90 % quantile of these.
-stuck    Counts repetitions of one value. It is anomalous after BLOCK repetitions, if that is also more than STUCK_LIMIT
-         times the longest run before.
+jump     The distance of the readings from the value that is expected now, smoothed over about three readings. The
+         expected value is the mean of this hour on earlier days, if that has predicted the series clearly better than
+         the mean of all readings, and else the mean of all readings.
+level    The distance from the mean of all readings, smoothed over about ten readings.
+stuck    The number of equal readings in a row, compared with the longest such run so far.
+gap      The time since the previous reading, compared with the longest usual interval.
 
-A test that exceeds its limit begins an excursion, during which the series is anomalous. The excursion ends after RECENT
-calm readings in a row: level and run are within their limits, and no distance is as large as those that jumps are
-compared with. An excursion raises one alarm, at least PAUSE readings after the previous alarm. A score that exceeds the
-previous alarm's by the factor WORSE raises an alarm at any time. One event therefore raises one alarm, or a few.
+A deviation is expressed in decades: 10 ** -decades is the expected frequency of a block of BLOCK readings with such a
+deviation. Two numbers per test describe the largest deviations of the blocks: a value that the share RARE of them
+exceeds, and by how much they exceed it on average. Beyond it the frequency falls as in a generalised Pareto
+distribution. A block with an anomaly changes both numbers a little, so a lasting change becomes normal.
 
-The parameters were chosen on the series of `godwit bench anomalies`; docs/ANOMALIES.md shows how much they matter.
+    score = decades / (1 + decades)
 
-The size of the state is bounded. This module runs on executors and uses the standard library only.
+The score of a reading is from 0 to 1. An event begins with a reading over the limit, and ends before the first PAUSE
+readings in a row that are calm. It raises an alarm when it begins, when it becomes worse by the factor WORSE, and when
+it has ended. Each event raises the limit of the following ones for a while: a series that often deviates must deviate
+farther.
+
+docs/ANOMALIES.md shows how the parameters were chosen, and how much they matter. The state has a fixed size. This
+module runs on executors and uses the standard library only.
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections import deque
-from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Final, NamedTuple
 
-BLOCK: Final = 48
-HISTORY: Final = 288
-"""Blocks in the history: 48 days with a reading every five minutes."""
-RECENT: Final = 12
-JUMP_LEARNING: Final = 4
-"""Blocks of history before jumps are detected."""
-LEVEL_LEARNING: Final = 36
-"""Blocks of history before levels and stuck sensors are detected."""
-TAIL: Final = 0.1
-TAIL_DEVIATIONS: Final = 1.2816
-"""From the median of a normal distribution to its TAIL quantile."""
-LEVEL_LIMIT: Final = 3.0
-WIDEST: Final = 0.1
-JUMP_LIMIT: Final = 5.0
-JUMP_CALM: Final = 1.0
-STUCK_LIMIT: Final = 10.0
-RUN_FADES: Final = 0.99
+BLOCK: Final = 24
+RARE: Final = 0.05
+MEMORY: Final = 400
+"""Blocks that the two numbers of a test remember: 33 days with a reading every five minutes."""
+SHAPE: Final = 0.2
+"""Of the generalised Pareto distribution: 0 falls exponentially; a larger one makes far deviations less surprising."""
+LARGEST_EXCESS: Final = 8.0
+"""A block counts at most as much as this multiple of the average excess."""
+TRACKING: Final = 1.5
+MEAN_RATE: Final = 1 / 3000
+JUMP_RATE: Final = 0.3
+LEVEL_RATE: Final = 0.1
+SLOTS: Final = 24
+"""Hours of the day."""
+SLOT_US: Final = 3_600_000_000
+SLOT_RATE: Final = 0.15
+SLOT_DAYS: Final = 2
+"""Days before the mean of an hour is used."""
+ERROR_RATE: Final = 0.005
+BETTER: Final = 0.8
+"""The mean of the hour is used if its average error is below this share of the other one's."""
+LEARNING: Final = 200
+"""Readings before anything is reported."""
+DOUBT: Final = 2
+"""A series that has crossed its mean this often has half of its decades: how far it wanders is not known yet."""
+STUCK_LEARNING: Final = 1000
+STUCK_RUN: Final = 2 * BLOCK
+STUCK_FACTOR: Final = 10.0
+STUCK_DECADES: Final = 2.0
+RUN_FADES: Final = 0.995
 """Factor by which the longest run of one value shrinks with each block."""
+GAP_FACTOR: Final = 10.0
+LEAST_GAP_US: Final = 60_000_000
+"""A shorter interval is not a gap, however often readings come."""
+LIMIT: Final = 1.3
+CALM: Final = 0.9
+"""A reading below this share of LIMIT is calm."""
+STRONG: Final = 2.0
+"""Decades from which the readings of an event are called anomalous: once in 2,400 readings."""
+RELEASE: Final = 12
+"""Weaker readings after which the series is not anomalous any more; the event may continue."""
+PAUSE: Final = 4 * BLOCK
 WORSE: Final = 2.0
-PAUSE: Final = 288
-LEAST_SCALE: Final = 1e-3
-"""The smallest scale, as a fraction of the expected value."""
+HABIT: Final = 0.2
+"""Decades that an event adds to the limit."""
+HABIT_FADES: Final = 4000
+"""Readings in which this addition falls to 37 %."""
+LEAST_SCALE: Final = 3e-4
+"""The smallest average excess, as a fraction of the mean."""
 GREATEST: Final = 1e15
 """A value beyond it is ignored, and so is NaN."""
 
-_VERSION: Final = 1
-_HEAD: Final = "<BBHBBH??B6d"  # no struct.Struct: that cannot be sent to executors
+BEGIN: Final = "begin"
+IS_WORSE: Final = "worse"
+END: Final = "end"
+REASONS: Final = ("jump up", "jump down", "high level", "low level", "stuck", "gap")
+
+_STUCK: Final = 4
+_GAP: Final = 5
+_LEAST_DECADES: Final = -math.log10(RARE)
+_SHAPE_DECADES: Final = 1 / (SHAPE * math.log(10))
+_MOST_CROSSINGS: Final = 1_000_000
+_VERSION: Final = 2
+_HEAD: Final = "<BQIIbI?qQQQ?Bqqqq"  # no struct.Struct: that cannot be sent to executors
+_NUMBERS: Final = 6 + 3 * 3 + 6 + 4 + SLOTS
+MAX_STATE_BYTES: Final = struct.calcsize(_HEAD) + 8 * _NUMBERS + SLOTS
+
+
+def score_of(decades: float) -> float:
+    """Return the score for an expected frequency of 10 ** -decades per block."""
+    return decades / (1 + decades)
 
 
 class Alarm(NamedTuple):
-    """An anomalous reading that should be reported."""
+    """A message about an event. The first three fields describe the reading that raised it."""
 
     time_us: int
     value: float
     expected: float
-    """The value that the test considers normal."""
     score: float
-    """The deviation as a multiple of the test's limit: at least 1."""
+    """Above 0 and below 1: at the begin of the reading, later the highest of the event."""
     reason: str
-    """low level, high level, jump down, jump up, or stuck."""
+    """One of REASONS: at the begin of the reading, later that of the highest score."""
+    state: str
+    """BEGIN, IS_WORSE or END."""
+    begin_us: int
+    """When the event began: the time of the alarm with the state BEGIN; for a gap, of the reading before it."""
+    begin_position: int
+    """The position of the reading that began the event, as given to `update`."""
+    begin_value: float
+    begin_expected: float
+    peak_us: int
+    """The time of the highest score."""
+    peak_value: float
+    end_us: int | None
+    """The time of the last reading of the event that was not calm; None until it has ended."""
 
 
-class _Finding(NamedTuple):
-    """The result of one test for one reading."""
+class _TailEstimate:
+    """The largest deviations of blocks: how often a series deviates how far."""
 
-    score: float
-    is_calm: bool
-    expected: float
-    reason: str
+    __slots__ = ("excess", "largest", "usual")
+
+    def __init__(self) -> None:
+        self.usual = 0.0
+        """The share RARE of the blocks exceeds it."""
+        self.excess = 0.0
+        """By how much, on average."""
+        self.largest = 0.0
+        """The largest deviation of the current block."""
+
+    def decades(self, deviation: float, least: float) -> float:
+        """Return the decades of a deviation; 0 if it is not rare. `least` is the smallest excess."""
+        beyond = deviation - self.usual
+        if beyond <= 0:
+            return 0.0
+        scale = self.excess if self.excess > least else least
+        return math.log(1 + SHAPE * beyond / scale) * _SHAPE_DECADES + _LEAST_DECADES
+
+    def learn(self, blocks: int, least: float) -> None:
+        """Use the current block, number `blocks` of the series, and begin the next one."""
+        beyond, self.largest = self.largest - self.usual, 0.0
+        if blocks == 1:
+            self.usual, self.excess = beyond, max(beyond / 2, least)
+            return
+        rare_blocks = RARE * min(blocks, MEMORY)
+        step = min(1.0, TRACKING / (rare_blocks + 1))
+        if beyond > 0:
+            self.excess += (min(beyond, LARGEST_EXCESS * self.excess) - self.excess) / (rare_blocks + 2)
+            self.usual += self.excess * step * (1 - RARE)
+        else:
+            self.usual -= self.excess * step * RARE
+        self.excess = max(self.excess, least)
 
 
 class Detector:
     """The detector of one series. Readings should come in the order of their times; late ones are not sorted."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._block_readings = 0
-        """Readings in the current block."""
-        self._block_move = 0.0
-        """The largest distance from the recent median in the current block."""
-        self._levels: deque[float] = deque(maxlen=HISTORY)
-        self._moves: deque[float] = deque(maxlen=HISTORY)
-        self._over_readings = 0
-        """Consecutive readings with a level over the limit, counted up to RECENT."""
+        self._readings = 0
+        self._blocks = 0
+        self._crossings = 0
+        self._is_above = False
+        self._mean = 0.0
+        self._jump = 0.0
+        self._level = 0.0
+        """Smoothed distances from the expected value and from the mean."""
+        self._jumps = _TailEstimate()
+        self._levels = _TailEstimate()
+        self._intervals = _TailEstimate()
+        self._slot = -1
+        self._slot_readings = 0
+        self._slot_sum = 0.0
+        self._hours = [0.0] * SLOTS
+        """The mean of each hour of the day, over the days before."""
+        self._days = bytearray(SLOTS)
+        """Days that each of them knows, at most 255."""
+        self._hour_error = 0.0
+        self._mean_error = 0.0
+        self._last_us = 0
         self._last = 0.0
         self._step = 0.0
         """The smallest change so far, an estimate of the sensor's resolution; 0 without a change."""
         self._run = 0.0
         self._longest_run = 0.0
-        self._is_anomalous = False
-        self._is_reported = False
-        """Whether an alarm was raised for the excursion."""
-        self._calm_readings = 0
-        self._since_alarm = PAUSE
-        self._reported_score = 0.0
-        self._learn()
+        self._habit = 0.0
+        """How many events there were, the older ones fading: at the reading `_habit_at`."""
+        self._habit_at = 0
+        self._is_open = False
+        """Whether there is an event that has not ended."""
+        self._active = 0
+        """The number of the event's last reading that was not calm."""
+        self._strong = 0
+        """The number of its last strong reading; 0 without one."""
+        self._reported = 0.0
+        """Decades of the last alarm."""
+        self._peak = 0.0
+        self._reason = 0
+        self._begin_us = self._peak_us = self._active_us = self._position = 0
+        self._begin_value = self._begin_expected = self._peak_value = 0.0
+        self._decades = 0.0
+        """Of the last reading. Not part of the state."""
+
+    @property
+    def score(self) -> float:
+        """The score of the last reading."""
+        return score_of(self._decades)
 
     @property
     def is_anomalous(self) -> bool:
-        """Whether the last reading belongs to an excursion, with or without an alarm."""
-        return self._is_anomalous
+        """Whether one of the last RELEASE readings was strong and belongs to the current event."""
+        return self._is_open and 0 <= self._readings - self._strong < RELEASE
 
-    def update(self, time_us: int, value: float) -> Alarm | None:
-        """Process the next reading. Return an alarm if one is due."""
+    @property
+    def event_score(self) -> float:
+        """The highest score of the event so far if the series is anomalous, else 0."""
+        return score_of(self._peak) if self.is_anomalous else 0.0
+
+    def update(self, time_us: int, value: float, position: int = 0) -> Alarm | None:
+        """Process the next reading. Return an alarm if one is due.
+
+        `position` identifies the reading: alarms name that of the reading that began the event.
+        """
+        self._decades = 0.0
         if not abs(value) <= GREATEST:  # also true for NaN
             return None
-        before = _median(self._recent) if self._recent else value
+        readings = self._readings = self._readings + 1
+        if readings == 1:
+            self._mean = value
+        interval = time_us - self._last_us if readings > 1 and time_us > self._last_us else 0
         self._count_run(value)
-        self._recent.append(value)
-        findings = [self._jump(value, before), self._level(), self._stuck()]
-        self._remember(abs(value - before))
-        return self._next_alarm(time_us, value, findings)
+        expected = self._smooth(time_us, value)
+        jump, level = abs(self._jump), abs(self._level)
+        least = max(LEAST_SCALE * abs(self._mean), JUMP_RATE * self._step, 1e-12)
+        decades, reason = 0.0, 0
+        if self._blocks and readings > LEARNING:
+            decades = self._jumps.decades(jump, least)
+            reason = 0 if self._jump > 0 else 1
+            of_level = self._levels.decades(level, least)
+            if of_level > decades:
+                decades, reason, expected = of_level, 2 if self._level > 0 else 3, self._mean
+            decades *= self._crossings / (self._crossings + DOUBT)
+            others = self._stuck(), self._gap(interval)
+            if max(others) > decades:
+                decades, reason = max(others), _STUCK if others[0] >= others[1] else _GAP
+        self._decades = decades
+        self._remember(jump, level, interval, least)
+        before_us, self._last_us = self._last_us, time_us
+        if decades >= CALM * LIMIT:
+            begin_us = before_us if reason == _GAP else time_us
+            return self._deviates(time_us, value, expected, decades, reason, begin_us, position)
+        if self._is_open and readings - self._active >= PAUSE:
+            self._is_open = False
+            return self._alarm(time_us, value, expected, END, self._active_us)
+        return None
 
     # -- the tests ----------------------------------------------------------------------------------------------------
 
-    def _jump(self, value: float, before: float) -> _Finding:
-        if len(self._moves) < JUMP_LEARNING:
-            return _NOTHING
-        times = abs(value - before) / self._at_least(self._usual_move, before)
-        reason = "jump up" if value > before else "jump down"
-        return _Finding(times / JUMP_LIMIT, times < JUMP_CALM, before, reason)
+    def _smooth(self, time_us: int, value: float) -> float:
+        """Update means and smoothed distances. Return the value that is expected now."""
+        share = 1 / self._readings
+        slot = time_us // SLOT_US % SLOTS
+        if slot != self._slot:
+            self._next_slot(slot)
+        self._slot_sum += value
+        self._slot_readings += 1
+        expected = self._mean
+        from_mean = from_expected = value - expected
+        self._mean += (share if share > MEAN_RATE else MEAN_RATE) * from_mean
+        if self._days[slot] >= SLOT_DAYS:
+            from_hour = value - self._hours[slot]
+            self._hour_error += ERROR_RATE * (abs(from_hour) - self._hour_error)
+            self._mean_error += ERROR_RATE * (abs(from_mean) - self._mean_error)
+            if self._hour_error < BETTER * self._mean_error:
+                expected, from_expected = self._hours[slot], from_hour
+        self._jump += (share if share > JUMP_RATE else JUMP_RATE) * (from_expected - self._jump)
+        self._level += (share if share > LEVEL_RATE else LEVEL_RATE) * (from_mean - self._level)
+        if (self._level > 0) != self._is_above:
+            self._is_above = not self._is_above
+            self._crossings = min(_MOST_CROSSINGS, self._crossings + 1)
+        return expected
 
-    def _level(self) -> _Finding:
-        if len(self._levels) < LEVEL_LEARNING:
-            return _NOTHING
-        usual, level = self._usual_level, _median(self._recent)
-        scale = self._scale_above if level > usual else self._scale_below
-        deviations = abs(level - usual) / self._at_least(scale, usual)
-        is_over = deviations >= LEVEL_LIMIT
-        self._over_readings = min(RECENT, self._over_readings + 1) if is_over else 0
-        score = deviations / LEVEL_LIMIT if self._over_readings == RECENT else 0.0
-        return _Finding(score, not is_over, usual, "high level" if level > usual else "low level")
+    def _stuck(self) -> float:
+        if self._readings < STUCK_LEARNING or self._run < STUCK_RUN or not self._step:
+            return 0.0  # a series that never changed is not stuck
+        times = self._run / max(STUCK_RUN, STUCK_FACTOR * self._longest_run)
+        return STUCK_DECADES * times if times >= 1 else 0.0
 
-    def _stuck(self) -> _Finding:
-        if len(self._levels) < LEVEL_LEARNING or not self._step:  # a series that never changed is not stuck
-            return _NOTHING
-        score = self._run / max(BLOCK, STUCK_LIMIT * self._longest_run)
-        return _Finding(score, score < 1, self._usual_level, "stuck")
+    def _gap(self, interval: int) -> float:
+        usual = self._intervals.usual
+        if usual <= 0 or interval < GAP_FACTOR * usual or interval < LEAST_GAP_US:
+            return 0.0
+        return math.log10(interval / usual) + _LEAST_DECADES
 
-    def _at_least(self, scale: float, around: float) -> float:
-        return max(scale, self._step, LEAST_SCALE * abs(around), 1e-9)
+    # -- events -------------------------------------------------------------------------------------------------------
 
-    # -- alarms ------------------------------------------------------------------------------------------------------
-
-    def _next_alarm(self, time_us: int, value: float, findings: list[_Finding]) -> Alarm | None:
-        worst = max(findings, key=lambda one: one.score)
-        if worst.score >= 1 and not self._is_anomalous:
-            self._is_anomalous, self._is_reported = True, False
-        self._calm_readings = min(RECENT, self._calm_readings + 1) if all(one.is_calm for one in findings) else 0
-        if self._calm_readings == RECENT:
-            self._is_anomalous = False
-        self._since_alarm = min(PAUSE, self._since_alarm + 1)
-        is_due = not self._is_reported and self._since_alarm == PAUSE
-        is_worse = worst.score >= WORSE * self._reported_score
-        if worst.score < 1 or not (is_due or is_worse):
+    def _deviates(
+        self, time_us: int, value: float, expected: float, decades: float, reason: int, begin_us: int, position: int
+    ) -> Alarm | None:
+        """Process a reading that is not calm."""
+        readings = self._readings
+        if not self._is_open:
+            habit = self._habit * math.exp((self._habit_at - readings) / HABIT_FADES)
+            if decades < LIMIT + HABIT * habit:
+                return None
+            self._habit, self._habit_at = habit + 1, readings
+            self._is_open = True
+            self._begin_us, self._position = begin_us, position
+            self._begin_value, self._begin_expected = value, expected
+            self._reported = self._peak = 0.0
+            self._strong = 0
+            state = BEGIN
+        else:
+            state = IS_WORSE
+        self._active, self._active_us = readings, time_us
+        if decades >= STRONG:
+            self._strong = readings
+        if decades > self._peak:
+            self._peak, self._reason, self._peak_us, self._peak_value = decades, reason, time_us, value
+        if decades < WORSE * self._reported:
             return None
-        self._is_reported, self._reported_score, self._since_alarm = True, worst.score, 0
-        return Alarm(time_us, value, worst.expected, worst.score, worst.reason)
+        self._reported = decades
+        return self._alarm(time_us, value, expected, state, None)
+
+    def _alarm(self, time_us: int, value: float, expected: float, state: str, end_us: int | None) -> Alarm:
+        return Alarm(
+            time_us,
+            value,
+            expected,
+            score_of(self._peak),
+            REASONS[self._reason],
+            state,
+            self._begin_us,
+            self._position,
+            self._begin_value,
+            self._begin_expected,
+            self._peak_us,
+            self._peak_value,
+            end_us,
+        )
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -182,91 +364,99 @@ class Detector:
             self._longest_run = max(self._longest_run, self._run)
         self._last, self._run = value, 1.0
 
-    def _remember(self, move: float) -> None:
-        self._block_readings += 1
-        self._block_move = max(self._block_move, move)
-        if self._block_readings == BLOCK:
-            self._levels.append(_median(self._recent))
-            self._moves.append(self._block_move)
-            self._block_readings, self._block_move = 0, 0.0
-            self._longest_run *= RUN_FADES
-            self._learn()
+    def _next_slot(self, slot: int) -> None:
+        """Add the readings of an hour to the mean of this hour, and begin another one."""
+        if self._slot_readings:
+            past, days = self._slot, self._days[self._slot]
+            mean = self._slot_sum / self._slot_readings
+            self._hours[past] += max(SLOT_RATE, 1 / (days + 1)) * (mean - self._hours[past])
+            self._days[past] = min(255, days + 1)
+        self._slot, self._slot_readings, self._slot_sum = slot, 0, 0.0
 
-    def _learn(self) -> None:
-        """Compute the normal values from all blocks."""
-        levels, moves = sorted(self._levels), sorted(self._moves)
-        self._usual_level = _quantile(levels, 0.5)
-        self._scale_below = (self._usual_level - _quantile(levels, TAIL)) / TAIL_DEVIATIONS
-        self._scale_above = (_quantile(levels, 1 - TAIL) - self._usual_level) / TAIL_DEVIATIONS
-        self._usual_move = _quantile(moves, 1 - WIDEST)
+    def _remember(self, jump: float, level: float, interval: int, least: float) -> None:
+        jumps, levels, intervals = self._jumps, self._levels, self._intervals
+        if jump > jumps.largest:
+            jumps.largest = jump
+        if level > levels.largest:
+            levels.largest = level
+        if interval > intervals.largest:
+            intervals.largest = float(interval)
+        if self._readings % BLOCK:
+            return
+        self._blocks += 1
+        jumps.learn(self._blocks, least)
+        levels.learn(self._blocks, least)
+        intervals.learn(self._blocks, 1.0)
+        self._longest_run *= RUN_FADES
+
+    # -- the state ----------------------------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """Return the state, at most MAX_STATE_BYTES."""
+        """Return the state: MAX_STATE_BYTES."""
         head = struct.pack(
             _HEAD,
             _VERSION,
-            len(self._recent),
-            len(self._levels),
-            self._block_readings,
-            self._over_readings,
-            self._since_alarm,
-            self._is_anomalous,
-            self._is_reported,
-            self._calm_readings,
-            self._block_move,
-            self._last,
-            self._step,
-            self._run,
-            self._longest_run,
-            self._reported_score,
+            self._readings,
+            self._blocks,
+            self._crossings,
+            self._slot,
+            self._slot_readings,
+            self._is_above,
+            self._last_us,
+            self._habit_at,
+            self._active,
+            self._strong,
+            self._is_open,
+            self._reason,
+            self._begin_us,
+            self._peak_us,
+            self._active_us,
+            self._position,
         )
-        numbers = [*self._recent, *self._levels, *self._moves]
-        return head + struct.pack(f"<{len(numbers)}d", *numbers)
+        tails = [n for one in self._tails() for n in (one.usual, one.excess, one.largest)]
+        numbers = [
+            *(self._mean, self._jump, self._level, self._slot_sum, self._hour_error, self._mean_error),
+            *tails,
+            *(self._last, self._step, self._run, self._longest_run, self._habit, self._reported),
+            *(self._peak, self._begin_value, self._begin_expected, self._peak_value),
+            *self._hours,
+        ]
+        return head + struct.pack(f"<{_NUMBERS}d", *numbers) + bytes(self._days)
 
     @classmethod
     def from_bytes(cls, state: bytes) -> Detector:
         """Restore a detector from the result of `to_bytes`. A state of another version is ignored: it learns again."""
-        detector = cls()
-        if state[0] != _VERSION:
-            return detector
+        self = cls()
+        if len(state) != MAX_STATE_BYTES or state[0] != _VERSION:
+            return self
         (
             _,
-            recents,
-            blocks,
-            detector._block_readings,
-            detector._over_readings,
-            detector._since_alarm,
-            detector._is_anomalous,
-            detector._is_reported,
-            detector._calm_readings,
-            detector._block_move,
-            detector._last,
-            detector._step,
-            detector._run,
-            detector._longest_run,
-            detector._reported_score,
+            self._readings,
+            self._blocks,
+            self._crossings,
+            self._slot,
+            self._slot_readings,
+            self._is_above,
+            self._last_us,
+            self._habit_at,
+            self._active,
+            self._strong,
+            self._is_open,
+            self._reason,
+            self._begin_us,
+            self._peak_us,
+            self._active_us,
+            self._position,
         ) = struct.unpack_from(_HEAD, state)
-        numbers = iter(struct.unpack_from(f"<{recents + 2 * blocks}d", state, struct.calcsize(_HEAD)))
-        detector._recent.extend(islice(numbers, recents))
-        detector._levels.extend(islice(numbers, blocks))
-        detector._moves.extend(numbers)
-        detector._learn()
-        return detector
+        numbers = struct.unpack_from(f"<{_NUMBERS}d", state, struct.calcsize(_HEAD))
+        (self._mean, self._jump, self._level, self._slot_sum, self._hour_error, self._mean_error) = numbers[:6]
+        for number, tail in enumerate(self._tails()):
+            tail.usual, tail.excess, tail.largest = numbers[6 + 3 * number : 9 + 3 * number]
+        (self._last, self._step, self._run, self._longest_run, self._habit, self._reported) = numbers[15:21]
+        (self._peak, self._begin_value, self._begin_expected, self._peak_value) = numbers[21:25]
+        self._hours = list(numbers[25:])
+        self._days = bytearray(state[-SLOTS:])
+        return self
 
-
-_NOTHING: Final = _Finding(0.0, True, 0.0, "")
-MAX_STATE_BYTES: Final = struct.calcsize(_HEAD) + 8 * (RECENT + 2 * HISTORY)
-
-
-def _median(values: Iterable[float]) -> float:
-    return _quantile(sorted(values), 0.5)
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile by linear interpolation; 0 without values."""
-    if not ordered:
-        return 0.0
-    position = share * (len(ordered) - 1)
-    index = int(position)
-    low, high = ordered[index], ordered[min(index + 1, len(ordered) - 1)]
-    return low + (high - low) * (position - index)
+    def _tails(self) -> tuple[_TailEstimate, _TailEstimate, _TailEstimate]:
+        return self._jumps, self._levels, self._intervals

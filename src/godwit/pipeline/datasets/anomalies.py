@@ -1,11 +1,11 @@
 """gold/anomalies: readings that deviate from their series, detected as they arrive and published as alerts.
 
-godwit.pipeline.detection runs the detectors. The table and the broker accept each alarm once.
-
-An alarm is published to the broker that its reading came from, under `alerts/` and the reading's topic:
+godwit.pipeline.detection runs the detectors. The table has one row per event: it is written when the event begins, and
+replaced when the event becomes worse and when it has ended. Each of these alarms is also published to the broker that
+the reading came from, under `alerts/` and the reading's topic; the broker accepts each of them once.
 
     alerts/home/kitchen/temperature
-    {"reason": "jump up", "quantity": "temperature", "value": 61.2, "expected": 21.4, "unit": "°C", "score": 3.1, ...}
+    {"reason": "jump up", "quantity": "temperature", "value": 61.2, "expected": 21.4, "unit": "°C", "score": 0.83, ...}
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MESSAGES: Final = pa.schema([("topic", pa.string()), ("payload", pa.string())])
 
 SPEC: Final = TableSpec(
     "gold/anomalies",
-    "one row per alarm: (broker, offset, quantity, name) of the reading that raised it",
+    "one row per event: (broker, offset, quantity, name) of the reading that began it",
     (
         TableColumn("broker", pa.string()),
         TableColumn("offset", pa.int64()),
@@ -42,30 +42,58 @@ SPEC: Final = TableSpec(
         TableColumn("value", pa.float64()),
         TableColumn("unit", pa.string()),
         TableColumn("expected", pa.float64()),
-        TableColumn("score", pa.float64(), "as a multiple of the detector's limit: at least 1"),
-        TableColumn("reason", pa.string()),
+        TableColumn("score", pa.float64(), "the highest so far, from 0 to 1; at least 1: written before Godwit 0.6"),
+        TableColumn("reason", pa.string(), "that of the highest score"),
+        TableColumn("state", pa.string(), "begin, worse or end"),
+        TableColumn("peak_time", TIMESTAMP, "of the highest score so far"),
+        TableColumn("peak_value", pa.float64()),
+        TableColumn("end_time", TIMESTAMP, "of the last anomalous reading; null while the event lasts"),
         TableColumn("name", pa.string(), "which sensor or field of the message; empty for the only one", missing=""),
     ),
     keys=("broker", "offset", "quantity", "name"),
-    checks={"it is beyond the limit, and has a reason": "score >= 1 AND reason != ''"},
+    checks={
+        "it has a score and a reason": "score > 0 AND reason != ''",
+        "it has an end time if it has ended": "state IS NULL OR (state = 'end') = (end_time IS NOT NULL)",
+    },
 )
 
 
 def alarm_row(series: Mapping[str, Any], offset: int, unit: str, alarm: Alarm) -> dict[str, Any]:
-    """Return the row of an alarm of a series: its broker, topic, quantity and name. This runs on executors."""
+    """Return an alarm of a series: its broker, topic, quantity and name. This runs on executors.
+
+    It has the columns of the table, and for the message those of the reading that raised it, which begin with "alarm_".
+    """
     return {
         "broker": series["broker"],
-        "offset": offset,
+        "offset": alarm.begin_position,
         "quantity": series["quantity"],
         "topic": series["topic"],
-        "event_time": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=alarm.time_us),
-        "value": alarm.value,
+        "event_time": _moment(alarm.begin_us),
+        "value": alarm.begin_value,
         "unit": unit,
-        "expected": alarm.expected,
+        "expected": alarm.begin_expected,
         "score": alarm.score,
         "reason": alarm.reason,
+        "state": alarm.state,
+        "peak_time": _moment(alarm.peak_us),
+        "peak_value": alarm.peak_value,
+        "end_time": None if alarm.end_us is None else _moment(alarm.end_us),
         "name": series["name"],
+        "alarm_time": _moment(alarm.time_us),
+        "alarm_offset": offset,
+        "alarm_value": alarm.value,
+        "alarm_expected": alarm.expected,
     }
+
+
+def _moment(time_us: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
+
+
+def newest_rows(alarms: list[dict[str, Any]]) -> pa.Table:
+    """Return the rows of this table for alarms in their order: one per event, from its last alarm."""
+    events = {tuple(one[key] for key in SPEC.keys): one for one in alarms}
+    return pa.Table.from_pylist(list(events.values()), SPEC.schema)
 
 
 # -- alerts -----------------------------------------------------------------------------------------------------------
@@ -83,7 +111,7 @@ class AlertPublisher:
         """By the id of the broker's log."""
 
     def publish(self, spark: SparkSession, alarms: list[dict[str, Any]], query: str, batch: int) -> None:
-        """Publish the alarms of a step, rows of this table, each to its broker. A repeated call does nothing.
+        """Publish the alarms of a step, results of `alarm_row`, each to its broker. A repeated call does nothing.
 
         Raise ArchiveError if no archive has the log of an alarm.
         """
@@ -107,7 +135,7 @@ class AlertPublisher:
 
 
 def alert_messages(alarms: list[dict[str, Any]]) -> pa.Table:
-    """Return the messages, with topic and payload, for rows of this table."""
+    """Return the messages, with topic and payload, for results of `alarm_row`."""
     rows = [{"topic": _alert_topic(one["topic"]), "payload": _alert_payload(one)} for one in alarms]
     return pa.Table.from_pylist(rows, _MESSAGES)
 
@@ -123,12 +151,20 @@ def _alert_payload(alarm: Mapping[str, Any]) -> str:
         "reason": alarm["reason"],
         "topic": alarm["topic"],
         "quantity": alarm["quantity"],
-        **({"name": alarm["name"]} if alarm.get("name") else {}),
-        "value": alarm["value"],
-        "expected": round(alarm["expected"], 6),
+        "value": alarm["alarm_value"],
+        "expected": round(alarm["alarm_expected"], 6),
         "unit": alarm["unit"],
-        "score": round(alarm["score"], 2),
-        "time": alarm["event_time"].isoformat(),
-        "offset": alarm["offset"],
+        "score": round(alarm["score"], 3),
+        "time": alarm["alarm_time"].isoformat(),
+        "offset": alarm["alarm_offset"],
+        "state": alarm["state"],
+        "begin": alarm["event_time"].isoformat(),
+        "begin_offset": alarm["offset"],
+        "peak": alarm["peak_value"],
+        "peak_time": alarm["peak_time"].isoformat(),
     }
+    if alarm["name"]:
+        fields["name"] = alarm["name"]
+    if alarm["end_time"] is not None:
+        fields["end"] = alarm["end_time"].isoformat()
     return json.dumps(fields, ensure_ascii=False)

@@ -20,7 +20,8 @@ from tests.spark.archives import free_port
 
 from godwit.pipeline.checks import STATE, run_checks
 from godwit.pipeline.datasets import bronze, readings
-from godwit.pipeline.lake import Lake, file_system
+from godwit.pipeline.files import file_system
+from godwit.pipeline.lake import Lake
 from godwit.pipeline.sql import run_sql
 
 START_S = 60.0

@@ -32,8 +32,9 @@ from godwit.pipeline.datasets.windows import LENGTHS_S
 from godwit.pipeline.decoders.base import Definitions
 from godwit.pipeline.decoders.catalog import decoder_set
 from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
+from godwit.pipeline.files import file_system
 from godwit.pipeline.gold import Gold
-from godwit.pipeline.lake import Lake, TableSpec, file_system
+from godwit.pipeline.lake import Lake, TableSpec
 from godwit.pipeline.sql import interruptible, open_database, quote_offset, short_errors
 
 STATE: Final = "_checks/state.json"
@@ -41,6 +42,8 @@ BY_MESSAGE: Final = (bronze.SPEC, readings.SPEC, readings.QUARANTINE, definition
 """Tables whose rows have the offset of one message."""
 MAX_RANGES: Final = 32
 """More ranges of offsets are joined, which examines more messages than needed."""
+BATCH_ROWS: Final = 10_000
+"""Messages that are decoded at a time."""
 HOUR: Final = timedelta(hours=1)
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Files: TypeAlias = dict[str, list[list[Any]]]
@@ -182,11 +185,14 @@ class _Checks:
     def unread(self, decoders: DecoderSet) -> int:
         """Return the number of messages that are in neither table of silver, and should be in one."""
         with short_errors():
-            batches = interruptible(self._database, lambda: self._database.execute(_UNREAD).to_arrow_reader(10_000))
-            found = 0
-            for batch in batches:
-                parsed = readings.parse_batch(decoders, batch)
-                found += len(set(zip(*[parsed.column(name).to_pylist() for name in ("broker", "offset")], strict=True)))
+            return interruptible(self._database, lambda: self._count_unread(decoders))
+
+    def _count_unread(self, decoders: DecoderSet) -> int:
+        found = 0
+        reader: pa.RecordBatchReader = self._database.execute(_UNREAD).to_arrow_reader(BATCH_ROWS)
+        for batch in reader:
+            parsed = readings.parse_batch(decoders, batch)
+            found += len(set(zip(*[parsed.column(name).to_pylist() for name in ("broker", "offset")], strict=True)))
         return found
 
     def of_table(self, spec: TableSpec) -> Iterator[CheckResult]:

@@ -346,7 +346,7 @@ class StreamReader(SourceReader, DataSourceStreamReader, SupportsTriggerAvailabl
 
     # -- partitions ---------------------------------------------------------------------------------------------------
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[LogPartition]:
         """Plan the micro-batch between two positions."""
         begins, ends = Position.from_dict(start), Position.from_dict(end)
         ranges = []

@@ -45,7 +45,7 @@ def exit_code_of(app: typer.Typer, monkeypatch: pytest.MonkeyPatch, *arguments: 
 def test_version_option() -> None:
     result = CliRunner().invoke(build_app(), ["--version"])
     assert result.exit_code == 0
-    assert result.stdout == f"godwit {importlib.metadata.version('godwit')}\n"
+    assert result.stdout == f"godwit {importlib.metadata.version('godwit-mq')}\n"
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])

@@ -17,7 +17,7 @@ COUNTS = {
     "says, said, heard": (0, 54),
     "what ... as a noun": (72, 165),
     "gives": (7, 28),
-    "who, those that": (22, 23),
+    "who, those that": (20, 23),
     "its place, goes on, stands": (19, 31),
     "cannot be, is no, is none": (63, 42),
     "personification": (0, 1),

@@ -51,6 +51,7 @@ ALARM: dict[str, Any] = {
     "peak_time": datetime(2026, 11, 15, 12, 5, tzinfo=UTC),
     "peak_value": 70.5,
     "end_time": None,
+    "name": "",
     "alarm_time": datetime(2026, 11, 15, 12, 5, tzinfo=UTC),
     "alarm_offset": 9,
     "alarm_value": 70.5,

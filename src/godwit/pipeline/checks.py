@@ -189,7 +189,7 @@ class _Checks:
 
     def _count_unread(self, decoders: DecoderSet) -> int:
         found = 0
-        reader: pa.RecordBatchReader = self._database.execute(_UNREAD).to_arrow_reader(BATCH_ROWS)
+        reader: pa.RecordBatchReader = self._database.sql(_UNREAD).to_arrow_reader(BATCH_ROWS)
         for batch in reader:
             parsed = readings.parse_batch(decoders, batch)
             found += len(set(zip(*[parsed.column(name).to_pylist() for name in ("broker", "offset")], strict=True)))

@@ -75,7 +75,7 @@ class DetectionTask:
     """Addresses of the files of silver that may have rows of the ranges."""
     ranges: Mapping[str, tuple[int, int]]
     quiet_below: Mapping[str, int]
-    """By log: readings below this offset raise no alarm."""
+    """By log: events that began below this offset raise no alarm."""
     states: Mapping[int, str]
     """By part: the address of its file of states."""
     target: str
@@ -95,7 +95,7 @@ class DetectionTask:
                 quiet_below = self.quiet_below.get(key[0], 0)
                 for time_us, offset, value, unit in zip(times, offsets, values, units, strict=True):
                     alarm = detector.update(time_us, value, offset)
-                    if alarm is not None and offset >= quiet_below:
+                    if alarm is not None and alarm.begin_position >= quiet_below:
                         alarms.append(alarm_row(dict(zip(SERIES, key, strict=True)), offset, unit, alarm))
                 states[key] = (seen_us, detector.to_bytes())
             found.append({"part": part, "states": _write_states(self.target, states), "alarms": alarms})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -443,3 +445,42 @@ def test_time_is_bounded_by_the_length(payload: bytes) -> None:
     began_at = time.perf_counter()
     _check(SET.decode(DecoderMessage("a/b", payload)))
     assert time.perf_counter() - began_at < 5, "quadratic work would take minutes"
+
+
+# -- decoders of other packages ----------------------------------------------------------------------------------------
+
+
+def install(folder: Path, name: str, source: str, value: str) -> None:
+    """Write a package as an installation would: a module, and metadata with an entry point."""
+    (folder / f"{name}.py").write_text(source)
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[godwit.decoders]\n{name} = {value}\n")
+
+
+def test_the_decoder_of_the_docs_works_when_its_package_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "DECODERS.md").read_text(encoding="utf-8")
+    source = page.partition("## A decoder of your own")[2].partition("```python\n")[2].partition("```")[0]
+    install(tmp_path, "pulse_package", source, "pulse_package:PulseDecoder")
+    monkeypatch.syspath_prepend(tmp_path)
+    found, decoder = decoder_set().decode(DecoderMessage("meters/7/pulse", (1234).to_bytes(4, "big")))
+    assert isinstance(found, Decoded)
+    assert (decoder, len(found.readings)) == ("pulse", 1)
+    found, decoder = decoder_set().decode(DecoderMessage("meters/7/pulse", b"123"))
+    assert found == Rejected("bad payload", "a pulse message has four bytes")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("broken:Missing", "cannot be loaded"), ("broken:NUMBER", "is not a subclass of Decoder")]
+)
+def test_a_package_without_a_decoder_is_an_error(
+    value: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "broken", "NUMBER = 1\n", value)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    with pytest.raises(PipelineError, match=text):
+        decoder_set()

@@ -216,6 +216,14 @@ def test_one_that_does_not_end_is_ended_however_often_the_clean_up_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop], cancels: int
 ) -> None:
     monkeypatch.setattr(archive_process, "END_TIMEOUT_S", 0.05)
+    ended: list[asyncio.subprocess.Process] = []
+    end = archive_process._end
+
+    async def recording_end(process: asyncio.subprocess.Process) -> None:
+        ended.append(process)
+        await end(process)
+
+    monkeypatch.setattr(archive_process, "_end", recording_end)
 
     async def test() -> None:
         deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say(LogLine('info', '')); time.sleep(100)"
@@ -228,8 +236,9 @@ def test_one_that_does_not_end_is_ended_however_often_the_clean_up_is_cancelled(
             await asyncio.sleep(0)  # it gets as far as its next wait
         await asyncio.wait([task])
         async with asyncio.timeout(PATIENCE_S):
-            while is_running(pid):  # the loop has to reap it
+            while ended[0].returncode is None:  # after a last cancellation the loop reaps it
                 await asyncio.sleep(0.01)
+        assert not is_running(pid)
 
     run(test, loop)
 

@@ -306,4 +306,4 @@ async def _end(process: Process) -> None:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
-    await process.wait()
+            await process.wait()

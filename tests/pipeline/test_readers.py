@@ -55,9 +55,6 @@ def cases() -> Iterator[tuple[TableSpec, str]]:
                 yield spec, one.name
 
 
-@pytest.mark.xfail(
-    strict=False, reason="files of Spark have Delta statistics for broker and offset only, and readers prune them all"
-)
 @pytest.mark.parametrize("count", [count_pandas, count_arrow, count_polars, count_duckdb])
 def test_a_filter_on_each_column_finds_its_rows(lake: Lake, count: Count) -> None:
     for spec, column in cases():

@@ -42,7 +42,7 @@ for number in (1, 2):
 for done in answers():
     say(LogLine("info", f"{done.key} {done.problem} {done.was_known} {done.first_offset} {done.count}"))
 """
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def command(code: str) -> list[str]:

@@ -124,7 +124,7 @@ async def _serve_forever(pipe: Pipe, data: str, with_archive: bool, max_datagram
         data=Path(data),
         archive=ArchiveSection(is_on=with_archive, listen=f"{HOST}:0"),
     )
-    urls = _Urls()
+    urls = _Urls({"archive", "listening"} if with_archive else {"listening"})
     async with Service(configuration, notices=urls):
         await urls.are_complete.wait()
         pipe.send((urls.listening, urls.archive))
@@ -132,9 +132,10 @@ async def _serve_forever(pipe: Pipe, data: str, with_archive: bool, max_datagram
 
 
 class _Urls:
-    """Collect the addresses of the broker and its archive; the broker sends its own last."""
+    """Collect the addresses of the broker and its archive, in whichever order they come."""
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: set[str]) -> None:
+        self._awaited = awaited
         self.listening = ""
         self.archive = ""
         self.are_complete = asyncio.Event()
@@ -144,6 +145,8 @@ class _Urls:
             self.archive = fields["url"]
         elif kind == "listening":
             self.listening = fields["url"]
+        self._awaited.discard(kind)
+        if not self._awaited:
             self.are_complete.set()
 
 

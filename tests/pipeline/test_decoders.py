@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,13 +14,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage, Definitions
-from godwit.pipeline.decoders.catalog import BUILT_IN, MODULES, decoder_set
 from godwit.pipeline.decoders.results import REASONS, UNIT_SOURCES, Decoded, Reading, Rejected
-from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, filter_pattern
+from godwit.pipeline.decoders.selection import BUILT_IN, DecoderRule, DecoderSet, decoder_set, filter_pattern
 from godwit.pipeline.errors import PipelineError
 from godwit.wire.filters import matches
 
-EXAMPLES = [(module, one) for module in MODULES for one in module.EXAMPLES]
+EXAMPLES = [(decoder, one) for decoder in BUILT_IN for one in sys.modules[decoder.__module__].DECODERS[decoder]]
 SET = decoder_set()
 
 
@@ -47,11 +45,9 @@ def reason(payload: bytes | str, topic: str = "home/kitchen/x") -> str:
 # -- the documented examples ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("module", "one"), EXAMPLES, ids=[f"{m.__name__.rpartition('.')[2]}-{e.topic}" for m, e in EXAMPLES]
-)
-def test_documented_examples(module: ModuleType, one: DecoderExample) -> None:
-    rules = [DecoderRule(one.topic, module.DECODER.name, one.options)] if one.is_configured else []
+@pytest.mark.parametrize(("decoder", "one"), EXAMPLES, ids=[f"{decoder.name}-{one.topic}" for decoder, one in EXAMPLES])
+def test_documented_examples(decoder: type[Decoder], one: DecoderExample) -> None:
+    rules = [DecoderRule(one.topic, decoder.name, one.options)] if one.is_configured else []
     decoders = decoder_set(rules)
     for offset, (topic, payload) in enumerate(one.definitions):
         message = DecoderMessage(topic, payload, broker="b", offset=offset)
@@ -64,7 +60,7 @@ def test_documented_examples(module: ModuleType, one: DecoderExample) -> None:
         assert found.reason == one.reason, found
         return
     assert isinstance(found, Decoded), found
-    assert name == module.DECODER.name
+    assert name == decoder.name
     assert len(found.readings) == len(one.readings), found.readings
     for reading, expected in zip(found.readings, one.readings, strict=True):
         assert reading._replace(value=0) == expected._replace(value=0)
@@ -73,10 +69,11 @@ def test_documented_examples(module: ModuleType, one: DecoderExample) -> None:
 
 
 def test_each_decoder_has_examples_and_a_title() -> None:
-    for module in MODULES:
-        assert module.DECODER.title
-        assert any(one.readings for one in module.EXAMPLES)
-        assert all(one.reason in REASONS for one in module.EXAMPLES if one.reason)
+    for decoder in BUILT_IN:
+        examples = [one for owner, one in EXAMPLES if owner is decoder]
+        assert decoder.title
+        assert any(one.readings for one in examples)
+        assert all(one.reason in REASONS for one in examples if one.reason)
     assert len({one.name for one in BUILT_IN}) == len(BUILT_IN)
 
 

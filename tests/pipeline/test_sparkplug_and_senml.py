@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from godwit.pipeline.decoders import sparkplug, sparkplug_payload
+from godwit.pipeline.decoders import sparkplug
 from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import decoder_set
 from godwit.pipeline.decoders.results import REASONS, Decoded, Rejected
+from godwit.pipeline.decoders.selection import decoder_set
 
 NOW_US = 1_763_208_000_000_000
 NOW_MS = NOW_US // 1000
@@ -235,7 +235,7 @@ def test_members_of_templates() -> None:
             payload(metric(float32(5), properties(engUnit="%"), name="temperature", datatype=9)),
             "unit does not fit",
         ),
-        (NBIRTH, b"\x00" * (sparkplug_payload.MAX_PAYLOAD_BYTES + 1), "too long"),
+        (NBIRTH, b"\x00" * (sparkplug.MAX_PAYLOAD_BYTES + 1), "too long"),
         ("spBv1.0/G/NBIRTH/E/D", payload(), "bad payload"),
         ("spBv1.0/G/DDATA/E", payload(), "bad payload"),
         ("spBv1.0/G/XDATA/E", payload(), "bad payload"),
@@ -260,8 +260,8 @@ def test_a_clock_that_was_never_set_is_not_used() -> None:
 
 def test_the_parser_is_made_anew_after_pickling() -> None:
     birth = payload(metric(float32(1.5), name="x1", datatype=9))
-    sparkplug_payload.parse_payload(birth)
-    parser = pickle.loads(pickle.dumps(sparkplug_payload._PARSER))
+    sparkplug.parse_payload(birth)
+    parser = pickle.loads(pickle.dumps(sparkplug._PARSER))
     assert parser.parse(birth).metrics[0].float_value == 1.5
 
 
@@ -288,7 +288,7 @@ def test_any_bytes_on_sparkplug_topics(content: bytes, kind: str) -> None:
 
 def test_the_documented_birth_is_the_one_described() -> None:
     topic, content = sparkplug._BIRTH
-    found = sparkplug.DECODER().define(DecoderMessage(topic, content))
+    found = sparkplug.SparkplugDecoder().define(DecoderMessage(topic, content))
     assert json.loads(found[0][1]) == {
         "names": {
             "bdSeq": [4, None],

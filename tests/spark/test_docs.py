@@ -12,9 +12,8 @@ from godwit.pipeline.configuration import load_rules
 from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import MODULES
 from godwit.pipeline.decoders.results import Decoded, Reading
-from godwit.pipeline.decoders.selection import DecoderSet
+from godwit.pipeline.decoders.selection import MODULES, DecoderSet
 from godwit.pipeline.lake import TableSpec
 from godwit.spark.options import READING, WRITING, read_options, write_options
 from godwit.spark.reader import SCHEMA

@@ -222,8 +222,6 @@ def _ratio(quantity: str, name: str, value: float, time_us: int | None) -> Readi
     return Reading(quantity, value, "", name, time_us, FROM_PAYLOAD)
 
 
-DECODER = SenmlDecoder
-
 EXAMPLES: Final = (
     DecoderExample(
         "lab/senml",
@@ -248,3 +246,5 @@ EXAMPLES: Final = (
     ),
     DecoderExample("lab/senml", b'[{"n":"a","v":1,"must_":true}]', reason="bad payload"),
 )
+
+DECODERS: Final = {SenmlDecoder: EXAMPLES}

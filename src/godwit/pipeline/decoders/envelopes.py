@@ -14,6 +14,7 @@ from godwit.pipeline.decoders.fields import DeviceField, device_reading
 from godwit.pipeline.decoders.json_fields import OPTIONS, JsonFields
 from godwit.pipeline.decoders.results import DECODER as FROM_DECODER
 from godwit.pipeline.decoders.results import DEFAULT, OBJECT, Decoded, Reading, Rejected, RejectedError
+from godwit.pipeline.quantities import is_setting
 
 # -- CloudEvents ------------------------------------------------------------------------------------------------------
 
@@ -37,6 +38,8 @@ class CloudEventsDecoder(Decoder):
         event = message.json
         if type(event) is not dict or not _ATTRIBUTES.issubset(event) or not isinstance(event["specversion"], str):
             return None
+        if isinstance(kind := event["type"], str) and is_setting(kind):
+            return Rejected("no quantity", f"the type of the event is {kind[:60]!r}: not a measurement")
         payload = _event_data(event)
         if isinstance(payload, Rejected):
             return payload
@@ -316,10 +319,13 @@ class ChirpStackDecoder(Decoder):
         levels = message.topic.split("/")
         if "command" in levels[-2:-1] and levels[0] == "application":
             return Decoded([])
-        if not isinstance(info, dict) or not isinstance(info.get("devEui"), str):
+        if not isinstance(info, dict):
+            return None
+        device = info.get("devEui", levels[3] if levels[0] == "application" and levels[4:5] == ["event"] else None)
+        if not isinstance(device, str):
             return None
         event = levels[-1] if levels[-2:-1] == ["event"] else _event(found)
-        device, time_us = info["devEui"][:256], time_of(found.get("time"), "time")
+        device, time_us = device[:MAX_DEVICE], time_of(found.get("time"), "time")
         if event == "up":
             return self._uplink(found.get("object"), message.topic)._replace(time_us=time_us, device=device)
         if event == "status":

@@ -237,7 +237,7 @@ def _message_pack(payload: bytes) -> Any:
     import msgpack
 
     try:
-        return msgpack.unpackb(payload, object_pairs_hook=_pairs)
+        return msgpack.unpackb(payload, object_pairs_hook=_pairs, timestamp=3)  # as datetime
     except Exception:  # msgpack raises many types for bytes that are not MessagePack
         return None
 

@@ -33,6 +33,22 @@ MAX_QUICK: Final = 32
 """Bytes of a number that is read in the quick way."""
 _LETTERS: Final = frozenset(("V", "A", "W", "%", "°"))
 """Units of one character that are not ambiguous."""
+_UNKNOWN: Final = re.compile(r"[-+.\deE]+\s([^\W\d_]{3,24}|[^\W\d_%°]*[%°]?[^\W\d_]+/[^\W\d_]+[23²³]?)\Z")
+"""A number, a blank and one word, which is a unit that no library knows."""
+_NO_UNITS: Final = frozenset(
+    ("free", "used", "left", "remaining", "total", "max", "min", "avg", "mean", "sum", "ago", "noon", "midnight",
+     "okay", "fail", "failed", "error", "err", "errors", "fault", "warning", "alarm", "alert", "high", "low", "hot",
+     "cold", "warm", "open", "closed", "off", "true", "false", "yes", "none", "null", "nan", "unknown", "unavailable",
+     "online", "offline", "idle", "active", "inactive", "busy", "ready", "done", "complete", "completed", "pending",
+     "running", "stopped", "charging", "charged", "discharging", "full", "empty", "now", "today", "tomorrow",
+     "yesterday", "and", "the", "for", "from", "with", "not", "per", "out", "off", "due", "new", "old", "set", "target",
+     "more", "less", "above", "below", "over", "under", "north", "south", "east", "west", "raw", "adc", "grad",
+     "dimensionless", "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+     "november", "december", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+)  # fmt: skip
+"""Words behind a number that are not units."""
+_DECIMAL_COMMA: Final = re.compile(r"([-+]?\d{1,6}),(\d{1,2})\s?(?=[^\d\s,.;:])")
+"""A number with a decimal comma, only with a unit behind it: 21,5 may be two numbers, and 1,013 a thousand."""
 _NO_READINGS: Final = frozenset(
     ("version", "firmware", "fw", "build", "ip", "mac", "id", "serial", "date", "time", "timestamp", "datetime", "port",
      "pid", "set", "cmd", "command", "cmnd", "lwt", "availability", "ssid", "bssid", "hostname", "uuid", "code")
@@ -53,7 +69,7 @@ class NumberDecoder(Decoder):
 
     The text is one decimal number and an optional unit. Dates, addresses, versions, names and numbers within other text
     are no readings. The quantity is that of the topic's last level (home/kitchen/temperature); it is never derived from
-    the unit.
+    the unit. A unit that is not known is kept as it is written, if it is one word and the topic names no quantity.
     """
 
     name = "number"
@@ -105,12 +121,18 @@ class NumberDecoder(Decoder):
         text = message.text
         if text[:1] == '"':
             text = json_of(text)
-        if len(text) > MAX_TEXT or (split := number_and_unit(text)) is None:
+        if len(text) > MAX_TEXT:
+            return None
+        if "," in text:
+            text = _DECIMAL_COMMA.sub(r"\1.\2 ", text, count=1)
+        if (split := number_and_unit(text)) is None:
             return None
         value, unit = split
         field, is_none, is_ds18b20 = self._topic(message.topic)
         if unit and not _is_clear(unit, field.quantity):
-            return None
+            found = _UNKNOWN.match(text) if field.quantity in (VALUE, "count") and not is_none else None
+            if found is None or found[1].lower() in _NO_UNITS:
+                return None
         if not unit and field.quantity == "current" and not self.options and _CURRENT.match(message.topic):
             field = Field(VALUE, None, True)
         if is_none:
@@ -162,6 +184,7 @@ NUMBER_EXAMPLES: Final = (
     DecoderExample("home/kitchen/temperature_f", b"68", (Reading("temperature", 20.0, "°C"),)),
     DecoderExample("home/kitchen/x", b"21.5", (Reading("value", 21.5, "", unit_source=DEFAULT),)),
     DecoderExample("home/kitchen/x", b"40 %", (Reading("value", 40.0, "%"),), note="% is not a humidity"),
+    DecoderExample("home/kitchen/x", b"42 bananas", (Reading("value", 42.0, "bananas"),), note="an unknown unit"),
     DecoderExample(
         "home/kitchen/x",
         b"68",

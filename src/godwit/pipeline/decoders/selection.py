@@ -90,6 +90,11 @@ def filter_pattern(filter: str) -> re.Pattern[str]:
     return re.compile(rf"{reserved}{pattern}\Z", re.DOTALL)
 
 
+def java_pattern(filter: str) -> str:
+    """Return the same pattern for Spark, whose regular expressions are those of Java."""
+    return rf"(?s)^{filter_pattern(filter).pattern.removesuffix(chr(92) + 'Z')}\z"
+
+
 class DecoderSet:
     """The decoders of a pipeline, with their configuration: decodes any message."""
 

@@ -18,7 +18,7 @@ from godwit.pipeline.units import is_unit
 # -- Influx line protocol ---------------------------------------------------------------------------------------------
 
 MAX_INFLUX_LINES: Final = 1024
-_KEY: Final = r"(?:[^,=\s\\\"]|\\.)+"
+_KEY: Final = r"(?:[^,=\s\\\"\x00-\x1f\x7f]|\\[^\x00-\x1f\x7f])+"
 _TEXT: Final = r'"(?:[^"\\]|\\(?s:.))*"'
 _FIELD_VALUE: Final = (
     r"(?:[-+]?\d+i|\+?\d+u|[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?|"
@@ -26,7 +26,7 @@ _FIELD_VALUE: Final = (
     + r"|t|T|true|True|TRUE|f|F|false|False|FALSE)"
 )
 _INFLUX_LINE: Final = re.compile(
-    rf"((?:[^,\s\\]|\\.)+)((?:,{_KEY}={_KEY})*) ({_KEY}={_FIELD_VALUE}(?:,{_KEY}={_FIELD_VALUE})*)"
+    rf"({_KEY})((?:,{_KEY}={_KEY})*) ({_KEY}={_FIELD_VALUE}(?:,{_KEY}={_FIELD_VALUE})*)"
     r"(?: (-?\d{1,19}))?\Z",
     re.ASCII,
 )
@@ -86,7 +86,10 @@ class InfluxDecoder(Decoder):
             time_us = time_of(int(line[4]))
             if time_us is None:
                 raise RejectedError("bad time", f"the timestamp {line[4]} is in no range of s, ms, µs or ns since 2000")
-        fields = {_plain(key): text for key, text in _FIELD.findall(line[3])}
+        pairs = _FIELD.findall(line[3])
+        fields = {_plain(key): text for key, text in pairs}
+        if len(fields) != len(pairs):
+            raise RejectedError("bad payload", "a field is there twice")
         texts = tags | {key: text.strip('"') for key, text in fields.items() if text[:1] == '"'}
         unit = next((value for key, value in texts.items() if key.lower() in UNITS), None)
         if PARTS.intersection(words_of(measurement)):

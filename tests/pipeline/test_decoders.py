@@ -200,6 +200,8 @@ def test_units_and_names_that_devices_use(payload: str, topic: str, expected: tu
     [
         ("42 free", "home/kitchen/x", "no number"),
         ("42bananas", "home/kitchen/x", "no number"),
+        ("1 Alice", "home/kitchen/x", "no number"),
+        ("5 FAILED", "home/kitchen/x", "no number"),
         ("21.5 bananas", "home/kitchen/temperature", "no number"),
         ("21,5", "home/kitchen/temperature", "no number"),
         ("1,013 hPa", "home/kitchen/pressure", "no number"),
@@ -233,7 +235,7 @@ def test_no_measurements_are_guessed(payload: str, topic: str, expected: str | N
 
 
 def test_flags_that_agree_with_the_default_change_nothing() -> None:
-    for text in ('"isFahrenheit": false', '"celsius": true', '"valid": true', '"status": "ok"', '"metric": true'):
+    for text in ('"isFahrenheit": false', '"celsius": true', '"valid": true', '"status": "ok"', '"air_quality": "bad"'):
         assert numbers(f'{{"temperature": 21.5, {text}}}') == [("temperature", 21.5, "°C")]
 
 

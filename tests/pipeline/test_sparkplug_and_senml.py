@@ -120,6 +120,15 @@ def test_births_define_names_aliases_types_and_units() -> None:
     assert numbers(NDATA, by_name, [(NBIRTH, birth)]) == [("voltage", 12.5, "V", "Supply/Voltage")]
 
 
+def test_folders_of_settings_keep_their_own_names() -> None:
+    names = ("Setpoint/Temperature", "Limits/High/Temperature", "Alarm/Temperature", "Recipe/Temperature")
+    birth = payload(*[metric(float32(22.5), name=one, datatype=9) for one in (*names, "Inputs/Temperature")])
+    assert numbers(NBIRTH, birth) == [
+        *[(one, 22.5, "", one) for one in names],
+        ("temperature", 22.5, "°C", "Inputs/Temperature"),
+    ]
+
+
 def test_data_without_its_birth_is_rejected() -> None:
     birth = payload(metric(float32(1), name="a/temperature", alias=1, datatype=9))
     update = payload(metric(float32(2), alias=1))

@@ -546,6 +546,12 @@ _SETTING_WORDS: Final = frozenset(
         "over",
         "sag",
         "tomorrow",
+        "next",
+        "feels",
+        "apparent",
+        "chill",
+        "price",
+        "cost",
     )
 )
 """Further words of settings of thermostats and meters."""

@@ -44,7 +44,7 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
         (1, 0, "°C degC deg_C Cel celsius degree_celsius degrees_celsius degree_C degrees_C centigrade °_C ºCelsius"),
         (_F, -32 * _F, "°F degF deg_F [degF] fahrenheit degree_fahrenheit degrees_fahrenheit degree_F degrees_F °_F"),
         (1, -273.15, "K kelvin °K degK"),
-        (1, 0, "*C Grad_Celsius"), (_F, -32 * _F, "*F"),
+        (1, 0, "*C Grad_Celsius celcius degreesC"), (_F, -32 * _F, "*F farenheit degreesF"),
     ),
     "percent": (
         (1, 0, "% percent pct %RH %_RH RH% %rh %_humidity %_r.H. %r.H. %rF percent_RH %EL"), (100, 0, "ratio fraction"),

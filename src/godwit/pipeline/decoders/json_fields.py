@@ -221,7 +221,7 @@ class JsonFields:
         letter_t = lower.get("t") if not times and "t" in lower and lower["t"] not in found else None
         others = tuple(key for key in keys if key not in used and key not in (unit_key, letter_t))
         twins = _twins(fields)
-        flags = tuple(key for key in keys if not _FLAG_WORDS.isdisjoint(words_of(key)))
+        flags = tuple(key for key in keys if key.lower() in _FLAG_NAMES or not _FLAGS.keys().isdisjoint(words_of(key)))
         plan = _Plan(tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
@@ -578,7 +578,9 @@ def check_unit(key: str, text: str, readings: list[Reading]) -> None:
                 )
 
 
-_FLAG_WORDS: Final = frozenset((*_FLAGS, "valid", "status", "quality"))
+_VALID: Final = frozenset(("valid", "is_valid", "isvalid", "data_valid", "sensor_valid", "reading_valid"))
+_STATES: Final = frozenset(("status", "quality", "sensor_status", "data_quality"))
+_FLAG_NAMES: Final = _VALID | _STATES
 
 
 def _check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list[Reading]) -> None:
@@ -587,7 +589,7 @@ def _check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list
         value, words = item[key], words_of(key)
         if type(value) is bool and any(_FLAGS.get(word) is value for word in words):
             _check_scale(key, str(value).lower(), readings)
-        elif (value is False and words[-1] == "valid") or (type(value) is str and value.lower() in _FAILED):
+        elif (value is False and key.lower() in _VALID) or (type(value) is str and value.lower() in _FAILED):
             raise RejectedError("error value", f"the field {key[:40]!r} is {str(value).lower()!r}")
 
 

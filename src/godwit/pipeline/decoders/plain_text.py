@@ -33,7 +33,9 @@ MAX_QUICK: Final = 32
 """Bytes of a number that is read in the quick way."""
 _LETTERS: Final = frozenset(("V", "A", "W", "%", "°"))
 """Units of one character that are not ambiguous."""
-_UNKNOWN: Final = re.compile(r"[-+.\deE]+\s([^\W\d_]{3,24}|[^\W\d_%°]*[%°]?[^\W\d_]+/[^\W\d_]+[23²³]?)\Z")
+_UNKNOWN: Final = re.compile(
+    r"[-+.\deE]+\s([^\W\dA-Z_]{3,24}|[^\W\d_]{3,5}|[^\W\d_%°]*[%°]?[^\W\d_]+/[^\W\d_]+[23²³]?)\Z"
+)
 """A number, a blank and one word, which is a unit that no library knows."""
 _NO_UNITS: Final = frozenset(
     ("free", "used", "left", "remaining", "total", "max", "min", "avg", "mean", "sum", "ago", "noon", "midnight",
@@ -41,13 +43,15 @@ _NO_UNITS: Final = frozenset(
      "cold", "warm", "open", "closed", "off", "true", "false", "yes", "none", "null", "nan", "unknown", "unavailable",
      "online", "offline", "idle", "active", "inactive", "busy", "ready", "done", "complete", "completed", "pending",
      "running", "stopped", "charging", "charged", "discharging", "full", "empty", "now", "today", "tomorrow",
-     "yesterday", "and", "the", "for", "from", "with", "not", "per", "out", "off", "due", "new", "old", "set", "target",
+     "yesterday", "and", "the", "for", "from", "with", "not", "per", "out", "due", "new", "old", "set", "target",
      "more", "less", "above", "below", "over", "under", "north", "south", "east", "west", "raw", "adc", "grad",
      "dimensionless", "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
-     "november", "december", "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+     "november", "december", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday", "mon",
+     "tue", "wed", "thu", "fri", "sat", "sun", "plus", "minus", "und", "oder", "von", "bis", "jan", "feb", "mar",
+     "apr", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 )  # fmt: skip
 """Words behind a number that are not units."""
-_DECIMAL_COMMA: Final = re.compile(r"([-+]?\d{1,6}),(\d{1,2})\s?(?=[^\d\s,.;:])")
+_DECIMAL_COMMA: Final = re.compile(r"\A([-+]?\d{1,6}),(\d{1,2})\s?(?=[^\d\s,.;:])")
 """A number with a decimal comma, only with a unit behind it: 21,5 may be two numbers, and 1,013 a thousand."""
 _NO_READINGS: Final = frozenset(
     ("version", "firmware", "fw", "build", "ip", "mac", "id", "serial", "date", "time", "timestamp", "datetime", "port",
@@ -131,7 +135,7 @@ class NumberDecoder(Decoder):
         field, is_none, is_ds18b20 = self._topic(message.topic)
         if unit and not _is_clear(unit, field.quantity):
             found = _UNKNOWN.match(text) if field.quantity in (VALUE, "count") and not is_none else None
-            if found is None or found[1].lower() in _NO_UNITS:
+            if found is None or found[1].lower() in _NO_UNITS or found[1].istitle():  # 5 Alice: a name
                 return None
         if not unit and field.quantity == "current" and not self.options and _CURRENT.match(message.topic):
             field = Field(VALUE, None, True)

@@ -9,8 +9,8 @@ Source: the Eclipse Sparkplug specification 3.0.0, chapters 4 (topics), 5 (opera
   a metric states its name, datatype and unit itself. So is a metric that its birth does not have.
 - A metric that is null, or whose property `Quality` is not good, is left out; the others of the message are read. Its
   name, and values that are not numbers, remain in `extra`.
-- The quantity is that of the last part of the metric's name, if the vocabulary has it, else the metric's own name. A
-  unit that the birth does not state is the default of the quantity.
+- The quantity is that of the last part of the metric's name, if the vocabulary has it, else the metric's own name; so
+  it is in folders of settings and alarms. A unit that the birth does not state is the default of the quantity.
 - Signed integers are sent as unsigned ones; the datatype tells them apart. Members of template instances (UDTs) are
   metrics with the path `instance/member`. Data sets, arrays, files and texts are not numbers.
 - NDEATH, DDEATH, NCMD, DCMD and STATE are neither readings nor errors. Sequence numbers remain in `extra`: gaps are
@@ -29,7 +29,7 @@ from godwit.pipeline.decoders.content import EARLIEST_S, LATEST_S, extra_of
 from godwit.pipeline.decoders.fields import quantity_in, unit_fits
 from godwit.pipeline.decoders.results import DEFINITION, Decoded, Reading, Rejected, RejectedError
 from godwit.pipeline.decoders.results import PAYLOAD as FROM_PAYLOAD
-from godwit.pipeline.quantities import field_of, measure
+from godwit.pipeline.quantities import field_of, is_setting, is_setting_topic, measure
 
 # -- the payload ------------------------------------------------------------------------------------------------------
 # The payload of Sparkplug B: a protobuf message, parsed with the protobuf library (decision 49).
@@ -312,6 +312,8 @@ _OTHER: Final = frozenset(("NDEATH", "DDEATH", "NCMD", "DCMD"))
 _LEVELS: Final = {"N": 4, "D": 5}
 """By the first letter of the type: the levels of its topic."""
 _CONTROL: Final = ("Node Control/", "Device Control/")
+_FOLDERS: Final = frozenset(("alarm", "alarms", "recipe", "recipes", "configuration"))
+"""Folders whose metrics are not measurements; they keep their own names. So do those of settings and limits."""
 _GOOD: Final = range(192, 256)
 """The qualities whose upper bits say good, as in OPC; 192 is that of the specification."""
 MOST_SEQUENCE: Final = 255
@@ -407,7 +409,9 @@ def _meaning(metric: SparkplugMetric, definition: Any, is_birth: bool, source: s
 
 
 def _reading(name: str, number: float, unit: str | None, unit_source: str, time_us: int | None) -> Reading:
-    field = field_of(name.rpartition("/")[2])
+    levels = name.split("/")
+    is_other = is_setting_topic(name) or any(is_setting(one) or one.lower() in _FOLDERS for one in levels)
+    field = None if is_other else field_of(levels[-1])
     if field is None:
         return measure(name, number, unit or "", name, unit_source=unit_source, time_us=time_us)
     unit = unit or field.unit

@@ -8,14 +8,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 from godwit.pipeline.decoders.base import Decoder, DecoderExample
-from godwit.pipeline.decoders.catalog import MODULES
 from godwit.pipeline.decoders.results import FORMS, REASONS, Reading
+from godwit.pipeline.decoders.selection import BUILT_IN
 from godwit.pipeline.quantities import ALIASES, GREATEST, QUANTITIES
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "DECODERS.md"
@@ -25,8 +25,7 @@ MAX_SHOWN: Final = 200
 
 def decoders() -> str:
     rows = []
-    for module in MODULES:
-        one: type[Decoder] = module.DECODER
+    for one in BUILT_IN:
         rows.append(f"| `{one.name}` | {_cell(one.title)} | {_recognised(one)} | {_codes(one.option_names)} |")
     return "\n".join(["| decoder | format | asked for | options |", "|---|---|---|---|", *rows])
 
@@ -53,13 +52,14 @@ def _cell(text: str) -> str:
 
 
 def examples() -> str:
-    return "\n\n".join(_section(module) for module in MODULES)
+    return "\n\n".join(map(_section, BUILT_IN))
 
 
-def _section(module: ModuleType) -> str:
-    text = (inspect.getdoc(module) or "").strip()
-    shown = [_example(one) for one in module.EXAMPLES]
-    return "\n".join([f"### {module.DECODER.name}", "", text, "", "```text", "\n\n".join(shown), "```"])
+def _section(decoder: type[Decoder]) -> str:
+    module = sys.modules[decoder.__module__]
+    text = (inspect.getdoc(module if len(module.DECODERS) == 1 else decoder) or "").strip()
+    shown = [_example(one) for one in module.DECODERS[decoder]]
+    return "\n".join([f"### {decoder.name}", "", text, "", "```text", "\n\n".join(shown), "```"])
 
 
 def _example(one: DecoderExample) -> str:

@@ -120,8 +120,8 @@ def answer_of(names: list[str], rows: list[dict[str, Any]], form: str, monkeypat
         yield
 
     monkeypatch.setattr("godwit.cli.pipeline_show.session", no_session)
-    monkeypatch.setattr("godwit.pipeline.query.run_query", lambda *_: Answer)
-    monkeypatch.setattr("godwit.pipeline.query.iterate_rows", lambda _: iter(rows))
+    monkeypatch.setattr("godwit.pipeline.sql.run_query", lambda *_: Answer)
+    monkeypatch.setattr("godwit.pipeline.sql.iterate_rows", lambda _: iter(rows))
     show_query(SparkOptions("local", [], False), str(Path.cwd()), "SELECT", form, None)
 
 

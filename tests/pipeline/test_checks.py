@@ -17,7 +17,7 @@ from godwit.pipeline.checks import ALL_READ, STATE, changed_ranges, gold_is_behi
 from godwit.pipeline.datasets import bronze, readings, windows
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake, TableSpec
-from godwit.pipeline.query import iterate_rows, run_query
+from godwit.pipeline.sql import iterate_rows, run_query
 
 # -- queries -----------------------------------------------------------------------------------------------------------
 

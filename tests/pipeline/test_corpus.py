@@ -26,9 +26,8 @@ from tests.pipeline.corpus_judge import (
 )
 
 from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import decoder_set
 from godwit.pipeline.decoders.results import Rejected
-from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
+from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, decoder_set
 
 READABLE_SHARE = 0.85
 ENTRIES = 450

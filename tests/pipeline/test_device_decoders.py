@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import BUILT_IN, MODULES, decoder_set
+from godwit.pipeline.decoders.base import Decoder, DecoderMessage
 from godwit.pipeline.decoders.results import REASONS, UNIT_SOURCES, Decoded, Rejected
-from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
+from godwit.pipeline.decoders.selection import BUILT_IN, DecoderRule, DecoderSet, decoder_set
 from godwit.pipeline.errors import PipelineError
 
 NOW_US = 1_763_208_000_000_000
@@ -758,8 +758,8 @@ def test_any_bytes_give_readings_or_a_reason(topic: str, payload: bytes) -> None
     check(SET.decode(message)[0])
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda one: one.__name__.rpartition(".")[2])
-def test_truncated_examples_give_readings_or_a_reason(module: Any) -> None:
-    for one in module.EXAMPLES:
+@pytest.mark.parametrize("decoder", BUILT_IN, ids=lambda one: one.name)
+def test_truncated_examples_give_readings_or_a_reason(decoder: type[Decoder]) -> None:
+    for one in sys.modules[decoder.__module__].DECODERS[decoder]:
         for length in range(len(one.payload)):
             check(SET.decode(DecoderMessage(one.topic, one.payload[:length], None, NOW_US, "b", 1))[0])

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.pipeline.lakes import DATA, LOG, Sent, day, messages, readings_of, tables_at
 
-from godwit.pipeline import checks, gold, query, repair, sql, supervisor
+from godwit.pipeline import checks, gold, repair, sql, supervisor
 from godwit.pipeline.checks import run_checks
 from godwit.pipeline.datasets import bronze, devices, job_statistics, readings, traffic, windows
 from godwit.pipeline.datasets.catalog import ALL, GOLD_MERGES
@@ -87,7 +87,7 @@ def test_a_lake_of_0_5_0_gets_an_added_column(
     changed = replace(traffic.TABLE, spec=spec)
     monkeypatch.setattr(gold, "GOLD_MERGES", tuple(changed if one is traffic.TABLE else one for one in GOLD_MERGES))
     monkeypatch.setattr(repair, "GOLD_TABLES", (changed,))
-    for module in (checks, query, sql):
+    for module in (checks, sql):
         monkeypatch.setattr(module, "ALL", tuple(spec if one is traffic.SPEC else one for one in ALL))
 
     def largest() -> dict[int, int | None]:

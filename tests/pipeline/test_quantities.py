@@ -11,7 +11,8 @@ from godwit.pipeline.quantities import ALIASES, QUANTITIES, Field, field_of, mea
 from godwit.pipeline.units import _PINT_NAMES, _TABLE, BASE_UNITS, plain, scale_of
 
 FOR_PINT = {
-    "°C": "degC", "°F": "degF", "K": "kelvin", "mb": "mbar", "Ω": "ohm", "kΩ": "kiloohm", "MΩ": "megaohm", "L": "liter",
+    "°C": "degC", "°F": "degF", "*C": "degC", "*F": "degF", "K": "kelvin", "mb": "mbar", "Ω": "ohm", "kΩ": "kiloohm",
+    "MΩ": "megaohm", "L": "liter",
     "CCF": "100 foot**3", "gal": "gallon", "ft3": "foot**3", "µg/m3": "ug/m**3", "mg/m3": "mg/m**3", "g/m3": "g/m**3",
     "ng/m3": "ng/m**3", "m3": "m**3", "lx": "lux", "klx": "kilolux", "m2": "m**2", "cm2": "cm**2", "ha": "hectare",
     "W/m2": "W/m**2", "kW/m2": "kW/m**2", "mW/cm2": "mW/cm**2", "m/s2": "m/s**2", "m3/h": "m**3/h", "m3/s": "m**3/s",

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from godwit.pipeline.decoders import sparkplug, sparkplug_payload
+from godwit.pipeline.decoders import sparkplug
 from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import decoder_set
 from godwit.pipeline.decoders.results import REASONS, Decoded, Rejected
+from godwit.pipeline.decoders.selection import decoder_set
 
 NOW_US = 1_763_208_000_000_000
 NOW_MS = NOW_US // 1000
@@ -118,6 +118,15 @@ def test_births_define_names_aliases_types_and_units() -> None:
     assert (found.time_us, found.device, json.loads(found.extra)) == (NOW_US, "G/E", {"seq": 1})
     by_name = payload(metric(float32(12.5), name="Supply/Voltage"))
     assert numbers(NDATA, by_name, [(NBIRTH, birth)]) == [("voltage", 12.5, "V", "Supply/Voltage")]
+
+
+def test_folders_of_settings_keep_their_own_names() -> None:
+    names = ("Setpoint/Temperature", "Limits/High/Temperature", "Alarm/Temperature", "Recipe/Temperature")
+    birth = payload(*[metric(float32(22.5), name=one, datatype=9) for one in (*names, "Inputs/Temperature")])
+    assert numbers(NBIRTH, birth) == [
+        *[(one, 22.5, "", one) for one in names],
+        ("temperature", 22.5, "°C", "Inputs/Temperature"),
+    ]
 
 
 def test_data_without_its_birth_is_rejected() -> None:
@@ -235,7 +244,7 @@ def test_members_of_templates() -> None:
             payload(metric(float32(5), properties(engUnit="%"), name="temperature", datatype=9)),
             "unit does not fit",
         ),
-        (NBIRTH, b"\x00" * (sparkplug_payload.MAX_PAYLOAD_BYTES + 1), "too long"),
+        (NBIRTH, b"\x00" * (sparkplug.MAX_PAYLOAD_BYTES + 1), "too long"),
         ("spBv1.0/G/NBIRTH/E/D", payload(), "bad payload"),
         ("spBv1.0/G/DDATA/E", payload(), "bad payload"),
         ("spBv1.0/G/XDATA/E", payload(), "bad payload"),
@@ -260,8 +269,8 @@ def test_a_clock_that_was_never_set_is_not_used() -> None:
 
 def test_the_parser_is_made_anew_after_pickling() -> None:
     birth = payload(metric(float32(1.5), name="x1", datatype=9))
-    sparkplug_payload.parse_payload(birth)
-    parser = pickle.loads(pickle.dumps(sparkplug_payload._PARSER))
+    sparkplug.parse_payload(birth)
+    parser = pickle.loads(pickle.dumps(sparkplug._PARSER))
     assert parser.parse(birth).metrics[0].float_value == 1.5
 
 
@@ -288,7 +297,7 @@ def test_any_bytes_on_sparkplug_topics(content: bytes, kind: str) -> None:
 
 def test_the_documented_birth_is_the_one_described() -> None:
     topic, content = sparkplug._BIRTH
-    found = sparkplug.DECODER().define(DecoderMessage(topic, content))
+    found = sparkplug.SparkplugDecoder().define(DecoderMessage(topic, content))
     assert json.loads(found[0][1]) == {
         "names": {
             "bdSeq": [4, None],

@@ -12,9 +12,8 @@ from godwit.pipeline.configuration import load_rules
 from godwit.pipeline.datasets import readings, windows
 from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import MODULES
 from godwit.pipeline.decoders.results import Decoded, Reading
-from godwit.pipeline.decoders.selection import DecoderSet
+from godwit.pipeline.decoders.selection import BUILT_IN, DecoderSet
 from godwit.pipeline.lake import TableSpec
 from godwit.spark.options import READING, WRITING, read_options, write_options
 from godwit.spark.reader import SCHEMA
@@ -80,7 +79,7 @@ def test_decoders() -> None:
     """The failure is repaired by `python tests/decoder_docs.py`."""
     page = decoder_docs.PAGE.read_text(encoding="utf-8")
     assert page == decoder_docs.with_parts(page)
-    assert {name for name, _ in re.findall(r"### (\w+)(\n)", page)} == {module.DECODER.name for module in MODULES}
+    assert {name for name, _ in re.findall(r"### (\w+)(\n)", page)} == {one.name for one in BUILT_IN}
 
 
 def test_the_configuration_of_the_page_is_valid(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def load_decoders(config: Path | None, lake: str) -> DecoderSet:
         GodwitError: The configuration is unreadable or invalid.
     """
     from godwit.pipeline.configuration import find_configuration, load_rules
-    from godwit.pipeline.decoders.catalog import decoder_set
+    from godwit.pipeline.decoders.selection import decoder_set
     from godwit.pipeline.errors import PipelineError
 
     try:

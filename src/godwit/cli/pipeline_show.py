@@ -89,7 +89,7 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
             with run_sql(lake, sql) as result:
                 _show_rows(result.columns, result.rows, form, limit)
             return
-        from godwit.pipeline.query import iterate_rows, run_query
+        from godwit.pipeline.sql import iterate_rows, run_query
 
         with session(spark, lake, status) as found:
             status.update("working")

@@ -30,8 +30,7 @@ from godwit.pipeline.datasets.definitions import DefinitionStore
 from godwit.pipeline.datasets.job_statistics import TOPICS
 from godwit.pipeline.datasets.windows import LENGTHS_S
 from godwit.pipeline.decoders.base import Definitions
-from godwit.pipeline.decoders.catalog import decoder_set
-from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
+from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, decoder_set
 from godwit.pipeline.files import file_system
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, TableSpec

@@ -14,8 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from godwit.pipeline.decoders.catalog import decoder_set
-from godwit.pipeline.decoders.selection import DecoderRule
+from godwit.pipeline.decoders.selection import DecoderRule, decoder_set
 from godwit.pipeline.errors import PipelineError
 
 FILE: Final = "pipeline.toml"

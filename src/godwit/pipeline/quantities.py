@@ -156,6 +156,8 @@ def measure(
         scale = scale_of(unit, known.kind)
         if scale is None:
             return Reading(quantity, number, plain_unit(unit), name, time_us, unit_source)
+        if quantity == "battery" and scale.kind == "voltage":
+            return measure("voltage", number, unit, name or quantity, unit_source=unit_source, time_us=time_us)
         if scale.kind != known.kind:
             raise RejectedError("unit does not fit", f"{name or quantity} is in {unit[:MAX_UNIT]!r}")
         if number in known.errors or (is_ds18b20 and number == 85 and scale.factor == 1):
@@ -227,16 +229,17 @@ def kind_of(value: Any) -> str:
 
 ALIASES: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("temperature", "temp", "tmp", "celsius", "fahrenheit", "tempc", "tempf", "air_temperature",
-                    "ambient_temperature"),
+                    "ambient_temperature", "temperatur", "temperatura"),
     "dew_point": ("dew_point", "dewpoint", "dew_point_temperature"),
-    "humidity": ("humidity", "hum", "humid", "rh", "relative_humidity", "air_humidity", "rel_humidity"),
+    "humidity": ("humidity", "hum", "humi", "humid", "rh", "relative_humidity", "air_humidity", "rel_humidity",
+                 "luftfeuchtigkeit", "luftfeuchte", "humedad"),
     "absolute_humidity": ("absolute_humidity", "abs_humidity"),
     "moisture": ("moisture", "soil_moisture", "soil_humidity"),
     "pressure": ("pressure", "press", "barometer", "barometric_pressure", "air_pressure", "atmospheric_pressure",
-                 "baro"),
+                 "baro", "luftdruck"),
     "battery": ("battery", "batt", "bat", "battery_level", "battery_percentage", "battery_percent", "batt_level",
                 "battery_soc", "state_of_charge", "soc"),
-    "voltage": ("voltage", "volt", "volts"),
+    "voltage": ("voltage", "volt", "volts", "spannung"),
     "current": ("current", "ampere", "amperes", "amps", "amperage"),
     "power": ("power", "watt", "watts", "active_power", "apower"),
     "apparent_power": ("apparent_power",),
@@ -290,6 +293,17 @@ ALIASES: Final[dict[str, tuple[str, ...]]] = {
     VALUE: ("value", "val", "reading", "measurement_value", "sensor_value"),
 }  # fmt: skip
 """By quantity: the names of its fields, in lower case with underscores."""
+_COMPOUND: Final[dict[str, tuple[str, str | None]]] = {
+    **dict.fromkeys(("vbat", "vbatt", "vbattery"), ("voltage", None)),
+    **dict.fromkeys(("baromrelin", "baromabsin", "baromin"), ("pressure", "inHg")),
+    **dict.fromkeys(("dailyrainin", "eventrainin", "weeklyrainin", "monthlyrainin", "yearlyrainin", "totalrainin"),
+                    ("precipitation", "in")),
+    "tempinf": ("temperature", "°F"), "humidityin": ("humidity", None), "dewpointf": ("dew_point", "°F"),
+    "rainratein": ("precipitation_rate", "in/h"), "windspeedmph": ("wind_speed", "mph"),
+    "windgustmph": ("wind_gust", "mph"), "solarradiation": ("irradiance", None),
+}  # fmt: skip
+"""Names of common devices in which words are not separated, with their units: of batteries, and of weather stations
+that use the names of Weather Underground."""
 _BY_ALIAS: Final = {alias: quantity for quantity, aliases in ALIASES.items() for alias in aliases}
 _WITH_PREFIX: Final = frozenset(
     ("temperature", "temp", "humidity", "pressure", "voltage", "current", "energy", "co2", "illuminance", "lux",
@@ -330,15 +344,17 @@ _PLACES: Final = frozenset(
      "bmp280", "bmp388", "scd30", "scd40", "scd41", "mhz19", "si7021", "hdc1080", "htu21", "htu21d", "lm35", "tmp36",
      "max6675", "max31855", "mcp9808", "phone", "tablet", "car", "laptop", "washer", "dryer", "dishwasher", "lamp",
      "plug", "socket", "heatpump", "pump", "fan", "charger", "wallbox", "meter", "house", "home", "building", "zone",
-     "area", "site", "machine", "compressor", "condenser", "evaporator", "esp", "esp32", "rtc")
+     "area", "site", "red", "white", "black", "machine", "compressor", "condenser", "evaporator", "esp", "esp32", "rtc")
 )  # fmt: skip
 """Words that may stand before or behind the name of a quantity: outdoor_temperature, temperature_outdoor. Other words
 may make it a setting (frost_protection_temperature) or something else (over_voltage)."""
 _SUFFIXES: Final[dict[tuple[str, ...], str]] = {
     **{(word,): word for word in (
         "celsius", "fahrenheit", "kelvin", "hpa", "kpa", "pa", "mbar", "bar", "psi", "mmhg", "inhg", "volts",
-        "volt", "ma", "kw", "watts", "watt", "wh", "kwh", "lux", "lx", "ppm", "ppb", "pct", "percent", "mm",
-        "cm", "km", "kmh", "kph", "mph", "knots", "hz", "khz", "mhz", "dbm", "db", "dba", "kg", "rpm", "percentage",
+        "volt", "ma", "kw", "watts", "watt", "wh", "kwh", "pascal", "pascals", "hectopascals", "kilopascals", "joules",
+        "amperes", "milliamperes", "millivolts", "kilowatts", "hertz", "kilowatthours", "lux", "lx", "ppm", "ppb",
+        "pct", "percent", "mm", "cm", "km", "kmh", "kph", "mph", "knots", "hz",
+        "khz", "mhz", "dbm", "db", "dba", "kg", "rpm", "percentage",
         "va", "var", "ah", "mah", "inches", "feet", "meters", "seconds", "minutes", "hours", "grams", "liters")},
     ("percentage",): "%", ("c",): "°C", ("f",): "°F", ("k",): "K", ("degc",): "°C", ("degf",): "°F",
     ("deg", "c"): "°C", ("deg", "f"): "°F", ("v",): "V", ("a",): "A", ("w",): "W", ("in", "hg"): "inHg",
@@ -400,6 +416,8 @@ def _field_of(key: str) -> Field | None:
     lower = key.lower()
     if lower in _BY_ALIAS:
         return Field(_BY_ALIAS[lower], _own_unit(lower), True)
+    if lower in _COMPOUND:
+        return Field(*_COMPOUND[lower], False)
     words = words_of(key)
     if not words:
         return None
@@ -478,21 +496,103 @@ def _with_unit(found: Field, unit: str) -> Field | None:
 
 
 def quantity_of_topic(topic: str) -> Field | None:
-    """Return the quantity that the last level of a topic names, or the one before a word such as `state`."""
+    """Return the quantity that the last level of a topic names, or the one before a word such as `state`.
+
+    A sensor of ESPHome and of Home Assistant (NODE/sensor/NAME/state) measures, whatever words begin its name.
+    """
     levels = topic.split("/")
+    is_sensor = len(levels) > 2 and levels[-3].lower() == "sensor" and levels[-1].lower() == "state"
     while len(levels) > 1 and levels[-1].lower() in _GENERIC:
         levels.pop()
-    return field_of(levels[-1])
+    found = field_of(levels[-1])
+    return _last_words(words_of(levels[-1])) if found is None and is_sensor else found
+
+
+def _last_words(words: list[str]) -> Field | None:
+    """Return the quantity that the last words of a name are, unless others tell that it is not a measurement."""
+    if not _NO_MEASUREMENTS.union(_SETTING_WORDS).isdisjoint(words):
+        return None
+    found = ["_".join(words[first:]) for first in range(1, len(words))]
+    alias = next((one for one in found if one in _WITH_PREFIX), None)
+    return None if alias is None or alias == "current" else Field(_BY_ALIAS[alias], _own_unit(alias), False)
 
 
 _GENERIC: Final = frozenset(("state", "value", "reading", "data", "measurement", "latest"))
 """Last levels of topics that say nothing about the quantity."""
 _SETTINGS: Final = frozenset(
     ("target", "setpoint", "setpoints", "desired", "forecast", "cmnd", "command", "commands", "cmd", "set", "get",
-     "threshold", "thresholds", "limit", "limits", "config", "settings", "calibration", "offset", "tomorrow")
+     "threshold", "thresholds", "limit", "limits", "config", "settings", "calibration", "offset", "tomorrow",
+     "input_number")
 )  # fmt: skip
+_SETTING_WORDS: Final = frozenset(
+    (
+        "protection",
+        "protect",
+        "window",
+        "detection",
+        "detect",
+        "holiday",
+        "frost",
+        "antifrost",
+        "freeze",
+        "preset",
+        "deadzone",
+        "weekday",
+        "weekend",
+        "tgt",
+        "boost",
+        "cutoff",
+        "trip",
+        "over",
+        "sag",
+        "tomorrow",
+        "next",
+        "feels",
+        "apparent",
+        "chill",
+        "price",
+        "cost",
+    )
+)
+"""Further words of settings of thermostats and meters."""
+_STATED_SETTINGS: Final = frozenset(
+    (
+        "target",
+        "setpoint",
+        "setpoints",
+        "setpt",
+        "desired",
+        "threshold",
+        "thresholds",
+        "limit",
+        "limits",
+        "hysteresis",
+        "forecast",
+        "calibration",
+        "command",
+    )
+)
+_CLIMATE: Final = re.compile(
+    r"(?:.*/)?(?:homeassistant|statestream)/(?:.*/)?(?:climate|water_heater)/[^/]+/temperature\Z", re.DOTALL
+)
+"""Topics of Home Assistant with the attribute `temperature` of a thermostat, which is its set point."""
+_NUMBER: Final = re.compile(r".+/number/[^/]+/state\Z", re.DOTALL)
+"""Topics of ESPHome with the state of a number, which users set."""
+
+
+def is_setting(text: str) -> bool:
+    """Return whether a name is that of a setting, a limit or a forecast."""
+    return not _STATED_SETTINGS.isdisjoint(words_of(text))
 
 
 def is_setting_topic(topic: str) -> bool:
-    """Return whether a level of a topic names commands, settings or forecasts."""
-    return not _SETTINGS.isdisjoint(topic.lower().split("/"))
+    """Return whether a topic is one of commands, settings or forecasts."""
+    lower = topic.lower()
+    levels = lower.split("/")
+    last = next((one for one in reversed(topic.split("/")) if one.lower() not in _GENERIC), "")
+    return (
+        not _SETTINGS.isdisjoint(levels)
+        or is_setting(last)
+        or _CLIMATE.match(lower) is not None
+        or _NUMBER.match(lower) is not None
+    )

@@ -13,8 +13,7 @@ from godwit.pipeline.checkpoints import check_no_partial_batch
 from godwit.pipeline.datasets import bronze, readings, windows
 from godwit.pipeline.datasets.catalog import GOLD_TABLES
 from godwit.pipeline.datasets.definitions import DefinitionStore
-from godwit.pipeline.decoders.catalog import decoder_set
-from godwit.pipeline.decoders.selection import DecoderRule
+from godwit.pipeline.decoders.selection import DecoderRule, decoder_set
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.gold import Gold
 from godwit.pipeline.lake import Lake, range_condition

@@ -32,8 +32,7 @@ from godwit.pipeline.datasets.catalog import ALL
 from godwit.pipeline.datasets.definitions import DefinitionStore
 from godwit.pipeline.datasets.readings import BatchDecoder, Decoding
 from godwit.pipeline.decoders.base import DecoderMessage
-from godwit.pipeline.decoders.catalog import decoder_set
-from godwit.pipeline.decoders.selection import DecoderRule, filter_pattern
+from godwit.pipeline.decoders.selection import DecoderRule, decoder_set, filter_pattern
 from godwit.pipeline.detection import Detection, start_detection
 from godwit.pipeline.gold import Gold, start_gold
 from godwit.pipeline.ingest import KINDS, READINGS, RangeWriter, TargetTable, TaskResult

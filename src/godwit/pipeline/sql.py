@@ -1,19 +1,20 @@
-"""SQL over the lake without Spark: DuckDB reads the tables, in about a second and in bounded memory.
+"""SQL over the lake: by DuckDB, in about a second and in bounded memory, or by Spark.
 
-Each table is a view, bronze/messages is bronze_messages. The database is in memory and belongs to one query. It can
-read the files of the tables and no others: external access is off and the settings are locked before the SQL is
+Each table is a view, bronze/messages is bronze_messages. The database of DuckDB is in memory and belongs to one query.
+It can read the files of the tables and no others: external access is off and the settings are locked before the SQL is
 parsed, and only a single SELECT statement is executed. See docs/decisions/0050-queries-run-on-duckdb.md.
 """
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
 
 import duckdb
@@ -23,6 +24,9 @@ from deltalake import DeltaTable
 from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake, LakeTable
+
+if TYPE_CHECKING:  # a query by DuckDB does not import PySpark
+    from pyspark.sql import DataFrame, SparkSession
 
 MEMORY: Final = "1GB"
 """Beyond it, DuckDB writes intermediate results to temporary files."""
@@ -37,6 +41,8 @@ _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "python_enable_replacements": "false",  # else names in SQL could be variables of this program
     "preserve_insertion_order": "false",
 }
+_SPARK_SENTENCE: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] [^\n]+")
+"""The form of an error of Spark, at any place in a longer text."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AFTER_OFFSET: Final = (duckdb.token_type.numeric_const, duckdb.token_type.identifier)
 _SQL_TYPES: Final = {
@@ -240,3 +246,61 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, duckdb.PermissionException):
         return f"a query reads the tables of the lake and nothing else ({first})"
     return first
+
+
+# -- by Spark ---------------------------------------------------------------------------------------------------------
+
+
+def add_views(spark: SparkSession, lake: Lake) -> None:
+    """Create or replace the views, as snapshots of the tables."""
+    for spec in ALL:
+        lake.table(spec).frame(spark).createOrReplaceTempView(view_name(spec))
+
+
+def run_query(spark: SparkSession, lake: Lake, sql: str) -> DataFrame:
+    """Return the result of a query by Spark.
+
+    Raise PipelineError with Spark's first sentence if the SQL is invalid, and if it is not a query.
+    """
+    with _short_spark_errors():
+        _check_is_spark_query(spark, sql)
+    add_views(spark, lake)
+    with _short_spark_errors():
+        return spark.sql(sql)
+
+
+def _check_is_spark_query(spark: SparkSession, sql: str) -> None:
+    """Raise PipelineError for a statement that writes: INSERT OVERWRITE would replace the files behind a view."""
+    first = next(iter(sql.split()), "").lower()
+    parser: Any = spark._jsparkSession.sessionState().sqlParser()
+    parser.parsePlan(sql)  # raises Spark's own error if the syntax is wrong
+    if first not in ("show", "describe", "desc", "explain"):
+        try:
+            parser.parseQuery(sql)
+        except Exception:
+            raise PipelineError(
+                f"{first.upper()} is not a query: use SELECT, WITH, SHOW or DESCRIBE, which change nothing"
+            ) from None
+
+
+def iterate_rows(result: DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a result of Spark, in bounded memory."""
+    names = result.columns
+    with _short_spark_errors():
+        for row in result.toLocalIterator():
+            yield dict(zip(names, row, strict=True))
+
+
+@contextmanager
+def _short_spark_errors() -> Iterator[None]:
+    """Raise Spark's errors as PipelineError without plans and stacks, with the tables if a table is unknown."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        found = _SPARK_SENTENCE.search(str(error))
+        sentence = found[0].partition(" SQLSTATE:")[0] if found else type(error).__name__
+        if "TABLE_OR_VIEW_NOT_FOUND" in sentence:
+            sentence = f"{sentence.partition('. ')[0]}: choose from {', '.join(view_name(spec) for spec in ALL)}"
+        raise PipelineError(sentence) from None

@@ -44,6 +44,7 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
         (1, 0, "°C degC deg_C Cel celsius degree_celsius degrees_celsius degree_C degrees_C centigrade °_C ºCelsius"),
         (_F, -32 * _F, "°F degF deg_F [degF] fahrenheit degree_fahrenheit degrees_fahrenheit degree_F degrees_F °_F"),
         (1, -273.15, "K kelvin °K degK"),
+        (1, 0, "*C Grad_Celsius celcius degreesC"), (_F, -32 * _F, "*F farenheit degreesF"),
     ),
     "percent": (
         (1, 0, "% percent pct %RH %_RH RH% %rh %_humidity %_r.H. %r.H. %rF percent_RH %EL"), (100, 0, "ratio fraction"),
@@ -51,22 +52,22 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
     "pressure": (
         (0.01, 0, "Pa pascal pascals"),
         (1, 0, "hPa hectopascal hectopascals mbar mb millibar millibars"),
-        (10, 0, "kPa kilopascal"),
+        (10, 0, "kPa kilopascal kilopascals"),
         (10_000, 0, "MPa"),
         (1000, 0, "bar bars"),
         (0.01 * 133.322387415, 0, "mmHg mm_Hg mm[Hg] m[Hg]e-3 mm-Hg"),
         (0.01 * 133.32236842105263, 0, "Torr torr"),
         (0.01 * 3386.38864034, 0, "inHg in_Hg inch_Hg [in_i'Hg] inches_Hg in-Hg inHG"),
-        (0.01 * 6894.757293168361, 0, "psi PSI [psi] lbf/in2 psig"),
-        (1013.25, 0, "atm"),
+        (0.01 * 6894.757293168361, 0, "psi PSI [psi] lbf/in2 psig psia"),
+        (1013.25, 0, "atm"), (0.01 * 249.08891, 0, "inH2O inWC in_WC"), (0.0980665, 0, "mmH2O"), (0.980665, 0, "cmH2O"),
     ),
     "voltage": (
         (1, 0, "V volt volts Volts VDC VAC V_DC V_AC"), (1e-3, 0, "mV millivolt millivolts"), (1e-6, 0, "µV uV"),
         (1e3, 0, "kV"), (1e6, 0, "MV"),
     ),
     "current": (
-        (1, 0, "A amp amps ampere amperes Ampere"), (1e-3, 0, "mA milliampere milliamps"), (1e-6, 0, "µA uA"),
-        (1e3, 0, "kA"),
+        (1, 0, "A amp amps ampere amperes Ampere"), (1e-3, 0, "mA milliampere milliamperes milliamps"),
+        (1e-6, 0, "µA uA"), (1e3, 0, "kA"),
     ),
     "power": (
         (1, 0, "W watt watts"), (1e-3, 0, "mW"), (1e3, 0, "kW kilowatt kilowatts"), (1e6, 0, "MW"), (1e9, 0, "GW"),
@@ -74,7 +75,8 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
     "apparent power": ((1, 0, "VA voltampere"), (1e-3, 0, "mVA"), (1e3, 0, "kVA")),
     "reactive power": ((1, 0, "var VAr VAR vars"), (1e3, 0, "kvar kVAr kVAR"), (1e-3, 0, "mvar")),
     "energy": (
-        (1e-3, 0, "Wh W.h Watt-hours watt-hour W*h W-hr"), (1, 0, "kWh kW.h kilowatt_hour kilowatt_hours kW-h kW-hr"),
+        (1e-3, 0, "Wh W.h Watt-hours watt-hour W*h W-hr"),
+        (1, 0, "kWh kW.h kilowatt_hour kilowatt_hours kilowatthours kW-h kW-hr"),
         (1e3, 0, "MWh"), (1e6, 0, "GWh"), (1e-6, 0, "mWh"), (1 / 3.6e6, 0, "J joule joules Ws W.s"),
         (1 / 3.6e3, 0, "kJ"), (1 / 3.6, 0, "MJ"), (1e3 / 3.6, 0, "GJ"), (1 / 6e4, 0, "Wmin W.min Watt-minute"),
     ),
@@ -92,7 +94,7 @@ _TABLE: Final[dict[str, tuple[tuple[float, float, str], ...]]] = {
     "speed": (
         (1, 0, "m/s mps m.s-1 meters_per_second"), (1 / 3.6, 0, "km/h kmh kph km/hr kmph km.h-1"),
         (0.44704, 0, "mph mi/h [mi_i]/h miles/h"), (1852 / 3600, 0, "kn kt kts knot knots [kn_i]"),
-        (0.3048, 0, "ft/s fps"), (1e-3, 0, "mm/s"), (1e-2, 0, "cm/s"),
+        (0.3048, 0, "ft/s"), (1e-3, 0, "mm/s"), (1e-2, 0, "cm/s"),
     ),
     "length": (
         (1, 0, "m meter meters metre metres"), (1e-3, 0, "mm millimeter millimeters"), (1e-2, 0, "cm centimeter"),
@@ -159,7 +161,8 @@ _PINT_NAMES: Final = {
 
 _SIGNS: Final = str.maketrans(
     {"º": "°", "˚": "°", "゜": "°", "⁰": "°", "℃": "°C", "℉": "°F", "K": "K", "Å": "Å", "Ω": "Ω", "μ": "µ", "²": "2",
-     "³": "3", "⋅": ".", "·": ".", "\uff05": "%", "\u2215": "/", "\u00a0": " ", "\u202f": " ", "\u2009": " ", "^": None}
+     "³": "3", "₂": "2", "₃": "3", "⋅": ".", "·": ".", "\uff05": "%", "\u2215": "/", "\u00a0": " ",
+     "\u202f": " ", "\u2009": " ", "^": None}
 )  # fmt: skip
 _BLANKS: Final = re.compile(r"\s+")
 _PINT_TEXT: Final = re.compile(r"[A-Za-zµΩ°][A-Za-z0-9µΩ°./*_() -]{0,31}\Z")
@@ -195,11 +198,13 @@ _IN_KIND: Final = {
     ("temperature", "c"): _EXACT["°C"],
     ("temperature", "f"): _EXACT["°F"],
     ("acceleration", "g"): UnitScale("acceleration", 9.80665),
+    ("speed", "fps"): _EXACT["ft/s"],
     ("voltage", "v"): _EXACT["V"],
     ("current", "a"): _EXACT["A"],
     ("power", "w"): _EXACT["W"],
 }
-"""Spellings in lower case that have this meaning for a quantity of this kind only: C and F are coulomb and farad."""
+"""Spellings in lower case that have this meaning for a quantity of this kind only: C and F are coulomb and farad,
+fps counts frames."""
 _ANY_CASE: Final = frozenset(
     ("hpa", "kpa", "mbar", "mmhg", "inhg", "psi", "ppm", "ppb", "lux", "lx", "kwh", "kw", "rpm", "mph", "kmh", "kph",
      "khz", "ghz", "hz", "dbm", "°c", "°f", "degc", "degf", "cel", "%rh", "km/h", "volt", "watt", "amp", "amps", "bar")

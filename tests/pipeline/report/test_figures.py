@@ -14,9 +14,8 @@ from godwit.pipeline.datasets import devices, readings, windows
 from godwit.pipeline.lake import Lake
 from godwit.pipeline.report import figures
 from godwit.pipeline.report.figures import Totals, greatest_of
+from godwit.pipeline.report.markup import duration, safe, safe_payload, size, ticks, value
 from godwit.pipeline.report.series import MAX_POINTS, MAX_SERIES, read_series
-from godwit.pipeline.report.svg import ticks
-from godwit.pipeline.report.text import duration, safe, safe_payload, size, value
 
 
 def test_devices_that_fell_silent_come_first(tmp_path: Path) -> None:

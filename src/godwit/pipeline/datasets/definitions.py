@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from godwit.pipeline.datasets import bronze
 from godwit.pipeline.decoders.base import DecoderMessage, Definitions
-from godwit.pipeline.decoders.selection import DecoderSet
+from godwit.pipeline.decoders.selection import DecoderSet, java_pattern
 from godwit.pipeline.lake import Lake, TableColumn, TableSpec, Watermarks
 
 SPEC: Final = TableSpec(
@@ -57,7 +57,7 @@ class DefinitionStore:
         self._table = lake.table(SPEC)
         self._messages = lake.table(bronze.SPEC)
         self._decoders = decoders
-        self._patterns = [_java_pattern(one) for one in decoders.definition_filters]
+        self._patterns = [java_pattern(one) for one in decoders.definition_filters]
         self._known: Definitions | None = None
 
     @property
@@ -113,12 +113,3 @@ class DefinitionStore:
 
 def _rows(changes: list[DefinitionRow]) -> pa.Table:
     return pa.Table.from_pylist([dict(zip(SPEC.schema.names, row, strict=True)) for row in changes], SPEC.schema)
-
-
-def _java_pattern(filter: str) -> str:
-    """Return the pattern of the topics that a filter matches, for Spark."""
-    levels = filter.split("/")
-    parts = ["[^/]*" if one == "+" else ".*" if one == "*" else rf"\Q{one}\E" for one in levels]
-    if levels[-1] == "#":
-        return rf"(?s)^{'/'.join(parts[:-1])}(?:/.*)?\z" if len(levels) > 1 else "(?s)^.*"
-    return rf"(?s)^{'/'.join(parts)}\z"

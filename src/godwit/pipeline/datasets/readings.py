@@ -24,10 +24,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.datasets.definitions import DefinitionRow
 from godwit.pipeline.decoders.base import Definitions
-from godwit.pipeline.decoders.catalog import decoder_set
 from godwit.pipeline.decoders.content import EARLIEST_US
 from godwit.pipeline.decoders.results import Decoded, Rejected
-from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet
+from godwit.pipeline.decoders.selection import DecoderRule, DecoderSet, decoder_set
 from godwit.pipeline.lake import TIMESTAMP, TableColumn, TableSpec
 from godwit.pipeline.quantities import GREATEST
 

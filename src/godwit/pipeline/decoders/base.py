@@ -1,9 +1,9 @@
 """The interface of decoders: their input, their results, and their description.
 
-A decoder reads one payload format. It is one module in this package with a subclass of Decoder, bound to the name
-DECODER, and a constant EXAMPLES, which a test runs and docs/DECODERS.md shows. `godwit.pipeline.decoders.selection`
-chooses the decoder of a message. Packages add decoders as entry points of the group `godwit.decoders`, whose objects
-are subclasses of Decoder.
+A decoder reads one payload format. It is a subclass of Decoder within one module of this package, which may have
+several of related formats. The constant DECODERS of the module has the examples of each, which a test runs and
+docs/DECODERS.md shows. `godwit.pipeline.decoders.selection` chooses the decoder of a message. Packages add decoders as
+entry points of the group `godwit.decoders`, whose objects are subclasses of Decoder.
 
 The rules for all decoders:
 

@@ -168,9 +168,9 @@ def number_and_unit(text: str) -> tuple[float, str] | None:
 def time_of(value: Any, name: str = "time") -> int | None:
     """Return the microseconds since 1970 of a time in ISO 8601 with a zone, or of a number in a documented range.
 
-    None means that it is not known which moment is meant: a clock without a zone, or a number in no range (an uptime, a
-    year). The caller then uses the time of publishing and keeps the value in `extra`. Raise RejectedError for a time
-    with a zone before 2000.
+    Values of CBOR and MessagePack may be a `datetime`. None means that it is not known which moment is meant: a
+    clock without a zone, or a number in no range (an uptime, a year). The caller then uses the time of publishing
+    and keeps the value in `extra`. Raise RejectedError for a time with a zone before 2000.
     """
     if isinstance(value, bool):
         return None
@@ -179,6 +179,8 @@ def time_of(value: Any, name: str = "time") -> int | None:
         if number is None:
             return iso_time(value, name)
         value = int(value) if value.strip().isdigit() else number
+    if isinstance(value, datetime):
+        return iso_time(value.isoformat(), name)
     if not isinstance(value, int | float):
         return None
     for scale in (1_000_000, 1000, 1):  # seconds, milli-, microseconds

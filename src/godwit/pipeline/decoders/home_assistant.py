@@ -289,8 +289,6 @@ def _reading(message: DecoderMessage, one: dict[str, Any]) -> Reading | None:
     return measure(one["quantity"], number, one["unit"], name, unit_source=DEFINITION)
 
 
-DECODER = HomeAssistantDecoder
-
 _ESPHOME: Final = (
     "homeassistant/sensor/livingroom/outside_temperature/config",
     b'{"dev_cla":"temperature","unit_of_meas":"\xc2\xb0F","stat_cla":"measurement","name":"Outside Temperature",'
@@ -332,3 +330,5 @@ EXAMPLES: Final = (
     DecoderExample("livingroom/sensor/outside_temperature/state", b"nan", reason="not finite", definitions=(_ESPHOME,)),
     DecoderExample(*_ESPHOME, note="a discovery message: neither a reading nor an error"),
 )
+
+DECODERS: Final = {HomeAssistantDecoder: EXAMPLES}

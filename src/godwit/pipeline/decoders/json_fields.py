@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -23,6 +23,7 @@ from godwit.pipeline.quantities import (
     Field,
     Quantity,
     field_of,
+    is_setting,
     is_setting_topic,
     kind_of,
     measure,
@@ -43,7 +44,8 @@ TIMES: Final = (
     "recorded_at", "recordedat", "observed_at", "observedat", "sampled_at", "created_at", "createdat", "published_at",
     "source_timestamp", "sourcetimestamp", "time_us", "time_ms", "timestamp_ms", "timestamp_us", "ts_ms", "unixtime",
     "unix_time", "epoch", "utc", "at",
-    "date", "timestampms", "epoch_ms", "measurement_time", "sample_time", "last_seen",
+    "date", "timestampms", "epoch_ms", "measurement_time", "sample_time", "last_seen", "dt", "tst", "unix",
+    "unix_timestamp", "unixtimestamp", "epoch_time", "dateutc", "time_utc", "timestamp_utc", "datetime_utc", "utctime",
 )  # fmt: skip
 """Fields with the time of the readings, in lower case; the first of them that is there and can be read counts."""
 DEVICES: Final = (
@@ -67,6 +69,10 @@ _OTHER_SCALES: Final = frozenset(
 """Texts in any field that tell that a temperature is not in °C."""
 _SYSTEMS: Final = frozenset(("metric", "si", "metric_system"))
 OTHER_SYSTEMS: Final = frozenset(("imperial", "us", "uscs", "english", "customary", "us_customary", "uk"))
+_FLAGS: Final = {"fahrenheit": True, "kelvin": True, "imperial": True, "celsius": False, "metric": False}
+"""Words of fields that are true or false, with the value that tells that a temperature is not in °C."""
+_FAILED: Final = frozenset(("error", "fault", "failed", "failure", "invalid", "bad"))
+"""States of a sensor whose values are not to be used."""
 NO_VALUE: Final = frozenset(
     ("", "-", "--", "---", "nan", "null", "none", "n/a", "na", "unknown", "unavailable", "error", "err", "inf", "-inf")
 )
@@ -84,7 +90,7 @@ PARTS: Final = frozenset(
      "corrections", "alert", "alerts", "rule", "rules", "trigger", "triggers", "index", "indices", "hysteresis",
      "accuracy", "resolution", "precision", "tolerance", "mapping", "before", "example", "examples",
      "mode", "modes", "test", "tests", "preset", "presets", "profile", "profiles", "schedules", "labels", "names",
-     "colors", "timers", "timer")
+     "colors", "timers", "timer", "tgt", "setpt", "goal", "goals")
 )  # fmt: skip
 """Names of objects within objects that do not hold current measurements."""
 
@@ -122,6 +128,8 @@ class _Plan(NamedTuple):
     others: tuple[str, ...]
     twins: tuple[str, ...]
     """Fields with the value of another one in another unit: tempf beside tempc."""
+    flags: tuple[str, ...]
+    """Fields that may tell that values are in another unit or invalid: isFahrenheit, valid, status."""
 
 
 class JsonFields:
@@ -156,6 +164,8 @@ class JsonFields:
         time_us = self._time_of(item, plan, rest)
         if plan.twins:
             readings = _without_twins(readings, plan.twins)
+        if plan.flags:
+            _check_flags(item, plan.flags, readings)
         if not readings:
             raise _no_readings(item, topic, rest)
         for key in plan.others:
@@ -211,7 +221,8 @@ class JsonFields:
         letter_t = lower.get("t") if not times and "t" in lower and lower["t"] not in found else None
         others = tuple(key for key in keys if key not in used and key not in (unit_key, letter_t))
         twins = _twins(fields)
-        plan = _Plan(tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins)
+        flags = tuple(key for key in keys if key.lower() in _FLAG_NAMES or not _FLAGS.keys().isdisjoint(words_of(key)))
+        plan = _Plan(tuple(fields), tuple(times), device, letter_t, unit_key, quantity_keys, others, twins, flags)
         if len(self._plans) >= MAX_PLANS:
             self._plans.clear()
         self._plans[place, keys] = plan
@@ -324,6 +335,8 @@ class JsonFields:
         if len({field.quantity for field in named}) > 1:
             raise RejectedError("ambiguous", f"{only.key!r} is of more than one quantity: {_listed(named)}")
         if not named:
+            if any(isinstance(text := item[key], str) and is_setting(text) for key in plan.quantity_keys):
+                raise RejectedError("no quantity", f"{only.key!r} is a setting or a limit, by the field beside it")
             return plan.fields
         field = sorted(named)[0] if len(named) > 1 else next(iter(named))
         unit = self._units.get(field.quantity, field.unit)
@@ -379,14 +392,15 @@ class JsonFields:
         for key in plan.times:
             value = item[key]
             time_us = time_of(value, key) if found is None else None
-            if time_us is None and self._zone is not None and isinstance(value, str) and found is None:
-                time_us = _local_time(value, self._zone)
+            zone = UTC if "utc" in key.lower() else self._zone
+            if time_us is None and zone is not None and isinstance(value, str) and found is None:
+                time_us = _local_time(value, zone)
             if time_us is not None:
                 found = time_us
             elif value is not None:
                 rest[key] = value
         if plan.letter_t is not None:
-            found = time_of(item[plan.letter_t]) if isinstance(item[plan.letter_t], int | float) else None
+            found = time_of(item[plan.letter_t], plan.letter_t)
             if found is None:
                 rest[plan.letter_t] = item[plan.letter_t]
         return found
@@ -446,6 +460,8 @@ class _Walk:
         if self.device is None and not isinstance(device, dict | list):
             self.device = _device_text(device)
         fields._read(item, plan, self.readings, self.rest, path, own or time_us)
+        if plan.flags:
+            _check_flags(item, plan.flags, self.readings)
         below = [] if _is_desired(item) else [*plan.others, *[one.key for one in plan.fields]]
         if isinstance(device, dict) and plan.device is not None:
             below.append(plan.device)
@@ -560,6 +576,21 @@ def check_unit(key: str, text: str, readings: list[Reading]) -> None:
                 raise RejectedError(
                     "ambiguous", f"{one.name or one.quantity} has no unit, and the field {key!r} is {text!r}"
                 )
+
+
+_VALID: Final = frozenset(("valid", "is_valid", "isvalid", "data_valid", "sensor_valid", "reading_valid"))
+_STATES: Final = frozenset(("status", "quality", "sensor_status", "data_quality"))
+_FLAG_NAMES: Final = _VALID | _STATES
+
+
+def _check_flags(item: Mapping[str, Any], flags: tuple[str, ...], readings: list[Reading]) -> None:
+    """Raise RejectedError if a flag tells that values are not in the default unit, or not to be used."""
+    for key in flags:
+        value, words = item[key], words_of(key)
+        if type(value) is bool and any(_FLAGS.get(word) is value for word in words):
+            _check_scale(key, str(value).lower(), readings)
+        elif (value is False and key.lower() in _VALID) or (type(value) is str and value.lower() in _FAILED):
+            raise RejectedError("error value", f"the field {key[:40]!r} is {str(value).lower()!r}")
 
 
 def check_scale(key: str, text: str, readings: list[Reading]) -> None:
@@ -695,8 +726,8 @@ def _listed(fields: set[Field]) -> str:
     return ", ".join(sorted(field.quantity for field in fields))
 
 
-def _local_time(text: str, zone: ZoneInfo) -> int | None:
-    """Return the time of a clock without a zone, which the configuration states."""
+def _local_time(text: str, zone: tzinfo) -> int | None:
+    """Return the time of a clock without a zone, which the configuration or the name of the field states."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -89,8 +89,6 @@ def _decoded(found: dict[str, Any], kind: str, device: str | None) -> Decoded:
     return Decoded(readings, time_of(found.get("tst"), "tst"), device, extra_of(extra))
 
 
-DECODER = OwnTracksDecoder
-
 EXAMPLES: Final = (
     DecoderExample(
         "owntracks/jane/phone",
@@ -116,3 +114,5 @@ EXAMPLES: Final = (
     DecoderExample("owntracks/jane/phone", b'{"_type":"lwt","tst":1763208000}', note="neither a reading nor an error"),
     DecoderExample("owntracks/jane/phone", b'{"_type":"encrypted","data":"SGVsbG8="}', reason="no quantity"),
 )
+
+DECODERS: Final = {OwnTracksDecoder: EXAMPLES}

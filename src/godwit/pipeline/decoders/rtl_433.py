@@ -183,8 +183,6 @@ def _field_of(name: str) -> RadioField | None:
     return RadioField(quantity, unit) if unit_fits(quantity, unit) else None
 
 
-DECODER = Rtl433Decoder
-
 EXAMPLES: Final = (
     DecoderExample(
         "rtl_433/pi/events",
@@ -219,3 +217,5 @@ EXAMPLES: Final = (
         "rtl_433/pi/events", b'{"model":"Nexus-TH","id":1,"mic":"CRC","temperature_C":-127}', reason="error value"
     ),
 )
+
+DECODERS: Final = {Rtl433Decoder: EXAMPLES}

@@ -2,8 +2,8 @@
 
 1. The configuration: the first `[[pipeline.decoder]]` whose filter matches the topic. No other decoder is asked.
 2. Decoders of installed packages (entry points of the group `godwit.decoders`), in the order of their names.
-3. The built-in decoders, in the order of `catalog.MODULES`: formats that are recognised by topic, then formats
-   that are recognised by structure, then JSON and plain numbers.
+3. The built-in decoders, in the order of BUILT_IN: formats that are recognised by topic, then formats that are
+   recognised by structure, then JSON and plain numbers.
 
 A decoder of 2. and 3. is asked if one of its filters matches the topic or one of its definitions is for the topic, the
 payload has one of its forms, and a JSON object has its keys. The candidates are cached by topic, form and keys. Where
@@ -19,9 +19,50 @@ from typing import Any, Final, NamedTuple
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderMessage, Definitions
 from godwit.pipeline.decoders.content import NUMBER, quick_object
+from godwit.pipeline.decoders.envelopes import ChirpStackDecoder, CloudEventsDecoder, TheThingsNetworkDecoder
+from godwit.pipeline.decoders.home_assistant import HomeAssistantDecoder
+from godwit.pipeline.decoders.objects import BinaryMapDecoder, FlatJsonDecoder, NestedJsonDecoder
+from godwit.pipeline.decoders.owntracks import OwnTracksDecoder
+from godwit.pipeline.decoders.plain_text import NumberDecoder, SentenceDecoder
 from godwit.pipeline.decoders.results import ARRAY, BINARY, OBJECT, TEXT, WORDS, Decoded, Rejected, RejectedError
+from godwit.pipeline.decoders.rtl_433 import Rtl433Decoder
+from godwit.pipeline.decoders.senml import SenmlDecoder
+from godwit.pipeline.decoders.shelly import ShellyGen1Decoder, ShellyGen2Decoder
+from godwit.pipeline.decoders.sparkplug import SparkplugDecoder
+from godwit.pipeline.decoders.tasmota import TasmotaDecoder
+from godwit.pipeline.decoders.text_lines import CsvDecoder, InfluxDecoder, OpenMetricsDecoder
+from godwit.pipeline.decoders.zigbee2mqtt import Zigbee2MqttDecoder
 from godwit.pipeline.errors import PipelineError
 
+BUILT_IN: Final[tuple[type[Decoder], ...]] = (
+    # recognised by topic
+    Zigbee2MqttDecoder,
+    TasmotaDecoder,
+    SparkplugDecoder,
+    ShellyGen2Decoder,
+    ShellyGen1Decoder,
+    # recognised by topic or structure
+    Rtl433Decoder,
+    OwnTracksDecoder,
+    TheThingsNetworkDecoder,
+    ChirpStackDecoder,
+    # recognised by an earlier message
+    HomeAssistantDecoder,
+    # recognised by structure
+    SenmlDecoder,
+    CloudEventsDecoder,
+    InfluxDecoder,
+    OpenMetricsDecoder,
+    # generic
+    BinaryMapDecoder,
+    FlatJsonDecoder,
+    NestedJsonDecoder,
+    NumberDecoder,
+    # only if configured
+    CsvDecoder,
+    SentenceDecoder,
+)
+"""In the order in which they are asked. The constant DECODERS of their modules has their documented examples."""
 ENTRY_POINTS: Final = "godwit.decoders"
 MAX_PLANS: Final = 50_000
 """Cached selections. Beyond, the cache is emptied: a flood of topics must not fill the memory."""
@@ -47,6 +88,11 @@ def filter_pattern(filter: str) -> re.Pattern[str]:
         pattern = "/".join(parts)
     reserved = r"(?!\$)" if levels[0] in ("+", "*", "#") else ""
     return re.compile(rf"{reserved}{pattern}\Z", re.DOTALL)
+
+
+def java_pattern(filter: str) -> str:
+    """Return the same pattern for Spark, whose regular expressions are those of Java."""
+    return rf"(?s)^{filter_pattern(filter).pattern.removesuffix(chr(92) + 'Z')}\z"
 
 
 class DecoderSet:
@@ -275,3 +321,8 @@ def installed() -> list[type[Decoder]]:
             raise PipelineError(f"the entry point {point.name} ({point.value}) is not a subclass of Decoder")
         found.append(decoder)
     return found
+
+
+def decoder_set(rules: Iterable[DecoderRule] = ()) -> DecoderSet:
+    """Return all decoders, with the rules of the configuration. Raise PipelineError if it is invalid."""
+    return DecoderSet([*installed(), *BUILT_IN], rules)

@@ -24,7 +24,7 @@ from godwit.pipeline.decoders.content import EARLIEST_S, LATEST_S, MAX_TEXT_BYTE
 from godwit.pipeline.decoders.fields import field_number, quantity_in, unit_fits
 from godwit.pipeline.decoders.results import ARRAY, BINARY, DEFAULT, Decoded, Reading, Rejected, RejectedError
 from godwit.pipeline.decoders.results import PAYLOAD as FROM_PAYLOAD
-from godwit.pipeline.quantities import QUANTITIES, field_of, measure
+from godwit.pipeline.quantities import QUANTITIES, field_of, is_setting, measure
 
 _LABELS: Final = {
     -1: "bver", -2: "bn", -3: "bt", -4: "bu", -5: "bv", -6: "bs", 0: "n", 1: "u", 2: "v", 3: "vs", 4: "vb", 5: "s",
@@ -204,8 +204,9 @@ def _reading(name: str, value: float, unit: str | None, time_us: int | None) -> 
         return measure(field.quantity, value, field.unit, name, time_us=time_us)
     unit = unit.strip()
     written = _UNITS.get(unit, unit)
-    quantity = field.quantity if field is not None else _QUANTITIES.get(unit, name)
-    if unit in _QUANTITIES and not unit_fits(quantity, written):
+    is_other = last is not None and is_setting(last[0])  # the set point of a temperature is not one
+    quantity = field.quantity if field is not None else name if is_other else _QUANTITIES.get(unit, name)
+    if not is_other and unit in _QUANTITIES and not unit_fits(quantity, written):
         quantity = _QUANTITIES[unit]
     if unit in _RATIOS:
         return _ratio(quantity, name, value * _RATIOS[unit], time_us)
@@ -221,8 +222,6 @@ def _ratio(quantity: str, name: str, value: float, time_us: int | None) -> Readi
         raise RejectedError("unit does not fit", f"{name} is a ratio")
     return Reading(quantity, value, "", name, time_us, FROM_PAYLOAD)
 
-
-DECODER = SenmlDecoder
 
 EXAMPLES: Final = (
     DecoderExample(
@@ -248,3 +247,5 @@ EXAMPLES: Final = (
     ),
     DecoderExample("lab/senml", b'[{"n":"a","v":1,"must_":true}]', reason="bad payload"),
 )
+
+DECODERS: Final = {SenmlDecoder: EXAMPLES}

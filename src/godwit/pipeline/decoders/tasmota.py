@@ -227,8 +227,6 @@ def _reading(known: tuple[str, str], value: Any, name: str, units: dict[str, str
     return measure(quantity, number, unit, name, unit_source=FROM_DECODER)
 
 
-DECODER = TasmotaDecoder
-
 EXAMPLES: Final = (
     DecoderExample(
         "tele/kitchen/SENSOR",
@@ -294,3 +292,5 @@ EXAMPLES: Final = (
     DecoderExample("tele/adc/SENSOR", b'{"ANALOG":{"A0":1024}}', reason="no quantity"),
     DecoderExample("tele/plug/LWT", b"Online", note="neither a reading nor an error"),
 )
+
+DECODERS: Final = {TasmotaDecoder: EXAMPLES}

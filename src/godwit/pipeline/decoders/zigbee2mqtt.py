@@ -236,8 +236,6 @@ def _voltage(value: float | None, state: dict[str, Any]) -> DeviceField | None:
     return DeviceField("voltage", "V") if is_mains and 0 <= value < _MOST_VOLTS else None
 
 
-DECODER = Zigbee2MqttDecoder
-
 _DEVICES: Final = (
     "zigbee2mqtt/bridge/devices",
     json.dumps(
@@ -304,3 +302,5 @@ EXAMPLES: Final = (
     DecoderExample("zigbee2mqtt/button", b'{"action": "single"}', note="no numbers: neither a reading nor an error"),
     DecoderExample("zigbee2mqtt/air", b'{"voc": 120}', reason="definition missing", note="µg/m³, ppb or ppm"),
 )
+
+DECODERS: Final = {Zigbee2MqttDecoder: EXAMPLES}

@@ -31,21 +31,23 @@ from godwit.pipeline.report.figures import (
     read_quarantine,
     read_traffic,
 )
-from godwit.pipeline.report.series import Series, SeriesSummary, read_series
-from godwit.pipeline.report.svg import activity_plot, presence_strip, series_plot
-from godwit.pipeline.report.text import (
+from godwit.pipeline.report.markup import (
     NONE,
+    activity_plot,
     breakable,
     duration,
     moment,
+    presence_strip,
     safe,
     safe_payload,
+    series_plot,
     several,
     short_moment,
     size,
     value,
     whole,
 )
+from godwit.pipeline.report.series import Series, SeriesSummary, read_series
 
 ALARMS_LISTED: Final = 15
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"

@@ -1,9 +1,4 @@
-"""Plain numbers: 21.5, or 21.5 °C, and nothing else. The topic names the quantity, or it is `value`.
-
-The text is one decimal number and an optional unit. Dates, addresses, versions, names and numbers within other text are
-no readings. The quantity is that of the topic's last level (home/kitchen/temperature); it is never derived from the
-unit.
-"""
+"""Plain text: a number with an optional unit, and sentences with one number."""
 
 from __future__ import annotations
 
@@ -12,20 +7,24 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from godwit.pipeline.decoders.base import Decoder, DecoderContext, DecoderExample, DecoderMessage
-from godwit.pipeline.decoders.content import json_of, number_and_unit
-from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, TEXT, Decoded, Reading, Rejected
+from godwit.pipeline.decoders.content import NUMBER, json_of, number_and_unit
+from godwit.pipeline.decoders.results import CONFIGURATION, DEFAULT, PAYLOAD, TEXT, WORDS, Decoded, Reading, Rejected
+from godwit.pipeline.decoders.results import DECODER as FROM_DECODER
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.quantities import (
     DS18B20,
     QUANTITIES,
     VALUE,
     Field,
+    field_of,
     is_setting_topic,
     measure,
     quantity_of_topic,
     words_of,
 )
 from godwit.pipeline.units import is_unit, scale_of
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
 
 MAX_TEXT: Final = 100
 """Characters of a number with its unit."""
@@ -34,6 +33,26 @@ MAX_QUICK: Final = 32
 """Bytes of a number that is read in the quick way."""
 _LETTERS: Final = frozenset(("V", "A", "W", "%", "°"))
 """Units of one character that are not ambiguous."""
+_UNKNOWN: Final = re.compile(
+    r"[-+.\deE]+\s([^\W\dA-Z_]{3,24}|[^\W\d_]{3,5}|[^\W\d_%°]*[%°]?[^\W\d_]+/[^\W\d_]+[23²³]?)\Z"
+)
+"""A number, a blank and one word, which is a unit that no library knows."""
+_NO_UNITS: Final = frozenset(
+    ("free", "used", "left", "remaining", "total", "max", "min", "avg", "mean", "sum", "ago", "noon", "midnight",
+     "okay", "fail", "failed", "error", "err", "errors", "fault", "warning", "alarm", "alert", "high", "low", "hot",
+     "cold", "warm", "open", "closed", "off", "true", "false", "yes", "none", "null", "nan", "unknown", "unavailable",
+     "online", "offline", "idle", "active", "inactive", "busy", "ready", "done", "complete", "completed", "pending",
+     "running", "stopped", "charging", "charged", "discharging", "full", "empty", "now", "today", "tomorrow",
+     "yesterday", "and", "the", "for", "from", "with", "not", "per", "out", "due", "new", "old", "set", "target",
+     "more", "less", "above", "below", "over", "under", "north", "south", "east", "west", "raw", "adc", "grad",
+     "dimensionless", "january", "february", "march", "april", "may", "june", "july", "august", "september", "october",
+     "november", "december", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday", "mon",
+     "tue", "wed", "thu", "fri", "sat", "sun", "plus", "minus", "und", "oder", "von", "bis", "jan", "feb", "mar",
+     "apr", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+)  # fmt: skip
+"""Words behind a number that are not units."""
+_DECIMAL_COMMA: Final = re.compile(r"\A([-+]?\d{1,6}),(\d{1,2})\s?(?=[^\d\s,.;:])")
+"""A number with a decimal comma, only with a unit behind it: 21,5 may be two numbers, and 1,013 a thousand."""
 _NO_READINGS: Final = frozenset(
     ("version", "firmware", "fw", "build", "ip", "mac", "id", "serial", "date", "time", "timestamp", "datetime", "port",
      "pid", "set", "cmd", "command", "cmnd", "lwt", "availability", "ssid", "bssid", "hostname", "uuid", "code")
@@ -50,7 +69,12 @@ _OTHER_UNITS: Final = re.compile(r"teslamate/.*power\Z", re.DOTALL)
 
 
 class NumberDecoder(Decoder):
-    """Reads a number with an optional unit."""
+    """Plain numbers: 21.5, or 21.5 °C, and nothing else. The topic names the quantity, or it is `value`.
+
+    The text is one decimal number and an optional unit. Dates, addresses, versions, names and numbers within other text
+    are no readings. The quantity is that of the topic's last level (home/kitchen/temperature); it is never derived from
+    the unit. A unit that is not known is kept as it is written, if it is one word and the topic names no quantity.
+    """
 
     name = "number"
     title = "plain number with an optional unit"
@@ -101,12 +125,18 @@ class NumberDecoder(Decoder):
         text = message.text
         if text[:1] == '"':
             text = json_of(text)
-        if len(text) > MAX_TEXT or (split := number_and_unit(text)) is None:
+        if len(text) > MAX_TEXT:
+            return None
+        if "," in text:
+            text = _DECIMAL_COMMA.sub(r"\1.\2 ", text, count=1)
+        if (split := number_and_unit(text)) is None:
             return None
         value, unit = split
         field, is_none, is_ds18b20 = self._topic(message.topic)
         if unit and not _is_clear(unit, field.quantity):
-            return None
+            found = _UNKNOWN.match(text) if field.quantity in (VALUE, "count") and not is_none else None
+            if found is None or found[1].lower() in _NO_UNITS or found[1].istitle():  # 5 Alice: a name
+                return None
         if not unit and field.quantity == "current" and not self.options and _CURRENT.match(message.topic):
             field = Field(VALUE, None, True)
         if is_none:
@@ -150,8 +180,7 @@ def _teach(message: DecoderMessage) -> str:
     return f'[[pipeline.decoder]] filter = "{message.topic[:100]}", decoder = "number", quantity = "..." reads it'
 
 
-DECODER: Final = NumberDecoder
-EXAMPLES: Final = (
+NUMBER_EXAMPLES: Final = (
     DecoderExample("home/kitchen/temperature", b"21.5", (Reading("temperature", 21.5, "°C", unit_source=DEFAULT),)),
     DecoderExample("home/kitchen/temperature", "68 °F".encode(), (Reading("temperature", 20.0, "°C"),)),
     DecoderExample("home/kitchen/temperature", b"68 deg F", (Reading("temperature", 20.0, "°C"),)),
@@ -159,6 +188,7 @@ EXAMPLES: Final = (
     DecoderExample("home/kitchen/temperature_f", b"68", (Reading("temperature", 20.0, "°C"),)),
     DecoderExample("home/kitchen/x", b"21.5", (Reading("value", 21.5, "", unit_source=DEFAULT),)),
     DecoderExample("home/kitchen/x", b"40 %", (Reading("value", 40.0, "%"),), note="% is not a humidity"),
+    DecoderExample("home/kitchen/x", b"42 bananas", (Reading("value", 42.0, "bananas"),), note="an unknown unit"),
     DecoderExample(
         "home/kitchen/x",
         b"68",
@@ -174,3 +204,69 @@ EXAMPLES: Final = (
     DecoderExample("home/kitchen/x", b"512 MB free", reason="no number"),
     DecoderExample("home/kitchen/x", b"sensor-7 21.5", reason="no number"),
 )  # fmt: skip
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------
+
+_SENTENCE: Final = re.compile(
+    rf"(?:the\s+)?([a-z][a-z0-9_ ]{{0,40}}?)\s+(?:is|was|=|:)\s+({NUMBER.pattern})\s*([^\s\d]\D{{0,30}}?)?\s*[.!]?\Z",
+    re.IGNORECASE | re.ASCII,
+)
+_DEGREES: Final = frozenset(("degree", "degrees", "deg", "°"))
+
+
+class SentenceDecoder(Decoder):
+    """Sentences with one number: The Temp is 54 degree. Only for topics for which it is configured.
+
+    The sentence is [The] QUANTITY is NUMBER [UNIT]. `degree` and `degrees` mean the option `unit`, °C without it.
+    """
+
+    name = "sentence"
+    title = "sentence with one number, for configured topics"
+    filters = ()
+    forms = frozenset((WORDS,))
+    option_names = ("unit",)
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(options)
+        self._unit = self.options.get("unit", "°C")
+        if not isinstance(self._unit, str):
+            raise PipelineError("the option unit of the decoder sentence is not a text")
+
+    def decode(self, message: DecoderMessage, context: DecoderContext) -> Decoded | Rejected | None:
+        found = _SENTENCE.match(message.text)
+        if found is None:
+            return None
+        field = field_of("_".join(found[1].split()))
+        if field is None or field.quantity == VALUE:
+            return Rejected("no quantity", f"{found[1][:40]!r} is not the name of a quantity")
+        unit, source = found[3], PAYLOAD
+        if unit is not None and unit.lower() in _DEGREES:
+            unit, source = self._unit, CONFIGURATION if self.options else FROM_DECODER
+        elif unit is not None and not is_unit(unit):
+            return Rejected("no number", f"{unit[:40]!r} behind the number is not a unit")
+        name = "" if field.is_plain else found[1]
+        return Decoded([measure(field.quantity, float(found[2]), unit or field.unit, name, unit_source=source)])
+
+
+SENTENCE_EXAMPLES: Final = (
+    DecoderExample(
+        "r1/room",
+        b"The Temp is 54 degree",
+        (Reading("temperature", 54.0, "°C", unit_source=FROM_DECODER),),
+        is_configured=True,
+    ),
+    DecoderExample(
+        "r1/room",
+        b"The humidity is 40 %",
+        (Reading("humidity", 40.0, "%"),),
+        is_configured=True,
+    ),
+    DecoderExample("r1/room", b"The Temp is 54 degree", reason="no number", note="without configuration"),
+)
+
+
+DECODERS: Final = {
+    NumberDecoder: NUMBER_EXAMPLES,
+    SentenceDecoder: SENTENCE_EXAMPLES,
+}

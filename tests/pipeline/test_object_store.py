@@ -121,6 +121,17 @@ def test_concurrent_writers_overwrite_no_commit(lake: Lake) -> None:
     assert len(offsets) == len(set(offsets)) == 1 + done
 
 
+def test_a_second_run_cannot_move_a_watermark_that_the_first_has_moved(lake: Lake) -> None:
+    first, second = lake.table(bronze.SPEC), lake.table(bronze.SPEC)
+    first.append_arrow(rows(0, 5), {LOG: 5})
+    delta = second._open_for_writing()  # as a run on another machine that is about to commit
+    assert first.append_arrow(rows(5, 5), {LOG: 10})
+    with pytest.raises(CommitFailedError):
+        second._commit(delta, [], {LOG: 10})
+    assert not second.append_arrow(rows(5, 5), {LOG: 10})  # as after its restart
+    assert (second.rows, second.watermark(LOG)) == (10, 10)
+
+
 def test_queries_and_checks(lake: Lake) -> None:
     lake.table(bronze.SPEC).append_arrow(rows(0, 5), {LOG: 5})
     lake.table(readings.SPEC).append_arrow(readings.SPEC.schema.empty_table(), {LOG: 5})
@@ -196,7 +207,7 @@ def accept_only_known_keys(endpoint: str, does: bool) -> None:
         assert answer.status == 200
 
 
-@pytest.mark.parametrize("address", ["s3a://bucket/lake", "http://bucket/lake", "s3://", "s3:///"])
+@pytest.mark.parametrize("address", ["s3a://bucket/lake", "http://bucket/lake", "s3://", "s3:///", "file:///lake"])
 def test_addresses_that_are_not_of_a_store(address: str) -> None:
     assert "is not an address of an object store; write it as s3://bucket/path" in query_error(address)
 
@@ -204,6 +215,16 @@ def test_addresses_that_are_not_of_a_store(address: str) -> None:
 @pytest.mark.parametrize("address", ["s3://bucket/a b", "s3://bucket/a?b=c", "s3://bucket/a#b", "s3://bucket/a%20b"])
 def test_characters_that_libraries_escape_in_different_ways(address: str) -> None:
     assert "the path of a lake must not contain" in query_error(address)
+
+
+def test_a_configuration_in_the_store_is_not_ignored(lake: Lake) -> None:
+    system, path = file_system(f"{lake.address}/pipeline.toml")
+    with system.open_output_stream(path) as file:
+        file.write(b"")
+    text = error_of("pipeline", "check", "--lake", lake.address)
+    assert text.endswith(
+        f"{lake.address}/pipeline.toml is in an object store: copy it to this machine, and name the copy with --config"
+    )
 
 
 @needs_posix

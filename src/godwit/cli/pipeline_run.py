@@ -44,8 +44,8 @@ SPECIAL_CHARACTERS: Final = "%\\[]{}*?"
 """Characters that Spark reads as patterns or Delta as escapes."""
 SPECIAL_IN_ADDRESSES: Final = " #"
 """Characters that are escaped in addresses, in different ways by different libraries."""
-SCHEMES: Final = ("s3", "gs", "abfss", "hdfs", "file")
-"""Schemes of addresses that both deltalake and pyarrow know."""
+SCHEMES: Final = ("s3", "gs", "abfss", "hdfs")
+"""Schemes of addresses that both deltalake and pyarrow know. A folder has one name only, because of its lock."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def open_lake(address: str, *, must_exist: bool) -> Lake:
     if separator and (scheme not in SCHEMES or not place.strip("/")):
         raise UsageError(
             f"the lake {address!r} is not an address of an object store; write it as s3://bucket/path, "
-            "gs://bucket/path or abfss://container@account.dfs.core.windows.net/path"
+            "gs://bucket/path or abfss://container@account.dfs.core.windows.net/path, or give the path of a folder"
         )
     path = address if separator else str(Path(address).absolute())
     if odd := sorted({letter for letter in path if letter in special or not letter.isprintable()}):

@@ -18,7 +18,7 @@ _ESCAPE: Final = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _STORE: Final = re.compile(r"Generic \w+ error|Kernel error|AWS Error|Object at location|lacked the necessary|GetToken")
 """Occurs in errors of object stores, as deltalake and pyarrow report them."""
 _URL: Final = re.compile(r"(https?://[^\s/?]+)[^\s,]*")
-"""Only the host is shown: what follows may be a signature."""
+"""Only the host is shown: the rest may contain a signature."""
 _STORE_CODE: Final = re.compile(r"<Code>(\w+)</Code>|AWS Error (\w+)|(\d{3} [A-Z][a-z]+(?: [A-Z][a-z]+)*)")
 _STORE_SENTENCES: Final = (
     (

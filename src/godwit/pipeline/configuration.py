@@ -26,7 +26,7 @@ _HINT: Final = 'write [[pipeline.decoder]], then filter = "..." and decoder = ".
 def find_configuration(config: Path | None, lake: str) -> Path | None:
     """Return the file to read: the one that is named, or pipeline.toml in a lake that is a folder and has one.
 
-    Raise PipelineError if a lake in an object store has one, which cannot be read there and must not be ignored.
+    Raise PipelineError if a lake in an object store has one, because it is not read there, and must not be ignored.
     """
     if config is not None:
         return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from pyarrow import parquet
 from tests.cli.real import environment
 from tests.pipeline.lakes import LOG, NOON
 
+from godwit.pipeline import sql as sql_module
 from godwit.pipeline.datasets import bronze, readings
 from godwit.pipeline.datasets.catalog import ALL, view_name
 from godwit.pipeline.errors import PipelineError
 from godwit.pipeline.lake import Lake
-from godwit.pipeline.sql import interval_text, quote_offset, run_sql
+from godwit.pipeline.sql import interval_text, quote_offset, run_sql, short_errors
 
 
 @pytest.fixture
@@ -127,6 +129,36 @@ def test_errors_are_one_sentence(lake: Lake) -> None:
             ask(lake, sql)
         assert str(caught.value).startswith(text)
         assert "\n" not in str(caught.value)
+
+
+def test_errors_while_rows_are_iterated_are_one_sentence(lake: Lake) -> None:
+    """They come from the library that passes rows on, as OSError."""
+    text = "SELECT CASE WHEN range = 5000000 THEN error('so it is') END AS x FROM range(6000000)"
+    with run_sql(lake, text) as result, pytest.raises(PipelineError, match="so it is"):
+        for _ in result.rows:
+            pass
+
+
+def test_a_query_that_needs_too_much_memory_says_so(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_module, "MAX_MEMORY_MB", 16)
+    monkeypatch.setattr(sql_module, "MIN_MEMORY_MB", 16)
+    with pytest.raises(PipelineError, match="the query needs more than 16 MB of memory, also with temporary files"):
+        ask(lake, "SELECT list(repeat('x', 100) || range) AS l FROM range(1000000)")
+
+
+def test_a_full_disk_names_the_folder() -> None:
+    text = 'IO Error: Could not write file "/tmp/duckdb_temp_storage-0.tmp": No space left on device'
+    with pytest.raises(PipelineError, match="set TMPDIR to a folder on a larger disk"), short_errors():
+        raise OSError(text)
+
+
+def test_folders_of_killed_queries_are_deleted(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / f"{sql_module.SPILL_PREFIX}left"
+    left.mkdir()
+    (left / "in-use").touch()
+    assert ask(lake, "SELECT 1 AS one") == [{"one": 1}]
+    assert list(tmp_path.glob(f"{sql_module.SPILL_PREFIX}*")) == []
 
 
 def test_a_missing_file_is_named(lake: Lake) -> None:

@@ -7,7 +7,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from tests.pipeline.lakes import RecordingListener
 
-from godwit.pipeline.errors import MAX_SENTENCE, PipelineError, explained
+from godwit.pipeline.errors import MAX_SENTENCE, PipelineError, explained, explained_store
 from godwit.pipeline.supervisor import BatchProgress, RunStats, SupervisedQuery
 from godwit.spark.archive import DataLossError
 
@@ -178,3 +178,25 @@ def test_a_listener_may_end_the_run() -> None:
 
     with pytest.raises(KeyError):
         SupervisedQuery("tables", lambda: Fake(None), False, Enough(), RunStats()).poll()
+
+
+def test_an_error_of_an_object_store_has_no_escape_codes_and_no_signature() -> None:
+    text = (
+        "builtins.OSError: Kernel error -> Generic S3 error\n   \x1b[31m\u21b3\x1b[0m Error performing GET "
+        "https://store.example/bucket/x?X-Amz-Signature=abc in 7ms\n \x1b[31m\u21b3\x1b[0m 403 Forbidden\n"
+        "<Error><Code>AccessDenied</Code></Error>\n"
+    )
+    sentence = (
+        "the object store (https://store.example, 403 Forbidden, AccessDenied) refuses the credentials: check the key "
+        "and its rights to list, read, write and delete"
+    )
+    assert explained(text).sentence == explained_store(text) == sentence
+    assert not explained(text).is_final  # a token may be renewed
+    of_executor = (
+        'pyspark.errors.exceptions.base.PythonException: \n  File "files.py", line 1, in read\nOSError: When getting '
+        "information for key 'x' in bucket 'b': AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7"
+    )
+    assert "(NETWORK_CONNECTION) does not answer: check the network" in explained(of_executor).sentence
+    odd = explained_store('Generic Config error\n \x1b[31m\u21b3\x1b[0m failed to parse "" as boolean\n')
+    assert odd.startswith('Generic Config error - failed to parse "" as boolean; check the variables')
+    assert explained_store("No space left on device") == "No space left on device"

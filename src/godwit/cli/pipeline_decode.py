@@ -39,12 +39,14 @@ def load_decoders(config: Path | None, lake: str) -> DecoderSet:
     """
     from godwit.pipeline.configuration import find_configuration, load_rules
     from godwit.pipeline.decoders.selection import decoder_set
-    from godwit.pipeline.errors import PipelineError
+    from godwit.pipeline.errors import PipelineError, explained_store
 
     try:
         return decoder_set(load_rules(find_configuration(config, lake)))
     except PipelineError as error:
         raise GodwitError(str(error)) from error
+    except OSError as error:  # of an object store
+        raise GodwitError(f"reading the configuration failed: {explained_store(str(error))}") from error
 
 
 def show_decoded(decoders: DecoderSet, topic: str, payload: str) -> None:

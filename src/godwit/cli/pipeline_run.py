@@ -24,6 +24,7 @@ from rich.status import Status
 from rich.text import Text
 
 from godwit.cli.connection import EXIT_TERMINATED, print_notice
+from godwit.cli.interrupts import prompt_interrupts
 from godwit.cli.tables import Column, show_objects, show_table
 from godwit.cli.text import count, parse_position, safe
 from godwit.errors import GodwitError, UsageError
@@ -41,6 +42,10 @@ PACKAGES: Final = ("pyspark", "deltalake", "duckdb", "pyarrow", "pandas")
 MAX_PORT: Final = 65535
 SPECIAL_CHARACTERS: Final = "%\\[]{}*?"
 """Characters that Spark reads as patterns or Delta as escapes."""
+SPECIAL_IN_ADDRESSES: Final = " #"
+"""Characters that are escaped in addresses, in different ways by different libraries."""
+SCHEMES: Final = ("s3", "gs", "abfss", "hdfs")
+"""Schemes of addresses that both deltalake and pyarrow know. A folder has one name only, because of its lock."""
 
 
 @dataclass(frozen=True)
@@ -102,24 +107,33 @@ def open_lake(address: str, *, must_exist: bool) -> Lake:
     """Return the lake at an address.
 
     Raises:
-        UsageError: A package is missing, or the path has a character that Spark cannot handle.
-        GodwitError: The lake does not exist.
+        UsageError: A package is missing, or the address has an unknown scheme, or a character that Spark or the
+            libraries for object stores cannot handle.
+        GodwitError: The lake does not exist, or its object store cannot be used.
     """
     require_packages()
     from godwit.pipeline.lake import Lake
 
-    if "://" in address:
-        return Lake(address)
-    path = Path(address).absolute()
-    if odd := sorted({letter for letter in str(path) if letter in SPECIAL_CHARACTERS or not letter.isprintable()}):
+    scheme, separator, place = address.partition("://")
+    special = SPECIAL_CHARACTERS + (SPECIAL_IN_ADDRESSES if separator else "")
+    if separator and (scheme not in SCHEMES or not place.strip("/")):
+        raise UsageError(
+            f"the lake {address!r} is not an address of an object store; write it as s3://bucket/path, "
+            "gs://bucket/path or abfss://container@account.dfs.core.windows.net/path, or give the path of a folder"
+        )
+    path = address if separator else str(Path(address).absolute())
+    if odd := sorted({letter for letter in path if letter in special or not letter.isprintable()}):
         raise UsageError(
             f"the path of a lake must not contain {' '.join(map(repr, odd))}: {address!r}; choose another path"
         )
-    if must_exist and not path.is_dir():
+    lake = Lake(path)
+    with prompt_interrupts(), explained_errors():
+        does_exist = lake.exists()
+    if must_exist and not does_exist:
         raise GodwitError(
             f"the lake {address} does not exist: create it with godwit pipeline run, or name another with --lake"
         )
-    return Lake(str(path))
+    return lake
 
 
 def require_packages() -> None:
@@ -193,7 +207,7 @@ def session(spark: SparkOptions, lake: Lake, status: Status, *, purpose: str | N
 def explained_errors() -> Iterator[None]:
     """Turn errors of the pipeline into GodwitError, and end the block on SIGTERM as on Ctrl-C."""
     require_packages()
-    from godwit.pipeline.errors import PipelineError
+    from godwit.pipeline.errors import PipelineError, explained_store
     from godwit.pipeline.lake import LAKE_ERRORS
 
     before = signal.signal(signal.SIGTERM, _terminated)
@@ -201,9 +215,11 @@ def explained_errors() -> Iterator[None]:
         yield
     except PipelineError as error:
         raise GodwitError(str(error)) from error
+    except BrokenPipeError:  # of the output
+        raise
     except LAKE_ERRORS as error:
-        reason = next(iter(str(error).splitlines()), "")
-        raise GodwitError(f"reading or writing the lake failed: {type(error).__name__}: {reason}") from error
+        reason = explained_store(str(error)) or type(error).__name__
+        raise GodwitError(f"reading or writing the lake failed: {reason}") from error
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -298,11 +314,13 @@ def run_check(spark: SparkOptions, lake_address: str, config: Path | None, *, is
     spark.settings()  # reports invalid settings
     with explained_errors(), status_line("starting") as status:
         rules = configured_rules(config, lake)
-        if gold_is_behind(lake):
+        with prompt_interrupts():
+            is_behind = gold_is_behind(lake)
+        if is_behind:
             with session(spark, lake, status, purpose=purpose) as found:
                 status.update("bringing gold up to date")
                 Gold(lake).catch_up(found)
-        with LakeLock(lake, purpose):
+        with prompt_interrupts(), LakeLock(lake, purpose):
             for result in run_checks(lake, rules, is_complete=is_complete):
                 results.append(result)
                 status.update(f"{count(len(results), 'check')} done, the last of {result.table}")

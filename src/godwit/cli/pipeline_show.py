@@ -20,6 +20,7 @@ import msgspec
 import typer
 
 from godwit.cli.connection import print_notice
+from godwit.cli.interrupts import prompt_interrupts
 from godwit.cli.new_file import check_free, new_file
 from godwit.cli.pipeline import DEFAULT_ROWS
 from godwit.cli.pipeline_run import (
@@ -50,7 +51,7 @@ def show_status(lake_address: str, sources: SourceOptions, *, as_json: bool) -> 
     with suppress(PipelineError):  # invalid options are reported as a problem of the status
         if warning := check_options(options).access.plain_token_warning():
             print_notice(warning)
-    with explained_errors(), status_line("asking the archive"):
+    with prompt_interrupts(), explained_errors(), status_line("asking the archive"):
         found = status_of(lake, options)
     if as_json:
         fields = asdict(found)
@@ -86,7 +87,7 @@ def show_query(spark: SparkOptions | None, lake_address: str, sql: str, form: st
         if spark is None:
             from godwit.pipeline.sql import run_sql
 
-            with run_sql(lake, sql) as result:
+            with prompt_interrupts(), run_sql(lake, sql) as result:
                 _show_rows(result.columns, result.rows, form, limit)
             return
         from godwit.pipeline.sql import iterate_rows, run_query
@@ -115,7 +116,7 @@ def show_quarantine(lake_address: str, *, as_json: bool) -> None:
     lake = open_lake(lake_address, must_exist=True)
     from godwit.pipeline.quarantine import summarize
 
-    with explained_errors(), status_line("reading the quarantine"):
+    with prompt_interrupts(), explained_errors(), status_line("reading the quarantine"):
         found = summarize(lake)
     if as_json:
         show_objects(
@@ -155,7 +156,7 @@ def write_report_file(lake_address: str, output: Path, *, force: bool) -> None:
     check_free(output, force=force)
     from godwit.pipeline.report.page import write_report
 
-    with explained_errors(), status_line("drawing"), new_file(output, force=force) as part:
+    with explained_errors(), status_line("drawing"), new_file(output, force=force) as part, prompt_interrupts():
         write_report(lake, part)
     typer.echo(safe(str(output)))
 

@@ -23,9 +23,22 @@ _HINT: Final = 'write [[pipeline.decoder]], then filter = "..." and decoder = ".
 
 
 def find_configuration(config: Path | None, lake: str) -> Path | None:
-    """Return the file to read: the one that is named, or pipeline.toml in a lake that is a folder and has one."""
-    if config is not None or "://" in lake:
+    """Return the file to read: the one that is named, or pipeline.toml in a lake that is a folder and has one.
+
+    Raise PipelineError if a lake in an object store has one, because it is not read there, and must not be ignored.
+    """
+    if config is not None:
         return config
+    if "://" in lake:
+        from godwit.pipeline.files import file_system  # pyarrow, which `decode` can do without
+
+        system, path = file_system(lake)
+        if system.get_file_info(f"{path}/{FILE}").is_file:
+            raise PipelineError(
+                f"the configuration {lake}/{FILE} is in an object store: copy it to this machine, and name the copy "
+                "with --config"
+            )
+        return None
     found = Path(lake) / FILE
     return found if found.is_file() else None
 

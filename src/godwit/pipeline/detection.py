@@ -35,7 +35,7 @@ from godwit.pipeline.checkpoints import ANOMALIES, TABLES, checkpoint_address, r
 from godwit.pipeline.datasets import anomalies, readings
 from godwit.pipeline.datasets.anomalies import AlertPublisher, alarm_row, newest_rows
 from godwit.pipeline.detector import Detector
-from godwit.pipeline.files import file_system
+from godwit.pipeline.files import file_system, make_folder
 from godwit.pipeline.lake import Lake, LakeTable, Ranges
 from godwit.pipeline.supervisor import StepQuery, StepResult
 from godwit.spark.offsets import Offsets, Position
@@ -184,7 +184,7 @@ def _write_states(folder: str, states: Mapping[tuple[Any, ...], tuple[int, bytes
     columns += [pa.array([one[1] for one in kept.values()], pa.binary())]
     name = f"{uuid.uuid4().hex}.parquet"
     system, path = file_system(folder)
-    system.create_dir(path, recursive=True)
+    make_folder(system, path)
     table = pa.Table.from_arrays(columns, schema=_STATE)
     parquet.write_table(table, f"{path}/{name}", filesystem=system, use_dictionary=False, write_statistics=False)
     return name
@@ -284,7 +284,7 @@ class Detection:
 
     def _commit(self, manifest: Manifest) -> None:
         system, path = file_system(self._folder)
-        system.create_dir(path, recursive=True)
+        make_folder(system, path)
         with system.open_output_stream(self._manifest_path(path, manifest.number)) as file:
             file.write(manifest.to_json().encode())
         rows = newest_rows(manifest.alarms)

@@ -1,5 +1,7 @@
 """Parquet files of the lake's tables, and their statistics in the Delta log.
 
+All access goes through pyarrow: Spark itself has none to object stores without a connector from Maven.
+
 Executors write the files, and the driver makes them visible in one transaction. Readers skip a file whose statistics
 exclude a condition, and some of them (delta-rs, and DuckDB and pandas through it) also skip a file that has no
 statistics of a column. Statistics are therefore complete: the number of nulls of each column, and the bounds of each
@@ -13,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
@@ -29,6 +32,8 @@ orphaned files there."""
 ROW_GROUP_ROWS: Final = 128 * 1024
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Limits of a row group, which is also what a writer holds in memory."""
+READ_ROWS: Final = 10_000
+"""Rows that an executor passes to Spark at a time."""
 MAX_STRING_LETTERS: Final = 64
 """Longer bounds are cut: the lower one to a prefix, the upper one to a prefix with the greatest letter behind it."""
 _GREATEST_LETTER: Final = "\U0010ffff"
@@ -50,6 +55,35 @@ def file_system(address: str) -> tuple[fs.FileSystem, str]:
         return fs.FileSystem.from_uri(address)  # type: ignore[no-any-return]
     except pa.ArrowException as error:
         raise PipelineError(f"{address} is not a valid address of a lake: {error}") from None
+
+
+def make_folder(system: fs.FileSystem, path: str) -> None:
+    """Create a folder for files. An object store has none, and would store an empty object instead."""
+    if system.type_name in ("local", "hdfs"):
+        system.create_dir(path, recursive=True)
+
+
+def read_rows(schema: pa.Schema, addresses: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of files, on an executor. The first column of `addresses` has their addresses.
+
+    A column that a file lacks is null.
+    """
+    for batch in addresses:
+        for address in batch.column(0).to_pylist():
+            system, path = file_system(address)
+            with system.open_input_file(path) as file:
+                content = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
+                names = [name for name in schema.names if name in content.schema_arrow.names]
+                for rows in content.iter_batches(READ_ROWS, columns=names):
+                    yield _with_all_columns(rows, schema)
+
+
+def _with_all_columns(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    found = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns = [
+        found[one.name].cast(one.type) if one.name in found else pa.nulls(rows.num_rows, one.type) for one in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class TableFile:
@@ -105,7 +139,7 @@ class TableFile:
     def _open(self) -> None:
         system, folder = file_system(self._address)
         path = f"{folder}/{self._path}"
-        system.create_dir(path.rpartition("/")[0], recursive=True)
+        make_folder(system, path.rpartition("/")[0])
         self._output = system.open_output_stream(path)
         # Other columns have too many different values for a dictionary.
         repeated = [one.name for one in self._schema if pa.types.is_string(one.type)]

@@ -29,15 +29,24 @@ import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow import fs
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from godwit.pipeline.errors import PipelineError
-from godwit.pipeline.files import FILES, TableFile, WrittenFile, has_order, read_statistics
+from godwit.pipeline.files import (
+    FILES,
+    TableFile,
+    WrittenFile,
+    file_system,
+    has_order,
+    read_rows,
+    read_statistics,
+)
 
-LAKE_ERRORS: Final = (DeltaError, pa.ArrowException)
-"""Errors of the libraries if files of a table are damaged, missing or unreachable."""
+LAKE_ERRORS: Final = (DeltaError, pa.ArrowException, OSError)
+"""Errors of the libraries if files of a table are damaged, missing or unreachable: see errors.explained_store."""
 COMPACT_EVERY: Final = 100
 """Transactions between two compactions. Each transaction adds at least one file, and readers open all files."""
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -47,6 +56,9 @@ MAX_SPAN_GAP: Final = timedelta(days=1)
 """Times that are no further apart than this are in one span."""
 _CONFIGURATION: Final = {"delta.logRetentionDuration": "interval 6 hours"}
 """A table may have a transaction per second, and each is a file of the Delta log."""
+_PROBE: Final = "bronze/messages"
+_PROBE_OPTIONS: Final = {"max_retries": "2", "retry_timeout": "10s", "timeout": "5s", "connect_timeout": "5s"}
+"""Of deltalake, whose defaults would retry for minutes."""
 _WRITTEN: Final = "path string, rows bigint, bytes bigint, statistics string"
 _BROKER: Final = "broker"
 _OFFSET: Final = "offset"
@@ -103,6 +115,18 @@ class Lake:
     def table(self, spec: TableSpec) -> LakeTable:
         """Return a table. It is created by the first write."""
         return LakeTable(self, spec)
+
+    def exists(self) -> bool:
+        """Return whether there are files at the address.
+
+        Raise one of LAKE_ERRORS within seconds if it is in an object store that cannot be used.
+        """
+        if "://" not in self.address:
+            return Path(self.address).is_dir()
+        with suppress(TableNotFoundError):  # any table: deltalake's errors, unlike pyarrow's, have the store's reason
+            DeltaTable(f"{self.address}/{_PROBE}", storage_options=_PROBE_OPTIONS)
+        system, path = file_system(self.address)
+        return bool(system.get_file_info(fs.FileSelector(path, allow_not_found=True)))
 
 
 @dataclass
@@ -309,7 +333,11 @@ class LakeTable:
         files = self.file_addresses(ranges)
         if not files:
             return spark.createDataFrame([], schema)
-        frame = spark.read.schema(schema).parquet(*files)
+        if "://" in self.address:  # Spark itself has no access to object stores
+            addresses = spark.createDataFrame(pa.table({"address": files}))
+            frame = addresses.mapInArrow(partial(read_rows, self.spec.schema), schema)
+        else:
+            frame = spark.read.schema(schema).parquet(*files)
         if ranges is None:
             return frame
         at = sf.col(_OFFSET)

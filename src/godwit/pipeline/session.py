@@ -99,22 +99,22 @@ def spark_session(master: str, log: Path, settings: Mapping[str, str] | None = N
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """Create a folder for temporary files of Java for the time of the block.
+def scratch_folder(prefix: str = SCRATCH_PREFIX) -> Iterator[Path]:
+    """Create a folder for temporary files, of Java or of another library, for the time of the block.
 
-    A killed driver cannot delete its folder, so the next one does. A lock in each folder shows whether it is in use.
+    A killed process cannot delete its folder, so the next one does. A lock in each folder shows whether it is in use.
     """
-    _delete_unused(Path(tempfile.gettempdir()))
+    _delete_unused(Path(tempfile.gettempdir()), prefix)
     with (
-        tempfile.TemporaryDirectory(prefix=SCRATCH_PREFIX, ignore_cleanup_errors=True) as name,
+        tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name,
         (Path(name) / _SCRATCH_LOCK).open("wb") as held,
     ):
         fcntl.flock(held, fcntl.LOCK_EX)
         yield Path(name)
 
 
-def _delete_unused(parent: Path) -> None:
-    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
+def _delete_unused(parent: Path, prefix: str) -> None:
+    for folder in parent.glob(f"{prefix}*"):
         with suppress(OSError):  # it is in use, or is being deleted by another process
             if folder.lstat().st_uid == os.getuid():
                 with (folder / _SCRATCH_LOCK).open("rb") as held:

@@ -7,6 +7,7 @@ parsed, and only a single SELECT statement is executed. See docs/decisions/0050-
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -22,19 +24,22 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from godwit.pipeline.datasets.catalog import ALL, view_name
-from godwit.pipeline.errors import PipelineError
+from godwit.pipeline.errors import PipelineError, explained_store, is_store_error
 from godwit.pipeline.lake import Lake, LakeTable
+from godwit.pipeline.session import scratch_folder
 
 if TYPE_CHECKING:  # a query by DuckDB does not import PySpark
     from pyspark.sql import DataFrame, SparkSession
 
-MEMORY: Final = "1GB"
-"""Beyond it, DuckDB writes intermediate results to temporary files."""
+MIN_MEMORY_MB: Final = 256
+MAX_MEMORY_MB: Final = 4096
+"""Bounds of the memory for a query, a quarter of the machine's. Beyond it, DuckDB writes temporary files."""
+SPILL_PREFIX: Final = "godwit-query-"
+"""Begins the names of folders for temporary files."""
 BATCH_ROWS: Final = 10_000
 SIGNAL_POLL_S: Final = 0.1
 T = TypeVar("T")
 _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
-    "memory_limit": MEMORY,
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
@@ -43,6 +48,7 @@ _SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
 }
 _SPARK_SENTENCE: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] [^\n]+")
 """The form of an error of Spark, at any place in a longer text."""
+_CONTAINER_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AFTER_OFFSET: Final = (duckdb.token_type.numeric_const, duckdb.token_type.identifier)
 _SQL_TYPES: Final = {
@@ -85,13 +91,22 @@ def run_sql(lake: Lake, sql: str) -> Iterator[SqlResult]:
 @contextmanager
 def open_database(lake: Lake) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a database with a view of each table, which cannot read anything else."""
+    limits = {"memory_limit": f"{memory_mb()}MB"}
     with (
-        tempfile.TemporaryDirectory(prefix="godwit-query-", ignore_cleanup_errors=True) as folder,
-        duckdb.connect(config=_SETTINGS | {"temp_directory": folder}) as database,
+        scratch_folder(SPILL_PREFIX) as folder,
+        duckdb.connect(config=_SETTINGS | limits | {"temp_directory": str(folder)}) as database,
     ):
         with short_errors():  # a file may be missing or damaged
             _add_views(database, lake)
         yield database
+
+
+def memory_mb() -> int:
+    """Return the memory for a query: a quarter of this machine's or container's, within bounds."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no such limit
+        total = min(total, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
+    return max(MIN_MEMORY_MB, min(total // 4 // 1024**2, MAX_MEMORY_MB))
 
 
 def _add_views(database: duckdb.DuckDBPyConnection, lake: Lake) -> None:
@@ -229,23 +244,37 @@ def interval_text(months: int, days: int, nanoseconds: int) -> str:
 
 @contextmanager
 def short_errors() -> Iterator[None]:
-    """Raise DuckDB's errors as PipelineError in one sentence, with the tables if a table is unknown."""
+    """Raise DuckDB's errors as PipelineError in one sentence, with the tables if a table is unknown.
+
+    While rows are iterated, the library between raises DuckDB's errors as OSError with the same text.
+    """
     try:
         yield
-    except (duckdb.Error, pa.ArrowException, OverflowError) as error:  # the last for a time beyond the year 9999
-        raise PipelineError(_sentence(error)) from None
+    except BrokenPipeError:  # of the output
+        raise
+    except (duckdb.Error, pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+        raise PipelineError(_sentence(error)) from None  # OverflowError: a time beyond the year 9999
 
 
 def _sentence(error: Exception) -> str:
-    first = next(iter(str(error).splitlines()), type(error).__name__).strip()
-    if isinstance(error, duckdb.CatalogException) and first.startswith("Catalog Error: Table with name "):
+    text = str(error)
+    first = next(iter(text.splitlines()), type(error).__name__).strip()
+    if first.startswith("Catalog Error: Table with name "):
         name = first.removeprefix("Catalog Error: Table with name ").partition(" ")[0]
         return f"the table {name} does not exist: choose from {', '.join(view_name(spec) for spec in ALL)}"
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return f"the query needs more than {MEMORY} of memory: select fewer rows or columns, or use --engine spark"
-    if isinstance(error, duckdb.PermissionException):
+    if "max_temp_directory_size" in text or "No space left on device" in text:
+        return (
+            f"the temporary files of the query do not fit into {tempfile.gettempdir()}: set TMPDIR to a folder on a "
+            "larger disk, or select fewer rows or columns"
+        )
+    if isinstance(error, MemoryError) or first.startswith("Out of Memory Error"):
+        return (
+            f"the query needs more than {memory_mb():,} MB of memory, also with temporary files: select fewer rows or "
+            "columns, or use --engine spark"
+        )
+    if first.startswith("Permission Error"):
         return f"a query reads the tables of the lake and nothing else ({first})"
-    return first
+    return explained_store(text) if is_store_error(text) else first
 
 
 # -- by Spark ---------------------------------------------------------------------------------------------------------

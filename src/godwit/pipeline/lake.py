@@ -242,10 +242,10 @@ class LakeTable:
         delta = self._open_for_writing()
         if self.has_reached(watermarks):
             return False
-        before = self.expired_before
-        if before is not None and rows.num_rows:
+        before_us = delta.transaction_version(_EXPIRED)
+        if before_us is not None and rows.num_rows:
             assert self.spec.expires_by is not None
-            rows = rows.filter(pc.greater_equal(rows.column(self.spec.expires_by), pa.scalar(before, TIMESTAMP)))
+            rows = rows.filter(pc.greater_equal(rows.column(self.spec.expires_by), pa.scalar(before_us, TIMESTAMP)))
         if not rows.num_rows:
             self._commit(delta, [], watermarks)
             return True
@@ -296,11 +296,9 @@ class LakeTable:
         if (watermarks and self.has_reached(watermarks)) or (frame is None and self.version is None):
             return ReplacedRows(0, 0)
         delta = self._open_for_writing()
-        files = (
-            []
-            if frame is None
-            else self._write_files(frame if self.spec.time is None else frame.orderBy(self.spec.time))
-        )
+        if frame is not None and self.spec.time is not None:
+            frame = frame.orderBy(self.spec.time)  # so that upserts change few files
+        files = [] if frame is None else self._write_files(frame)
         actions, removed = self._removal(spark, times, pa.table(delta.get_add_actions(flatten=True)).to_pylist())
         if files or actions or watermarks:
             self._commit(delta, [*actions, *_added_files(files)], watermarks)
@@ -375,28 +373,34 @@ class LakeTable:
         `is_last` at the end of a run, when rows expire at once. Rows are kept for `keep`; None is for ever.
         """
         now = datetime.now(UTC)
-        if (is_idle and now < self._next_idle) or self.version is None:
+        delta = None if is_idle and now < self._next_idle else self._open()
+        if delta is None:
             return
         self._next_idle = now + HOUR
         if keep is not None and (is_last or now >= self._next_expiry):
             self._next_expiry = now + HOUR
             self.expire(spark, now - keep, unread())
-        delta = self._open_for_writing()
-        commits = delta.version() - (self.watermark(_COMPACTED_VERSION) or 0)
-        created = _EPOCH + timedelta(milliseconds=delta.metadata().created_time or 0)
-        compacted, vacuumed = [self._time_of(name) or created for name in (_COMPACTED, _VACUUMED)]
+        last, number = [delta.transaction_version(name) or 0 for name in (_COMPACTED_VERSION, _COMPACTIONS)]
+        commits = delta.version() - last
+        created_us = 1000 * (delta.metadata().created_time or 0)
+        compacted, vacuumed = [
+            _EPOCH + timedelta(microseconds=delta.transaction_version(name) or created_us)
+            for name in (_COMPACTED, _VACUUMED)
+        ]
         is_many = commits >= COMPACT_EVERY
+        a_day = DAY - HOUR  # a run that is started once a day may begin earlier than the last one
         done: dict[str, int] = {}
-        if is_many or (commits > 0 and now - compacted >= DAY):
-            number = (self.watermark(_COMPACTIONS) or 0) + 1
-            self.compact(min(self.spec.file_bytes, _tier_bytes(number)))
-            done = {_COMPACTIONS: number, _COMPACTED: _micros(now)}
-        if now - vacuumed >= DAY or (is_many and now - vacuumed >= HOUR):
+        if is_many or (commits > 0 and now - compacted >= a_day):
+            self.compact(min(self.spec.file_bytes, _tier_bytes(number + 1)))
+            done = {_COMPACTIONS: number + 1, _COMPACTED: _micros(now)}
+        if now - vacuumed >= a_day or (is_many and now - vacuumed >= HOUR):
             self.vacuum(MERGED_UNUSED_FILE_HOURS if self.spec.is_merged else UNUSED_FILE_HOURS)
             done[_VACUUMED] = _micros(now)
         if done:
             delta = self._open_for_writing()
-            self._commit(delta, [], done | {_COMPACTED_VERSION: delta.version() + 1})
+            if _COMPACTED in done or not commits:  # the transactions of maintenance itself do not count
+                done[_COMPACTED_VERSION] = delta.version() + 1
+            self._commit(delta, [], done)
 
     def _time_of(self, name: str) -> datetime | None:
         at_us = self.watermark(name)
